@@ -1,0 +1,1 @@
+"""The `local2` command line."""

@@ -1,0 +1,1 @@
+"""The participant that accepts queries over HTTP and streams journals to clients."""

@@ -1,0 +1,1 @@
+"""web_fetch: reads one page, safely."""

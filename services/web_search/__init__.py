@@ -1,0 +1,1 @@
+"""web_search: finds pages for a query."""

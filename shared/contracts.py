@@ -1,0 +1,323 @@
+"""Every subject of the bus and its payload, declared once.
+
+A subject is the Redis stream `local2:<subject>`. Payloads are strict when they are written (an unknown field is an
+error) and tolerant when they are read (an unknown field is ignored), so that versions can be mixed during a rollout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from shared.envelope import Envelope
+from shared.errors import DecodeError
+
+PREFIX = "local2:"
+MAX_QUERY_CHARS = 32_000
+
+RespondentId = Literal["A", "B"]
+Mode = Literal["chat", "committee"]
+Sentiment = Literal["positive", "negative"]
+Winner = Literal["A", "B", "tie"]
+
+
+class Payload(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ChatTurnMessage(Payload):
+    """One message of a history that the client gives itself (then nothing is stored)."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    name: str | None = None
+
+
+class QueryReceived(Payload):
+    """`query_id` is the id of the stream entry itself. `lane_ticket` is the gateway's reservation in the session."""
+
+    session_id: str
+    query: str = Field(min_length=1, max_length=MAX_QUERY_CHARS)
+    user_id: str
+    mode: Mode = "chat"
+    personas: list[str] | None = None
+    rounds: int | None = Field(default=None, ge=1, le=10)
+    messages: list[ChatTurnMessage] | None = None
+    model: str | None = None
+    options: dict[str, Any] | None = None
+    tools: list[str] | None = None
+    attachments: list[dict[str, Any]] | None = None
+    lane_ticket: str | None = None
+
+
+class ToolFunction(Payload):
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class ToolSchema(Payload):
+    type: Literal["function"] = "function"
+    function: ToolFunction
+    participant: str
+    rubric: str | None = None
+    priority: int | None = None
+
+
+class ToolSchemaRequest(Payload):
+    """Asks every live tool worker to announce its schema again."""
+
+
+class ToolRequest(Payload):
+    query_id: str
+    call_id: str = Field(min_length=1)
+    tool: str
+    args: dict[str, Any]
+    session_id: str = ""
+    user_id: str = ""
+    reply_to: str = ""
+
+
+class ToolResultMessage(Payload):
+    """`result` is the text for the model, `data` is structured and for clients; `error` is null on success."""
+
+    query_id: str
+    call_id: str
+    tool: str
+    result: str
+    error: str | None = None
+    data: Any = None
+    duration_ms: int = Field(ge=0)
+    session_id: str = ""
+
+
+class ToolCallRecord(Payload):
+    tool: str
+    args: dict[str, Any]
+    result: str
+    error: str | None = None
+    call_id: str
+    duration_ms: int = 0
+    data: Any = None
+
+
+class Usage(Payload):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class PersonaToolTrace(Payload):
+    tool: str
+    args: dict[str, Any]
+    result_preview: str
+
+
+class Deliberation(Payload):
+    persona: str
+    round: int
+    response: str
+    thinking: str = ""
+    tool_trace: list[PersonaToolTrace] = []
+
+
+class ResponseGeneration(Payload):
+    query_id: str
+    response_id: str
+    session_id: str
+    user_id: str
+    respondent_id: RespondentId
+    generator_id: str
+    query: str
+    answer: str
+    thinking: str = ""
+    tool_calls: list[ToolCallRecord] = []
+    model: str
+    options: dict[str, Any] = {}
+    usage: Usage = Usage()
+    finish_reason: str
+    deliberations: list[Deliberation] | None = None
+
+
+class AnswerDialog(Payload):
+    session_id: str
+    query_id: str
+    query: str
+    answer: str
+    respondent_id: RespondentId
+
+
+class CritiqueResult(Payload):
+    query_id: str
+    response_id: str
+    session_id: str
+    respondent_id: RespondentId
+    score: int | None = Field(default=None, ge=1, le=5)
+    feedback: str
+    rubric: str
+    query: str
+    answer: str
+
+
+class PairwiseResult(Payload):
+    original_query_id: str
+    query_id_a: str
+    query_id_b: str
+    winner: Winner
+    score_a: float | None = None
+    score_b: float | None = None
+    reason: str
+    config_a: dict[str, Any]
+    config_b: dict[str, Any]
+    session_id: str
+
+
+class UserFeedback(Payload):
+    query_id: str
+    session_id: str
+    user_id: str
+    respondent_id: RespondentId = "A"
+    sentiment: Sentiment
+    stars: int | None = Field(default=None, ge=1, le=5)
+    comment: str | None = None
+
+
+class RewardEvent(Payload):
+    query_id: str
+    response_id: str
+    respondent_id: RespondentId
+    reward: float = Field(ge=-1, le=1)
+    source: str
+    config: dict[str, Any]
+
+
+class AgentTransition(Payload):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    agent: str
+    replica: str
+    query_id: str
+    from_state: str = Field(alias="from")
+    action: str
+    to: str
+
+
+class SettingsUpdate(Payload):
+    participant: str
+    values: dict[str, Any]
+
+
+class QueryCancel(Payload):
+    query_id: str
+
+
+class DeadLetter(Payload):
+    """`fields` is readable; `raw` (base64 of each name and value in turn) is there when they are not valid UTF-8."""
+
+    stream: str
+    group: str
+    entry_id: str
+    deliveries: int
+    reason: str
+    fields: dict[str, str]
+    raw: list[str] | None = None
+
+
+T = TypeVar("T", bound=Payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message to publish. `once` is a key under which it is published at most one time (kept for a day)."""
+
+    envelope: Envelope
+    once: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Subject(Generic[T]):
+    """A named stream of one payload type.
+
+    kind `work`: read by consumer groups, never trimmed past an entry that one of them has not finished.
+    kind `event`: read by observers, trimmed to about `keep` entries.
+    `single_group`: exactly one group reads it, so finished entries are deleted.
+    """
+
+    name: str
+    payload: type[T]
+    kind: Literal["work", "event"] = "event"
+    single_group: bool = False
+    keep: int = 10_000
+
+    @property
+    def stream(self) -> str:
+        return PREFIX + self.name
+
+    def of(self, payload: T, *, once: str | None = None, **headers: Any) -> Outgoing:
+        """The payload in its envelope; `headers` are envelope fields (see Envelope and Message.headers)."""
+        data = payload.model_dump_json(by_alias=True).encode()
+        return Outgoing(Envelope(subject=self.name, payload=data, **headers), once)
+
+    def decode(self, envelope: Envelope) -> T:
+        """Raises DecodeError when the payload does not have this subject's form."""
+        try:
+            return self.payload.model_validate_json(envelope.payload, extra="ignore")
+        except ValidationError as exc:
+            first = exc.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "payload"
+            raise DecodeError(f"the payload is malformed: {where}: {first['msg']}") from exc
+
+    def for_tool(self, tool: str) -> Subject[T]:
+        """The subject of one tool, for the two subjects whose name ends in the tool's."""
+        return replace(self, name=f"{self.name}.{tool}")
+
+
+QUERY_RECEIVED = Subject("query.received", QueryReceived, kind="work")
+TOOL_SCHEMA = Subject("tool.schema", ToolSchema, keep=1_000)
+TOOL_SCHEMA_REQUEST = Subject("tool.schema.request", ToolSchemaRequest, keep=100)
+TOOL_REQUEST = Subject("tool.request", ToolRequest, kind="work", single_group=True)
+TOOL_RESULT = Subject("tool.result", ToolResultMessage)
+RESPONSE_GENERATION = Subject("response.generation", ResponseGeneration, kind="work")
+ANSWER_DIALOG = Subject("answer.dialog", AnswerDialog)
+CRITIQUE_RESULT = Subject("critique.result", CritiqueResult, kind="work")
+PAIRWISE_RESULT = Subject("pairwise.result", PairwiseResult, kind="work")
+USER_FEEDBACK = Subject("user.feedback", UserFeedback, kind="work")
+REWARD_EVENT = Subject("reward.event", RewardEvent, kind="work")
+AGENT_TRANSITION = Subject("agent.transition", AgentTransition)
+SETTINGS_UPDATE = Subject("settings.update", SettingsUpdate, keep=1_000)
+QUERY_CANCEL = Subject("query.cancel", QueryCancel, keep=1_000)
+DEAD_LETTER = Subject("dead.letter", DeadLetter, keep=100_000)
+
+# Subjects with a fixed name; the two tool subjects exist once per tool.
+SUBJECTS: tuple[Subject[Any], ...] = (
+    QUERY_RECEIVED,
+    TOOL_SCHEMA,
+    TOOL_SCHEMA_REQUEST,
+    RESPONSE_GENERATION,
+    ANSWER_DIALOG,
+    CRITIQUE_RESULT,
+    PAIRWISE_RESULT,
+    USER_FEEDBACK,
+    REWARD_EVENT,
+    AGENT_TRANSITION,
+    SETTINGS_UPDATE,
+    QUERY_CANCEL,
+    DEAD_LETTER,
+)
+
+# Older tool names stay usable on the bus and when a model calls them.
+TOOL_ALIASES: dict[str, str] = {
+    "recall_memory": "search_memory",
+    "memory_recall": "search_memory",
+    "search_memories": "search_memory",
+    "memory_save": "save_topic",
+}
+
+
+def canonical_tool(name: str, args: dict[str, Any]) -> str:
+    """The current name of a tool; an old recall name with a `topic` argument means recall_topic."""
+    current = TOOL_ALIASES.get(name, name)
+    if current == "search_memory" and name != current and args.get("topic"):
+        return "recall_topic"
+    return current

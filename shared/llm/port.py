@@ -1,0 +1,132 @@
+"""The model port: what the agent loop and the judges see of a model backend.
+
+An adapter turns a backend's stream into deltas and its failures into the errors below:
+
+    ModelError
+    ├── ModelMissing        the backend does not have this model         → failed, with the command that gets it
+    ├── ModelRejected       the request itself is wrong (HTTP 400)       → failed
+    ├── ContextOverflow     the prompt does not fit the context          → cut the history, try once more
+    ├── ModelOverloaded     busy (429, 503)                              → back-off inside the deadline
+    ├── ModelUnavailable    no connection, or none any more              → back-off inside the deadline
+    └── StreamInterrupted   the stream ended before its last chunk       → the step is started again
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from shared.errors import ModelError
+
+__all__ = [
+    "ChatModel", "ChatRequest", "ContextOverflow", "Delta", "EmbeddingModel", "Finish", "ModelError", "ModelMissing",
+    "ModelOverloaded", "ModelRejected", "ModelUnavailable", "Notice", "StreamInterrupted", "TextDelta",
+    "ThinkingDelta", "ToolCall",
+]  # fmt: skip
+
+
+class ModelMissing(ModelError):
+    """The backend does not have the model; the text says how to get it."""
+
+
+class ModelRejected(ModelError):
+    """The backend refuses the request, and would refuse it again."""
+
+
+class ContextOverflow(ModelError):
+    """The prompt is longer than the model's context."""
+
+
+class ModelOverloaded(ModelError):
+    """The backend is busy; try again after a pause."""
+
+
+class ModelUnavailable(ModelError):
+    """The backend cannot be reached."""
+
+
+class StreamInterrupted(ModelError):
+    """The stream broke off; nothing of it counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call asked for by the model. `id` is the backend's, or made up by the adapter where it has none."""
+
+    id: str
+    name: str
+    args: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One model call.
+
+    messages: `{"role", "content", "thinking"?, "tool_calls"? [{"id", "name", "args"}], "tool_name"?, "tool_call_id"?}`;
+        the adapter writes them in its backend's form.
+    tools: schemas in the OpenAI form `{type: "function", function: {name, description, parameters}}`.
+    num_ctx: context length in tokens, always sent where the backend takes it.
+    idle_timeout: longest silence of a stream in seconds, once the first byte has come (a model load may take longer).
+    """
+
+    model: str
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    think: bool = True
+    num_ctx: int = 32_000
+    options: Mapping[str, Any] = field(default_factory=dict)
+    idle_timeout: float = 120.0
+    response_schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """The adapter went on without something that was asked for."""
+
+    code: Literal["tools_unsupported", "thinking_unsupported"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The last delta of every complete stream. Token counts are the backend's own, or None where it gives none."""
+
+    reason: Literal["stop", "length"]
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    model: str
+
+
+Delta = ThinkingDelta | TextDelta | ToolCall | Notice | Finish
+
+
+class ChatModel(Protocol):
+    """A model backend. Closing the iterator early closes the connection: that is what stops the GPU."""
+
+    def stream(self, request: ChatRequest) -> AsyncIterator[Delta]:
+        """Deltas as they come; exactly one Finish, last. Raises ModelError."""
+        ...
+
+    async def reachable(self, model: str) -> str | None:
+        """None when the backend answers and has the model, else a sentence that says what is missing."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class EmbeddingModel(Protocol):
+    """Texts to vectors of unit length."""
+
+    async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
+        """One vector a text. Raises ModelError."""
+        ...

@@ -1,0 +1,159 @@
+"""Settings: defaults ← YAML file ← environment ← run-time updates.
+
+Environment names are `LOCAL2_<FIELD>`; `LOCAL2_<PARTICIPANT>_<FIELD>` is more specific and wins, so that one environment
+can serve several participants (`LOCAL2_WEB_FETCH_TIMEOUT`). The YAML file (`LOCAL2_CONFIG`, default `local2.yaml` in the
+working directory) has a section per participant and one named `defaults`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import yaml
+from pydantic import AliasChoices, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from shared.errors import SettingsError
+
+ENV_PREFIX = "LOCAL2_"
+
+
+class Settings(BaseSettings):
+    """What every participant has. Subclasses add fields; a run-time setting is named in `runtime`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, extra="ignore", frozen=True, populate_by_name=True, validate_default=True
+    )
+
+    # The names of the fields that an operator may change while the participant runs.
+    runtime: ClassVar[frozenset[str]] = frozenset({"log_level"})
+
+    data_dir: Path = Field(default=Path(".local2"), description="Folder of everything that is kept on disk")
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0", description="redis://, rediss:// or unix:// URL of the bus"
+    )
+    redis_timeout: float = Field(
+        default=5.0, gt=0, description="Seconds before a silent connection is replaced"
+    )
+    heartbeat: float = Field(
+        default=1.0, gt=0, description="Seconds between two heartbeats; three missed ones lose the work"
+    )
+    max_deliveries: int = Field(default=5, ge=1, description="Attempts before an entry becomes a dead letter")
+    drain: float = Field(
+        default=5.0, ge=0, description="Seconds that SIGTERM leaves for finishing work in flight"
+    )
+    concurrency: int = Field(default=16, ge=1, description="Messages handled at the same time by one replica")
+    retention: int = Field(
+        default=86_400, ge=1, description="Seconds that journals and tool results are kept after completion"
+    )
+    log_level: str = Field(
+        default="info", pattern="^(debug|info|warning|error)$", description="Least severe level shown"
+    )
+    log_format: str = Field(
+        default="auto", pattern="^(auto|json|console)$", description="auto: console on a terminal"
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # `load` hands the layers in, already merged: a plain `cls(...)` takes nothing from outside.
+        return (init_settings,)
+
+    @classmethod
+    def load(cls, participant: str, overrides: Mapping[str, Any] | None = None) -> Self:
+        """The settings of one participant; `overrides` are its run-time updates.
+
+        Raises SettingsError that names each wrong value and where it may come from.
+        """
+        layers: dict[str, Any] = {}
+        for values in (
+            _from_yaml(participant),
+            EnvSettingsSource(cls, env_prefix=ENV_PREFIX)(),
+            EnvSettingsSource(cls, env_prefix=f"{ENV_PREFIX}{participant.upper().replace('-', '_')}_")(),
+            overrides or {},
+        ):
+            layers.update(cls._by_field(values))
+        try:
+            return cls(**layers)
+        except ValidationError as exc:
+            raise SettingsError(f"settings of {participant}: {describe(exc)}") from exc
+
+    @classmethod
+    def _by_field(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Keys as field names: the sources speak in aliases (`OLLAMA_HOST`) for fields that have them."""
+        names: dict[str, str] = {}
+        for name, info in cls.model_fields.items():
+            names[name] = name
+            alias = info.validation_alias
+            if isinstance(alias, AliasChoices):
+                names.update({str(choice).lower(): name for choice in alias.choices})
+            elif isinstance(alias, str):
+                names[alias.lower()] = name
+        return {names.get(key.lower(), key): value for key, value in values.items()}
+
+    def update_settings(self, values: Mapping[str, Any]) -> Self:
+        """These settings with validated run-time updates. Raises SettingsError; nothing is changed then."""
+        unknown = sorted(set(values) - self.runtime)
+        if unknown:
+            raise SettingsError(
+                f"not a run-time setting: {', '.join(unknown)}; these are: {', '.join(sorted(self.runtime))}"
+            )
+        current = {name: getattr(self, name) for name in type(self).model_fields}
+        try:
+            return type(self)(**{**current, **values})
+        except ValidationError as exc:
+            raise SettingsError(describe(exc)) from exc
+
+    @classmethod
+    def get_settings_schema(cls) -> dict[str, Any]:
+        """JSON schema of the run-time settings only."""
+        schema = cls.model_json_schema(by_alias=False)
+        properties = {name: part for name, part in schema["properties"].items() if name in cls.runtime}
+        result = {"type": "object", "properties": properties, "additionalProperties": False}
+        if "$defs" in schema:
+            result["$defs"] = schema["$defs"]
+        return result
+
+    def runtime_values(self) -> dict[str, Any]:
+        """The current run-time settings as JSON values; secrets are never among them."""
+        dumped = self.model_dump(mode="json", include=set(self.runtime))
+        return {
+            name: value for name, value in dumped.items() if not isinstance(getattr(self, name), SecretStr)
+        }
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def describe(exc: ValidationError) -> str:
+    """One sentence a person can act on, without the values (they may be secrets)."""
+    return "; ".join(
+        f"{'.'.join(str(p) for p in error['loc']) or 'value'}: {error['msg']}"
+        for error in exc.errors(include_url=False)
+    )
+
+
+def _from_yaml(participant: str) -> dict[str, Any]:
+    named = os.environ.get("LOCAL2_CONFIG")
+    path = Path(named or "local2.yaml")
+    if not path.is_file():
+        if named:
+            raise SettingsError(f"LOCAL2_CONFIG names {path}, but there is no such file")
+        return {}
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        sections = [content.get("defaults") or {}, content.get(participant) or {}]
+        return {**sections[0], **sections[1]}
+    except (yaml.YAMLError, AttributeError, TypeError) as exc:
+        raise SettingsError(
+            f"{path}: a mapping of participants to their settings is expected: {exc}"
+        ) from exc
