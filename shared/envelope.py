@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from shared.errors import DecodeError
 
@@ -99,13 +100,20 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Message(Generic[P]):
-    """A payload as received: `entry_id` is the id that Redis gave the stream entry."""
+    """A payload as received.
+
+    entry_id: the id that Redis gave the stream entry.
+    deliveries: how often the entry has been handed to a replica, this time included.
+    parked: a context in which the handler waits for something without occupying one of the replica's slots.
+    """
 
     entry_id: str
     envelope: Envelope
     payload: P
+    deliveries: int = 1
+    parked: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
-    def headers(self) -> Mapping[str, str | int | None]:
+    def headers(self) -> dict[str, Any]:
         """The envelope fields that a message caused by this one inherits."""
         e = self.envelope
         return {

@@ -1,8 +1,8 @@
 """Settings: defaults ← YAML file ← environment ← run-time updates.
 
-Environment names are `LOCAL2_<FIELD>`; `LOCAL2_<PARTICIPANT>_<FIELD>` is more specific and wins, so that one environment
-can serve several participants (`LOCAL2_WEB_FETCH_TIMEOUT`). The YAML file (`LOCAL2_CONFIG`, default `local2.yaml` in the
-working directory) has a section per participant and one named `defaults`.
+Environment names are `LOCAL2_<FIELD>`; `LOCAL2_<PARTICIPANT>_<FIELD>` is more specific and wins, so that one
+environment can serve several participants (`LOCAL2_WEB_FETCH_TIMEOUT`). The YAML file (`LOCAL2_CONFIG`, default
+`local2.yaml` in the working directory) has a section per participant and one named `defaults`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,12 @@ class Settings(BaseSettings):
     redis_url: str = Field(
         default="redis://127.0.0.1:6379/0", description="redis://, rediss:// or unix:// URL of the bus"
     )
-    redis_timeout: float = Field(
-        default=5.0, gt=0, description="Seconds before a silent connection is replaced"
-    )
+    redis_timeout: float = Field(default=5.0, gt=0, description="Seconds before a silent connection is replaced")
     heartbeat: float = Field(
         default=1.0, gt=0, description="Seconds between two heartbeats; three missed ones lose the work"
     )
     max_deliveries: int = Field(default=5, ge=1, description="Attempts before an entry becomes a dead letter")
-    drain: float = Field(
-        default=5.0, ge=0, description="Seconds that SIGTERM leaves for finishing work in flight"
-    )
+    drain: float = Field(default=5.0, ge=0, description="Seconds that SIGTERM leaves for finishing work in flight")
     concurrency: int = Field(default=16, ge=1, description="Messages handled at the same time by one replica")
     retention: int = Field(
         default=86_400, ge=1, description="Seconds that journals and tool results are kept after completion"
@@ -52,9 +48,7 @@ class Settings(BaseSettings):
     log_level: str = Field(
         default="info", pattern="^(debug|info|warning|error)$", description="Least severe level shown"
     )
-    log_format: str = Field(
-        default="auto", pattern="^(auto|json|console)$", description="auto: console on a terminal"
-    )
+    log_format: str = Field(default="auto", pattern="^(auto|json|console)$", description="auto: console on a terminal")
 
     @classmethod
     def settings_customise_sources(
@@ -126,9 +120,7 @@ class Settings(BaseSettings):
     def runtime_values(self) -> dict[str, Any]:
         """The current run-time settings as JSON values; secrets are never among them."""
         dumped = self.model_dump(mode="json", include=set(self.runtime))
-        return {
-            name: value for name, value in dumped.items() if not isinstance(getattr(self, name), SecretStr)
-        }
+        return {name: value for name, value in dumped.items() if not isinstance(getattr(self, name), SecretStr)}
 
 
 S = TypeVar("S", bound=Settings)
@@ -154,6 +146,4 @@ def _from_yaml(participant: str) -> dict[str, Any]:
         sections = [content.get("defaults") or {}, content.get(participant) or {}]
         return {**sections[0], **sections[1]}
     except (yaml.YAMLError, AttributeError, TypeError) as exc:
-        raise SettingsError(
-            f"{path}: a mapping of participants to their settings is expected: {exc}"
-        ) from exc
+        raise SettingsError(f"{path}: a mapping of participants to their settings is expected: {exc}") from exc

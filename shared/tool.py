@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from shared.bus import Command, Delivery, Route
+from shared.bus.tail import INBOX_LENGTH
+from shared.contracts import (
+    PREFIX,
+    QUERY_CANCEL,
+    TOOL_REQUEST,
+    TOOL_RESULT,
+    TOOL_SCHEMA,
+    TOOL_SCHEMA_REQUEST,
+    QueryCancel,
+    ToolFunction,
+    ToolRequest,
+    ToolResultMessage,
+    ToolSchema,
+    ToolSchemaRequest,
+)
+from shared.envelope import Message, now_ms
+from shared.errors import DecodeError, ToolError
+from shared.logging import get_logger
+from shared.service import Context, Service, Work, bound, receive
+from shared.settings import Settings
+
+log = get_logger()
 
 A = TypeVar("A", bound=BaseModel)
+S = TypeVar("S", bound=Settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +47,298 @@ class ToolResult:
 
     text: str
     data: Any = None
+
+
+Run = Callable[[A], Awaitable[ToolResult]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool(Generic[A]):
+    """A named tool. The docstring of `args` says what it does and when to call it, its fields describe arguments."""
+
+    name: str
+    args: type[A]
+    run: Run[A]
+
+    def schema(self, participant: str) -> ToolSchema:
+        return ToolSchema(
+            function=ToolFunction(
+                name=self.name, description=_described(self.args), parameters=parameters_schema(self.args)
+            ),
+            participant=participant,
+        )
+
+
+def _described(args: type[BaseModel]) -> str:
+    if not args.__doc__:
+        raise TypeError(f"{args.__name__} needs a docstring: the model reads it to know when to call the tool")
+    return " ".join(args.__doc__.split())
+
+
+def parameters_schema(args: type[BaseModel]) -> dict[str, Any]:
+    """The arguments as the flat JSON schema that models read best: no titles, no limits they cannot follow."""
+    schema = args.model_json_schema()
+    properties = {
+        name: {key: value for key, value in part.items() if key in ("type", "description", "enum", "items", "default")}
+        for name, part in schema.get("properties", {}).items()
+    }
+    return {"type": "object", "properties": properties, "required": schema.get("required", [])}
+
+
+def result_key(tool: str, call_id: str) -> str:
+    """Where the result of a call is kept; in the hash slot of the tool's request stream."""
+    return f"{PREFIX}result:{{{TOOL_REQUEST.for_tool(tool).stream}}}:{call_id}"
+
+
+def failure(request: ToolRequest, error: str, duration_ms: int = 0) -> ToolResultMessage:
+    return ToolResultMessage(
+        query_id=request.query_id,
+        call_id=request.call_id,
+        tool=request.tool,
+        result=f"[tool error: {error}]",
+        error=error,
+        duration_ms=duration_ms,
+        session_id=request.session_id,
+    )
+
+
+class _Cancelled(Exception):
+    pass
+
+
+class ToolWork(Generic[A]):
+    """The work stream of one tool: each call runs once, however often it is asked for."""
+
+    def __init__(self, name: str, args: type[A], run: Run[A]) -> None:
+        self._name = name
+        self._args = args
+        self._run = run
+        self._subject = TOOL_REQUEST.for_tool(name)
+        self._running: dict[asyncio.Task[ToolResult], str] = {}
+
+    @property
+    def stream(self) -> str:
+        return self._subject.stream
+
+    def route(self, context: Context[Any]) -> Route:
+        self._context = context
+        return Route(self._handle, self._abandon, delete_finished=True)
+
+    async def cancel(self, query_id: str) -> None:
+        """Stops the calls of a cancelled query."""
+        for task, owner in self._running.items():
+            if owner == query_id:
+                task.cancel("cancelled")
+
+    async def _handle(self, delivery: Delivery) -> Sequence[Command]:
+        message = receive(self._subject, delivery)
+        with bound(message):
+            stored = await self._begin(message)
+            if stored is None:
+                return await self._execute(message)
+            return self._answering(message, stored) if stored else ()
+
+    async def _begin(self, message: Message[ToolRequest]) -> bytes | None:
+        """None: run it. A stored result: answer with it. Empty: another entry of the same call is being worked on."""
+        bus, request = self._context.bus, message.payload
+        key, mark = result_key(self._name, request.call_id), f"running:{message.entry_id}"
+        ttl = self._context.settings.retention
+        found = await bus.link.call("SET", key, mark, "NX", "GET", "EX", ttl)
+        if found is None or found.decode(errors="replace") == mark:
+            return None
+        if not found.startswith(b"running:"):
+            return bytes(found)
+        other = found.removeprefix(b"running:").decode()
+        if not await bus.finished(self.stream, self._context.participant, other):
+            return b""
+        await bus.link.call("SET", key, mark, "EX", ttl)
+        return None
+
+    async def _execute(self, message: Message[ToolRequest]) -> Sequence[Command]:
+        request, started = message.payload, time.perf_counter()
+        try:
+            outcome = await self._bounded(message)
+            data = ToolResultMessage(
+                query_id=request.query_id,
+                call_id=request.call_id,
+                tool=request.tool,
+                result=outcome.text,
+                data=outcome.data,
+                duration_ms=_elapsed(started),
+                session_id=request.session_id,
+            )
+        except ToolError as exc:
+            data = failure(request, str(exc), _elapsed(started))
+        log.info("tool.completed", tool=self._name, call_id=request.call_id, ms=data.duration_ms, error=data.error)
+        return self._answering(message, data.model_dump_json().encode(), store=True)
+
+    async def _bounded(self, message: Message[ToolRequest]) -> ToolResult:
+        """Runs the tool inside the query's deadline; a cancelled query stops it."""
+        request = message.payload
+        try:
+            args = self._args.model_validate(request.args)
+        except ValidationError as exc:
+            raise ToolError(_argument_error(exc)) from exc
+        deadline = message.envelope.deadline
+        remaining = None if deadline is None else (deadline - now_ms()) / 1000
+        if remaining is not None and remaining <= 0:
+            raise ToolError("the query's deadline has passed")
+        task = asyncio.ensure_future(self._run(args))
+        self._running[task] = request.query_id
+        try:
+            async with asyncio.timeout(remaining) as limit:
+                return await asyncio.shield(task)
+        except TimeoutError as exc:
+            if not limit.expired():
+                raise
+            raise ToolError("the query's deadline has passed") from exc
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if task.cancelled() and not (current and current.cancelling()):
+                raise ToolError("cancelled") from None
+            raise
+        finally:
+            del self._running[task]
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, ToolError):
+                    await task
+
+    def _answering(self, message: Message[ToolRequest], result: bytes, *, store: bool = False) -> list[Command]:
+        """Stores the result, answers the requester, tells observers; the acknowledgement follows in the same write."""
+        bus, request = self._context.bus, message.payload
+        commands: list[Command] = []
+        if store:
+            key = result_key(self._name, request.call_id)
+            commands.append(("SET", key, result, "EX", self._context.settings.retention))
+        if request.reply_to:
+            commands.append(
+                (
+                    *("XADD", request.reply_to, "NOMKSTREAM", "MAXLEN", "~", INBOX_LENGTH, "*"),
+                    *("type", "tool.result", "call_id", request.call_id, "payload", result),
+                )
+            )
+        if store:
+            published = ToolResultMessage.model_validate_json(result)
+            headers = {**message.headers(), "correlation_id": request.query_id, "session_id": request.session_id}
+            commands.append(bus.publishing(TOOL_RESULT.for_tool(self._name).of(published, **headers)))
+        return commands
+
+    async def _abandon(self, delivery: Delivery, reason: str) -> Sequence[Command]:
+        """A call that is given up is still answered, so that nobody waits for it."""
+        message = receive(self._subject, delivery)
+        data = failure(message.payload, reason)
+        return self._answering(message, data.model_dump_json().encode(), store=True)
+
+
+def _elapsed(started: float) -> int:
+    return round((time.perf_counter() - started) * 1000)
+
+
+def _argument_error(exc: ValidationError) -> str:
+    """A missing or empty required argument by name; anything else as the validator says it."""
+    first = exc.errors(include_url=False)[0]
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] in ("missing", "string_too_short", "too_short"):
+        return f"missing {name} argument"
+    return f"argument {name}: {first['msg']}"
+
+
+BuildTools = Callable[[S], AbstractAsyncContextManager[Sequence[Tool[Any]]]]
+
+
+class _Generation(Generic[S]):
+    """The tools as built from one version of the settings, kept open until their last call has ended."""
+
+    def __init__(self) -> None:
+        self.stack = AsyncExitStack()
+        self.runs: dict[str, Run[Any]] = {}
+        self.calls = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    @contextlib.contextmanager
+    def used(self) -> Any:
+        self.calls += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.calls -= 1
+            if not self.calls:
+                self.idle.set()
+
+    async def close(self) -> None:
+        await self.idle.wait()
+        await self.stack.aclose()
+
+
+def tools_service(participant: str, settings_cls: type[S], build: BuildTools[S]) -> Service[S]:
+    """A participant that serves several tools. `build` is entered again when the settings change."""
+
+    @contextlib.asynccontextmanager
+    async def opened(context: Context[S]) -> AsyncIterator[Sequence[Work]]:
+        current: _Generation[S] = _Generation()
+        tools = await current.stack.enter_async_context(build(context.settings))
+        current.runs = {tool.name: tool.run for tool in tools}
+
+        async def replace(settings: S) -> None:
+            nonlocal current
+            fresh: _Generation[S] = _Generation()
+            fresh.runs = {tool.name: tool.run for tool in await fresh.stack.enter_async_context(build(settings))}
+            old, current = current, fresh
+            context.background.create_task(old.close())
+
+        def dispatch(name: str) -> Run[Any]:
+            async def run(args: Any) -> ToolResult:
+                generation = current
+                with generation.used():
+                    return await generation.runs[name](args)
+
+            return run
+
+        works = [ToolWork(tool.name, tool.args, dispatch(tool.name)) for tool in tools]
+        schemas = [tool.schema(participant) for tool in tools]
+        context.tools = [schema.model_dump(exclude_none=True) for schema in schemas]
+
+        async def announce(_message: Message[ToolSchemaRequest] | None = None) -> None:
+            await context.bus.publish(*(TOOL_SCHEMA.of(schema) for schema in schemas))
+
+        async def cancel(message: Message[QueryCancel]) -> None:
+            for work in works:
+                await work.cancel(message.payload.query_id)
+
+        context.on_settings(replace)
+        context.observe(TOOL_SCHEMA_REQUEST, announce)
+        context.observe(QUERY_CANCEL, cancel)
+        await announce()
+        try:
+            yield works
+        finally:
+            await current.close()
+
+    return Service(participant, settings_cls, opened)
+
+
+def tool_service(
+    participant: str,
+    args: type[A],
+    settings_cls: type[S],
+    build: Callable[[S], AbstractAsyncContextManager[Run[A]]],
+) -> Service[S]:
+    """A participant that serves one tool of its own name."""
+
+    @contextlib.asynccontextmanager
+    async def single(settings: S) -> AsyncIterator[Sequence[Tool[Any]]]:
+        async with build(settings) as run:
+            yield [Tool(participant, args, run)]
+
+    return tools_service(participant, settings_cls, single)
+
+
+def decode_result(data: bytes) -> ToolResultMessage:
+    """Raises DecodeError."""
+    try:
+        return ToolResultMessage.model_validate(orjson.loads(data))
+    except (orjson.JSONDecodeError, ValidationError) as exc:
+        raise DecodeError(f"a malformed tool result: {exc}") from exc

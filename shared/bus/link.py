@@ -1,0 +1,311 @@
+"""One connection to Redis that many tasks share: writes of one loop tick leave together, replies are matched in order.
+
+redis-py opens the connection (authentication, TLS, unix sockets); the bytes are read and written here, because a
+command a round trip of its own costs several times the CPU of the message it carries.
+
+Every flush ends with an ECHO of a fresh number. A reply that got lost on the way would shift all later ones to the
+wrong command; the number makes that visible, the connection is replaced, and the unanswered commands are sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from hashlib import sha1
+from typing import Any, ClassVar
+
+import hiredis
+from redis.asyncio import ConnectionPool
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from shared.errors import BusUnavailable, Local2Error, PermanentError, TransientError
+from shared.logging import get_logger
+
+log = get_logger()
+
+Command = tuple[Any, ...]
+Reply = Any
+
+# Errors that speak of the server's condition, not of the command: a new connection and another try will help.
+_CONDITIONS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOSCRIPT", "UNBLOCKED")
+_MAX_BACKOFF = 0.5
+
+
+class ReplyError(PermanentError):
+    """Redis refused a command. `code` is the first word of its answer."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = text.partition(" ")[0]
+
+
+class OutOfMemory(TransientError):
+    """Redis has reached its memory limit and refuses writes."""
+
+
+class ConnectionLost(Local2Error):
+    """The connection broke after the command was sent; whether it was carried out is not known."""
+
+
+class Script:
+    """A Lua script, loaded once per connection. All its keys share a hash slot."""
+
+    known: ClassVar[dict[str, Script]] = {}
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.sha = sha1(source.encode(), usedforsecurity=False).hexdigest()
+        Script.known[self.sha] = self
+
+    def __call__(self, keys: Sequence[str], *args: Any) -> Command:
+        return ("EVALSHA", self.sha, len(keys), *keys, *args)
+
+
+class _Unit:
+    """Commands that are sent together and answered together."""
+
+    __slots__ = ("block", "count", "future", "packed", "retry")
+
+    def __init__(self, packed: bytes, count: int, future: asyncio.Future[list[Reply]], retry: bool, block: float):
+        self.packed = packed
+        self.count = count
+        self.future = future
+        self.retry = retry
+        self.block = block
+
+
+class _Batch:
+    """The units of one flush, the replies so far, and the number that must come last."""
+
+    __slots__ = ("expected", "expires", "marker", "replies", "units")
+
+    def __init__(self, units: list[_Unit], marker: bytes, expires: float) -> None:
+        self.units = units
+        self.marker = marker
+        self.replies: list[Reply] = []
+        self.expected = sum(unit.count for unit in units) + 1
+        self.expires = expires
+
+
+class Link:
+    """A self-healing connection.
+
+    timeout: seconds without an expected reply after which the connection is replaced.
+    """
+
+    def __init__(self, url: str, *, name: str, timeout: float = 5.0) -> None:
+        self._url = url
+        self._name = name
+        self._timeout = timeout
+        self._queue: deque[_Unit] = deque()
+        self._inflight: deque[_Batch] = deque()
+        self._writer: asyncio.StreamWriter | None = None
+        self._flush_scheduled = False
+        self._counter = 0
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None
+        self.generation = 0
+        self.client_id = 0
+        self.connected = asyncio.Event()
+
+    async def __aenter__(self) -> Link:
+        self._pool = ConnectionPool.from_url(
+            self._url,
+            protocol=2,
+            socket_connect_timeout=self._timeout,
+            retry=Retry(NoBackoff(), 0),
+            client_name=self._name,
+        )
+        self._task = asyncio.create_task(self._run(), name=f"link {self._name}")
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self._closing = True
+        assert self._task is not None
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._fail_all(BusUnavailable("the bus is closed"))
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def call(self, *command: Any, retry: bool = True, block: float = 0.0) -> Reply:
+        """One command's reply. Raises ReplyError, or ConnectionLost when `retry` is off.
+
+        With `retry` the command is sent again after a reconnect: only for what may safely happen twice.
+        block: seconds that the server may legitimately keep the reply back.
+        """
+        (reply,) = await self._submit((command,), retry, block)
+        return _checked(reply)
+
+    async def pipe(self, commands: Sequence[Command], *, retry: bool = True) -> list[Reply]:
+        """The replies of several commands, sent in order in one write. The first error among them is raised."""
+        replies = await self._submit(commands, retry, 0.0)
+        for reply in replies:
+            _checked(reply)
+        return replies
+
+    async def pipe_raw(self, commands: Sequence[Command]) -> list[Reply]:
+        """Like `pipe`, with errors as values (ReplyError) at their place."""
+        return [
+            ReplyError(str(reply)) if isinstance(reply, hiredis.ReplyError) else reply
+            for reply in await self._submit(commands, True, 0.0)
+        ]
+
+    def _submit(self, commands: Sequence[Command], retry: bool, block: float) -> asyncio.Future[list[Reply]]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Reply]] = loop.create_future()
+        if self._closing:
+            future.set_exception(BusUnavailable("the bus is closed"))
+            return future
+        packed = b"".join([hiredis.pack_command(command) for command in commands])
+        self._queue.append(_Unit(packed, len(commands), future, retry, block))
+        if not self._flush_scheduled and self._writer is not None:
+            self._flush_scheduled = True
+            loop.call_soon(self._flush)
+        return future
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self._writer is None or not self._queue:
+            return
+        # a caller that gave up before its command was sent must not find it carried out later
+        units = [unit for unit in self._queue if not unit.future.done()]
+        self._queue.clear()
+        if not units:
+            return
+        self._counter += 1
+        marker = b"%d" % self._counter
+        allowance = self._timeout + max(unit.block for unit in units)
+        self._inflight.append(_Batch(units, marker, asyncio.get_running_loop().time() + allowance))
+        self._writer.write(b"".join([*(u.packed for u in units), hiredis.pack_command(("ECHO", marker))]))
+
+    # ── receiving ────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _run(self) -> None:
+        delay = 0.0
+        while True:
+            connection: AbstractConnection | None = None
+            served = self.generation
+            try:
+                connection = self._pool.make_connection()
+                await connection.connect()
+                await self._serve(connection)
+            except (OSError, RedisError, TimeoutError, hiredis.HiredisError, _Desync) as exc:
+                log.warning("bus.connection_lost", link=self._name, reason=str(exc) or type(exc).__name__)
+            finally:
+                self._writer = None
+                self.connected.clear()
+                if connection is not None:
+                    _abort(connection)
+            self._requeue()
+            delay = 0.02 if self.generation > served else min(_MAX_BACKOFF, delay * 2 or 0.02)
+            await asyncio.sleep(delay)
+
+    async def _serve(self, connection: AbstractConnection) -> None:
+        """Reads replies until the connection breaks."""
+        reader, writer = connection._reader, connection._writer
+        if reader is None or writer is None:
+            raise ConnectionError("the connection closed during its handshake")
+        parser = hiredis.Reader()
+        handshake = [("CLIENT", "ID"), *(("SCRIPT", "LOAD", script.source) for script in Script.known.values())]
+        writer.write(b"".join(hiredis.pack_command(command) for command in handshake))
+        pending = len(handshake)
+        async with asyncio.timeout(self._timeout):
+            while pending:
+                parser.feed(await _read(reader))
+                while pending and (reply := parser.gets()) is not False:
+                    if isinstance(reply, hiredis.ReplyError):
+                        raise ConnectionError(str(reply))
+                    if pending == len(handshake):
+                        self.client_id = int(reply)
+                    pending -= 1
+        self._writer = writer
+        self.generation += 1
+        self.connected.set()
+        self._flush()
+        watchdog = asyncio.create_task(self._watch(writer))
+        try:
+            while True:
+                parser.feed(await _read(reader))
+                while (reply := parser.gets()) is not False:
+                    self._receive(reply)
+        finally:
+            watchdog.cancel()
+
+    async def _watch(self, writer: asyncio.StreamWriter) -> None:
+        """Breaks a connection on which a reply is overdue."""
+        loop = asyncio.get_running_loop()
+        while not (self._inflight and loop.time() > self._inflight[0].expires):
+            await asyncio.sleep(self._timeout / 4)
+        writer.transport.abort()
+
+    def _receive(self, reply: Reply) -> None:
+        if not self._inflight:
+            raise _Desync("a reply that nobody asked for")
+        batch = self._inflight[0]
+        batch.replies.append(reply)
+        if len(batch.replies) < batch.expected:
+            return
+        if reply != batch.marker:
+            raise _Desync("replies do not match their commands")
+        for answer in batch.replies:
+            if isinstance(answer, hiredis.ReplyError) and str(answer).startswith(_CONDITIONS):
+                raise ConnectionError(str(answer))
+        self._inflight.popleft()
+        start = 0
+        for unit in batch.units:
+            end = start + unit.count
+            if not unit.future.done():
+                unit.future.set_result(batch.replies[start:end])
+            start = end
+
+    def _requeue(self) -> None:
+        """Unanswered units go back to the head of the queue, in their order; those not to be repeated fail."""
+        again: list[_Unit] = []
+        while self._inflight:
+            for unit in self._inflight.popleft().units:
+                if unit.future.done():
+                    continue
+                if unit.retry:
+                    again.append(unit)
+                else:
+                    unit.future.set_exception(ConnectionLost("the connection to Redis was lost"))
+        self._queue.extendleft(reversed(again))
+
+    def _fail_all(self, error: Local2Error) -> None:
+        self._requeue()
+        for unit in self._queue:
+            if not unit.future.done():
+                unit.future.set_exception(error)
+        self._queue.clear()
+
+
+class _Desync(Exception):
+    pass
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    data = await reader.read(262_144)
+    if not data:
+        raise ConnectionError("Redis closed the connection")
+    return data
+
+
+def _abort(connection: AbstractConnection) -> None:
+    writer = connection._writer
+    if writer is not None:
+        writer.transport.abort()
+    connection._reader = connection._writer = None
+
+
+def _checked(reply: Reply) -> Reply:
+    if isinstance(reply, hiredis.ReplyError):
+        text = str(reply)
+        raise OutOfMemory(text) if text.startswith("OOM") else ReplyError(text)
+    return reply

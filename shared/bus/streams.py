@@ -1,0 +1,258 @@
+"""Publishing, reading state, dead letters and retention: the bus as one object."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shared.bus.link import Command, Link, Reply, ReplyError
+from shared.bus.scripts import PUBLISH_ONCE
+from shared.contracts import DEAD_LETTER, PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, Outgoing, Subject
+from shared.envelope import Envelope, now_ms
+
+ONCE_SECONDS = 86_400
+# A group that nobody has served for this long no longer holds entries back …
+ABANDONED_MS = 3_600_000
+# … except the one that answers: its backlog is bounded by the gateway.
+ALWAYS_HELD = frozenset({"generator"})
+
+Entry = tuple[str, list[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    name: str
+    consumers: int
+    pending: int
+    lag: int
+    last_delivered: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """length: entries kept; oldest_ms: age of the oldest, or None when the stream is empty."""
+
+    name: str
+    length: int
+    oldest_ms: int | None
+    groups: list[GroupState]
+
+
+class Bus:
+    """A process's access to Redis: `link` for commands, `reader` for blocking group reads, `tailer` for blocking tails.
+
+    The number of connections is these three, however many queries or clients the process serves.
+    """
+
+    def __init__(self, url: str, source: str, *, timeout: float = 5.0) -> None:
+        self.source = source
+        self.link = Link(url, name=f"{source} commands", timeout=timeout)
+        self.reader = Link(url, name=f"{source} groups", timeout=timeout)
+        self.tailer = Link(url, name=f"{source} tail", timeout=timeout)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Bus:
+        for link in (self.link, self.reader, self.tailer):
+            await self._stack.enter_async_context(link)
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._stack.aclose()
+
+    # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def publishing(self, message: Outgoing) -> Command:
+        """The command that publishes a message, to be sent together with others."""
+        envelope = message.envelope.stamped(self.source)
+        stream = PREFIX + envelope.subject
+        if message.once is not None:
+            key = f"{PREFIX}once:{{{stream}}}:{message.once}"
+            return PUBLISH_ONCE((stream, key), ONCE_SECONDS, *envelope.fields())
+        if (keep := event_length(envelope.subject)) is not None:
+            return ("XADD", stream, "MAXLEN", "~", keep, "*", *envelope.fields())
+        return ("XADD", stream, "*", *envelope.fields())
+
+    async def publish(self, *messages: Outgoing) -> list[str]:
+        """The ids of the entries. A repeated send after a lost connection may add an entry twice: a message for
+        which that matters carries `once`."""
+        return [reply.decode() for reply in await self.link.pipe([self.publishing(m) for m in messages])]
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def subjects(self) -> list[Subject[Any]]:
+        """Every subject with a fixed name and those of every tool that has been announced."""
+        tools = sorted(name.decode() for name in await self.link.call("SMEMBERS", f"{PREFIX}tools"))
+        return [*SUBJECTS, *(base.for_tool(name) for name in tools for base in (TOOL_REQUEST, TOOL_RESULT))]
+
+    async def state(self, stream: str) -> StreamState:
+        """Length, age and the groups of one stream."""
+        length, first, groups = await self.link.pipe_raw(
+            [("XLEN", stream), ("XRANGE", stream, "-", "+", "COUNT", 1), ("XINFO", "GROUPS", stream)]
+        )
+        if isinstance(length, ReplyError):
+            raise length
+        oldest = now_ms() - int(first[0][0].partition(b"-")[0]) if first else None
+        rows = [] if isinstance(groups, ReplyError) else [_pairs(row) for row in groups]
+        return StreamState(stream, length, oldest, [await self._group(stream, row) for row in rows])
+
+    async def _group(self, stream: str, row: dict[str, Any]) -> GroupState:
+        last = row["last-delivered-id"].decode()
+        lag = row.get("lag")
+        if lag is None:
+            # Redis loses count when an undelivered entry was deleted; counting is bounded, a backlog limit is lower
+            lag = len(await self.link.call("XRANGE", stream, f"({last}", "+", "COUNT", 10_000))
+        return GroupState(row["name"].decode(), row["consumers"], row["pending"], lag, last)
+
+    async def backlog(self, stream: str, group: str) -> int:
+        """Entries that the group has not finished: unread and in flight."""
+        state = await self.state(stream)
+        for found in state.groups:
+            if found.name == group:
+                return found.lag + found.pending
+        return state.length
+
+    async def finished(self, stream: str, group: str, entry_id: str) -> bool:
+        """True when the group has read and acknowledged the entry."""
+        pending, groups = await self.link.pipe_raw(
+            [("XPENDING", stream, group, entry_id, entry_id, 1), ("XINFO", "GROUPS", stream)]
+        )
+        if isinstance(pending, ReplyError) or isinstance(groups, ReplyError):
+            return True
+        for row in map(_pairs, groups):
+            if row["name"].decode() == group:
+                return not pending and order(entry_id) <= order(row["last-delivered-id"].decode())
+        return True
+
+    async def range(self, stream: str, start: str = "-", end: str = "+", count: int | None = None) -> list[Entry]:
+        """Entries between two ids, both included unless prefixed by `(`."""
+        limit = () if count is None else ("COUNT", count)
+        return entries(await self.link.call("XRANGE", stream, start, end, *limit))
+
+    async def latest(self, stream: str, count: int) -> list[Entry]:
+        """The newest entries, newest first."""
+        return entries(await self.link.call("XREVRANGE", stream, "+", "-", "COUNT", count))
+
+    # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def burying(
+        self, stream: str, group: str, entry_id: str, fields: Sequence[bytes], deliveries: int, reason: str
+    ) -> Command:
+        """The command that sets an entry aside, with everything needed to look at it or to replay it."""
+        try:
+            readable, raw = [field.decode() for field in fields], None
+        except UnicodeDecodeError:
+            readable = [field.decode(errors="backslashreplace") for field in fields]
+            raw = [base64.b64encode(field).decode() for field in fields]
+        letter = DeadLetter(
+            stream=stream,
+            group=group,
+            entry_id=entry_id,
+            deliveries=deliveries,
+            reason=reason,
+            fields=dict(zip(readable[::2], readable[1::2], strict=True)),
+            raw=raw,
+        )
+        return self.publishing(DEAD_LETTER.of(letter, once=f"{stream}:{group}:{entry_id}"))
+
+    async def replay(self, dead_id: str) -> str | None:
+        """Puts a dead letter's original fields back on its stream and removes it; None when there is none.
+
+        Raises DecodeError when the dead letter itself is malformed.
+        """
+        found = await self.range(DEAD_LETTER.stream, dead_id, dead_id)
+        if not found:
+            return None
+        letter = DEAD_LETTER.decode(Envelope.parse(DEAD_LETTER.name, *found[0]))
+        fields: list[str | bytes]
+        if letter.raw is not None:
+            fields = [base64.b64decode(field) for field in letter.raw]
+        else:
+            fields = [part for pair in letter.fields.items() for part in pair]
+        key = f"{PREFIX}once:{{{letter.stream}}}:replay:{dead_id}"
+        entry_id = await self.link.call(*PUBLISH_ONCE((letter.stream, key), ONCE_SECONDS, *fields))
+        await self.drop(dead_id)
+        return str(entry_id.decode())
+
+    async def drop(self, dead_id: str) -> bool:
+        """Removes a dead letter; False when there is none."""
+        return bool(await self.link.call("XDEL", DEAD_LETTER.stream, dead_id))
+
+    # ── retention ────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def trim(self, subject: Subject[Any]) -> int:
+        """Removes what every group of a work stream has finished; the number of entries removed.
+
+        A work stream that no group has ever read is bounded like an event stream.
+        """
+        raw, served = await self.link.pipe_raw(
+            [("XINFO", "GROUPS", subject.stream), ("HGETALL", served_key(subject.stream))]
+        )
+        if isinstance(raw, ReplyError) or isinstance(served, ReplyError):
+            return 0
+        seen = {name.decode(): int(at) for name, at in _pairs_of(served)}
+        horizon = now_ms() - ABANDONED_MS
+        rows = [_pairs(row) for row in raw]
+        names = {row["name"].decode() for row in rows}
+        holding = [
+            row
+            for row in rows
+            if row["name"].decode() in ALWAYS_HELD or seen.get(row["name"].decode(), now_ms()) > horizon
+        ]
+        if not names:
+            return int(await self.link.call("XTRIM", subject.stream, "MAXLEN", "~", subject.keep))
+        bounds = [await self._unfinished(subject.stream, row) for row in holding]
+        if not bounds:
+            return 0
+        oldest = min(bounds, key=order)
+        return int(await self.link.call("XTRIM", subject.stream, "MINID", "=", oldest))
+
+    async def _unfinished(self, stream: str, row: dict[str, Any]) -> str:
+        """The lowest id that a group still needs."""
+        if row["pending"]:
+            summary = await self.link.call("XPENDING", stream, row["name"])
+            if summary[1] is not None:
+                return str(summary[1].decode())
+        ms, seq = order(row["last-delivered-id"].decode())
+        return f"{ms}-{seq + 1}"
+
+
+def served_key(stream: str) -> str:
+    """Where the replicas of a stream's groups say when they last served it."""
+    return f"{PREFIX}served:{{{stream}}}"
+
+
+def event_length(subject: str) -> int | None:
+    """How many entries an event stream keeps; None for a work stream, which is trimmed by what is finished."""
+    base = _EVENTS.get(subject)
+    if base is None and subject.startswith(TOOL_RESULT.name + "."):
+        return TOOL_RESULT.keep
+    return base
+
+
+_EVENTS = {subject.name: subject.keep for subject in SUBJECTS if subject.kind == "event"}
+
+
+def order(entry_id: str) -> tuple[int, int]:
+    """A stream id as a value that compares like Redis compares ids."""
+    ms, _, seq = entry_id.partition("-")
+    return int(ms), int(seq or 0)
+
+
+def entries(reply: Reply) -> list[Entry]:
+    return [(entry_id.decode(), fields) for entry_id, fields in reply or ()]
+
+
+def _pairs(row: Sequence[Any]) -> dict[str, Any]:
+    return {key.decode(): value for key, value in zip(row[::2], row[1::2], strict=True)}
+
+
+def _pairs_of(row: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return list(zip(row[::2], row[1::2], strict=True))
+
+
+def with_header(message: Outgoing, **headers: Any) -> Outgoing:
+    """The message with some envelope fields replaced."""
+    return replace(message, envelope=replace(message.envelope, **headers))

@@ -1,0 +1,163 @@
+"""The journal of one response: the stream that clients see live and that a new owner continues from.
+
+A journal has one writer at a time. Entry ids are explicit, `{epoch}-{number}`; a new owner claims the next epoch with
+its first entry, and Redis itself then refuses every later write of the old owner, because its ids are too small.
+After the terminal entry other participants append with ids of the server's clock, which are larger than any epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from shared.bus import Bus, Command, Entry, ReplyError, order
+from shared.contracts import PREFIX
+from shared.envelope import now_ms
+from shared.errors import Fenced
+
+
+class EntryType(StrEnum):
+    CLAIMED = "claimed"
+    RESTARTED = "restarted"
+    STATE = "state"
+    THINKING = "thinking"
+    ANSWER = "answer"
+    MESSAGE = "message"
+    NOTICE = "notice"
+    TOOL_REQUEST = "tool.request"
+    TOOL_RESULT = "tool.result"
+    CONTEXT_TRUNCATED = "context.truncated"
+    PERSONA_WORKING = "persona.working"
+    PERSONA_DONE = "persona.done"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    CRITIQUE = "critique"
+    PAIRWISE = "pairwise"
+    REWARD = "reward"
+
+
+TERMINAL = frozenset({EntryType.COMPLETED, EntryType.FAILED, EntryType.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """`data` is the JSON text as written: it is passed on to clients byte for byte. `time` is in ms since the epoch."""
+
+    id: str
+    type: EntryType
+    time: int
+    data: bytes
+
+    def value(self) -> dict[str, Any]:
+        parsed: dict[str, Any] = orjson.loads(self.data)
+        return parsed
+
+    @staticmethod
+    def parse(entry: Entry) -> JournalEntry:
+        raw = dict(zip(entry[1][::2], entry[1][1::2], strict=True))
+        return JournalEntry(entry[0], EntryType(raw[b"type"].decode()), int(raw[b"time"]), raw[b"data"])
+
+
+def journal_key(query_id: str, respondent_id: str) -> str:
+    return f"{PREFIX}journal:{query_id}:{respondent_id}"
+
+
+def response_id(query_id: str, respondent_id: str) -> str:
+    """The id of one respondent's answer, and of its engram."""
+    return f"{query_id}:{respondent_id}"
+
+
+class JournalWriter:
+    """The only writer of a journal, until somebody else claims it. Every write may raise Fenced."""
+
+    def __init__(self, bus: Bus, key: str, epoch: int, number: int) -> None:
+        self._bus = bus
+        self.key = key
+        self._epoch = epoch
+        self._number = number
+
+    @classmethod
+    async def claim(
+        cls, bus: Bus, key: str, data: dict[str, Any], ttl: int, *, fresh: bool
+    ) -> tuple[JournalWriter, list[JournalEntry]]:
+        """Becomes the writer. Returns the entries written before, oldest first.
+
+        ttl: seconds after which an abandoned journal disappears.
+        fresh: nothing is expected to be there; a round trip is saved when that is so.
+        Raises Fenced when another replica claims at the same time.
+        """
+        epoch = 1 if fresh else await cls._next_epoch(bus, key)
+        writer = cls(bus, key, epoch, 0)
+        try:
+            await writer._write(EntryType.CLAIMED, data, create=True, ttl=ttl)
+        except Fenced:
+            if not fresh:
+                raise
+            return await cls.claim(bus, key, data, ttl, fresh=False)
+        if epoch == 1:
+            return writer, []
+        before = await bus.range(key, "-", f"({epoch}-1")
+        return writer, [JournalEntry.parse(entry) for entry in before]
+
+    @staticmethod
+    async def _next_epoch(bus: Bus, key: str) -> int:
+        newest = await bus.latest(key, 1)
+        return order(newest[0][0])[0] + 1 if newest else 1
+
+    async def append(self, kind: EntryType, data: dict[str, Any]) -> str:
+        """The id of the new entry. Raises Fenced when the journal belongs to somebody else or has expired."""
+        return await self._write(kind, data)
+
+    async def append_all(self, items: Sequence[tuple[EntryType, dict[str, Any]]]) -> None:
+        """Several entries in one write."""
+        first = self._number + 1
+        commands = [self._command(kind, data) for kind, data in items]
+        replies = await self._bus.link.pipe_raw(commands)
+        for number, (command, reply) in enumerate(zip(commands, replies, strict=True), first):
+            await self._confirm(f"{self._epoch}-{number}", command, reply)
+
+    def _command(self, kind: EntryType, data: dict[str, Any], create: bool = False) -> Command:
+        self._number += 1
+        entry_id = f"{self._epoch}-{self._number}"
+        flags = () if create else ("NOMKSTREAM",)
+        payload = orjson.dumps(data)
+        return ("XADD", self.key, *flags, entry_id, "type", kind.value, "time", now_ms(), "data", payload)
+
+    async def _write(self, kind: EntryType, data: dict[str, Any], create: bool = False, ttl: int | None = None) -> str:
+        command = self._command(kind, data, create)
+        entry_id = f"{self._epoch}-{self._number}"
+        commands = [command] if ttl is None else [command, ("EXPIRE", self.key, ttl)]
+        replies = await self._bus.link.pipe_raw(commands)
+        await self._confirm(entry_id, command, replies[0])
+        return entry_id
+
+    async def _confirm(self, entry_id: str, command: Command, reply: Any) -> None:
+        if reply is None:
+            raise Fenced(f"{self.key} has expired")
+        if not isinstance(reply, ReplyError):
+            return
+        # a write repeated after a lost connection is refused too: then the entry is there, and it is ours
+        found = await self._bus.range(self.key, entry_id, entry_id)
+        if found and found[0][1][-1] == command[-1] and found[0][1][-3] == str(command[-3]).encode():
+            return
+        raise Fenced(f"{self.key} belongs to another replica")
+
+
+def closing(key: str, ttl: int) -> Command:
+    """Lets a completed journal expire after `ttl` seconds."""
+    return ("EXPIRE", key, ttl)
+
+
+def appending(key: str, kind: EntryType, data: dict[str, Any]) -> Command:
+    """An entry of another participant after completion (critique, pairwise, reward)."""
+    return ("XADD", key, "NOMKSTREAM", "*", "type", kind.value, "time", now_ms(), "data", orjson.dumps(data))
+
+
+async def read_journal(bus: Bus, key: str) -> list[JournalEntry]:
+    """All entries, oldest first."""
+    return [JournalEntry.parse(entry) for entry in await bus.range(key)]

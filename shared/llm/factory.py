@@ -1,0 +1,77 @@
+"""The one place that knows which adapter belongs to which backend.
+
+A backend's package is imported only when it is chosen: an idle participant should not carry three of them in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol, assert_never
+
+from shared.llm.adapter import Wire, WiredChatModel
+
+Backend = Literal["ollama", "openai", "google_genai"]
+
+# Longest wait for the first byte of an answer: a big model is read from disk in it.
+LOAD_TIMEOUT = 600.0
+
+
+class ClosableEmbeddingModel(Protocol):
+    """An embedding model (see `shared.llm.port`) that owns its connections."""
+
+    async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]: ...
+
+    async def aclose(self) -> None: ...
+
+
+def open_chat_model(
+    backend: Backend,
+    *,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    keep_alive: str | None = None,
+    load_timeout: float = LOAD_TIMEOUT,
+) -> WiredChatModel:
+    """A chat model; close it with `aclose`. No connection is made before the first call.
+
+    base_url: None means the backend's usual address (for Ollama also a host or host:port, as in OLLAMA_HOST).
+    keep_alive: how long Ollama keeps the model loaded (`5m`, `-1` for ever); other backends have no such thing.
+    """
+    wire: Wire
+    match backend:
+        case "ollama":
+            from shared.llm.ollama import OllamaWire
+
+            wire = OllamaWire(base_url, api_key, keep_alive)
+        case "openai":
+            from shared.llm.openai import OpenAIWire
+
+            wire = OpenAIWire(base_url, api_key)
+        case "google_genai":
+            from shared.llm.google_genai import GoogleWire
+
+            wire = GoogleWire(base_url, api_key)
+        case _:
+            assert_never(backend)
+    return WiredChatModel(wire, load_timeout)
+
+
+def open_embedding_model(
+    backend: Backend, *, base_url: str | None = None, api_key: str | None = None, keep_alive: str | None = None
+) -> ClosableEmbeddingModel:
+    """An embedding model over the same backends; close it with `aclose`."""
+    match backend:
+        case "ollama":
+            from shared.llm.ollama_admin import OllamaEmbeddings
+
+            return OllamaEmbeddings(base_url, api_key, keep_alive)
+        case "openai":
+            from shared.llm.openai import OpenAIEmbeddings
+
+            return OpenAIEmbeddings(base_url, api_key)
+        case "google_genai":
+            from shared.llm.google_genai import GoogleEmbeddings
+
+            return GoogleEmbeddings(base_url, api_key)
+        case _:
+            assert_never(backend)

@@ -1,0 +1,97 @@
+"""Backends' failures turned into ours: by HTTP status where there is one, else by what the text says."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from shared.llm.port import (
+    ContextOverflow,
+    ModelError,
+    ModelMissing,
+    ModelOverloaded,
+    ModelRejected,
+    ModelUnavailable,
+)
+
+_OVERFLOW = re.compile(
+    r"(exceeds?|exceeded|longer than|larger than|too long for).{0,40}(context|input token)|maximum context length"
+    r"|context_length_exceeded|exceed_context_size|prompt is too long|input token count.{0,40}exceeds",
+    re.IGNORECASE | re.DOTALL,
+)
+_NO_TOOLS = re.compile(
+    r"does not support (tools|tool use|tool calling|function calling)|tool choice requires|tools param requires"
+    r"|tools? (is|are) not supported|function calling is not (enabled|supported)",
+    re.IGNORECASE,
+)
+_NO_THINKING = re.compile(
+    r"does not support (thinking|reasoning)|thinking is not (enabled|supported)|only works in thinking mode"
+    r"|thinking_?(config|budget|level)|chat_template_kwargs|enable_thinking|reasoning_effort",
+    re.IGNORECASE,
+)
+_BUSY = re.compile(r"server busy|overloaded|maximum pending requests|rate limit|too many requests", re.IGNORECASE)
+_MISSING = re.compile(r"model.{0,200}(not found|does not exist)", re.IGNORECASE | re.DOTALL)
+
+
+class ToolsUnsupported(ModelRejected):
+    """The model takes no tools; the same request without them may work."""
+
+
+class ThinkingUnsupported(ModelRejected):
+    """The model takes no wish about thinking; the same request without one may work."""
+
+
+def failure(status: int | None, text: str, missing: str) -> ModelError:
+    """Our error for a backend's answer. `status` is None for an error that came in the middle of a stream;
+    `missing` is the sentence for a model that the backend does not have.
+    """
+    said = text.strip()[:500] or f"HTTP {status}"
+    if status in (429, 503) or _BUSY.search(text):
+        return ModelOverloaded(f"the model backend is busy: {said}")
+    if status in (502, 504):
+        return ModelUnavailable(f"the model backend is not reachable through its proxy: {said}")
+    if _OVERFLOW.search(text):
+        return ContextOverflow(f"the prompt does not fit the model's context: {said}")
+    if _NO_TOOLS.search(text):
+        return ToolsUnsupported(said)
+    # A 500 that merely mentions one of these words has another cause.
+    if status in (400, 422) and _NO_THINKING.search(text):
+        return ThinkingUnsupported(said)
+    if _MISSING.search(text):
+        return ModelMissing(missing)
+    if status in (401, 403):
+        return ModelRejected(f"the model backend refuses the API key: {said}")
+    if status is not None and 400 <= status < 500:
+        return ModelRejected(f"the model backend refuses the request: {said}")
+    return ModelError(f"the model backend failed: {said}")
+
+
+def error_text(body: bytes | str) -> str:
+    """The sentence inside an error body, however deep backends wrap it; the body itself when it is not JSON."""
+    try:
+        return _sentence(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        return body.decode(errors="replace") if isinstance(body, bytes) else body
+
+
+def _sentence(value: Any) -> str:
+    match value:
+        case {"error": inner}:
+            return _sentence(inner)
+        case {"message": inner} | {"detail": inner}:
+            return _sentence(inner)
+        case [inner, *_]:
+            return _sentence(inner)
+        case str() if value.lstrip().startswith("{"):
+            return error_text(value)
+        case str():
+            return value
+        case _:
+            return orjson.dumps(value).decode()
+
+
+def what(exc: BaseException) -> str:
+    """A foreign exception in a few words; some have no text."""
+    return str(exc) or type(exc).__name__

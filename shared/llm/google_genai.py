@@ -1,0 +1,278 @@
+"""Google's Gemini API, by the `google-genai` package."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from contextvars import ContextVar
+from typing import Any
+
+import httpx
+from google import genai
+from google.genai import types
+from google.genai.errors import APIError
+
+from shared.errors import SettingsError
+from shared.llm.adapter import RawCall, WireEvent
+from shared.llm.failures import ThinkingUnsupported, error_text, failure, what
+from shared.llm.port import (
+    ChatRequest,
+    Finish,
+    ModelError,
+    ModelRejected,
+    ModelUnavailable,
+    StreamInterrupted,
+    TextDelta,
+    ThinkingDelta,
+)
+from shared.llm.vectors import unit
+
+# Signatures of thoughts that are kept to be sent back with their calls, newest last.
+_SIGNATURES = 256
+# What the API takes for a call whose signature is lost (another replica, an older history).
+_NO_SIGNATURE = b"skip_thought_signature_validator"
+_NEEDS_SIGNATURE = re.compile(r"gemini-[3-9]")
+_WITHHELD = {"SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "LANGUAGE"}
+_RENAMED = {"num_predict": "max_output_tokens", "max_tokens": "max_output_tokens", "stop": "stop_sequences"}
+
+# The HTTP response of the request that is being opened: the package itself never closes one.
+_opened: ContextVar[list[httpx.Response]] = ContextVar("opened")
+
+
+async def _tracked(stream: AsyncIterator[Any], responses: list[httpx.Response]) -> AsyncGenerator[Any, None]:
+    """The chunks of a stream; the responses that are opened on the way are noted in `responses`."""
+    chunks = aiter(stream)
+    while True:
+        # The package sends the request with the first chunk or before, by its version.
+        token = _opened.set(responses)
+        try:
+            chunk = await anext(chunks)
+        except StopAsyncIteration:
+            return
+        finally:
+            _opened.reset(token)
+        yield chunk
+
+
+async def _note_response(response: httpx.Response) -> None:
+    _opened.get([]).append(response)
+
+
+class GoogleWire:
+    def __init__(self, base_url: str | None, api_key: str | None) -> None:
+        self._client, self._http = _client(base_url, api_key, None)
+        self._signatures: OrderedDict[str, bytes] = OrderedDict()
+
+    async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
+        answering = False
+        responses: list[httpx.Response] = []
+        try:
+            token = _opened.set(responses)
+            try:
+                stream = await self._client.aio.models.generate_content_stream(
+                    model=request.model, contents=self._contents(request), config=_config(request, wish)
+                )
+            finally:
+                _opened.reset(token)
+            chunks = _tracked(stream, responses)
+            async with aclosing(chunks), aclosing(self._read(chunks, request.model)) as events:
+                async for event in events:
+                    answering = True
+                    yield event
+        except APIError as exc:
+            status = None if answering else exc.code
+            error = failure(status, _text(exc), _missing(request.model))
+            if isinstance(error, ThinkingUnsupported) and not wish:
+                raise ModelRejected(str(error)) from exc
+            raise error from exc
+        except httpx.HTTPError as exc:
+            if answering:
+                raise StreamInterrupted(f"the connection to Google was lost: {what(exc)}") from exc
+            raise ModelUnavailable(f"Google's API does not answer ({what(exc)})") from exc
+        except ValueError as exc:
+            raise StreamInterrupted(f"Google sent an event that cannot be read: {what(exc)}") from exc
+        finally:
+            for response in responses:
+                await response.aclose()
+
+    async def reachable(self, model: str) -> str | None:
+        try:
+            await self._client.aio.models.get(model=model)
+        except APIError as exc:
+            return str(failure(exc.code, _text(exc), _missing(model)))
+        except httpx.HTTPError as exc:
+            return f"Google's API does not answer ({what(exc)})"
+        return None
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+        self._client.close()
+
+    async def _read(self, chunks: AsyncIterator[Any], model: str) -> AsyncGenerator[WireEvent, None]:
+        reason = ""
+        usage: Any = None
+        async for chunk in chunks:
+            usage = chunk.usage_metadata or usage
+            model = chunk.model_version or model
+            blocked = chunk.prompt_feedback.block_reason if chunk.prompt_feedback else None
+            if blocked:
+                raise ModelRejected(f"Google refuses the prompt: {_name(blocked)}")
+            candidate = chunk.candidates[0] if chunk.candidates else None
+            content = candidate.content if candidate else None
+            yield TextDelta("")
+            for part in (content.parts if content else None) or ():
+                if part.function_call:
+                    call = part.function_call
+                    name = call.id or f"call_{uuid.uuid4().hex[:12]}"
+                    self._keep(name, part.thought_signature)
+                    yield RawCall(name, call.name or "", call.args)
+                elif part.text:
+                    yield ThinkingDelta(part.text) if part.thought else TextDelta(part.text)
+            if candidate and candidate.finish_reason:
+                reason = _name(candidate.finish_reason)
+        if not reason:
+            return
+        if reason in _WITHHELD:
+            raise ModelRejected(f"Google withheld the answer: {reason}")
+        spoken = usage and (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0)
+        yield Finish(
+            reason="length" if reason == "MAX_TOKENS" else "stop",
+            prompt_tokens=usage.prompt_token_count if usage else None,
+            completion_tokens=spoken if usage else None,
+            model=model,
+        )
+
+    def _keep(self, call_id: str, signature: bytes | None) -> None:
+        if signature:
+            self._signatures[call_id] = signature
+            while len(self._signatures) > _SIGNATURES:
+                self._signatures.popitem(last=False)
+
+    def _contents(self, request: ChatRequest) -> list[types.Content]:
+        contents: list[types.Content] = []
+        for message in request.messages:
+            match message["role"]:
+                case "system":
+                    continue
+                case "assistant":
+                    role, parts = "model", self._said(message, request.model)
+                case "tool":
+                    role, parts = "user", [_told(message)]
+                case _:
+                    role, parts = "user", [types.Part(text=message.get("content") or "")]
+            # The results of one message's calls belong together in one content.
+            if contents and contents[-1].role == role and contents[-1].parts:
+                contents[-1].parts.extend(parts)
+            elif parts:
+                contents.append(types.Content(role=role, parts=parts))
+        return contents
+
+    def _said(self, message: Mapping[str, Any], model: str) -> list[types.Part]:
+        parts = [types.Part(text=message["content"])] if message.get("content") else []
+        for number, call in enumerate(message.get("tool_calls") or ()):
+            signature = self._signatures.get(call["id"])
+            # Only the first of several parallel calls carries one.
+            if signature is None and number == 0 and _NEEDS_SIGNATURE.search(model):
+                signature = _NO_SIGNATURE
+            function = types.FunctionCall(id=call["id"], name=call["name"], args=call["args"])
+            parts.append(types.Part(function_call=function, thought_signature=signature))
+        return parts
+
+
+class GoogleEmbeddings:
+    """`embedContent`. Raises ModelError."""
+
+    def __init__(self, base_url: str | None, api_key: str | None) -> None:
+        self._client, self._http = _client(base_url, api_key, 120.0)
+
+    async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
+        if not texts:
+            return []
+        try:
+            answer = await self._client.aio.models.embed_content(model=model, contents=list(texts))
+        except APIError as exc:
+            raise failure(exc.code, _text(exc), _missing(model)) from exc
+        except httpx.HTTPError as exc:
+            raise ModelUnavailable(f"Google's API does not answer ({what(exc)})") from exc
+        vectors = [unit(entry.values or ()) for entry in answer.embeddings or ()]
+        if len(vectors) != len(texts):
+            raise ModelError(f"{model} gave {len(vectors)} vectors for {len(texts)} texts")
+        return vectors
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+        self._client.close()
+
+
+def _client(
+    base_url: str | None, api_key: str | None, read_timeout: float | None
+) -> tuple[genai.Client, httpx.AsyncClient]:
+    if not api_key:
+        raise SettingsError("the google_genai backend needs an API key")
+    http = httpx.AsyncClient(
+        timeout=httpx.Timeout(read_timeout, connect=10.0), event_hooks={"response": [_note_response]}
+    )
+    options = types.HttpOptions(base_url=base_url, httpx_async_client=http)
+    return genai.Client(api_key=api_key, vertexai=False, http_options=options), http
+
+
+def _config(request: ChatRequest, wish: bool) -> types.GenerateContentConfig:
+    system = "\n\n".join(m["content"] for m in request.messages if m["role"] == "system" and m.get("content"))
+    known = set(types.GenerateContentConfig.model_fields)
+    options = {_RENAMED.get(name, name): value for name, value in request.options.items()}
+    settings: dict[str, Any] = {name: value for name, value in options.items() if name in known}
+    if isinstance(settings.get("stop_sequences"), str):
+        settings["stop_sequences"] = [settings["stop_sequences"]]
+    if system:
+        settings["system_instruction"] = system
+    if wish:
+        settings["thinking_config"] = (
+            types.ThinkingConfig(include_thoughts=True)
+            if request.think
+            else types.ThinkingConfig(include_thoughts=False, thinking_budget=0)
+        )
+    if request.tools:
+        settings["tools"] = [types.Tool(function_declarations=[_declared(tool) for tool in request.tools])]
+    if request.response_schema is not None:
+        settings["response_mime_type"] = "application/json"
+        settings["response_json_schema"] = request.response_schema
+    # Calls are run by the agent loop, never by the package.
+    settings["automatic_function_calling"] = types.AutomaticFunctionCallingConfig(disable=True)
+    # A stream that broke off is started again by the caller, who knows what was shown of it.
+    if "automatic_continuation" in known:
+        settings["automatic_continuation"] = False
+    return types.GenerateContentConfig(**settings)
+
+
+def _declared(tool: Mapping[str, Any]) -> types.FunctionDeclaration:
+    function = tool["function"]
+    return types.FunctionDeclaration(
+        name=function["name"],
+        description=function.get("description", ""),
+        parameters_json_schema=function.get("parameters"),
+    )
+
+
+def _told(message: Mapping[str, Any]) -> types.Part:
+    return types.Part(
+        function_response=types.FunctionResponse(
+            id=message.get("tool_call_id"),
+            name=message.get("tool_name"),
+            response={"result": message.get("content") or ""},
+        )
+    )
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "name", value))
+
+
+def _text(exc: APIError) -> str:
+    return exc.message or error_text(str(exc.details))
+
+
+def _missing(model: str) -> str:
+    return f"Google's API does not have the model {model}"

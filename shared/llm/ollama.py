@@ -1,0 +1,160 @@
+"""Ollama's chat: the native `/api/chat`, read as NDJSON by ourselves; see `ollama_admin` for the rest.
+
+The package's own chat stream splits lines on more characters than the newline, accepts a stream without its last line,
+and drops call ids; therefore it is not used there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import httpx
+import orjson
+
+from shared.llm.adapter import RawCall, WireEvent
+from shared.llm.failures import error_text, failure, what
+from shared.llm.ollama_admin import OllamaAdmin, keep_alive_value, missing, ollama_url, unreachable
+from shared.llm.port import (
+    ChatRequest,
+    Finish,
+    ModelError,
+    ModelUnavailable,
+    StreamInterrupted,
+    TextDelta,
+    ThinkingDelta,
+)
+
+CONNECT_TIMEOUT = 10.0
+
+
+class OllamaWire:
+    """One connection pool to one Ollama server. `keep_alive` is how long it keeps the model loaded."""
+
+    def __init__(self, base_url: str | None, api_key: str | None = None, keep_alive: str | None = None) -> None:
+        self._url = ollama_url(base_url)
+        self._keep_alive = keep_alive_value(keep_alive)
+        self._admin = OllamaAdmin(self._url, api_key)
+        self._http = httpx.AsyncClient(
+            base_url=self._url,
+            headers={"authorization": f"Bearer {api_key}"} if api_key else {},
+            # Silence is watched by the adapter: a model load is allowed to take longer than a pause.
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+        )
+
+    async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
+        body = orjson.dumps(self._body(request, wish))
+        headers = {"content-type": "application/json"}
+        answering = False
+        try:
+            async with self._http.stream("POST", "/api/chat", content=body, headers=headers) as response:
+                if response.status_code != 200:
+                    text = error_text(await response.aread())
+                    raise failure(response.status_code, text, missing(request.model))
+                if response.headers.get("content-type", "").startswith("text/html"):
+                    raise ModelError(f"the server at {self._url} does not speak Ollama's protocol")
+                answering = True
+                rest = b""
+                async for chunk in response.aiter_bytes():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        for event in _events(line, request.model):
+                            yield event
+                for event in _events(rest, request.model):
+                    yield event
+        except httpx.HTTPError as exc:
+            if answering:
+                raise StreamInterrupted(f"the connection to Ollama was lost: {what(exc)}") from exc
+            raise ModelUnavailable(unreachable(self._url, exc)) from exc
+
+    async def reachable(self, model: str) -> str | None:
+        try:
+            await self._admin.capabilities(model)
+        except ModelError as exc:
+            return str(exc)
+        return None
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+        await self._admin.aclose()
+
+    def _body(self, request: ChatRequest, wish: bool) -> dict[str, Any]:
+        options = dict(request.options)
+        if "max_tokens" in options:
+            options.setdefault("num_predict", options.pop("max_tokens"))
+        body: dict[str, Any] = {
+            "model": request.model,
+            "messages": [_message(message) for message in request.messages],
+            "stream": True,
+            # Left out, it would mean true for every model that can think.
+            "think": request.think and wish,
+            "options": {**options, "num_ctx": request.num_ctx},
+            # Without these two the server silently cuts a prompt that is too long; older servers ignore them.
+            "truncate": False,
+            "shift": False,
+        }
+        if request.tools:
+            body["tools"] = list(request.tools)
+        if request.response_schema is not None:
+            body["format"] = request.response_schema
+        if self._keep_alive is not None:
+            body["keep_alive"] = self._keep_alive
+        return body
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message.get("content") or ""
+    match message["role"]:
+        case "assistant":
+            said: dict[str, Any] = {"role": "assistant", "content": content}
+            if message.get("thinking"):
+                said["thinking"] = message["thinking"]
+            if message.get("tool_calls"):
+                said["tool_calls"] = [
+                    {"id": call["id"], "function": {"index": n, "name": call["name"], "arguments": call["args"]}}
+                    for n, call in enumerate(message["tool_calls"])
+                ]
+            return said
+        case "tool":
+            # `tool_name` is what current servers read, `name` what older ones and proxies do.
+            name = message.get("tool_name", "")
+            told = {"role": "tool", "content": content, "tool_name": name, "name": name}
+            if message.get("tool_call_id"):
+                told["tool_call_id"] = message["tool_call_id"]
+            return told
+        case role:
+            return {"role": role, "content": content}
+
+
+def _events(line: bytes, model: str) -> list[WireEvent]:
+    """What one line says; the last line of a stream may carry content too."""
+    if not line.strip():
+        return []
+    try:
+        part = orjson.loads(line)
+        if "error" in part:
+            raise failure(None, error_text(line), missing(model))
+        message = part.get("message") or {}
+        events: list[WireEvent] = []
+        if message.get("thinking"):
+            events.append(ThinkingDelta(message["thinking"]))
+        if message.get("content"):
+            events.append(TextDelta(message["content"]))
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            events.append(RawCall(call.get("id"), function["name"], function.get("arguments")))
+        if part.get("done"):
+            events.append(_finish(part, model))
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as exc:
+        raise StreamInterrupted(f"Ollama sent a line that cannot be read: {line[:80]!r}") from exc
+    return events or [TextDelta("")]
+
+
+def _finish(part: Mapping[str, Any], model: str) -> Finish:
+    return Finish(
+        reason="length" if part.get("done_reason") == "length" else "stop",
+        prompt_tokens=part.get("prompt_eval_count"),
+        completion_tokens=part.get("eval_count"),
+        model=part.get("model") or model,
+    )

@@ -1,0 +1,105 @@
+"""Who is alive: every replica keeps a key with a time to live, refreshed by its heartbeat."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import orjson
+
+from shared.bus import Bus, Command
+from shared.contracts import PREFIX
+from shared.envelope import now_ms
+
+INDEX = f"{PREFIX}replicas"
+KNOWN_TOOLS = f"{PREFIX}tools"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaInfo:
+    """One running process. `facts` is what the participant says of itself (model, backend, …); times in ms."""
+
+    participant: str
+    replica: str
+    state: str
+    started: int
+    seen: int
+    in_flight: int = 0
+    concurrency: int = 0
+    handled: int = 0
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def _key(participant: str, replica: str) -> str:
+    return f"{PREFIX}replica:{participant}:{replica}"
+
+
+def announcing(info: ReplicaInfo, ttl_ms: int) -> list[Command]:
+    """Says that a replica lives, for `ttl_ms`."""
+    member = f"{info.participant}/{info.replica}"
+    names = [tool["function"]["name"] for tool in info.tools]
+    commands: list[Command] = [
+        ("SET", _key(info.participant, info.replica), orjson.dumps(asdict(info)), "PX", ttl_ms),
+        ("ZADD", INDEX, info.seen, member),
+    ]
+    if names:
+        commands.append(("SADD", KNOWN_TOOLS, *names))
+    return commands
+
+
+def leaving(participant: str, replica: str) -> list[Command]:
+    return [("DEL", _key(participant, replica)), ("ZREM", INDEX, f"{participant}/{replica}")]
+
+
+class Registry:
+    """The live replicas and their tools, as of at most `freshness` seconds ago."""
+
+    def __init__(self, bus: Bus, freshness: float) -> None:
+        self._bus = bus
+        self._freshness = freshness
+        self._snapshot: list[ReplicaInfo] = []
+        self._taken = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def replicas(self, *, fresh: bool = False) -> list[ReplicaInfo]:
+        """Live replicas, by participant and age."""
+        loop = asyncio.get_running_loop()
+        if fresh or loop.time() - self._taken > self._freshness:
+            async with self._lock:
+                if fresh or loop.time() - self._taken > self._freshness:
+                    self._snapshot = await self._read()
+                    self._taken = loop.time()
+        return self._snapshot
+
+    async def _read(self) -> list[ReplicaInfo]:
+        members = [member.decode() for member in await self._bus.link.call("ZRANGE", INDEX, 0, -1)]
+        if not members:
+            return []
+        values = await self._bus.link.pipe([("GET", _key(*member.split("/", 1))) for member in members])
+        gone = [member for member, value in zip(members, values, strict=True) if value is None]
+        if gone:
+            await self._bus.link.call("ZREM", INDEX, *gone)
+        found = [ReplicaInfo(**orjson.loads(value)) for value in values if value is not None]
+        return sorted(found, key=lambda info: (info.participant, info.started, info.replica))
+
+    async def live(self, participant: str) -> list[ReplicaInfo]:
+        return [info for info in await self.replicas() if info.participant == participant]
+
+    async def tools(self) -> dict[str, dict[str, Any]]:
+        """Schemas (OpenAI form) of the tools that a live worker serves, by name."""
+        return {
+            schema["function"]["name"]: {"type": schema["type"], "function": schema["function"]}
+            for info in await self.replicas()
+            if info.state == "ready"
+            for schema in info.tools
+        }
+
+    async def known(self, tool: str) -> bool:
+        """True when a worker of this tool was ever announced."""
+        return bool(await self._bus.link.call("SISMEMBER", KNOWN_TOOLS, tool))
+
+
+def age_ms(info: ReplicaInfo) -> int:
+    return now_ms() - info.seen

@@ -1,0 +1,343 @@
+"""The run loop of every participant: settings, bus, heartbeats, signals, staged shutdown.
+
+`Context` is what a running process has; `Service` reads work streams with it. A gateway uses the context alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import orjson
+
+from shared.bus import Bus, Command, Consumer, Delivery, ReplyError, Route, Tail
+from shared.bus.tail import INBOX_LENGTH
+from shared.contracts import PREFIX, SETTINGS_UPDATE, Outgoing, Payload, Subject
+from shared.envelope import Envelope, Message, now_ms
+from shared.errors import BusUnavailable, DecodeError, SettingsError
+from shared.logging import bound_contextvars, configure, get_logger
+from shared.registry import Registry, ReplicaInfo, announcing, leaving
+from shared.settings import Settings
+
+log = get_logger()
+
+S = TypeVar("S", bound=Settings)
+T = TypeVar("T", bound=Payload)
+_MISSED = 3
+_JANITOR_BEATS = 5
+
+Notify = Callable[[Mapping[bytes, bytes]], None]
+
+
+class Context(Generic[S]):
+    """A running process on the bus.
+
+    settings: the current ones; replaced when an operator changes them.
+    facts: what this replica says of itself in the registry.
+    """
+
+    def __init__(self, participant: str, settings: S, bus: Bus, replica: str) -> None:
+        self.participant = participant
+        self.replica = replica
+        self.settings = settings
+        self.bus = bus
+        self.inbox = f"{PREFIX}inbox:{participant}:{replica}"
+        self.tail = Tail(bus, self.inbox)
+        self.registry = Registry(bus, freshness=settings.heartbeat / 2)
+        self.facts: dict[str, Any] = {}
+        self.tools: list[dict[str, Any]] = []
+        self.state = "starting"
+        self.started = now_ms()
+        self.consumer: Consumer | None = None
+        self.background: asyncio.TaskGroup
+        self._on_inbox: dict[str, Notify] = {}
+        self._on_settings: list[Callable[[S], Awaitable[None]]] = []
+
+    def on_inbox(self, kind: str, notify: Notify) -> None:
+        """Entries of this replica's inbox whose `type` is `kind` go to `notify`."""
+        self._on_inbox[kind] = notify
+
+    def on_settings(self, changed: Callable[[S], Awaitable[None]]) -> None:
+        """Called after a run-time update has been applied to `settings`."""
+        self._on_settings.append(changed)
+
+    def observe(self, subject: Subject[T], handle: Callable[[Message[T]], Awaitable[None]]) -> None:
+        """Follows an event stream from now on, in this replica alone."""
+        self.background.create_task(self._observe(subject, handle), name=f"observe {subject.name}")
+
+    async def _observe(self, subject: Subject[T], handle: Callable[[Message[T]], Awaitable[None]]) -> None:
+        follower = self.tail.follow(subject.stream, await self.tail.newest(subject.stream))
+        while True:
+            for entry_id, fields in await follower.next():
+                try:
+                    envelope = Envelope.parse(subject.name, entry_id, fields)
+                    message = Message(entry_id, envelope, subject.decode(envelope))
+                except DecodeError as exc:
+                    log.warning("event.malformed", subject=subject.name, entry_id=entry_id, reason=str(exc))
+                    continue
+                await handle(message)
+
+    async def announce(self) -> None:
+        """Writes this replica's registry entry now."""
+        consumer = self.consumer
+        info = ReplicaInfo(
+            participant=self.participant,
+            replica=self.replica,
+            state=self.state,
+            started=self.started,
+            seen=now_ms(),
+            in_flight=len(consumer.held) if consumer else 0,
+            concurrency=consumer.concurrency if consumer else 0,
+            handled=consumer.handled if consumer else 0,
+            tools=self.tools,
+            facts=self.facts,
+        )
+        ttl = int(self.settings.heartbeat * _MISSED * 1000)
+        await self.bus.link.pipe([*announcing(info, ttl), ("EXPIRE", self.inbox, 60)])
+
+    # ── background work ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def _beat_forever(self) -> None:
+        beats = 0
+        while True:
+            with contextlib.suppress(BusUnavailable):
+                await self.announce()
+                if beats % _JANITOR_BEATS == 0:
+                    await self._tidy()
+            beats += 1
+            await asyncio.sleep(self.settings.heartbeat)
+
+    async def _tidy(self) -> None:
+        """One replica of all trims the work streams."""
+        period = int(self.settings.heartbeat * _JANITOR_BEATS * 1000)
+        if not await self.bus.link.call("SET", f"{PREFIX}janitor", self.bus.source, "NX", "PX", period):
+            return
+        try:
+            for subject in await self.bus.subjects():
+                if subject.kind == "work":
+                    await self.bus.trim(subject)
+        except ReplyError as exc:
+            log.warning("bus.trim_failed", reason=str(exc))
+
+    async def _read_inbox(self) -> None:
+        follower = self.tail.follow(self.inbox)
+        while True:
+            for _, fields in await follower.next():
+                raw = dict(zip(fields[::2], fields[1::2], strict=True))
+                notify = self._on_inbox.get(raw.get(b"type", b"").decode())
+                if notify is not None:
+                    notify(raw)
+
+    async def _follow_settings(self, message: Message[Any]) -> None:
+        if message.payload.participant != self.participant:
+            return
+        try:
+            self.settings = self.settings.update_settings(message.payload.values)
+        except SettingsError as exc:
+            log.warning("settings.refused", reason=str(exc))
+            return
+        log.info("settings.applied", names=sorted(message.payload.values))
+        for changed in self._on_settings:
+            await changed(self.settings)
+
+
+def settings_key(participant: str) -> str:
+    """Where run-time settings are kept: field → JSON value."""
+    return f"{PREFIX}settings:{participant}"
+
+
+def schema_key(participant: str) -> str:
+    """Where a participant's settings schema and start values are kept."""
+    return f"{PREFIX}settings-schema:{participant}"
+
+
+async def _stored_settings(bus: Bus, participant: str, settings: S) -> S:
+    """The settings with the run-time updates of earlier days; one that is no longer valid is left out."""
+    raw = await bus.link.call("HGETALL", settings_key(participant))
+    for name, value in zip(raw[::2], raw[1::2], strict=True):
+        try:
+            settings = settings.update_settings({name.decode(): orjson.loads(value)})
+        except (SettingsError, orjson.JSONDecodeError) as exc:
+            log.warning("settings.ignored", name=name.decode(), reason=str(exc))
+    return settings
+
+
+def new_replica_name() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+
+
+@contextlib.asynccontextmanager
+async def open_context(
+    participant: str, settings: S, *, tools: Sequence[dict[str, Any]] = ()
+) -> AsyncIterator[Context[S]]:
+    """A process on the bus: connected, announced, listening. Waits for Redis as long as it takes."""
+    replica = new_replica_name()
+    source = f"{participant}/{replica}"
+    async with Bus(settings.redis_url, source, timeout=settings.redis_timeout) as bus:
+        context = Context(participant, await _stored_settings(bus, participant, settings), bus, replica)
+        context.tools = list(tools)
+        described = {"schema": type(settings).get_settings_schema(), "defaults": settings.runtime_values()}
+        await bus.link.pipe(
+            [
+                ("XADD", context.inbox, "MAXLEN", "~", INBOX_LENGTH, "*", "type", "started"),
+                ("SET", schema_key(participant), orjson.dumps(described)),
+            ]
+        )
+        async with asyncio.TaskGroup() as background:
+            context.background = background
+            running = [
+                background.create_task(context.tail.run(), name="tail"),
+                background.create_task(context._read_inbox(), name="inbox"),
+            ]
+            context.observe(SETTINGS_UPDATE, context._follow_settings)
+            running.append(background.create_task(context._beat_forever(), name="heartbeat"))
+            try:
+                yield context
+            finally:
+                for task in [*running, *(t for t in _tasks_of(background) if t not in running)]:
+                    task.cancel()
+                with contextlib.suppress(TimeoutError, BusUnavailable):
+                    async with asyncio.timeout(1):
+                        await bus.link.pipe([*leaving(participant, replica), ("DEL", context.inbox)])
+
+
+def _tasks_of(group: asyncio.TaskGroup) -> list[asyncio.Task[Any]]:
+    return list(group._tasks)
+
+
+class Work(Protocol):
+    """Something that a service does with the entries of one work stream."""
+
+    @property
+    def stream(self) -> str: ...
+
+    def route(self, context: Context[Any]) -> Route: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription(Generic[T]):
+    """handle: one message in, the messages to publish out; they are written together with the acknowledgement.
+
+    abandon: the same for a message that is given up for good, with the reason.
+    """
+
+    subject: Subject[T]
+    handle: Callable[[Message[T]], Awaitable[Iterable[Outgoing]]]
+    abandon: Callable[[Message[T], str], Awaitable[Iterable[Outgoing]]] | None = None
+
+    @property
+    def stream(self) -> str:
+        return self.subject.stream
+
+    def route(self, context: Context[Any]) -> Route:
+        async def handler(delivery: Delivery) -> Sequence[Command]:
+            message = receive(self.subject, delivery)
+            with bound(message):
+                return [context.bus.publishing(out) for out in await self.handle(message)]
+
+        async def undertaker(delivery: Delivery, reason: str) -> Sequence[Command]:
+            if self.abandon is None:
+                return ()
+            return [context.bus.publishing(out) for out in await self.abandon(receive(self.subject, delivery), reason)]
+
+        return Route(handler, undertaker, self.subject.single_group)
+
+
+def receive(subject: Subject[T], delivery: Delivery) -> Message[T]:
+    """The typed message of a delivery. Raises DecodeError."""
+    envelope = Envelope.parse(subject.name, delivery.entry_id, delivery.fields)
+    payload = subject.decode(envelope)
+    return Message(delivery.entry_id, envelope, payload, delivery.deliveries, delivery.parked)
+
+
+def bound(message: Message[Any]) -> contextlib.AbstractContextManager[None]:
+    """Binds the message's ids to every event logged inside."""
+    envelope = message.envelope
+    return bound_contextvars(
+        query_id=envelope.correlation_id or message.entry_id,
+        session_id=envelope.session_id,
+        respondent_id=envelope.respondent_id,
+    )
+
+
+Build = Callable[[Context[S]], AbstractAsyncContextManager[Sequence[Work]]]
+
+
+class Service(Generic[S]):
+    """A participant: its settings, and a builder that opens its resources and yields what it reads.
+
+    participant: a name, or a function that derives it from the settings (one program, two participants).
+    """
+
+    def __init__(self, participant: str, settings_cls: type[S], build: Build[S]) -> None:
+        self.participant = participant
+        self.settings_cls = settings_cls
+        self._build = build
+
+    def main(self) -> None:
+        """Runs until SIGTERM or SIGINT. A wrong setting ends the process with a sentence and status 2."""
+        run_main(self.run, self.participant, self.settings_cls)
+
+    async def run(self, settings: S, stop: asyncio.Event) -> None:
+        async with open_context(self.participant, settings) as context, self._build(context) as works:
+            consumer = Consumer(
+                context.bus,
+                self.participant,
+                context.replica,
+                {work.stream: work.route(context) for work in works},
+                concurrency=context.settings.concurrency,
+                heartbeat=settings.heartbeat,
+                max_deliveries=settings.max_deliveries,
+                drain=settings.drain,
+            )
+            context.consumer = consumer
+
+            async def resize(changed: S) -> None:
+                consumer.concurrency = changed.concurrency
+                consumer.changed.set()
+
+            context.on_settings(resize)
+            context.state = "ready"
+            await context.announce()
+            log.info("service.ready", streams=[work.stream for work in works])
+            announcing_end = asyncio.create_task(_mark_draining(context, stop))
+            await consumer.run(stop)
+            await announcing_end
+        log.info("service.stopped")
+
+
+async def _mark_draining(context: Context[Any], stop: asyncio.Event) -> None:
+    await stop.wait()
+    context.state = "draining"
+    with contextlib.suppress(BusUnavailable, TimeoutError):
+        async with asyncio.timeout(1):
+            await context.announce()
+
+
+def run_main(run: Callable[[S, asyncio.Event], Awaitable[None]], participant: str, settings_cls: type[S]) -> None:
+    """Loads settings, sets up logging and signals, runs a participant on uvloop."""
+    try:
+        settings = settings_cls.load(participant)
+    except SettingsError as exc:
+        sys.exit(f"local2: {exc}")
+    configure(settings.log_level, settings.log_format, participant=participant)
+
+    async def supervised() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await run(settings, stop)
+
+    import uvloop
+
+    uvloop.run(supervised())

@@ -1,0 +1,1 @@
+"""Stand-ins for what is outside: a model server that plays a script over real HTTP."""

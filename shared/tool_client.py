@@ -1,0 +1,119 @@
+"""Calling a tool over the bus: one inbox, one reader, a table of futures by call id."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shared.contracts import TOOL_REQUEST, ToolRequest, ToolResultMessage, canonical_tool
+from shared.envelope import now_ms
+from shared.errors import DecodeError
+from shared.logging import get_logger
+from shared.service import Context
+from shared.tool import decode_result, result_key
+
+log = get_logger()
+
+# After this long without a reply the stored result is looked up: a reply may have gone to an owner that died.
+_PATIENCE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """For whom a tool is called. `deadline` is in ms since the epoch."""
+
+    query_id: str
+    session_id: str = ""
+    user_id: str = ""
+    respondent_id: str = "A"
+    deadline: int | None = None
+    traceparent: str = ""
+
+
+class ToolClient:
+    def __init__(self, context: Context[Any]) -> None:
+        self._context = context
+        self._waiting: dict[str, asyncio.Future[ToolResultMessage]] = {}
+        context.on_inbox("tool.result", self._receive)
+
+    async def schemas(self) -> dict[str, dict[str, Any]]:
+        """The tools that are alive now, by name, in the OpenAI form."""
+        return await self._context.registry.tools()
+
+    async def call(
+        self, name: str, args: dict[str, Any], *, call_id: str, caller: Caller, timeout: float, attempt: int = 1
+    ) -> ToolResultMessage:
+        """The tool's result; every failure is a result too, with a text for the model.
+
+        timeout: seconds; what is left until the caller's deadline bounds it further.
+        """
+        tool = canonical_tool(name, args)
+        request = ToolRequest(
+            query_id=caller.query_id,
+            call_id=call_id,
+            tool=tool,
+            args=args,
+            session_id=caller.session_id,
+            user_id=caller.user_id,
+            reply_to=self._context.inbox,
+        )
+        if tool not in await self.schemas():
+            if await self._context.registry.known(tool):
+                return _refused(request, "[tool unavailable]", "tool unavailable")
+            return _refused(request, f"[unknown tool: '{name}']", f"unknown tool: '{name}'")
+        if caller.deadline is not None:
+            timeout = max(0.0, min(timeout, (caller.deadline - now_ms()) / 1000))
+        future: asyncio.Future[ToolResultMessage] = asyncio.get_running_loop().create_future()
+        self._waiting[call_id] = future
+        try:
+            message = TOOL_REQUEST.for_tool(tool).of(
+                request,
+                correlation_id=caller.query_id,
+                session_id=caller.session_id,
+                user_id=caller.user_id,
+                respondent_id=caller.respondent_id,
+                traceparent=caller.traceparent,
+                deadline=now_ms() + int(timeout * 1000),
+                attempt=attempt,
+            )
+            await self._context.bus.publish(message)
+            return await self._wait(request, future, timeout)
+        finally:
+            del self._waiting[call_id]
+
+    async def _wait(
+        self, request: ToolRequest, future: asyncio.Future[ToolResultMessage], timeout: float
+    ) -> ToolResultMessage:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout
+        while (remaining := until - loop.time()) > 0:
+            done, _ = await asyncio.wait({future}, timeout=min(_PATIENCE, remaining))
+            if done:
+                return future.result()
+            stored = await self._context.bus.link.call("GET", result_key(request.tool, request.call_id))
+            if stored is not None and not stored.startswith(b"running:"):
+                return decode_result(stored)
+        return _refused(request, f"[tool timeout after {timeout:g}s]", f"tool timeout after {timeout:g}s", timeout)
+
+    def _receive(self, raw: Mapping[bytes, bytes]) -> None:
+        future = self._waiting.get(raw.get(b"call_id", b"").decode())
+        if future is None or future.done():
+            return  # answered before, or nobody waits any more
+        try:
+            future.set_result(decode_result(raw.get(b"payload", b"")))
+        except DecodeError as exc:
+            log.warning("tool.malformed_result", reason=str(exc))
+
+
+def _refused(request: ToolRequest, text: str, error: str, seconds: float = 0.0) -> ToolResultMessage:
+    return ToolResultMessage(
+        query_id=request.query_id,
+        call_id=request.call_id,
+        tool=request.tool,
+        result=text,
+        error=error,
+        duration_ms=round(seconds * 1000),
+        session_id=request.session_id,
+    )
