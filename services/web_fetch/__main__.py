@@ -1,0 +1,3 @@
+from services.web_fetch.service import app
+
+app.main()

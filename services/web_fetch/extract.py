@@ -1,0 +1,114 @@
+"""The main text of a page: what its author wrote, without menus, banners and footers.
+
+trafilatura finds it on pages that have an article. On lists, shops and tiny pages it finds too little; there its
+generous mode is used, and where even that finds next to nothing the whole page without its furniture.
+The numbers were chosen by tests/eval/extraction.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bs4 import BeautifulSoup
+
+# A text with so many words is taken for the article, however much else is on the page.
+ENOUGH_WORDS = 100
+# A shorter one must be this share of the page's words.
+ENOUGH_SHARE = 0.7
+# Less than both of these is next to nothing.
+FEW_WORDS, FEW_SHARE = 25, 0.4
+# How much of the extracted text is searched for the heading before it is put in front.
+HEADING_WITHIN = 400
+
+# trafilatura's time grows with the number of tags: 60,000 take it some seconds here, 400,000 half a minute.
+MAX_TAGS = 60_000
+
+FURNITURE = (
+    "script", "style", "noscript", "template", "svg", "iframe", "nav", "header", "footer", "aside", "form", "button",
+    "dialog",
+)  # fmt: skip
+HTML_TYPES = frozenset({"text/html", "application/xhtml+xml"})
+
+_LOOKS_LIKE_HTML = re.compile(r"\s*(<!--.*?-->\s*)*(<!doctype html|<html|<head|<body)", re.IGNORECASE | re.DOTALL)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
+# Thai, Lao, Burmese, Khmer, Japanese and Chinese are written without spaces.
+_SPACELESS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u9fff"
+_WORD = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Extract:
+    title: str
+    text: str
+
+
+def extract(body: str, content_type: str) -> Extract:
+    """Title and main text of an HTML page; any other text as it is. Takes CPU time: never on the event loop."""
+    is_html = content_type in HTML_TYPES or (not content_type and _LOOKS_LIKE_HTML.match(body[:2_000]))
+    return _from_html(body) if is_html else Extract("", tidy(body))
+
+
+def tidy(text: str) -> str:
+    """No control characters, no spaces at the ends of lines, at most one blank line in a row."""
+    plain = _CONTROLS.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+    lines = "\n".join(line.rstrip() for line in plain.split("\n"))
+    return _BLANK_LINES.sub("\n\n", lines).strip()
+
+
+def _from_html(html: str) -> Extract:
+    # Imported at first use: an idle worker does not need their 17 MB.
+    from bs4 import BeautifulSoup
+
+    soup = BeautifulSoup(html, "lxml")
+    heading, title = _heading(soup), _line(soup.title)
+    text = tidy(main_text(html, whole_page(soup)))
+    first = heading or title
+    if first and _words(first) not in _words(text[: HEADING_WITHIN + 2 * len(first)]):
+        text = f"{first}\n{text}".strip()
+    return Extract(title or heading, text)
+
+
+def main_text(html: str, whole: str) -> str:
+    """The page's main text; `whole` is all of its text without furniture, to compare with."""
+    if html.count("<") > MAX_TAGS:
+        return whole
+    import trafilatura
+
+    words = _count(whole)
+    careful = trafilatura.extract(html, favor_precision=True, include_comments=False) or ""
+    if _count(careful) >= min(ENOUGH_WORDS, ENOUGH_SHARE * words):
+        return str(careful)
+    generous = trafilatura.extract(html, favor_recall=True, include_comments=True) or ""
+    if _count(generous) >= min(FEW_WORDS, FEW_SHARE * words):
+        return str(generous)
+    return whole
+
+
+def whole_page(soup: BeautifulSoup) -> str:
+    """The text of the page without scripts, menus, headers, footers and forms. Changes `soup`."""
+    for tag in soup(FURNITURE):
+        tag.decompose()
+    root = soup.find("main") or soup.find("article") or soup.body or soup
+    return "\n".join(line for raw in root.get_text("\n").split("\n") if (line := raw.strip()))
+
+
+def _heading(soup: BeautifulSoup) -> str:
+    """The page's first main heading, preferably of its article rather than of the site."""
+    return next((line for tag in soup.select("main h1, article h1") + soup.find_all("h1") if (line := _line(tag))), "")
+
+
+def _line(tag: Any) -> str:
+    return " ".join(tag.get_text(" ").split()) if tag is not None else ""
+
+
+def _words(text: str) -> str:
+    return " " + " ".join(re.findall(r"\w+", text.lower())) + " "
+
+
+def _count(text: str) -> int:
+    """Words; in scripts without spaces a character counts for one."""
+    return len(_WORD.findall(text))

@@ -1,0 +1,153 @@
+"""One page over HTTP: redirects followed by hand, text types only, everything limited."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+
+import certifi
+import httpcore
+
+from services.web_fetch.body import ACCEPT_ENCODING, Body
+from services.web_fetch.charset import to_text
+from services.web_fetch.errors import FetchError
+from services.web_fetch.guard import GuardedBackend
+from services.web_fetch.url import Target, parse
+from shared.errors import ToolError
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+ACCEPT = "text/html, application/xhtml+xml, text/markdown;q=0.9, text/plain;q=0.9, application/json;q=0.8, */*;q=0.5"
+TEXT_TYPES = frozenset({
+    "application/atom+xml", "application/javascript", "application/json", "application/rss+xml", "application/toml",
+    "application/x-ndjson", "application/x-yaml", "application/xhtml+xml", "application/xml", "application/yaml",
+})  # fmt: skip
+# A page without a content type is text when its beginning has no NUL byte.
+SNIFFED = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`text` is the body as it came (HTML is still HTML); `cut` says that it was longer than the size limit."""
+
+    url: Target
+    status: int
+    content_type: str
+    text: str
+    cut: bool
+    redirects: int
+
+
+class Browser:
+    """Fetches pages through a guarded backend. Holds no state between two fetches: no cookies, no open connections."""
+
+    def __init__(self, backend: GuardedBackend, user_agent: str, max_bytes: int, max_redirects: int) -> None:
+        self._backend = backend
+        self._max_bytes = max_bytes
+        self._max_redirects = max_redirects
+        self._headers = [
+            ("User-Agent", user_agent),
+            ("Accept", ACCEPT),
+            ("Accept-Encoding", ACCEPT_ENCODING),
+            ("Accept-Language", "en, *;q=0.5"),
+            ("Connection", "close"),
+        ]
+
+    async def get(self, url: str) -> Page:
+        """The page at `url`, after its redirects. Raises Blocked, FetchError or `fetch failed: STATUS`.
+
+        Every hop is parsed, resolved and checked like the first one. Nothing is tried twice.
+        """
+        target = parse(url)
+        seen = [target]
+        while True:
+            async with self._response(target) as response:
+                if response.status in REDIRECTS and (location := _header(response, b"location")):
+                    target = target.join(location)
+                else:
+                    return await self._page(target, response, len(seen) - 1)
+            if target in seen:
+                raise FetchError("the page redirects in a circle")
+            if len(seen) > self._max_redirects:
+                raise FetchError(f"more than {self._max_redirects} redirects")
+            seen.append(target)
+
+    @asynccontextmanager
+    async def _response(self, target: Target) -> AsyncIterator[httpcore.Response]:
+        # A pool of its own for each request: a connection that is used again was checked for an earlier answer of
+        # the resolver. No proxy is configured, and httpcore reads none from the environment.
+        url = httpcore.URL(
+            scheme=target.scheme.encode(),
+            host=target.host.encode(),
+            port=target.port,
+            target=target.path.encode(),
+        )
+        headers = [("Host", target.authority), *self._headers]
+        try:
+            async with (
+                httpcore.AsyncConnectionPool(
+                    ssl_context=_tls() if target.scheme == "https" else None,
+                    network_backend=self._backend,
+                    max_connections=1,
+                ) as pool,
+                pool.stream("GET", url, headers=headers) as response,
+            ):
+                yield response
+        except (httpcore.ConnectError, httpcore.ConnectTimeout) as exc:
+            raise FetchError(_no_connection(target, exc)) from exc
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as exc:
+            raise FetchError(f"the connection to {target.host} broke off") from exc
+
+    async def _page(self, target: Target, response: httpcore.Response, redirects: int) -> Page:
+        if not 200 <= response.status < 300:
+            raise ToolError(f"fetch failed: {response.status}")
+        header = _header(response, b"content-type")
+        kind = header.partition(";")[0].strip().lower()
+        if kind and not is_text(kind):
+            raise FetchError(f"the content type {kind[:80]!r} is not text")
+        body = Body(_header(response, b"content-encoding"), self._max_bytes)
+        async for chunk in response.aiter_stream():
+            body.feed(chunk)
+            if body.cut:
+                break
+        if not kind and b"\0" in body.data[:SNIFFED]:
+            raise FetchError("the content is not text")
+        return Page(target, response.status, kind, to_text(body.data, header, body.cut), body.cut, redirects)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    # Made once and at first use: reading the authorities takes 40 ms.
+    context = ssl.create_default_context(cafile=certifi.where())
+    # The authorities that an operator added to this machine.
+    context.load_default_certs()
+    return context
+
+
+def is_text(content_type: str) -> bool:
+    """Whether a body of this type can be read as text."""
+    return (
+        content_type.startswith("text/")
+        or content_type in TEXT_TYPES
+        or (content_type.startswith("application/") and content_type.endswith(("+json", "+xml")))
+    )
+
+
+def _header(response: httpcore.Response, name: bytes) -> str:
+    for key, value in response.headers:
+        if key.lower() == name:
+            # Names outside ASCII come as UTF-8 in practice.
+            return value.decode("utf-8", errors="replace").strip()
+    return ""
+
+
+def _no_connection(target: Target, exc: BaseException) -> str:
+    cause: BaseException | None = exc
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"the certificate of {target.host} is not valid ({cause.verify_message})"
+        cause = cause.__cause__ or cause.__context__
+    # Not the system's own text: it may name an address.
+    return f"no connection to {target.authority}"

@@ -1,0 +1,3 @@
+from services.web_search.service import app
+
+app.main()

@@ -1,0 +1,99 @@
+"""The main text of pages of different kinds (tests/eval/extraction.py measures how well)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.web_fetch.extract import MAX_TAGS, extract, tidy
+
+PAGES = Path(__file__).parents[2] / "eval" / "pages"
+
+
+def page(name: str) -> str:
+    return (PAGES / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "heading", "kept"),
+    [
+        ("article.html", "River bridge reopens after two years", "strengthened with concrete collars"),
+        ("docs.html", "Configuring retries", "deliveries before the message is set aside"),
+        ("forum.html", "Sourdough does not rise in winter", "Doubled in five hours"),
+        ("table.html", "Tide tables, harbour of Norhaven", "07:17"),
+        ("product.html", "Alder 2 camping stove", "Weight: 1.9 kg"),
+        ("wiki.html", "Lenn (river)", "two hydroelectric plants"),
+        ("tiny.html", "Status page", "All systems operational."),
+        ("code.html", "slug.py", 'return "-".join(words)'),
+        ("front.html", "Today", "Local team reaches the final"),
+        ("faq.html", "Questions and answers", "Four weeks. You can extend twice"),
+    ],
+)
+def test_heading_and_text_are_kept_and_furniture_is_not(name: str, heading: str, kept: str) -> None:
+    text = extract(page(name), "text/html").text
+    assert heading in text[:200]
+    assert kept in text
+    assert not re.search(r"cookies to improve|All rights reserved|Privacy policy|Pricing", text)
+
+
+@pytest.mark.parametrize("name", ["data.json", "plain.txt"])
+def test_text_that_is_not_html_stays_as_it_is(name: str) -> None:
+    kind = {"data.json": "application/json", "plain.txt": "text/plain"}[name]
+    assert extract(page(name), kind).text == page(name).strip()
+
+
+def test_a_heading_in_the_articles_own_header_is_put_first() -> None:
+    html = "<title>Site</title><h1>Site name</h1><article><header><h1>The real heading</h1></header><p>" + "word " * 150
+    assert extract(html, "text/html").text.startswith("The real heading\n")
+
+
+def test_the_title_stands_in_for_a_missing_heading() -> None:
+    result = extract("<title>Only a title</title><body><p>A short text.</p>", "text/html")
+    assert result.title == "Only a title"
+    assert result.text == "Only a title\nA short text."
+
+
+def test_a_heading_that_is_there_is_not_repeated() -> None:
+    text = extract(page("tiny.html"), "text/html").text
+    assert text.count("Status page") == 1
+
+
+def test_a_page_with_too_many_tags_is_still_read() -> None:
+    html = "<h1>Long list</h1><main>" + "<p>row</p>" * (MAX_TAGS // 2) + "</main>"
+    text = extract(html, "text/html").text
+    assert text.startswith("Long list\nrow")
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        "",
+        "<",
+        "<!--",
+        "\0",
+        "<div>" * 20_000 + "x",
+        "<b>" * 5_000,
+        "<table><tr><td>" * 2_000,
+        "<h1></h1><title></title>",
+    ],
+    ids=["empty", "bracket", "comment", "nul", "nested", "unclosed", "tables", "empty heading"],
+)
+def test_malformed_html_is_no_error(html: str) -> None:
+    assert len(extract(html, "text/html").text) <= 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text(alphabet="<>/abh1p \n&;=\"'!-", max_size=300))
+def test_any_text_can_be_extracted(html: str) -> None:
+    extract(html, "text/html")
+
+
+@given(st.text(max_size=300))
+def test_tidy_text_has_no_control_characters_and_no_gaps(text: str) -> None:
+    result = tidy(text)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]|\n\s*\n\s*\n", result)
+    assert result == tidy(result)
