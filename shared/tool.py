@@ -169,7 +169,8 @@ class ToolWork(Generic[A]):
             )
         except ToolError as exc:
             data = failure(request, str(exc), _elapsed(started))
-        log.info("tool.completed", tool=self._name, call_id=request.call_id, ms=data.duration_ms, error=data.error)
+        note = log.debug if data.error is None else log.info
+        note("tool.completed", tool=self._name, call_id=request.call_id, ms=data.duration_ms, error=data.error)
         return self._answering(message, data.model_dump_json().encode(), store=True)
 
     async def _bounded(self, message: Message[ToolRequest]) -> ToolResult:

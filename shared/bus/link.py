@@ -108,6 +108,7 @@ class Link:
         self._flush_scheduled = False
         self._counter = 0
         self._closing = False
+        self._reason = ""
         self._task: asyncio.Task[None] | None = None
         self.generation = 0
         self.client_id = 0
@@ -197,7 +198,7 @@ class Link:
                 await connection.connect()
                 await self._serve(connection)
             except (OSError, RedisError, TimeoutError, hiredis.HiredisError, _Desync) as exc:
-                log.warning("bus.connection_lost", link=self._name, reason=str(exc) or type(exc).__name__)
+                self._report(str(exc) or type(exc).__name__, served)
             finally:
                 self._writer = None
                 self.connected.clear()
@@ -206,6 +207,12 @@ class Link:
             self._requeue()
             delay = 0.02 if self.generation > served else min(_MAX_BACKOFF, delay * 2 or 0.02)
             await asyncio.sleep(delay)
+
+    def _report(self, reason: str, served: int) -> None:
+        """Says once per outage, and once per new reason, that the connection is away."""
+        if self.generation > served or reason != self._reason:
+            log.warning("bus.connection_lost", link=self._name, reason=reason)
+        self._reason = reason
 
     async def _serve(self, connection: AbstractConnection) -> None:
         """Reads replies until the connection breaks."""

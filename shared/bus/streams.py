@@ -49,9 +49,9 @@ class Bus:
 
     def __init__(self, url: str, source: str, *, timeout: float = 5.0) -> None:
         self.source = source
-        self.link = Link(url, name=f"{source} commands", timeout=timeout)
-        self.reader = Link(url, name=f"{source} groups", timeout=timeout)
-        self.tailer = Link(url, name=f"{source} tail", timeout=timeout)
+        self.link = Link(url, name=f"{source}:commands", timeout=timeout)
+        self.reader = Link(url, name=f"{source}:groups", timeout=timeout)
+        self.tailer = Link(url, name=f"{source}:tail", timeout=timeout)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Bus:

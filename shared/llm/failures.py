@@ -32,7 +32,7 @@ _NO_THINKING = re.compile(
     re.IGNORECASE,
 )
 _BUSY = re.compile(r"server busy|overloaded|maximum pending requests|rate limit|too many requests", re.IGNORECASE)
-_MISSING = re.compile(r"model.{0,200}(not found|does not exist)", re.IGNORECASE | re.DOTALL)
+_MISSING = re.compile(r"models?[ /]['\"`]?[\w./:@-]+['\"`]? (is )?(not found|does not exist)", re.IGNORECASE)
 
 
 class ToolsUnsupported(ModelRejected):

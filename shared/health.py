@@ -1,0 +1,60 @@
+"""Is this host's replica of a participant alive? `python -m shared.health PARTICIPANT`, the health check of a container.
+
+It reads what the replica itself wrote into the registry within its last three heartbeats: a process that runs but no
+longer reaches the bus, or whose event loop stands still, is not healthy. Exit status 0 (healthy), 1 (not), 2 (wrong use).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Sequence
+
+from shared.bus import Bus
+from shared.errors import BusUnavailable, Local2Error
+from shared.logging import configure
+from shared.registry import Registry, ReplicaInfo
+from shared.settings import Settings
+
+# A draining replica is on its way out in good order.
+HEALTHY = frozenset({"ready", "draining"})
+PATIENCE = 3.0
+
+
+def verdict(replicas: Sequence[ReplicaInfo], participant: str, host: str) -> tuple[bool, str]:
+    """Whether one of the participant's replicas on `host` serves, and a sentence about it."""
+    own = [info for info in replicas if info.participant == participant and info.replica.startswith(f"{host}-")]
+    if not own:
+        return False, f"no replica of {participant} on {host} has announced itself lately"
+    serving = [info for info in own if info.state in HEALTHY]
+    chosen = (serving or own)[-1]
+    return bool(serving), f"{participant}/{chosen.replica} is {chosen.state}, {chosen.in_flight} in flight"
+
+
+async def check(participant: str, url: str, patience: float = PATIENCE) -> tuple[bool, str]:
+    """The verdict for this host, or that Redis did not answer within `patience` seconds."""
+    try:
+        async with asyncio.timeout(patience), Bus(url, f"health/{participant}", timeout=patience) as bus:
+            replicas = await Registry(bus, freshness=0).replicas()
+    except (TimeoutError, BusUnavailable):
+        return False, "Redis does not answer"
+    return verdict(replicas, participant, socket.gethostname())
+
+
+def main(argv: Sequence[str]) -> int:
+    if len(argv) != 1:
+        print("usage: python -m shared.health PARTICIPANT", file=sys.stderr)
+        return 2
+    configure("error", "console")
+    try:
+        settings = Settings.load(argv[0])
+        healthy, sentence = asyncio.run(check(argv[0], settings.redis_url))
+    except Local2Error as exc:
+        healthy, sentence = False, str(exc)
+    print(sentence)
+    return 0 if healthy else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
