@@ -138,17 +138,24 @@ def _events(line: bytes, model: str) -> list[WireEvent]:
         message = part.get("message") or {}
         events: list[WireEvent] = []
         if message.get("thinking"):
-            events.append(ThinkingDelta(message["thinking"]))
+            events.append(ThinkingDelta(_string(message["thinking"])))
         if message.get("content"):
-            events.append(TextDelta(message["content"]))
+            events.append(TextDelta(_string(message["content"])))
         for call in message.get("tool_calls") or ():
             function = call["function"]
-            events.append(RawCall(call.get("id"), function["name"], function.get("arguments")))
+            call_id = _string(call["id"]) if call.get("id") else None
+            events.append(RawCall(call_id, _string(function["name"]), function.get("arguments")))
         if part.get("done"):
             events.append(_finish(part, model))
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as exc:
         raise StreamInterrupted(f"Ollama sent a line that cannot be read: {line[:80]!r}") from exc
     return events or [TextDelta("")]
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a text is expected, not {type(value).__name__}")
+    return value
 
 
 def _finish(part: Mapping[str, Any], model: str) -> Finish:

@@ -56,11 +56,14 @@ def json_call(text: str, offered: Collection[str]) -> tuple[str, dict[str, Any]]
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(value, dict) or not set(value) <= _KEYS or value.get("name") not in offered:
+    if not isinstance(value, dict) or not set(value) <= _KEYS:
+        return None
+    name = value.get("name")
+    if not isinstance(name, str) or name not in offered:
         return None
     given = value.get("arguments", value.get("parameters"))
     args = arguments_of(given)
-    return None if given is None or "unparsed" in args else (value["name"], args)
+    return None if given is None or "unparsed" in args else (name, args)
 
 
 def marked_call(text: str, offered: Collection[str]) -> tuple[str, dict[str, Any]] | None:
@@ -73,7 +76,7 @@ def marked_call(text: str, offered: Collection[str]) -> tuple[str, dict[str, Any
         return None
     try:
         args, end = _object(text, name.end())
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, RecursionError):
         return None
     return (name[1], args) if not text[end:].strip() else None
 

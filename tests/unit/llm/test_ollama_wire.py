@@ -153,7 +153,15 @@ async def test_lines_that_carry_nothing_keep_the_stream_alive() -> None:
 
 
 @pytest.mark.parametrize(
-    "junk", [b"[]\n", b"7\n", b'{"message": 3}\n', b'{"message": {"tool_calls": [{}]}}\n', b"\xff\n"]
+    "junk",
+    [
+        b"[]\n",
+        b"7\n",
+        b'{"message": 3}\n',
+        b'{"message": {"tool_calls": [{}]}}\n',
+        b'{"message": {"content": 3}}\n',
+        b"\xff\n",
+    ],
 )
 async def test_a_line_of_another_form_interrupts_the_stream(junk: bytes) -> None:
     async with raw(line("a"), junk, line(done=True)) as url:

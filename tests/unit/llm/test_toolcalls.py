@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.llm.toolcalls import arguments_of, marked_call
+from shared.llm.toolcalls import arguments_of, json_call, marked_call
 
 WORDS = st.text(alphabet='abc {}[],:é"\n', max_size=10)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | WORDS,
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | WORDS,
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(st.from_regex(r"[a-z_]{1,6}", fullmatch=True), inner, max_size=3)
     ),
@@ -66,3 +66,12 @@ def test_no_text_breaks_the_parser(text: str) -> None:
 )
 def test_arguments_become_a_dict(given_arguments: Any, expected: dict[str, Any]) -> None:
     assert arguments_of(given_arguments) == expected
+
+
+@pytest.mark.parametrize("name", ["{}", "[]", "7", "null", '"other"'])
+def test_a_name_that_is_no_offered_tool_makes_no_call(name: str) -> None:
+    assert json_call(f'{{"name": {name}, "arguments": {{}}}}', frozenset({"f"})) is None
+
+
+def test_brackets_without_end_are_no_call() -> None:
+    assert marked_call("call:f{a:" + "[" * 100_000, ()) is None
