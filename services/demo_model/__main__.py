@@ -1,0 +1,3 @@
+from services.demo_model.service import main
+
+raise SystemExit(main())

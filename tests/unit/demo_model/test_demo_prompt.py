@@ -1,0 +1,100 @@
+"""What the small model is given to read; pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.demo_model.prompt import BRIEF, build, plain, ruled_answer, turn_of
+
+SEARCHED = """Today's date: 2026-05-30
+
+[1] Title: Bitcoin price today
+    Snippet: Bitcoin is trading at $67,412.
+    URL: https://a.example/1"""
+
+
+def user(content: str) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def told(name: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_name": name, "content": content}
+
+
+def test_a_plain_question_gets_one_short_system_sentence_and_not_the_client_s() -> None:
+    built = build([{"role": "system", "content": "You are very long. " * 500}, user("Who?")], 4000)
+    assert built == [{"role": "system", "content": BRIEF}, {"role": "user", "content": "Who?"}]
+
+
+def test_the_turn_before_is_kept_and_older_or_longer_ones_are_dropped() -> None:
+    history = [user("one"), {"role": "assistant", "content": "1"}] * 10
+    built = build([*history, user("Why?")], 4000)
+    assert [message["role"] for message in built] == ["system", "user", "assistant", "user", "assistant", "user"]
+    cut = build([user("x" * 3900), {"role": "assistant", "content": "yes"}, user("Why?")], 4000 - 100)
+    assert [message["content"] for message in cut] == [BRIEF, "Why?"]
+
+
+def test_results_become_plain_text_before_the_question() -> None:
+    built = build([user("What is the price?"), told("web_search", SEARCHED)], 4000)
+    assert built[1]["content"] == (
+        "Text:\nBitcoin price today\nBitcoin is trading at $67,412.\n\nQuestion: What is the price?"
+    )
+
+
+def test_only_the_newest_turn_s_results_are_read() -> None:
+    messages = [user("old"), told("web_search", "OLD"), {"role": "assistant", "content": "a"}, user("new")]
+    assert turn_of(messages).results == ()
+    assert turn_of([*messages, told("web_fetch", "NEW")]).results == (("web_fetch", "NEW"),)
+
+
+@pytest.mark.parametrize("budget", [200, 500, 1000, 5000])
+def test_no_prompt_is_longer_than_its_budget(budget: int) -> None:
+    long = [user("q" * 20_000), told("web_search", "s" * 20_000), told("web_fetch", "f" * 20_000)]
+    for messages in (long, long[:1], [user("h" * 9000), {"role": "assistant", "content": "a"}, *long[:1]]):
+        assert sum(len(message["content"]) for message in build(messages, budget)) <= budget
+
+
+def test_the_newest_result_is_cut_last() -> None:
+    built = build([user("q"), told("web_search", "s" * 5000), told("web_fetch", "f" * 500)], 900)
+    assert "f" * 500 in built[1]["content"]
+    assert "s" * 500 not in built[1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("result", "answer"),
+    [
+        ("[tool error: search failed: 503]", "I could not get that: tool error: search failed: 503."),
+        ("[tool unavailable]", "I could not get that: tool unavailable."),
+        ("No results found for: x", "I have found nothing. (No results found for: x)"),
+        ("Memory saved: user.language", "I have saved that."),
+        ("[Memory: user.language]\nElixir.", "I remember: Elixir."),
+        (
+            "[Memory recall — 2026-05-30]\n\n1. (relevance: 0.91) 2026-05-30\n   Q: I like tea.\n   A: Noted.",
+            "You told me: “I like tea.”",
+        ),
+    ],
+)
+def test_where_there_is_nothing_to_read_the_answer_is_a_rule(result: str, answer: str) -> None:
+    assert ruled_answer(turn_of([user("q"), told("t", result)])) == answer
+
+
+def test_a_failed_tool_beside_a_good_one_leaves_the_answer_to_the_model() -> None:
+    messages = [user("q"), told("a", "[tool unavailable]"), told("web_search", SEARCHED)]
+    assert ruled_answer(turn_of(messages)) is None
+    assert "unavailable" not in build(messages, 4000)[1]["content"]
+
+
+def test_no_results_are_no_ruled_answer() -> None:
+    assert ruled_answer(turn_of([user("q")])) is None
+
+
+def test_plain_text_has_no_markup() -> None:
+    facts = "=== KNOWLEDGE GRAPH FACTS ===\n- Bob IS the brother of Alice\n"
+    assert plain(facts) == "Bob IS the brother of Alice"
+
+
+@pytest.mark.parametrize("messages", [[], [{"role": "system", "content": "s"}], [told("t", "alone")], [user("")]])
+def test_odd_conversations_still_give_a_prompt(messages: list[dict[str, Any]]) -> None:
+    assert build(messages, 1000)[0]["role"] == "system"
