@@ -1,7 +1,7 @@
-"""Is this host's replica of a participant alive? `python -m shared.health PARTICIPANT`, the health check of a container.
+"""The health check of a container: `python -m shared.health PARTICIPANT` asks whether this host's replica is alive.
 
 It reads what the replica itself wrote into the registry within its last three heartbeats: a process that runs but no
-longer reaches the bus, or whose event loop stands still, is not healthy. Exit status 0 (healthy), 1 (not), 2 (wrong use).
+longer reaches the bus, or whose event loop stands still, is not healthy. Exit status: 0 healthy, 1 not, 2 wrong use.
 """
 
 from __future__ import annotations

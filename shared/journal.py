@@ -94,7 +94,7 @@ class JournalWriter:
         epoch = 1 if fresh else await cls._next_epoch(bus, key)
         writer = cls(bus, key, epoch, 0)
         try:
-            await writer._write(EntryType.CLAIMED, data, create=True, ttl=ttl)
+            await writer._write(EntryType.CLAIMED, data, [("EXPIRE", key, ttl)], create=True)
         except Fenced:
             if not fresh:
                 raise
@@ -109,12 +109,22 @@ class JournalWriter:
         newest = await bus.latest(key, 1)
         return order(newest[0][0])[0] + 1 if newest else 1
 
-    async def append(self, kind: EntryType, data: dict[str, Any]) -> str:
-        """The id of the new entry. Raises Fenced when the journal belongs to somebody else or has expired."""
-        return await self._write(kind, data)
+    @property
+    def position(self) -> str:
+        """The id of the last entry written."""
+        return f"{self._epoch}-{self._number}"
+
+    async def append(self, kind: EntryType, data: dict[str, Any], also: Sequence[Command] = ()) -> str:
+        """The id of the new entry. Raises Fenced when the journal belongs to somebody else or has expired.
+
+        also: commands sent behind it in the same write; they are carried out even when the entry is refused.
+        """
+        return await self._write(kind, data, also)
 
     async def append_all(self, items: Sequence[tuple[EntryType, dict[str, Any]]]) -> None:
         """Several entries in one write."""
+        if not items:
+            return
         first = self._number + 1
         commands = [self._command(kind, data) for kind, data in items]
         replies = await self._bus.link.pipe_raw(commands)
@@ -128,11 +138,12 @@ class JournalWriter:
         payload = orjson.dumps(data)
         return ("XADD", self.key, *flags, entry_id, "type", kind.value, "time", now_ms(), "data", payload)
 
-    async def _write(self, kind: EntryType, data: dict[str, Any], create: bool = False, ttl: int | None = None) -> str:
+    async def _write(
+        self, kind: EntryType, data: dict[str, Any], also: Sequence[Command] = (), create: bool = False
+    ) -> str:
         command = self._command(kind, data, create)
-        entry_id = f"{self._epoch}-{self._number}"
-        commands = [command] if ttl is None else [command, ("EXPIRE", self.key, ttl)]
-        replies = await self._bus.link.pipe_raw(commands)
+        entry_id = self.position
+        replies = await self._bus.link.pipe_raw([command, *also])
         await self._confirm(entry_id, command, replies[0])
         return entry_id
 

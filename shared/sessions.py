@@ -108,6 +108,7 @@ class Turn:
     """A query with its finished answer: clean text, no thinking. `time` is in ms since the epoch.
 
     `interrupted`: the user stopped the answer, and this is the part that had been written.
+    `ratio`: characters per token as the model backend counted this conversation, where it did.
     """
 
     query_id: str
@@ -115,6 +116,7 @@ class Turn:
     answer: str
     time: int
     interrupted: bool = False
+    ratio: float | None = None
 
     def messages(self) -> list[dict[str, str]]:
         """The turn as the model sees it."""
@@ -122,7 +124,13 @@ class Turn:
 
     def dump(self) -> bytes:
         return orjson.dumps(
-            {"query": self.query, "answer": self.answer, "time": self.time, "interrupted": self.interrupted}
+            {
+                "query": self.query,
+                "answer": self.answer,
+                "time": self.time,
+                "interrupted": self.interrupted,
+                "ratio": self.ratio,
+            }
         )
 
 

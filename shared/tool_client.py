@@ -31,6 +31,17 @@ class Caller:
     deadline: int | None = None
     traceparent: str = ""
 
+    def headers(self) -> dict[str, Any]:
+        """The envelope fields of a message sent on the caller's behalf."""
+        return {
+            "correlation_id": self.query_id,
+            "session_id": self.session_id,
+            "user_id": self.user_id,
+            "respondent_id": self.respondent_id,
+            "traceparent": self.traceparent,
+            "deadline": self.deadline,
+        }
+
 
 class ToolClient:
     def __init__(self, context: Context[Any]) -> None:
@@ -43,11 +54,20 @@ class ToolClient:
         return await self._context.registry.tools()
 
     async def call(
-        self, name: str, args: dict[str, Any], *, call_id: str, caller: Caller, timeout: float, attempt: int = 1
+        self,
+        name: str,
+        args: dict[str, Any],
+        *,
+        call_id: str,
+        caller: Caller,
+        timeout: float,
+        grace: float = 0.0,
+        attempt: int = 1,
     ) -> ToolResultMessage:
         """The tool's result; every failure is a result too, with a text for the model.
 
         timeout: seconds; what is left until the caller's deadline bounds it further.
+        grace: seconds more for an answer that says itself what took so long.
         """
         tool = canonical_tool(name, args)
         request = ToolRequest(
@@ -68,26 +88,18 @@ class ToolClient:
         future: asyncio.Future[ToolResultMessage] = asyncio.get_running_loop().create_future()
         self._waiting[call_id] = future
         try:
-            message = TOOL_REQUEST.for_tool(tool).of(
-                request,
-                correlation_id=caller.query_id,
-                session_id=caller.session_id,
-                user_id=caller.user_id,
-                respondent_id=caller.respondent_id,
-                traceparent=caller.traceparent,
-                deadline=now_ms() + int(timeout * 1000),
-                attempt=attempt,
-            )
+            headers = {**caller.headers(), "deadline": now_ms() + int((timeout + grace) * 1000), "attempt": attempt}
+            message = TOOL_REQUEST.for_tool(tool).of(request, **headers)
             await self._context.bus.publish(message)
-            return await self._wait(request, future, timeout)
+            return await self._wait(request, future, timeout, grace)
         finally:
             del self._waiting[call_id]
 
     async def _wait(
-        self, request: ToolRequest, future: asyncio.Future[ToolResultMessage], timeout: float
+        self, request: ToolRequest, future: asyncio.Future[ToolResultMessage], timeout: float, grace: float
     ) -> ToolResultMessage:
         loop = asyncio.get_running_loop()
-        until = loop.time() + timeout
+        until = loop.time() + timeout + grace
         while (remaining := until - loop.time()) > 0:
             done, _ = await asyncio.wait({future}, timeout=min(_PATIENCE, remaining))
             if done:

@@ -12,7 +12,7 @@ from shared.bus.link import Command, ConnectionLost, ReplyError
 from shared.bus.scripts import HAND_OVER, REAP, RENEW
 from shared.bus.streams import Bus, Entry, entries, served_key
 from shared.envelope import now_ms
-from shared.errors import BusUnavailable, Fenced, PermanentError, TransientError
+from shared.errors import Fenced, PermanentError, TransientError
 from shared.logging import get_logger
 
 log = get_logger()
@@ -189,29 +189,30 @@ class Consumer:
     # ── handling ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _handle(self, delivery: Delivery) -> None:
-        route = self._routes[delivery.stream]
+        """The one place where every failure ends: the entry is tried again, set aside, or left to its new owner."""
         try:
-            if delivery.deliveries > self._max_deliveries:
-                await self._bury(delivery, f"gave up after {delivery.deliveries - 1} deliveries")
-                return
-            effects = await route.handler(delivery)
-            await self.check_claim(delivery)
-            await self._finish(delivery, effects)
+            await self._process(delivery)
         except Fenced:
             log.warning("bus.claim_lost", stream=delivery.stream, entry_id=delivery.entry_id)
-        except PermanentError as exc:
-            await self._bury(delivery, str(exc))
-        except BusUnavailable:
-            log.warning("bus.unavailable", stream=delivery.stream, entry_id=delivery.entry_id)
         except TransientError as exc:
             log.warning("bus.try_again", entry_id=delivery.entry_id, reason=str(exc), attempt=delivery.deliveries)
         except Exception:
-            # a bug in a handler must not stop the participant: the entry is tried again, then set aside
+            # a bug in a handler must not stop the participant
             log.exception("bus.handler_failed", stream=delivery.stream, entry_id=delivery.entry_id)
         finally:
             del self.held[delivery.stream, delivery.entry_id]
             self.busy -= 1
             self.changed.set()
+
+    async def _process(self, delivery: Delivery) -> None:
+        try:
+            if delivery.deliveries > self._max_deliveries:
+                raise PermanentError(f"gave up after {delivery.deliveries - 1} deliveries")
+            effects = await self._routes[delivery.stream].handler(delivery)
+        except PermanentError as exc:
+            effects = await self._burial(delivery, str(exc))
+        await self.check_claim(delivery)
+        await self._finish(delivery, effects)
 
     async def _finish(self, delivery: Delivery, effects: Sequence[Command]) -> None:
         # acknowledge last: a crash in between repeats the effects, which are idempotent, and loses nothing
@@ -220,19 +221,20 @@ class Consumer:
         if self._routes[delivery.stream].delete_finished:
             self._finished.append((asyncio.get_running_loop().time(), delivery.stream, delivery.entry_id))
 
-    async def _bury(self, delivery: Delivery, reason: str) -> None:
+    async def _burial(self, delivery: Delivery, reason: str) -> list[Command]:
+        """What sets an entry aside, after whoever waits for it has been told."""
         log.error("bus.dead_letter", stream=delivery.stream, entry_id=delivery.entry_id, reason=reason)
         undertaker = self._routes[delivery.stream].undertaker
         effects: Sequence[Command] = ()
         if undertaker is not None:
             try:
                 effects = await undertaker(delivery, reason)
-            except (PermanentError, Fenced) as exc:
-                log.info("bus.undertaker_passed", reason=str(exc))
+            except PermanentError as exc:
+                log.info("bus.nobody_told", reason=str(exc))
         letter = self._bus.burying(
             delivery.stream, self._group, delivery.entry_id, delivery.fields, delivery.deliveries, reason
         )
-        await self._finish(delivery, [*effects, letter])
+        return [*effects, letter]
 
     async def check_claim(self, delivery: Delivery) -> None:
         """After a pause long enough to lose claims, makes sure before a write. Raises Fenced."""

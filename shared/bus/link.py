@@ -23,7 +23,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from shared.errors import BusUnavailable, Local2Error, PermanentError, TransientError
+from shared.errors import BusUnavailable, Local2Error, TransientError
 from shared.logging import get_logger
 
 log = get_logger()
@@ -36,7 +36,7 @@ _CONDITIONS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "
 _MAX_BACKOFF = 0.5
 
 
-class ReplyError(PermanentError):
+class ReplyError(Local2Error):
     """Redis refused a command. `code` is the first word of its answer."""
 
     def __init__(self, text: str) -> None:

@@ -1,0 +1,100 @@
+"""Fitting a conversation into the model's context, by whole turns. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+Message = Mapping[str, Any]
+
+# Characters per token assumed until the backend has counted a prompt of this conversation; low, so that we err early.
+DEFAULT_RATIO = 3.0
+_PER_MESSAGE = 8
+_MAX_RESERVE = 8_192
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """messages: what is sent. dropped: turns left out, oldest first. tokens: estimated length of what is sent."""
+
+    messages: list[Message]
+    dropped: int
+    kept: int
+    tokens: int
+
+
+class ContextTooSmall(ValueError):
+    """The newest message with the system prompt and the tools does not fit at all."""
+
+
+def reserve(num_ctx: int) -> int:
+    """Tokens kept free for the answer."""
+    return min(_MAX_RESERVE, num_ctx // 4)
+
+
+def estimate(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), ratio: float = DEFAULT_RATIO) -> int:
+    """Tokens of messages and tool schemas, at `ratio` characters per token."""
+    return int(characters(messages, tools) / ratio) + _PER_MESSAGE * len(messages)
+
+
+def characters(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> int:
+    total = sum(len(tool["function"]["name"]) + len(orjson.dumps(tool)) for tool in tools)
+    for message in messages:
+        total += len(message.get("content") or "") + len(message.get("thinking") or "")
+        if calls := message.get("tool_calls"):
+            total += len(orjson.dumps(calls))
+    return total
+
+
+def measured_ratio(sent: int, prompt_tokens: int | None) -> float | None:
+    """Characters per token as the backend counted them; None when it did not, or when part came from its cache."""
+    if not prompt_tokens or sent < 400:
+        return None
+    ratio = sent / prompt_tokens
+    return ratio if 1.0 <= ratio <= 6.0 else None
+
+
+def fit(
+    system: Sequence[Message],
+    history: Sequence[Sequence[Message]],
+    current: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    num_ctx: int,
+    ratio: float = DEFAULT_RATIO,
+) -> Fitted:
+    """Drops the oldest turns until prompt and reserve fit. System prompt, tools and the current query are never cut.
+
+    history: turns, each a sequence of messages, oldest first. Raises ContextTooSmall.
+    """
+    fixed = estimate([*system, *current], tools, ratio)
+    if fixed >= num_ctx:
+        raise ContextTooSmall(
+            f"the question, the system prompt and the tool results need about {fixed} tokens, "
+            f"but the model's context is {num_ctx}; ask for less at once or raise num_ctx"
+        )
+    room = num_ctx - reserve(num_ctx) - fixed
+    kept: list[Sequence[Message]] = []
+    for turn in reversed(history):
+        cost = estimate(turn, (), ratio)
+        if cost > room:
+            break
+        room -= cost
+        kept.insert(0, turn)
+    messages = [*system, *(message for turn in kept for message in turn), *current]
+    return Fitted(messages, len(history) - len(kept), len(kept), estimate(messages, tools, ratio))
+
+
+def split_turns(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
+    """A client's own history as (system messages, turns); a turn begins with each user message."""
+    system = [message for message in messages if message["role"] == "system"]
+    turns: list[list[Message]] = []
+    for message in messages:
+        if message["role"] == "system":
+            continue
+        if message["role"] == "user" or not turns:
+            turns.append([])
+        turns[-1].append(message)
+    return system, turns

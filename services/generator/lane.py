@@ -1,0 +1,62 @@
+"""Waiting for the turn in a session: its queries are answered in the order accepted, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from shared.contracts import QUERY_RECEIVED
+from shared.service import Context
+from shared.sessions import Sessions
+
+# A look without being woken; a wake may be lost with its sender.
+_RECHECK = 1.0
+# The gateway is about to publish an earlier query, or its ticket is about to run out.
+_TICKET_RECHECK = 0.02
+
+
+class Lanes:
+    def __init__(self, context: Context[Any], sessions: Sessions, respondent_id: str) -> None:
+        self._context = context
+        self._sessions = sessions
+        self._respondent = respondent_id
+        self._wakes: dict[str, asyncio.Event] = {}
+        context.on_inbox("wake", self._wake)
+
+    def _wake(self, raw: Mapping[bytes, bytes]) -> None:
+        event = self._wakes.get(raw.get(b"session", b"").decode())
+        if event is not None:
+            event.set()
+
+    async def mine(self, session_id: str, query_id: str, ticket: str | None) -> bool:
+        """True when the query may run now."""
+        return await self._ask(session_id, query_id, ticket) is None
+
+    async def wait(self, session_id: str, query_id: str, ticket: str | None) -> None:
+        """Returns when the query may run."""
+        event = self._wakes.setdefault(session_id, asyncio.Event())
+        while (before := await self._ask(session_id, query_id, ticket)) is not None:
+            if before and await self._gone(before):
+                await self._sessions.release(session_id, self._respondent, before)
+                continue
+            try:
+                async with asyncio.timeout(_RECHECK if before else _TICKET_RECHECK):
+                    await event.wait()
+            except TimeoutError:
+                continue
+            finally:
+                event.clear()
+
+    async def leave(self, session_id: str, query_id: str) -> None:
+        await self._sessions.release(session_id, self._respondent, query_id)
+        event = self._wakes.pop(session_id, None)
+        if event is not None:
+            event.set()
+
+    async def _ask(self, session_id: str, query_id: str, ticket: str | None) -> str | None:
+        return await self._sessions.turn(session_id, self._respondent, query_id, ticket, self._context.inbox)
+
+    async def _gone(self, query_id: str) -> bool:
+        """True when the query before is finished for our group, but never left the lane."""
+        return await self._context.bus.finished(QUERY_RECEIVED.stream, self._context.participant, query_id)

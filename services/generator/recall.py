@@ -1,0 +1,95 @@
+"""What a journal already holds: the finished steps of a run, for the replica that continues it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.generator.loop import Reply
+from shared.bus import order
+from shared.contracts import ToolCallRecord
+from shared.journal import TERMINAL, EntryType, JournalEntry
+from shared.llm.port import ToolCall
+
+_PARTIAL = frozenset({EntryType.THINKING, EntryType.ANSWER})
+# Entries that end the partial text before them: it is either complete or declared void.
+_SETTLES = frozenset({EntryType.MESSAGE, EntryType.RESTARTED})
+
+
+@dataclass(slots=True)
+class Recall:
+    """replies: by (scope, step). results and requested: by call id. states: how many transitions were shown.
+
+    unsettled: the last entry before partial text that no checkpoint covers, or None when there is no such text.
+    """
+
+    replies: dict[tuple[str, int], Reply] = field(default_factory=dict)
+    results: dict[str, ToolCallRecord] = field(default_factory=dict)
+    requested: set[str] = field(default_factory=set)
+    states: int = 0
+    unsettled: str | None = None
+    terminal: JournalEntry | None = None
+
+
+def recall(entries: Sequence[JournalEntry]) -> Recall:
+    """Reads a journal, oldest entry first."""
+    found = Recall()
+    settled = "0-0"
+    for entry in entries:
+        if entry.type in _PARTIAL:
+            found.unsettled = found.unsettled or settled
+        elif entry.type in _SETTLES:
+            found.unsettled = None
+        if found.unsettled is None:
+            settled = entry.id
+        _take(found, entry)
+        if entry.type in TERMINAL:
+            found.terminal = entry
+            break
+    return found
+
+
+def _take(found: Recall, entry: JournalEntry) -> None:
+    match entry.type:
+        case EntryType.STATE:
+            found.states += 1
+        case EntryType.MESSAGE:
+            data = entry.value()
+            found.replies[data.get("scope", ""), data["step"]] = reply_of(data)
+        case EntryType.TOOL_REQUEST:
+            found.requested.add(entry.value()["call_id"])
+        case EntryType.TOOL_RESULT:
+            record = ToolCallRecord.model_validate(entry.value(), extra="ignore")
+            found.results[record.call_id] = record
+
+
+def reply_of(data: dict[str, Any]) -> Reply:
+    return Reply(
+        content=data["content"],
+        thinking=data["thinking"],
+        tool_calls=[ToolCall(call["id"], call["name"], call["args"]) for call in data["tool_calls"]],
+        finish_reason=data["finish_reason"],
+        model=data["model"],
+        prompt_tokens=data["prompt_tokens"] or 0,
+        completion_tokens=data["completion_tokens"] or 0,
+    )
+
+
+def partial_text(entries: Sequence[JournalEntry]) -> tuple[str, str]:
+    """(answer, thinking) as a client shows them at this point: void text left out, as is text before a tool call."""
+    answer: list[tuple[str, str]] = []
+    thinking: list[tuple[str, str]] = []
+    for entry in entries:
+        match entry.type:
+            case EntryType.ANSWER:
+                answer.append((entry.id, entry.value()["text"]))
+            case EntryType.THINKING:
+                thinking.append((entry.id, entry.value()["text"]))
+            case EntryType.RESTARTED:
+                valid = order(entry.value()["discard_after"])
+                answer = [piece for piece in answer if order(piece[0]) <= valid]
+                thinking = [piece for piece in thinking if order(piece[0]) <= valid]
+            case EntryType.MESSAGE if entry.value()["tool_calls"]:
+                answer = []
+    return "".join(text for _, text in answer), "".join(text for _, text in thinking)

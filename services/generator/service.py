@@ -1,0 +1,97 @@
+"""generator: answers queries. respondent-b is the same program with `LOCAL2_RESPONDENT_ID=B`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
+
+from services.generator.answering import Answering
+from services.generator.lane import Lanes
+from services.generator.settings import GeneratorSettings
+from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, Outgoing, QueryCancel, QueryReceived
+from shared.envelope import Message
+from shared.errors import SettingsError
+from shared.llm.factory import open_chat_model
+from shared.llm.port import ChatModel
+from shared.logging import get_logger
+from shared.service import Context, Service, Subscription, Work
+from shared.sessions import Sessions
+from shared.tool_client import ToolClient
+
+log = get_logger()
+
+PARTICIPANTS = {"A": "generator", "B": "respondent-b"}
+_CHECK_SECONDS = 5.0
+
+
+def backend_address(settings: GeneratorSettings) -> str | None:
+    return settings.ollama_host if settings.backend == "ollama" else settings.base_url
+
+
+@contextlib.asynccontextmanager
+async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[Work]]:
+    settings = context.settings
+    model = open_chat_model(
+        settings.backend,
+        base_url=backend_address(settings),
+        api_key=settings.api_key.get_secret_value() if settings.api_key else None,
+        keep_alive=settings.keep_alive,
+    )
+    sessions = Sessions(context.bus)
+    answering = Answering(
+        context, model, ToolClient(context), sessions, Lanes(context, sessions, settings.respondent_id)
+    )
+
+    async def handle(message: Message[QueryReceived]) -> Iterable[Outgoing]:
+        await answering.answer(message)
+        return ()
+
+    async def abandon(message: Message[QueryReceived], reason: str) -> Iterable[Outgoing]:
+        await answering.abandon(message, reason)
+        return ()
+
+    async def cancel(message: Message[QueryCancel]) -> None:
+        answering.cancel(message.payload.query_id)
+
+    context.observe(QUERY_CANCEL, cancel)
+    await _look(context, model)
+    watching = asyncio.create_task(_watch_backend(context, model))
+    try:
+        yield [Subscription(QUERY_RECEIVED, handle, abandon)]
+    finally:
+        watching.cancel()
+        await model.aclose()
+
+
+async def _watch_backend(context: Context[GeneratorSettings], model: ChatModel) -> None:
+    while True:
+        await asyncio.sleep(_CHECK_SECONDS)
+        await _look(context, model)
+
+
+async def _look(context: Context[GeneratorSettings], model: ChatModel) -> None:
+    """Says in the registry which model answers and whether it can."""
+    settings = context.settings
+    reason = await model.reachable(settings.model)
+    if reason is not None and context.facts.get("backend_reason") != reason:
+        log.warning("model.unreachable", reason=reason)
+    facts: dict[str, Any] = {
+        "respondent_id": settings.respondent_id,
+        "backend": settings.backend,
+        "model": settings.model,
+        "backend_ok": reason is None,
+        "backend_reason": reason,
+        "demo": settings.demo,
+    }
+    context.facts.update(facts)
+
+
+def service() -> Service[GeneratorSettings]:
+    """The participant that `LOCAL2_RESPONDENT_ID` names. Raises SettingsError for an unknown respondent."""
+    respondent = os.environ.get("LOCAL2_RESPONDENT_ID", "A")
+    if respondent not in PARTICIPANTS:
+        raise SettingsError(f"LOCAL2_RESPONDENT_ID is {respondent!r}; it must be A or B")
+    return Service(PARTICIPANTS[respondent], GeneratorSettings, build)

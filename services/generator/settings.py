@@ -1,0 +1,69 @@
+"""Settings of a respondent: the generator (A) or respondent-b (B)."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any, ClassVar, Literal
+
+from pydantic import AliasChoices, Field, SecretStr
+
+from shared.settings import Settings
+
+
+@cache
+def default_system_prompt() -> str:
+    return files("services.generator").joinpath("prompts/system.md").read_text(encoding="utf-8").strip()
+
+
+class GeneratorSettings(Settings):
+    runtime: ClassVar[frozenset[str]] = Settings.runtime | {
+        "model", "think", "temperature", "max_tool_iterations", "tool_timeout", "timeout_seconds", "concurrency",
+        "history_turns", "system_prompt",
+    }  # fmt: skip
+
+    respondent_id: Literal["A", "B"] = Field(default="A", description="A: its answer is shown; B: the shadow")
+    agent_id: str = Field(default="", description="Name in events; GeneratorAgent for A, respondent_b for B")
+    backend: Literal["ollama", "openai", "google_genai"] = Field(default="ollama", description="Kind of model server")
+    model: str = Field(default="gemma4:e4b", min_length=1, description="Model name at the backend")
+    ollama_host: str = Field(
+        default="http://127.0.0.1:11434",
+        validation_alias=AliasChoices("LOCAL2_OLLAMA_HOST", "OLLAMA_HOST"),
+        description="Address of the Ollama server",
+    )
+    base_url: str | None = Field(default=None, description="Address of an OpenAI-compatible or Gemini API server")
+    api_key: SecretStr | None = Field(
+        default=None,
+        validation_alias=AliasChoices("LOCAL2_BACKEND_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY"),
+        description="Key of the model backend",
+    )
+    keep_alive: str | None = Field(default=None, description="How long Ollama keeps the model loaded, e.g. 30m")
+    num_ctx: int = Field(default=32_000, ge=512, description="Context in tokens; the same for all participants")
+    think: bool = Field(default=True, description="Let the model think before it answers, where it can")
+    temperature: float | None = Field(default=None, ge=0, le=2, description="Sampling; unset: the backend's own")
+    max_tool_iterations: int = Field(default=5, ge=0, le=50, description="Rounds of tool calls per answer")
+    tool_timeout: float = Field(default=15.0, gt=0, le=600, description="Longest wait for one tool call, in seconds")
+    timeout_seconds: float = Field(
+        default=120.0, gt=0, le=3600, description="Longest silence of the model once it is loaded, in seconds"
+    )
+    deadline_seconds: float = Field(default=900.0, gt=0, description="For a query that carries no deadline")
+    concurrency: int = Field(default=4, ge=1, le=256, description="Queries answered at the same time by one replica")
+    history_turns: int = Field(default=50, ge=0, le=50, description="Turns of a session given to the model")
+    system_prompt: str = Field(default_factory=default_system_prompt, description="What the model is told about itself")
+    demo: bool = Field(default=False, description="Set by `local2 run` when the demonstration model answers")
+
+    @property
+    def name(self) -> str:
+        return self.agent_id or ("GeneratorAgent" if self.respondent_id == "A" else "respondent_b")
+
+    def sampling(self, wanted: dict[str, Any] | None) -> dict[str, Any]:
+        """The options of one query: the settings' under the client's; only what concerns sampling."""
+        chosen: dict[str, Any] = {} if self.temperature is None else {"temperature": self.temperature}
+        chosen.update({name: value for name, value in (wanted or {}).items() if name in SAMPLING})
+        return chosen
+
+
+SAMPLING = frozenset(
+    {"temperature", "top_p", "top_k", "min_p", "seed", "num_predict", "stop", "repeat_penalty", "presence_penalty",
+     "frequency_penalty"}
+)  # fmt: skip

@@ -1,0 +1,302 @@
+"""The steps of the agent loop on the bus: looked up in the journal, else run and recorded there."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from services.generator.context import (
+    DEFAULT_RATIO,
+    ContextTooSmall,
+    Fitted,
+    characters,
+    fit,
+    measured_ratio,
+)
+from services.generator.deltas import DeltaPump
+from services.generator.loop import Message, Reply, in_order
+from services.generator.recall import Recall, reply_of
+from services.generator.settings import GeneratorSettings
+from shared.contracts import AGENT_TRANSITION, AgentTransition, ToolCallRecord
+from shared.journal import EntryType, JournalWriter
+from shared.llm.port import (
+    ChatModel,
+    ChatRequest,
+    ContextOverflow,
+    Finish,
+    ModelOverloaded,
+    ModelUnavailable,
+    Notice,
+    StreamInterrupted,
+    TextDelta,
+    ThinkingDelta,
+    ToolCall,
+)
+from shared.logging import get_logger
+from shared.machine import Machine
+from shared.service import Context
+from shared.tool_client import Caller, ToolClient
+
+log = get_logger()
+
+# A stream that breaks off this often breaks off for a reason that another try does not remove.
+_MAX_INTERRUPTIONS = 3
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
+# The worker's own time-out says more than ours: give its answer the time to arrive.
+_GRACE = 1.5
+
+_NOTICES = {
+    "tools_unsupported": "this model cannot call tools; it answers without them",
+    "thinking_unsupported": "this model cannot think aloud; it answers without",
+}
+
+
+@dataclass(slots=True)
+class Conversation:
+    """system: messages that are never cut. history: turns, oldest first. ratio: characters per token."""
+
+    system: list[Message]
+    history: list[list[Message]]
+    ratio: float = DEFAULT_RATIO
+    dropped: int = 0
+
+
+@dataclass(slots=True)
+class Ports:
+    """What a run touches outside itself."""
+
+    context: Context[GeneratorSettings]
+    model: ChatModel
+    tools: ToolClient
+    writer: JournalWriter
+    recall: Recall
+    machine: Machine
+    caller: Caller
+    response_id: str
+    attempt: int
+    shown: int = 0
+
+
+@dataclass(slots=True)
+class JournalSteps:
+    """One agent's steps. `scope` names a committee member's part of the journal; it is empty for the one answer."""
+
+    ports: Ports
+    conversation: Conversation
+    model_name: str
+    options: dict[str, Any]
+    allowed: frozenset[str] | None
+    scope: str = ""
+    labels: dict[str, Any] = field(default_factory=dict)
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def transition(self, action: str) -> None:
+        await show_transition(self.ports, action)
+
+    # ── the model ────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def model(self, step: int, current: Sequence[Message], *, with_tools: bool) -> Reply:
+        recorded = self.ports.recall.replies.get((self.scope, step))
+        if recorded is not None:
+            return recorded
+        await self._void_partial(step)
+        schemas = await self._schemas() if with_tools else []
+        interruptions, overflowed, pause = 0, False, _FIRST_PAUSE
+        while True:
+            request = await self._request(current, schemas)
+            try:
+                return await self._call(step, request)
+            except StreamInterrupted as exc:
+                interruptions += 1
+                if interruptions >= _MAX_INTERRUPTIONS:
+                    raise
+                log.warning("model.interrupted", step=step, reason=str(exc))
+            except ContextOverflow:
+                if overflowed or not self.conversation.history:
+                    raise
+                # our estimate was too low: halve what is kept
+                overflowed = True
+                self.conversation.history = self.conversation.history[(len(self.conversation.history) + 1) // 2 :]
+            except (ModelOverloaded, ModelUnavailable) as exc:
+                log.warning("model.waiting", step=step, reason=str(exc), seconds=pause)
+                await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+                pause = min(_LONGEST_PAUSE, pause * 2)
+
+    async def _void_partial(self, step: int) -> None:
+        """Text of a call that nobody will finish: clients are told which."""
+        unsettled, self.ports.recall.unsettled = self.ports.recall.unsettled, None
+        if unsettled is not None:
+            data = {"step": step, "discard_after": unsettled, **self.labels}
+            await self.ports.writer.append(EntryType.RESTARTED, data)
+
+    async def _schemas(self) -> list[dict[str, Any]]:
+        live = await self.ports.tools.schemas()
+        return [schema for name, schema in sorted(live.items()) if self.allowed is None or name in self.allowed]
+
+    async def _request(self, current: Sequence[Message], schemas: Sequence[Mapping[str, Any]]) -> ChatRequest:
+        settings, talk = self.ports.context.settings, self.conversation
+        try:
+            fitted = fit(talk.system, talk.history, current, schemas, settings.num_ctx, talk.ratio)
+        except ContextTooSmall as exc:
+            raise ContextOverflow(str(exc)) from exc
+        await self._announce_cut(fitted)
+        return ChatRequest(
+            model=self.model_name,
+            messages=fitted.messages,
+            tools=schemas,
+            think=settings.think,
+            num_ctx=settings.num_ctx,
+            options=self.options,
+            idle_timeout=settings.timeout_seconds,
+        )
+
+    async def _announce_cut(self, fitted: Fitted) -> None:
+        if fitted.dropped > self.conversation.dropped:
+            self.conversation.dropped = fitted.dropped
+            data = {"dropped_turns": fitted.dropped, "kept_turns": fitted.kept, "prompt_tokens": fitted.tokens}
+            await self.ports.writer.append(EntryType.CONTEXT_TRUNCATED, {**data, **self.labels})
+
+    async def _call(self, step: int, request: ChatRequest) -> Reply:
+        """One try. Its text is in the journal as it comes; the whole message is the checkpoint."""
+        writer = self.ports.writer
+        before = writer.position
+        pump = DeltaPump(writer.append_all, self.labels)
+        taken = _Taken()
+        try:
+            await in_order([pump.run, partial(self._read, request, pump, taken)])
+        except (StreamInterrupted, ModelOverloaded, ModelUnavailable, ContextOverflow):
+            if taken.shown:
+                await writer.append(EntryType.RESTARTED, {"step": step, "discard_after": before, **self.labels})
+            raise
+        finish = taken.finish
+        data: dict[str, Any] = {
+            "step": step,
+            "role": "assistant",
+            "content": "".join(taken.text),
+            "thinking": "".join(taken.thinking),
+            "tool_calls": [{"id": call.id, "name": call.name, "args": call.args} for call in taken.calls],
+            "prompt_tokens": finish.prompt_tokens,
+            "completion_tokens": finish.completion_tokens,
+            "finish_reason": finish.reason,
+            "model": finish.model,
+            **self.labels,
+        }
+        if self.scope:
+            data["scope"] = self.scope
+        await writer.append(EntryType.MESSAGE, data)
+        sent = characters(request.messages, request.tools)
+        self.conversation.ratio = measured_ratio(sent, finish.prompt_tokens) or self.conversation.ratio
+        return reply_of(data)
+
+    async def _read(self, request: ChatRequest, pump: DeltaPump, taken: _Taken) -> None:
+        stream = self.ports.model.stream(request)
+        try:
+            async for delta in stream:
+                match delta:
+                    case ThinkingDelta(text):
+                        taken.thinking.append(text)
+                        pump.add(EntryType.THINKING, text)
+                    case TextDelta(text):
+                        taken.text.append(text)
+                        pump.add(EntryType.ANSWER, text)
+                    case ToolCall():
+                        taken.calls.append(delta)
+                    case Notice(code):
+                        await self.ports.writer.append(EntryType.NOTICE, {"code": code, "message": _NOTICES[code]})
+                    case Finish():
+                        taken.finish = delta
+        finally:
+            pump.finish()
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    # ── tools ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def tools(self, step: int, calls: Sequence[tuple[int, ToolCall]]) -> list[ToolCallRecord]:
+        known = self.ports.recall
+        numbered = [(f"{self.ports.response_id}:{self.scope}{step}:{position}", call) for position, call in calls]
+        await self.ports.writer.append_all(
+            [
+                (
+                    EntryType.TOOL_REQUEST,
+                    {"call_id": call_id, "tool": call.name, "args": call.args, "step": step, **self.labels},
+                )
+                for call_id, call in numbered
+                if call_id not in known.requested
+            ]
+        )
+        return await in_order([partial(self._tool, call_id, call) for call_id, call in numbered])
+
+    async def _tool(self, call_id: str, call: ToolCall) -> ToolCallRecord:
+        recorded = self.ports.recall.results.get(call_id)
+        if recorded is not None:
+            return recorded
+        if self.allowed is not None and call.name not in self.allowed:
+            record = ToolCallRecord(
+                tool=call.name,
+                args=call.args,
+                result=f"[unknown tool: '{call.name}']",
+                error=f"unknown tool: '{call.name}'",
+                call_id=call_id,
+            )
+        else:
+            outcome = await self.ports.tools.call(
+                call.name,
+                call.args,
+                call_id=call_id,
+                caller=self.ports.caller,
+                timeout=self.ports.context.settings.tool_timeout,
+                grace=_GRACE,
+                attempt=self.ports.attempt,
+            )
+            record = ToolCallRecord(
+                tool=outcome.tool,
+                args=call.args,
+                result=outcome.result,
+                error=outcome.error,
+                call_id=call_id,
+                duration_ms=outcome.duration_ms,
+                data=outcome.data,
+            )
+        await self.ports.writer.append(EntryType.TOOL_RESULT, {**record.model_dump(mode="json"), **self.labels})
+        return record
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What one model call has given so far."""
+
+    text: list[str] = field(default_factory=list)
+    thinking: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    finish: Finish = field(default_factory=lambda: Finish("stop", None, None, ""))
+
+    @property
+    def shown(self) -> bool:
+        return bool(self.text or self.thinking)
+
+
+async def show_transition(ports: Ports, action: str, *, journal: bool = True) -> None:
+    """A step of the state machine, in the journal and on the bus; silent while a journal is being replayed."""
+    step = ports.machine.step(action)
+    ports.shown += 1
+    if ports.shown <= ports.recall.states:
+        return
+    shown = AgentTransition(
+        agent=ports.context.settings.name,
+        replica=ports.context.replica,
+        query_id=ports.caller.query_id,
+        from_state=step.before,
+        action=step.action,
+        to=step.after,
+    )
+    publishing = ports.context.bus.publishing(AGENT_TRANSITION.of(shown, **ports.caller.headers()))
+    if journal:
+        data = {"from": step.before, "action": step.action, "to": step.after}
+        await ports.writer.append(EntryType.STATE, data, [publishing])
+    else:
+        await ports.context.bus.link.pipe([publishing])
