@@ -23,7 +23,7 @@ from shared.bus import Bus, Command, Consumer, Delivery, ReplyError, Route, Tail
 from shared.bus.tail import INBOX_LENGTH
 from shared.contracts import PREFIX, SETTINGS_UPDATE, Outgoing, Payload, Subject
 from shared.envelope import Envelope, Message, now_ms
-from shared.errors import BusUnavailable, DecodeError, SettingsError
+from shared.errors import BusUnavailable, DecodeError, SettingsError, TransientError
 from shared.logging import bound_contextvars, configure, get_logger
 from shared.registry import Registry, ReplicaInfo, announcing, leaving
 from shared.settings import Settings
@@ -81,10 +81,12 @@ class Context(Generic[S]):
                 try:
                     envelope = Envelope.parse(subject.name, entry_id, fields)
                     message = Message(entry_id, envelope, subject.decode(envelope))
+                    await handle(message)
                 except DecodeError as exc:
                     log.warning("event.malformed", subject=subject.name, entry_id=entry_id, reason=str(exc))
-                    continue
-                await handle(message)
+                except Exception:
+                    # an observer's bug or a passing fault must not end the participant
+                    log.exception("event.handler_failed", subject=subject.name, entry_id=entry_id)
 
     async def announce(self) -> None:
         """Writes this replica's registry entry now."""
@@ -109,10 +111,12 @@ class Context(Generic[S]):
     async def _beat_forever(self) -> None:
         beats = 0
         while True:
-            with contextlib.suppress(BusUnavailable):
+            try:
                 await self.announce()
                 if beats % _JANITOR_BEATS == 0:
                     await self._tidy()
+            except (TransientError, ReplyError) as exc:
+                log.warning("service.heartbeat_failed", reason=str(exc))
             beats += 1
             await asyncio.sleep(self.settings.heartbeat)
 
@@ -121,12 +125,9 @@ class Context(Generic[S]):
         period = int(self.settings.heartbeat * _JANITOR_BEATS * 1000)
         if not await self.bus.link.call("SET", f"{PREFIX}janitor", self.bus.source, "NX", "PX", period):
             return
-        try:
-            for subject in await self.bus.subjects():
-                if subject.kind == "work":
-                    await self.bus.trim(subject)
-        except ReplyError as exc:
-            log.warning("bus.trim_failed", reason=str(exc))
+        for subject in await self.bus.subjects():
+            if subject.kind == "work":
+                await self.bus.trim(subject)
 
     async def _read_inbox(self) -> None:
         follower = self.tail.follow(self.inbox)

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, ClassVar, Literal
 
-from pydantic import AliasChoices, Field, SecretStr
+from pydantic import AliasChoices, Field, SecretStr, model_validator
 
 from shared.settings import Settings
 
@@ -51,6 +51,14 @@ class GeneratorSettings(Settings):
     history_turns: int = Field(default=50, ge=0, le=50, description="Turns of a session given to the model")
     system_prompt: str = Field(default_factory=default_system_prompt, description="What the model is told about itself")
     demo: bool = Field(default=False, description="Set by `local2 run` when the demonstration model answers")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shadow_samples_differently(cls, values: Any) -> Any:
+        """Respondent B's temperature is 0.5 unless it is given."""
+        if isinstance(values, dict) and values.get("respondent_id") == "B" and values.get("temperature") is None:
+            return {**values, "temperature": 0.5}
+        return values
 
     @property
     def name(self) -> str:

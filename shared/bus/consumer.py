@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shared.bus.link import Command, ConnectionLost, ReplyError
+from shared.bus.link import Command, ConnectionLost, OutOfMemory, ReplyError
 from shared.bus.scripts import HAND_OVER, REAP, RENEW
 from shared.bus.streams import Bus, Entry, entries, served_key
 from shared.envelope import now_ms
@@ -20,6 +20,8 @@ log = get_logger()
 # Whatever a leaving replica still holds is given to this consumer, idle for so long that the next sweep claims it.
 HEIR = "handover"
 _BLOCK = 2.0
+# A read of fewer streams than there are must not keep the others waiting.
+_GLANCE = 0.05
 _REAP_IDLE_MS = 60_000
 _MISSED = 3
 
@@ -42,6 +44,7 @@ class Delivery:
         self._consumer.changed.set()
         try:
             yield
+            await self._consumer.slot()
         finally:
             self._consumer.busy += 1
 
@@ -90,13 +93,17 @@ class Consumer:
         self.busy = 0
         self.handled = 0
         self.changed = asyncio.Event()
+        # slots promised to the read in progress, and wanted back by work that was parked
+        self._reading = 0
+        self._returning = 0
+        self._turn = deque(self._routes)
+        self._claimable = False
         self._stopping = False
         self._renewed = 0.0
         self._finished: deque[tuple[float, str, str]] = deque()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Reads and handles until `stop` is set, then finishes or hands over what it holds."""
-        await self._create_groups()
         self._renewed = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as background:
             self._tasks = background
@@ -105,62 +112,108 @@ class Consumer:
             await stop.wait()
             self._stopping = True
             self.changed.set()
-            await self._unblock()
-            await reading
+            unblocking = background.create_task(self._unblock())
+            # a read ends by itself, unless Redis is away
+            await asyncio.wait({reading}, timeout=_BLOCK + 0.5)
+            reading.cancel()
+            unblocking.cancel()
             await self._leave()
             beating.cancel()
+
+    # ── slots ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _room(self) -> int:
+        return self.concurrency - self.busy - self._returning
+
+    async def _wait_for_room(self) -> int:
+        """The free slots, at least one unless the replica is stopping."""
+        while (room := self._room()) <= 0 and not self._stopping:
+            self.changed.clear()
+            await self.changed.wait()
+        return room
+
+    async def slot(self) -> None:
+        """Waits until a slot is free for work that goes on; it comes before new entries."""
+        self._returning += 1
+        try:
+            while self.busy + self._reading >= self.concurrency:
+                if self._reading:
+                    # the slot is promised to a read that may wait for long
+                    if not await self._unblock():
+                        await asyncio.sleep(0.01)
+                    continue
+                self.changed.clear()
+                await self.changed.wait()
+        finally:
+            self._returning -= 1
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _read_forever(self) -> None:
-        streams = list(self._routes)
+        await self._create_groups()
         generation = 0
         while not self._stopping:
-            room = self.concurrency - self.busy
-            if room <= 0:
-                self.changed.clear()
-                await self.changed.wait()
-                continue
+            room = await self._wait_for_room()
             try:
                 if generation != self._bus.reader.generation:
                     # what was read while the reply got lost is ours, but unseen
                     await self._bus.reader.connected.wait()
                     generation = self._bus.reader.generation
                     await self._recover()
-                    continue
-                reply = await self._bus.reader.call(
-                    *("XREADGROUP", "GROUP", self._group, self._replica, "COUNT", max(1, room // len(streams))),
-                    *("BLOCK", int(_BLOCK * 1000), "STREAMS", *streams, *(">" for _ in streams)),
-                    retry=False,
-                    block=_BLOCK,
-                )
+                elif self._claimable:
+                    await self._sweep()
+                elif not self._stopping:
+                    await self._read(room)
             except ConnectionLost:
                 continue
-            except ReplyError as exc:
+            except (TransientError, ReplyError) as exc:
                 await self._repair(exc)
-                continue
-            for stream, items in reply or ():
-                for entry in entries(items):
-                    self._start(stream.decode(), entry, 1)
+
+    async def _read(self, room: int) -> None:
+        """New entries, at most as many as there is room for."""
+        streams = list(self._turn)[:room]
+        if len(streams) < len(self._turn):
+            self._turn.rotate(-room)
+        block = _BLOCK if len(streams) == len(self._turn) else _GLANCE
+        count = room // len(streams)
+        self._reading = count * len(streams)
+        try:
+            reply = await self._bus.reader.call(
+                *("XREADGROUP", "GROUP", self._group, self._replica, "COUNT", count),
+                *("BLOCK", int(block * 1000), "STREAMS", *streams, *(">" for _ in streams)),
+                retry=False,
+                block=block,
+            )
+        finally:
+            self._reading = 0
+            self.changed.set()
+        for stream, items in reply or ():
+            for entry in entries(items):
+                self._start(stream.decode(), entry, 1)
 
     async def _recover(self) -> None:
         """Takes up the entries that are pending for this consumer but that it does not hold."""
         for stream in self._routes:
-            after = "0"
-            while True:
-                reply = await self._bus.reader.call(
-                    *("XREADGROUP", "GROUP", self._group, self._replica, "COUNT", 200, "STREAMS", stream, after),
-                    retry=False,
-                )
-                found = entries(reply[0][1]) if reply else []
-                if not found:
+            after = "-"
+            while not self._stopping:
+                room = await self._wait_for_room()
+                # on the connection of the acknowledgements: behind them, what has just been finished is not seen
+                rows = await self._bus.link.call("XPENDING", stream, self._group, after, "+", room, self._replica)
+                if not rows:
                     break
-                after = found[-1][0]
-                for entry in found:
-                    if entry[1] is None:
-                        await self._bus.link.call("XACK", stream, self._group, entry[0])
-                    else:
-                        self._start(stream, entry, 1)
+                after = f"({rows[-1][0].decode()}"
+                for entry_id, _owner, _idle, deliveries in rows:
+                    if (stream, entry_id.decode()) not in self.held:
+                        await self._claim(stream, entry_id, deliveries, 0, "RETRYCOUNT", deliveries)
+
+    async def _claim(self, stream: str, entry_id: bytes, deliveries: int, idle: int, *options: str | int) -> int:
+        """Takes one entry over, unless somebody has acknowledged or renewed it meanwhile."""
+        claimed = entries(
+            await self._bus.link.call("XCLAIM", stream, self._group, self._replica, idle, entry_id, *options)
+        )
+        for entry in claimed:
+            self._start(stream, entry, deliveries)
+        return len(claimed)
 
     def _start(self, stream: str, entry: Entry, deliveries: int) -> None:
         entry_id, fields = entry
@@ -172,75 +225,100 @@ class Consumer:
         self.busy += 1
         delivery.task = self._tasks.create_task(self._handle(delivery))
 
-    async def _repair(self, exc: ReplyError) -> None:
-        if exc.code != "NOGROUP":
+    async def _repair(self, exc: TransientError | ReplyError) -> None:
+        if not isinstance(exc, ReplyError) or exc.code != "NOGROUP":
             log.error("bus.read_failed", error=str(exc))
             await asyncio.sleep(self._heartbeat)
         await self._create_groups()
 
     async def _create_groups(self) -> None:
         """From id 0: what was written before the group existed, or after a flush, is work too."""
-        for reply in await self._bus.link.pipe_raw(
-            [("XGROUP", "CREATE", stream, self._group, "0", "MKSTREAM") for stream in self._routes]
-        ):
+        streams = list(self._routes)
+        creating: list[Command] = [("XGROUP", "CREATE", name, self._group, "0", "MKSTREAM") for name in streams]
+        for reply in await self._bus.link.pipe_raw([*creating, *self._serving()]):
             if isinstance(reply, ReplyError) and reply.code != "BUSYGROUP":
                 log.error("bus.group_failed", error=str(reply))
+
+    def _serving(self) -> list[Command]:
+        return [("HSET", served_key(stream), self._group, now_ms()) for stream in self._routes]
 
     # ── handling ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _handle(self, delivery: Delivery) -> None:
-        """The one place where every failure ends: the entry is tried again, set aside, or left to its new owner."""
         try:
-            await self._process(delivery)
+            try:
+                if delivery.deliveries > self._max_deliveries:
+                    raise PermanentError(f"gave up after {delivery.deliveries - 1} deliveries")
+                await self._finish(delivery, await self._routes[delivery.stream].handler(delivery))
+            except PermanentError as exc:
+                await self._bury(delivery, str(exc))
         except Fenced:
             log.warning("bus.claim_lost", stream=delivery.stream, entry_id=delivery.entry_id)
+        except BusUnavailable:
+            log.warning("bus.unavailable", stream=delivery.stream, entry_id=delivery.entry_id)
         except TransientError as exc:
             log.warning("bus.try_again", entry_id=delivery.entry_id, reason=str(exc), attempt=delivery.deliveries)
         except Exception:
-            # a bug in a handler must not stop the participant
+            # a bug in a handler must not stop the participant: the entry is tried again, then set aside
             log.exception("bus.handler_failed", stream=delivery.stream, entry_id=delivery.entry_id)
         finally:
             del self.held[delivery.stream, delivery.entry_id]
             self.busy -= 1
             self.changed.set()
 
-    async def _process(self, delivery: Delivery) -> None:
-        try:
-            if delivery.deliveries > self._max_deliveries:
-                raise PermanentError(f"gave up after {delivery.deliveries - 1} deliveries")
-            effects = await self._routes[delivery.stream].handler(delivery)
-        except PermanentError as exc:
-            effects = await self._burial(delivery, str(exc))
-        await self.check_claim(delivery)
-        await self._finish(delivery, effects)
-
     async def _finish(self, delivery: Delivery, effects: Sequence[Command]) -> None:
+        """Writes the effects and acknowledges. Raises Fenced when the entry was taken over meanwhile."""
         # acknowledge last: a crash in between repeats the effects, which are idempotent, and loses nothing
-        await self._bus.link.pipe([*effects, ("XACK", delivery.stream, self._group, delivery.entry_id)])
+        commands = [*effects, ("XACK", delivery.stream, self._group, delivery.entry_id)]
+        while True:
+            try:
+                # a write that waits for a connection until the claim may be lost must not be sent any more
+                await self._bus.link.pipe(commands, until=await self.check_claim(delivery))
+                break
+            except ConnectionLost:
+                continue
+            except (ReplyError, OutOfMemory):
+                await self._take_back(delivery)
+                raise
         self.handled += 1
         if self._routes[delivery.stream].delete_finished:
             self._finished.append((asyncio.get_running_loop().time(), delivery.stream, delivery.entry_id))
 
-    async def _burial(self, delivery: Delivery, reason: str) -> list[Command]:
-        """What sets an entry aside, after whoever waits for it has been told."""
+    async def _take_back(self, delivery: Delivery) -> None:
+        """Makes an entry pending again whose effects Redis refused: the acknowledgement behind them went through."""
+        claim = ("XCLAIM", delivery.stream, self._group, self._replica, 0, delivery.entry_id)
+        await self._bus.link.pipe_raw([(*claim, "RETRYCOUNT", delivery.deliveries, "FORCE", "JUSTID")])
+
+    async def _bury(self, delivery: Delivery, reason: str) -> None:
         log.error("bus.dead_letter", stream=delivery.stream, entry_id=delivery.entry_id, reason=reason)
         undertaker = self._routes[delivery.stream].undertaker
         effects: Sequence[Command] = ()
         if undertaker is not None:
             try:
                 effects = await undertaker(delivery, reason)
-            except PermanentError as exc:
-                log.info("bus.nobody_told", reason=str(exc))
+            except (PermanentError, Fenced) as exc:
+                log.info("bus.undertaker_passed", reason=str(exc))
         letter = self._bus.burying(
             delivery.stream, self._group, delivery.entry_id, delivery.fields, delivery.deliveries, reason
         )
-        return [*effects, letter]
+        try:
+            await self._finish(delivery, [*effects, letter])
+        except ReplyError as exc:
+            if not effects:
+                raise
+            # what cannot be written for it must not keep a bad entry from being set aside
+            log.error("bus.undertaker_refused", entry_id=delivery.entry_id, error=str(exc))
+            await self._finish(delivery, [letter])
 
-    async def check_claim(self, delivery: Delivery) -> None:
-        """After a pause long enough to lose claims, makes sure before a write. Raises Fenced."""
-        silent = asyncio.get_running_loop().time() - self._renewed
-        if silent > 2 * self._heartbeat and await self._renew(delivery.stream, [delivery.entry_id]):
-            raise Fenced(f"{delivery.entry_id} was taken over")
+    async def check_claim(self, delivery: Delivery) -> float:
+        """The loop's time until which the entry is certainly ours; asks Redis after a long pause. Raises Fenced."""
+        renewed = self._renewed
+        now = asyncio.get_running_loop().time()
+        if now - renewed > 2 * self._heartbeat:
+            renewed = now
+            if await self._renew(delivery.stream, [delivery.entry_id]):
+                raise Fenced(f"{delivery.entry_id} was taken over")
+        return renewed + 2 * self._heartbeat
 
     # ── heartbeat ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -266,9 +344,9 @@ class Consumer:
                     delivery.task.cancel()
         self._renewed = started
         await self._delete_finished(started - self._heartbeat)
-        await self._bus.link.pipe([("HSET", served_key(stream), self._group, now_ms()) for stream in self._routes])
         if not self._stopping:
-            await self._sweep()
+            await self._look()
+        await self._bus.link.pipe(self._serving())
 
     async def _renew(self, stream: str, ids: Sequence[str]) -> list[str]:
         (reply,) = await self._bus.link.pipe_raw([RENEW((stream,), self._group, self._replica, *ids)])
@@ -279,29 +357,42 @@ class Consumer:
             raise reply
         return [entry_id.decode() for entry_id in reply]
 
-    async def _sweep(self) -> None:
-        """Claims what nobody has kept alive, as far as there is room; on a timer, so that idle queues recover too."""
-        idle = int(self._heartbeat * _MISSED * 1000)
+    def _idle(self) -> int:
+        """Milliseconds without a sign of life after which an entry is anybody's."""
+        return int(self._heartbeat * _MISSED * 1000)
+
+    async def _look(self) -> None:
+        """Is there anything that nobody keeps alive? On a timer, so that idle queues recover too."""
         for stream in self._routes:
-            room = self.concurrency - self.busy
-            if room <= 0:
-                return
             rows, _ = await self._bus.link.pipe_raw(
                 [
-                    ("XPENDING", stream, self._group, "IDLE", idle, "-", "+", room),
+                    ("XPENDING", stream, self._group, "IDLE", self._idle(), "-", "+", 1),
                     REAP((stream,), self._group, _REAP_IDLE_MS),
                 ]
             )
             if isinstance(rows, ReplyError):
                 await self._repair(rows)
-                continue
+            elif rows:
+                self._claimable = True
+        if self._claimable and self._reading:
+            # the reader claims, because it alone knows how many slots are free
+            await self._unblock()
+
+    async def _sweep(self) -> None:
+        """Claims what nobody has kept alive, as far as there is room."""
+        self._claimable = False
+        for stream in self._routes:
+            room = self._room()
+            if room <= 0:
+                self._claimable = True
+                return
+            rows = await self._bus.link.call("XPENDING", stream, self._group, "IDLE", self._idle(), "-", "+", room)
             for entry_id, _owner, _idle, deliveries in rows:
-                if (stream, entry_id.decode()) in self.held:
-                    continue
-                claimed = await self._bus.link.call("XCLAIM", stream, self._group, self._replica, idle, entry_id)
-                for entry in entries(claimed):
-                    log.info("bus.claimed", stream=stream, entry_id=entry[0], deliveries=deliveries + 1)
-                    self._start(stream, entry, deliveries + 1)
+                if (stream, entry_id.decode()) not in self.held:
+                    claimed = await self._claim(stream, entry_id, deliveries + 1, self._idle())
+                    if claimed:
+                        log.info("bus.claimed", stream=stream, entry_id=entry_id.decode(), deliveries=deliveries + 1)
+                        self._claimable = self._claimable or len(rows) == room
 
     async def _delete_finished(self, before: float) -> None:
         """A heartbeat late, so that observers that tail the stream have seen the entries."""
@@ -314,9 +405,11 @@ class Consumer:
 
     # ── leaving ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _unblock(self) -> None:
+    async def _unblock(self) -> bool:
+        """Ends the read in progress; False when it does not wait in Redis."""
         with contextlib.suppress(TransientError, ReplyError):
-            await self._bus.link.call("CLIENT", "UNBLOCK", self._bus.reader.client_id)
+            return bool(await self._bus.link.call("CLIENT", "UNBLOCK", self._bus.reader.client_id))
+        return False
 
     async def _leave(self) -> None:
         """Finishes within `drain` seconds, makes the rest claimable at once, leaves no consumer behind."""

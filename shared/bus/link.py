@@ -69,10 +69,19 @@ class Script:
 class _Unit:
     """Commands that are sent together and answered together."""
 
-    __slots__ = ("block", "count", "future", "packed", "retry")
+    __slots__ = ("block", "count", "future", "packed", "retry", "until")
 
-    def __init__(self, packed: bytes, count: int, future: asyncio.Future[list[Reply]], retry: bool, block: float):
+    def __init__(
+        self,
+        packed: bytes,
+        count: int,
+        future: asyncio.Future[list[Reply]],
+        retry: bool,
+        block: float,
+        until: float | None,
+    ) -> None:
         self.packed = packed
+        self.until = until
         self.count = count
         self.future = future
         self.retry = retry
@@ -141,12 +150,17 @@ class Link:
         With `retry` the command is sent again after a reconnect: only for what may safely happen twice.
         block: seconds that the server may legitimately keep the reply back.
         """
-        (reply,) = await self._submit((command,), retry, block)
+        (reply,) = await self._submit((command,), retry, block=block)
         return _checked(reply)
 
-    async def pipe(self, commands: Sequence[Command], *, retry: bool = True) -> list[Reply]:
-        """The replies of several commands, sent in order in one write. The first error among them is raised."""
-        replies = await self._submit(commands, retry, 0.0)
+    async def pipe(
+        self, commands: Sequence[Command], *, retry: bool = True, until: float | None = None
+    ) -> list[Reply]:
+        """The replies of several commands, sent in order in one write. The first error among them is raised.
+
+        until: the loop's time after which they are not sent (again); ConnectionLost is raised then.
+        """
+        replies = await self._submit(commands, retry, until=until)
         for reply in replies:
             _checked(reply)
         return replies
@@ -155,17 +169,19 @@ class Link:
         """Like `pipe`, with errors as values (ReplyError) at their place."""
         return [
             ReplyError(str(reply)) if isinstance(reply, hiredis.ReplyError) else reply
-            for reply in await self._submit(commands, True, 0.0)
+            for reply in await self._submit(commands, True)
         ]
 
-    def _submit(self, commands: Sequence[Command], retry: bool, block: float) -> asyncio.Future[list[Reply]]:
+    def _submit(
+        self, commands: Sequence[Command], retry: bool, *, block: float = 0.0, until: float | None = None
+    ) -> asyncio.Future[list[Reply]]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Reply]] = loop.create_future()
         if self._closing:
             future.set_exception(BusUnavailable("the bus is closed"))
             return future
         packed = b"".join([hiredis.pack_command(command) for command in commands])
-        self._queue.append(_Unit(packed, len(commands), future, retry, block))
+        self._queue.append(_Unit(packed, len(commands), future, retry, block, until))
         if not self._flush_scheduled and self._writer is not None:
             self._flush_scheduled = True
             loop.call_soon(self._flush)
@@ -175,6 +191,10 @@ class Link:
         self._flush_scheduled = False
         if self._writer is None or not self._queue:
             return
+        now = asyncio.get_running_loop().time()
+        for unit in self._queue:
+            if unit.until is not None and now > unit.until and not unit.future.done():
+                unit.future.set_exception(ConnectionLost("there was no connection to Redis in time"))
         # a caller that gave up before its command was sent must not find it carried out later
         units = [unit for unit in self._queue if not unit.future.done()]
         self._queue.clear()
@@ -183,7 +203,7 @@ class Link:
         self._counter += 1
         marker = b"%d" % self._counter
         allowance = self._timeout + max(unit.block for unit in units)
-        self._inflight.append(_Batch(units, marker, asyncio.get_running_loop().time() + allowance))
+        self._inflight.append(_Batch(units, marker, now + allowance))
         self._writer.write(b"".join([*(u.packed for u in units), hiredis.pack_command(("ECHO", marker))]))
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────────────────────
