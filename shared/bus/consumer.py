@@ -245,6 +245,7 @@ class Consumer:
     # ── handling ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _handle(self, delivery: Delivery) -> None:
+        """The one place where every failure ends: the entry is tried again, set aside, or left to its new owner."""
         try:
             try:
                 if delivery.deliveries > self._max_deliveries:
@@ -254,8 +255,6 @@ class Consumer:
                 await self._bury(delivery, str(exc))
         except Fenced:
             log.warning("bus.claim_lost", stream=delivery.stream, entry_id=delivery.entry_id)
-        except BusUnavailable:
-            log.warning("bus.unavailable", stream=delivery.stream, entry_id=delivery.entry_id)
         except TransientError as exc:
             log.warning("bus.try_again", entry_id=delivery.entry_id, reason=str(exc), attempt=delivery.deliveries)
         except Exception:
@@ -290,14 +289,15 @@ class Consumer:
         await self._bus.link.pipe_raw([(*claim, "RETRYCOUNT", delivery.deliveries, "FORCE", "JUSTID")])
 
     async def _bury(self, delivery: Delivery, reason: str) -> None:
+        """Sets an entry aside, and tells whoever waits for it."""
         log.error("bus.dead_letter", stream=delivery.stream, entry_id=delivery.entry_id, reason=reason)
         undertaker = self._routes[delivery.stream].undertaker
         effects: Sequence[Command] = ()
         if undertaker is not None:
             try:
                 effects = await undertaker(delivery, reason)
-            except (PermanentError, Fenced) as exc:
-                log.info("bus.undertaker_passed", reason=str(exc))
+            except PermanentError as exc:
+                log.info("bus.nobody_told", reason=str(exc))
         letter = self._bus.burying(
             delivery.stream, self._group, delivery.entry_id, delivery.fields, delivery.deliveries, reason
         )

@@ -153,9 +153,7 @@ class Link:
         (reply,) = await self._submit((command,), retry, block=block)
         return _checked(reply)
 
-    async def pipe(
-        self, commands: Sequence[Command], *, retry: bool = True, until: float | None = None
-    ) -> list[Reply]:
+    async def pipe(self, commands: Sequence[Command], *, retry: bool = True, until: float | None = None) -> list[Reply]:
         """The replies of several commands, sent in order in one write. The first error among them is raised.
 
         until: the loop's time after which they are not sent (again); ConnectionLost is raised then.

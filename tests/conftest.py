@@ -1,0 +1,60 @@
+"""Fixtures for every test: a real Redis that the tests start themselves, settings with a fast heartbeat, a bus."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+# `support` holds the helpers that are no tests themselves.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from services.cli.embedded_redis import EmbeddedRedis
+from shared.bus import Bus
+from shared.settings import Settings
+
+HEARTBEAT = 0.2
+
+
+@pytest.fixture(scope="session")
+def _shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis") / "data") as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(_shared_server: EmbeddedRedis) -> str:
+    """An empty Redis, shared by the tests of this run one after the other."""
+    with redis.Redis.from_url(_shared_server.url) as client:
+        client.flushall()
+    return _shared_server.url
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    """A Redis of this test's own, to be killed (`kill`) and started again (`start`) on the same URL and data."""
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        yield server
+
+
+@pytest.fixture
+def raw(redis_url: str) -> Iterator[redis.Redis]:
+    """A plain client on `redis_url`, to look at things from outside."""
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def settings(redis_url: str, tmp_path: Path) -> Settings:
+    """Participants' settings on `redis_url`: a dead replica is noticed after 0.6 s."""
+    return Settings(redis_url=redis_url, data_dir=tmp_path, heartbeat=HEARTBEAT, drain=2.0)
+
+
+@pytest.fixture
+async def bus(redis_url: str) -> AsyncIterator[Bus]:
+    """A connected bus on `redis_url`."""
+    async with Bus(redis_url, "test/1") as opened:
+        yield opened
