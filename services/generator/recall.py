@@ -28,6 +28,8 @@ class Recall:
     results: dict[str, ToolCallRecord] = field(default_factory=dict)
     requested: set[str] = field(default_factory=set)
     states: int = 0
+    progress: set[tuple[EntryType, str, int]] = field(default_factory=set)
+    notices: set[str] = field(default_factory=set)
     unsettled: str | None = None
     terminal: JournalEntry | None = None
 
@@ -62,6 +64,11 @@ def _take(found: Recall, entry: JournalEntry) -> None:
         case EntryType.TOOL_RESULT:
             record = ToolCallRecord.model_validate(entry.value(), extra="ignore")
             found.results[record.call_id] = record
+        case EntryType.PERSONA_WORKING | EntryType.PERSONA_DONE:
+            data = entry.value()
+            found.progress.add((entry.type, data["persona"], data["round"]))
+        case EntryType.NOTICE:
+            found.notices.add(entry.value()["code"])
 
 
 def reply_of(data: dict[str, Any]) -> Reply:
@@ -82,6 +89,8 @@ def partial_text(entries: Sequence[JournalEntry]) -> tuple[str, str]:
     thinking: list[tuple[str, str]] = []
     for entry in entries:
         match entry.type:
+            case EntryType.ANSWER | EntryType.THINKING | EntryType.MESSAGE if "persona" in entry.value():
+                continue
             case EntryType.ANSWER:
                 answer.append((entry.id, entry.value()["text"]))
             case EntryType.THINKING:

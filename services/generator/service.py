@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from services.generator.answering import Answering
+from services.generator.committee import load_identities
 from services.generator.lane import Lanes
+from services.generator.run import Parts
 from services.generator.settings import GeneratorSettings
 from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, Outgoing, QueryCancel, QueryReceived
 from shared.envelope import Message
@@ -41,9 +43,8 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
         keep_alive=settings.keep_alive,
     )
     sessions = Sessions(context.bus)
-    answering = Answering(
-        context, model, ToolClient(context), sessions, Lanes(context, sessions, settings.respondent_id)
-    )
+    lanes = Lanes(context, sessions, settings.respondent_id)
+    answering = Answering(Parts(context, model, ToolClient(context), sessions, lanes))
 
     async def handle(message: Message[QueryReceived]) -> Iterable[Outgoing]:
         await answering.answer(message)
@@ -85,6 +86,7 @@ async def _look(context: Context[GeneratorSettings], model: ChatModel) -> None:
         "backend_ok": reason is None,
         "backend_reason": reason,
         "demo": settings.demo,
+        "personas": list(load_identities(settings.identities).personas),
     }
     context.facts.update(facts)
 

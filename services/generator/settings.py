@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field, SecretStr, model_validator
@@ -19,7 +20,7 @@ def default_system_prompt() -> str:
 class GeneratorSettings(Settings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "model", "think", "temperature", "max_tool_iterations", "tool_timeout", "timeout_seconds", "concurrency",
-        "history_turns", "system_prompt",
+        "history_turns", "system_prompt", "rounds",
     }  # fmt: skip
 
     respondent_id: Literal["A", "B"] = Field(default="A", description="A: its answer is shown; B: the shadow")
@@ -50,6 +51,8 @@ class GeneratorSettings(Settings):
     concurrency: int = Field(default=4, ge=1, le=256, description="Queries answered at the same time by one replica")
     history_turns: int = Field(default=50, ge=0, le=50, description="Turns of a session given to the model")
     system_prompt: str = Field(default_factory=default_system_prompt, description="What the model is told about itself")
+    identities: Path | None = Field(default=None, description="YAML file of committee members; unset: the shipped ones")
+    rounds: int = Field(default=1, ge=1, le=10, description="Rounds of a committee, unless the query says otherwise")
     demo: bool = Field(default=False, description="Set by `local2 run` when the demonstration model answers")
 
     @model_validator(mode="before")

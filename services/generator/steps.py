@@ -79,6 +79,7 @@ class Ports:
     response_id: str
     attempt: int
     shown: int = 0
+    tools_unsupported: bool = False
 
 
 @dataclass(slots=True)
@@ -207,6 +208,7 @@ class JournalSteps:
                     case ToolCall():
                         taken.calls.append(delta)
                     case Notice(code):
+                        self.ports.tools_unsupported |= code == "tools_unsupported"
                         await self.ports.writer.append(EntryType.NOTICE, {"code": code, "message": _NOTICES[code]})
                     case Finish():
                         taken.finish = delta
