@@ -46,7 +46,7 @@ class Answering:
     def cancel(self, query_id: str) -> None:
         """Stops a query that this replica works on or holds; the model's connection is closed."""
         scope = self._running.get(query_id)
-        if scope is not None:
+        if scope is not None and not scope.expired():
             self._cancelled.add(query_id)
             scope.reschedule(asyncio.get_running_loop().time())
 
