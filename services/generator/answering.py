@@ -55,10 +55,15 @@ class Answering:
         query = message.payload
         caller = self._caller(message)
         run = Run(self._parts, message, caller)
+        assert caller.deadline is not None
+        scope = asyncio.timeout((caller.deadline - now_ms()) / 1000)
         try:
-            async with self._bounded(caller) as scope:
+            async with scope, self._stoppable(caller.query_id, scope):
                 await run.prepare()
-                await run.generate()
+                finished = await run.generate()
+            # a cancel or the deadline comes too late now: the answer is published as a whole or not at all
+            if finished is not None:
+                await run.complete(finished)
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -94,18 +99,16 @@ class Answering:
         )
 
     @contextlib.asynccontextmanager
-    async def _bounded(self, caller: Caller) -> AsyncIterator[asyncio.Timeout]:
-        """Ends with TimeoutError at the deadline, or as soon as the query is cancelled."""
-        assert caller.deadline is not None
-        async with asyncio.timeout((caller.deadline - now_ms()) / 1000) as scope:
-            self._running[caller.query_id] = scope
-            try:
-                if await self._parts.context.bus.link.call("EXISTS", cancel_key(caller.query_id)):
-                    self.cancel(caller.query_id)
-                    await asyncio.sleep(0)
-                yield scope
-            finally:
-                del self._running[caller.query_id]
+    async def _stoppable(self, query_id: str, scope: asyncio.Timeout) -> AsyncIterator[None]:
+        """A cancel ends `scope`, also one that came before this replica had the query."""
+        self._running[query_id] = scope
+        try:
+            if await self._parts.context.bus.link.call("EXISTS", cancel_key(query_id)):
+                self.cancel(query_id)
+                await asyncio.sleep(0)
+            yield
+        finally:
+            del self._running[query_id]
 
     async def _leave(self, query: QueryReceived, query_id: str) -> None:
         if query.messages is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ class DeltaPump:
         self._extra = extra
         self._pieces: list[tuple[EntryType, list[str]]] = []
         self._arrived = asyncio.Event()
-        self._finished = False
+        self._finished = asyncio.Event()
 
     def add(self, kind: EntryType, text: str) -> None:
         if not text:
@@ -36,7 +37,7 @@ class DeltaPump:
         self._arrived.set()
 
     def finish(self) -> None:
-        self._finished = True
+        self._finished.set()
         self._arrived.set()
 
     async def run(self) -> None:
@@ -47,7 +48,7 @@ class DeltaPump:
             if self._pieces:
                 pieces, self._pieces = self._pieces, []
                 await self._write([(kind, {"text": "".join(texts), **self._extra}) for kind, texts in pieces])
-            if self._finished:
+            if self._finished.is_set():
                 if self._pieces:
                     self._arrived.set()
                     continue
@@ -56,7 +57,6 @@ class DeltaPump:
 
     async def _pause(self) -> None:
         """Up to the interval; the end of the stream cuts it short."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + INTERVAL
-        while not self._finished and (left := until - loop.time()) > 0:
-            await asyncio.sleep(left)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(INTERVAL):
+                await self._finished.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,12 +22,11 @@ class Lanes:
         self._context = context
         self._sessions = sessions
         self._respondent = respondent_id
-        self._wakes: dict[str, asyncio.Event] = {}
+        self._waiters: dict[str, set[asyncio.Event]] = {}
         context.on_inbox("wake", self._wake)
 
     def _wake(self, raw: Mapping[bytes, bytes]) -> None:
-        event = self._wakes.get(raw.get(b"session", b"").decode())
-        if event is not None:
+        for event in self._waiters.get(raw.get(b"session", b"").decode(), ()):
             event.set()
 
     async def mine(self, session_id: str, query_id: str, ticket: str | None) -> bool:
@@ -35,24 +35,27 @@ class Lanes:
 
     async def wait(self, session_id: str, query_id: str, ticket: str | None) -> None:
         """Returns when the query may run."""
-        event = self._wakes.setdefault(session_id, asyncio.Event())
-        while (before := await self._ask(session_id, query_id, ticket)) is not None:
-            if before and await self._gone(before):
-                await self._sessions.release(session_id, self._respondent, before)
-                continue
-            try:
-                async with asyncio.timeout(_RECHECK if before else _TICKET_RECHECK):
-                    await event.wait()
-            except TimeoutError:
-                continue
-            finally:
+        # an event of its own for each waiting query: shared, the first to wake would take it from the others
+        event = asyncio.Event()
+        waiters = self._waiters.setdefault(session_id, set())
+        waiters.add(event)
+        try:
+            while (before := await self._ask(session_id, query_id, ticket)) is not None:
+                if before and await self._gone(before):
+                    await self._sessions.release(session_id, self._respondent, before)
+                    continue
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_RECHECK if before else _TICKET_RECHECK):
+                        await event.wait()
                 event.clear()
+        finally:
+            waiters.discard(event)
+            if not waiters:
+                del self._waiters[session_id]
 
     async def leave(self, session_id: str, query_id: str) -> None:
+        """Gives the turn to the next; its replica is woken."""
         await self._sessions.release(session_id, self._respondent, query_id)
-        event = self._wakes.pop(session_id, None)
-        if event is not None:
-            event.set()
 
     async def _ask(self, session_id: str, query_id: str, ticket: str | None) -> str | None:
         return await self._sessions.turn(session_id, self._respondent, query_id, ticket, self._context.inbox)

@@ -52,6 +52,16 @@ class Parts:
     lanes: Lanes
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An answer that is ready to be published."""
+
+    answer: Answer
+    options: dict[str, Any]
+    ratio: float
+    deliberations: list[Deliberation] | None
+
+
 class Run:
     """The life of one response at one replica."""
 
@@ -114,9 +124,10 @@ class Run:
 
     # ── the answer ───────────────────────────────────────────────────────────────────────────────────────────
 
-    async def generate(self) -> None:
+    async def generate(self) -> Finished | None:
+        """The answer; None when everything is written and only the acknowledgement was missing."""
         if self.recall.terminal is not None:
-            return  # everything is written; only the acknowledgement was missing
+            return None
         assert self._ports is not None
         await show_transition(self._ports, "RECEIVE")
         conversation = await self._conversation()
@@ -128,7 +139,7 @@ class Run:
         else:
             steps = self._steps(conversation, options)
             answer, deliberations = await run_agent(steps, question, self._settings.max_tool_iterations), None
-        await self._complete(answer, options, conversation.ratio, deliberations)
+        return Finished(answer, options, conversation.ratio, deliberations)
 
     def _steps(
         self,
@@ -200,7 +211,7 @@ class Run:
             given, turns = split_turns([message.model_dump(exclude_none=True) for message in self._query.messages])
             return Conversation([*system, *given], turns)
         query = self._query
-        if self._message.deliveries == 1:
+        if self.recall.states < 2:  # START_GENERATION says that it was opened: it may have been deleted since
             owner = await self._parts.sessions.open(query.session_id, query.user_id, query.query)
             if owner != query.user_id:
                 raise PermanentError(f"session {query.session_id} belongs to another user")
@@ -217,14 +228,12 @@ class Run:
 
     # ── endings ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _complete(
-        self, answer: Answer, options: dict[str, Any], ratio: float, deliberations: list[Deliberation] | None
-    ) -> None:
+    async def complete(self, finished: Finished) -> None:
         """Publishes, stores the turn, then tells the client: whoever has seen `completed` finds all of it done."""
         assert self._ports is not None
         assert self._writer is not None
         await show_transition(self._ports, "PUBLISH")
-        query, caller = self._query, self._caller
+        query, caller, answer = self._query, self._caller, finished.answer
         generation = ResponseGeneration(
             query_id=caller.query_id,
             response_id=self._response_id,
@@ -237,10 +246,10 @@ class Run:
             thinking=answer.thinking,
             tool_calls=answer.tool_calls,
             model=answer.model,
-            options=options,
+            options=finished.options,
             usage=answer.usage,
             finish_reason=answer.finish_reason,
-            deliberations=deliberations,
+            deliberations=finished.deliberations,
         )
         dialog = AnswerDialog(
             session_id=query.session_id,
@@ -256,7 +265,7 @@ class Run:
             bus.publishing(ANSWER_DIALOG.of(dialog, once=self._response_id, **headers)),
         ]
         if self._stored:
-            commands += self._turn(answer.text, ratio)
+            commands += self._turn(answer.text, finished.ratio)
         await bus.link.pipe(commands)
         completed: dict[str, Any] = {
             "answer": answer.text,
@@ -266,8 +275,8 @@ class Run:
             "finish_reason": answer.finish_reason,
             "model": answer.model,
         }
-        if deliberations is not None:
-            completed["deliberations"] = [said.model_dump(mode="json") for said in deliberations]
+        if finished.deliberations is not None:
+            completed["deliberations"] = [said.model_dump(mode="json") for said in finished.deliberations]
         await self._end(EntryType.COMPLETED, completed)
         await show_transition(self._ports, "RESET", journal=False)
 

@@ -57,12 +57,16 @@ _NOTICES = {
 
 @dataclass(slots=True)
 class Conversation:
-    """system: messages that are never cut. history: turns, oldest first. ratio: characters per token."""
+    """system: messages that are never cut. history: turns, oldest first. ratio: characters per token.
+
+    removed: turns already taken out of `history`. announced: how many left-out turns clients know of.
+    """
 
     system: list[Message]
     history: list[list[Message]]
     ratio: float = DEFAULT_RATIO
-    dropped: int = 0
+    removed: int = 0
+    announced: int = 0
 
 
 @dataclass(slots=True)
@@ -122,7 +126,9 @@ class JournalSteps:
                     raise
                 # our estimate was too low: halve what is kept
                 overflowed = True
-                self.conversation.history = self.conversation.history[(len(self.conversation.history) + 1) // 2 :]
+                half = (len(self.conversation.history) + 1) // 2
+                self.conversation.history = self.conversation.history[half:]
+                self.conversation.removed += half
             except (ModelOverloaded, ModelUnavailable) as exc:
                 log.warning("model.waiting", step=step, reason=str(exc), seconds=pause)
                 await asyncio.sleep(pause * random.uniform(0.8, 1.2))
@@ -157,9 +163,10 @@ class JournalSteps:
         )
 
     async def _announce_cut(self, fitted: Fitted) -> None:
-        if fitted.dropped > self.conversation.dropped:
-            self.conversation.dropped = fitted.dropped
-            data = {"dropped_turns": fitted.dropped, "kept_turns": fitted.kept, "prompt_tokens": fitted.tokens}
+        dropped = self.conversation.removed + fitted.dropped
+        if dropped > self.conversation.announced:
+            self.conversation.announced = dropped
+            data = {"dropped_turns": dropped, "kept_turns": fitted.kept, "prompt_tokens": fitted.tokens}
             await self.ports.writer.append(EntryType.CONTEXT_TRUNCATED, {**data, **self.labels})
 
     async def _call(self, step: int, request: ChatRequest) -> Reply:

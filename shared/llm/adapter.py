@@ -102,6 +102,11 @@ class WiredChatModel:
                     raise
                 self._lacking[request.model, "thinking"] = time.monotonic()
                 continue
+            except ModelError as exc:
+                if answer.started and type(exc) is ModelError:
+                    # it had begun well: a backend that crashed and is back answers the same request
+                    raise StreamInterrupted(str(exc)) from exc
+                raise
             finish = answer.finish
             if finish is None:
                 raise StreamInterrupted("the model's answer broke off before its end")
