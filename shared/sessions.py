@@ -32,12 +32,15 @@ redis.call('EXPIRE', KEYS[1], 86400)
 return 1
 """)
 
-# Redeems the ticket for the query's place. KEYS: lane. ARGV: ticket, query id as a member.
+# Redeems the ticket for the query's place. A ticket that is gone was redeemed by the query's own turn, which may be
+# over by now: a place taken then would block the lane. KEYS: lane. ARGV: ticket, query id as a member.
 _CONFIRM = Script("""
 for _, member in ipairs(redis.call('ZRANGEBYLEX', KEYS[1], '[t:', '(u')) do
-  if string.sub(member, -#ARGV[1]) == ARGV[1] then redis.call('ZREM', KEYS[1], member) end
+  if string.sub(member, -#ARGV[1]) == ARGV[1] then
+    redis.call('ZREM', KEYS[1], member)
+    if ARGV[2] ~= '' then redis.call('ZADD', KEYS[1], 'NX', 0, ARGV[2]) end
+  end
 end
-if ARGV[2] ~= '' then redis.call('ZADD', KEYS[1], 'NX', 0, ARGV[2]) end
 return 1
 """)
 

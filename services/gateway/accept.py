@@ -1,0 +1,141 @@
+"""Taking a query: limits, the session, a place in its lane, the bus. After that it is not lost."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from services.gateway.auth import Principal, digest
+from services.gateway.errors import ApiError, not_found
+from services.gateway.gateway import Gateway
+from services.gateway.records import QueryRecord, load, storing
+from shared.contracts import PREFIX, QUERY_RECEIVED, ChatTurnMessage, Mode, QueryReceived
+from shared.envelope import now_ms
+
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_NAMESPACE = uuid.UUID("6f3c2f0e-9d0a-4f5e-8a53-6c6f63616c32")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A validated query. `messages`: the client's own history; then nothing is stored and there is no lane."""
+
+    query: str
+    session_id: str | None = None
+    mode: Mode = "chat"
+    personas: list[str] | None = None
+    rounds: int | None = None
+    messages: list[ChatTurnMessage] | None = None
+    model: str | None = None
+    options: dict[str, Any] | None = None
+    tools: list[str] | None = None
+    deadline_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who asks, and the headers that matter. Raises ApiError 400 for a malformed Idempotency-Key."""
+
+    principal: Principal
+    idempotency_key: str | None = None
+    traceparent: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.idempotency_key is not None and not _KEY.fullmatch(self.idempotency_key):
+            raise ApiError(400, "bad_idempotency_key", "Idempotency-Key: 1 to 255 printable characters without spaces")
+
+    @property
+    def trace(self) -> str:
+        given = self.traceparent or ""
+        if _TRACEPARENT.fullmatch(given):
+            return given
+        return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+
+
+async def accept(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
+    """The accepted query. Raises ApiError (404 foreign session, 409, 429) and BusUnavailable."""
+    async with gateway.reachable():
+        if origin.idempotency_key is None:
+            return await _accept(gateway, origin, ask, uuid.uuid4().hex, str(uuid.uuid4()))
+        once = digest(f"{origin.principal.user_id}\n{origin.idempotency_key}")
+        known = await gateway.bus.link.call("GET", f"{PREFIX}once:{{{QUERY_RECEIVED.stream}}}:{once}")
+        earlier = await load(gateway, known.decode()) if known else None
+        if earlier is not None:
+            return _same(earlier, ask)
+        # a repeat after a crash must come to the same session too
+        return await _accept(gateway, origin, ask, once, str(uuid.uuid5(_NAMESPACE, once)))
+
+
+def _same(earlier: QueryRecord, ask: Ask) -> QueryRecord:
+    if earlier.query != ask.query:
+        raise ApiError(409, "idempotency_conflict", "this Idempotency-Key was used for another query")
+    return earlier
+
+
+async def _check_personas(gateway: Gateway, ask: Ask) -> None:
+    """Refuses at once what no live generator knows; without one, the generator will say it."""
+    live = await gateway.context.registry.live("generator") if ask.personas else []
+    known = {persona for info in live for persona in info.facts.get("personas", ())}
+    unknown = sorted(set(ask.personas or ()) - known) if known else []
+    if unknown:
+        raise ApiError(
+            400, "unknown_persona", f"unknown personas: {', '.join(unknown)}; there are {', '.join(sorted(known))}"
+        )
+
+
+async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_session: str) -> QueryRecord:
+    settings, user = gateway.settings, origin.principal.user_id
+    if await gateway.backlog() > settings.max_backlog:
+        gateway.metrics.refused.labels("backlog").inc()
+        raise ApiError(429, "overloaded", "too many queries are waiting; try again shortly", {"Retry-After": "5"})
+    await _check_personas(gateway, ask)
+    session_id = ask.session_id or fresh_session
+    respondents: list[str] = []
+    ticket = None
+    if ask.messages is None:
+        if await gateway.sessions.open(session_id, user, ask.query) != user:
+            raise not_found("session")
+        respondents = ["A", "B"] if await gateway.context.registry.live("respondent-b") else ["A"]
+        ticket = await gateway.sessions.reserve(session_id, respondents, settings.max_session_backlog)
+        if ticket is None:
+            gateway.metrics.refused.labels("session").inc()
+            raise ApiError(429, "session_busy", "too many queries of this session are waiting", {"Retry-After": "2"})
+    accepted = now_ms()
+    seconds = min(ask.deadline_seconds or settings.deadline_seconds, settings.deadline_seconds)
+    deadline = accepted + int(seconds * 1000)
+    payload = QueryReceived(
+        session_id=session_id,
+        query=ask.query,
+        user_id=user,
+        mode=ask.mode,
+        personas=ask.personas,
+        rounds=ask.rounds,
+        messages=ask.messages,
+        model=ask.model,
+        options=ask.options,
+        tools=ask.tools,
+        lane_ticket=ticket,
+    )
+    message = QUERY_RECEIVED.of(
+        payload, once=once, session_id=session_id, user_id=user, deadline=deadline, traceparent=origin.trace
+    )
+    (query_id,) = await gateway.bus.publish(message)
+    record = QueryRecord(query_id, user, session_id, ask.query, ask.mode, accepted, deadline)
+    earlier = await load(gateway, query_id) if origin.idempotency_key else None
+    if earlier is not None:
+        # the same key came twice at the same moment: the other one has its place in the lane
+        if ticket is not None:
+            await gateway.sessions.confirm(session_id, respondents, ticket, None)
+        return _same(earlier, ask)
+    # both leave in one write
+    writes: list[Any] = [gateway.bus.link.pipe(storing(record, settings.retention))]
+    if ticket is not None:
+        writes.append(gateway.sessions.confirm(session_id, respondents, ticket, query_id))
+    await asyncio.gather(*writes)
+    gateway.metrics.accepted.labels(ask.mode).inc()
+    return record

@@ -1,0 +1,64 @@
+"""The HTTP application, without a server: tests and other programs mount it as it is."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, FastAPI, Request, Response
+
+from services.gateway.answers import reply
+from services.gateway.auth import UserDep
+from services.gateway.entrance import Entrance
+from services.gateway.errors import install
+from services.gateway.gateway import Gateway
+from services.gateway.routes import (
+    bus,
+    dead_letters,
+    feedback,
+    health,
+    keys,
+    metrics,
+    openai,
+    participants,
+    queries,
+    sessions,
+    tools,
+)
+from services.gateway.schemas import told
+
+_ROUTERS: tuple[APIRouter, ...] = (
+    health.router,
+    queries.router,
+    feedback.router,
+    sessions.router,
+    tools.router,
+    participants.router,
+    bus.router,
+    dead_letters.router,
+    keys.router,
+    openai.router,
+    metrics.router,
+)
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    # the interactive pages would load scripts from elsewhere; the description itself is served below, with a key
+    app = FastAPI(
+        title="LoCAL2",
+        version="1",
+        description="A local-first assistant: the model orchestrates, everything else is a participant on a bus.",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.gateway = gateway
+    install(app)
+    for router in _ROUTERS:
+        app.include_router(router)
+
+    @app.get("/openapi.json", summary="This description", tags=["health"],
+             responses=told("OpenAPI 3.1", {"openapi": "3.1.0"}))  # fmt: skip
+    async def description(request: Request, _user: UserDep) -> Response:
+        return reply(request.app.openapi())
+
+    app.add_middleware(Entrance, metrics=gateway.metrics)
+    return app

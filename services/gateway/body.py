@@ -1,0 +1,88 @@
+"""Reading request bodies: size, content type, JSON and its depth are checked before anything is built from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
+
+from services.gateway.errors import ApiError
+
+MAX_BODY = 1_048_576
+# Far deeper than any real arguments, and shallow enough for every JSON writer on the way.
+MAX_DEPTH = 64
+
+
+class JsonRequest(Request):
+    async def body(self) -> bytes:
+        if not hasattr(self, "_checked"):
+            self._checked = await self._read()
+        return self._checked
+
+    async def _read(self) -> bytes:
+        declared = self.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > MAX_BODY:
+            raise _too_large()
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async for part in self.stream():
+                size += len(part)
+                if size > MAX_BODY:
+                    raise _too_large()
+                parts.append(part)
+        except ClientDisconnect as exc:
+            raise ApiError(400, "bad_request", "the connection closed before the body was complete") from exc
+        body = b"".join(parts)
+        if body and not _is_json(self.headers.get("content-type", "")):
+            raise ApiError(415, "unsupported_media_type", "the body must be sent with Content-Type: application/json")
+        return body
+
+    async def json(self) -> Any:
+        """Strict JSON: no NaN, no lone surrogates. Raises orjson.JSONDecodeError."""
+        body = await self.body()
+        value = orjson.loads(body)
+        # only a body with that many brackets can be that deep
+        if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _deeper(value, MAX_DEPTH):
+            raise ApiError(400, "bad_json", f"the body is nested more than {MAX_DEPTH} levels deep")
+        return value
+
+
+def _is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _too_large() -> ApiError:
+    # the rest of the body is not read, so the connection cannot be used again
+    return ApiError(413, "body_too_large", f"the body is larger than {MAX_BODY} bytes", headers={"Connection": "close"})
+
+
+def _deeper(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, dict | list)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+        if not level:
+            return False
+    return any(isinstance(value, dict | list) for value in level)
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is read by JsonRequest."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(JsonRequest(request.scope, request.receive))
+
+        return handle

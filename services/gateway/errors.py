@@ -1,0 +1,144 @@
+"""Every error of the HTTP interface has one shape: {"error": {"code", "message", …}}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic_core import PydanticSerializationError
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from shared.bus import OutOfMemory
+from shared.errors import BusUnavailable, TransientError
+from shared.logging import get_logger
+
+log = get_logger()
+
+_CODES = {
+    400: "bad_request",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "body_too_large",
+    415: "unsupported_media_type",
+}
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+# What a failed query's code means in HTTP. A code that is not here is a fault of ours: 500.
+FAILURE_STATUS = {
+    "bad_request": 400,
+    "unknown_persona": 400,
+    "context_overflow": 413,
+    "deadline": 504,
+    "deadline_exceeded": 504,
+    "model_error": 502,
+    "model_missing": 502,
+    "model_rejected": 502,
+    "stream_interrupted": 502,
+    "model_overloaded": 503,
+    "model_unavailable": 503,
+}
+
+
+class ApiError(HTTPException):
+    """A refusal with a code for programs and a sentence for people; `extra` fields stand beside them."""
+
+    def __init__(
+        self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None, **extra: Any
+    ) -> None:
+        super().__init__(status, message, headers=dict(headers) if headers else None)
+        self.code = code
+        self.message = message
+        self.extra = extra
+
+
+def not_found(what: str) -> ApiError:
+    """Also for things of somebody else: their existence is not told."""
+    return ApiError(404, "not_found", f"there is no such {what}")
+
+
+def error_body(code: str, message: str, extra: Mapping[str, Any] | None = None) -> bytes:
+    # a message may quote what a client sent, lone surrogates included
+    safe = message.encode(errors="replace").decode()
+    return orjson.dumps({"error": {"code": code, "message": safe, **(extra or {})}})
+
+
+def openai_fields(status: int) -> dict[str, Any]:
+    """What clients of OpenAI expect beside code and message."""
+    kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"type": kind, "param": None}
+
+
+def render(
+    request: Request,
+    status: int,
+    code: str,
+    message: str,
+    headers: Mapping[str, str] | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> Response:
+    fields = dict(extra or {})
+    if request.url.path.startswith("/v1/"):
+        fields |= openai_fields(status)
+    body = error_body(code, message, fields)
+    return Response(body, status, headers=dict(headers or {}), media_type="application/json")
+
+
+async def _refused(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, StarletteHTTPException)
+    if isinstance(exc, ApiError):
+        return render(request, exc.status_code, exc.code, exc.message, exc.headers, exc.extra)
+    message = {
+        404: "there is no such route",
+        405: f"{request.method} is not possible here",
+        400: "the body could not be read as JSON",
+    }.get(exc.status_code, str(exc.detail))
+    return render(request, exc.status_code, _CODES.get(exc.status_code, "error"), message, exc.headers)
+
+
+async def _invalid(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, RequestValidationError)
+    first = exc.errors()[0]
+    if first["type"] == "json_invalid":
+        return render(request, 400, "bad_json", f"the body is not JSON: {first['ctx']['error']}")
+    status = 400 if request.url.path.startswith("/v1/") else 422
+    return render(request, status, "invalid_request", sentence(first))
+
+
+def sentence(error: Mapping[str, Any]) -> str:
+    """One validation error as a sentence that names the field, without its value."""
+    places = [str(part) for part in error["loc"]]
+    if len(places) > 1 and places[0] in ("body", "query", "path", "header"):
+        places = places[1:]
+    reason = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "missing" and places == ["body"]:
+        return "a JSON body is expected"
+    return f"{'.'.join(places)}: {reason[:1].lower()}{reason[1:]}"[:500]
+
+
+async def _unserializable(request: Request, _exc: Exception) -> Response:
+    return render(request, 422, "invalid_request", "body: a value in it cannot be passed on")
+
+
+async def _bus_away(request: Request, exc: Exception) -> Response:
+    full = isinstance(exc, OutOfMemory)
+    code, message = ("bus_full", "the bus is out of memory") if full else ("bus_unavailable", str(exc))
+    return render(request, 503, code, message, {"Retry-After": "2"})
+
+
+async def _unexpected(request: Request, exc: Exception) -> Response:
+    log.error("http.failed", method=request.method, path=request.url.path, error=repr(exc), exc_info=exc)
+    return render(request, 500, "internal", "something went wrong here; the log has the details")
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(StarletteHTTPException, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(PydanticSerializationError, _unserializable)
+    app.add_exception_handler(BusUnavailable, _bus_away)
+    app.add_exception_handler(TransientError, _bus_away)
+    app.add_exception_handler(Exception, _unexpected)

@@ -1,0 +1,134 @@
+"""What the routes of one gateway process share. It holds no state of a query."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Request
+
+from services.gateway.auth import Keys
+from services.gateway.metrics import Metrics
+from services.gateway.settings import GatewaySettings
+from shared.bus import Bus
+from shared.contracts import QUERY_RECEIVED
+from shared.errors import BusUnavailable
+from shared.service import Context
+from shared.sessions import Sessions
+from shared.tool_client import ToolClient
+
+R = TypeVar("R")
+
+_BACKLOG_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _Connected:
+    context: Context[GatewaySettings]
+    sessions: Sessions
+    tools: ToolClient
+
+
+class Gateway:
+    """Serves before Redis answers (with 503) and goes on when it comes back."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._start_settings = settings
+        self._connected: _Connected | None = None
+        self._streams: set[asyncio.Task[Any]] = set()
+        self._backlog = 0
+        self._backlog_until = float("-inf")
+        self.stopping = False
+        self.metrics = Metrics()
+        self.keys = Keys(self, settings)
+
+    def attach(self, context: Context[GatewaySettings]) -> None:
+        """The bus is there."""
+        self._connected = _Connected(context, Sessions(context.bus), ToolClient(context))
+
+    @property
+    def settings(self) -> GatewaySettings:
+        return self._connected.context.settings if self._connected else self._start_settings
+
+    @property
+    def context(self) -> Context[GatewaySettings]:
+        """Raises BusUnavailable before the first connection, as all that is on the bus."""
+        return self._on_the_bus().context
+
+    @property
+    def bus(self) -> Bus:
+        return self._on_the_bus().context.bus
+
+    def _on_the_bus(self) -> _Connected:
+        if self._connected is None:
+            raise BusUnavailable("the bus has not answered yet")
+        return self._connected
+
+    @property
+    def sessions(self) -> Sessions:
+        return self._on_the_bus().sessions
+
+    @property
+    def tools(self) -> ToolClient:
+        return self._on_the_bus().tools
+
+    @contextlib.asynccontextmanager
+    async def reachable(self, extra: float = 0.0) -> AsyncIterator[None]:
+        """A time limit round everything that a request asks of the bus; beyond it, BusUnavailable."""
+        try:
+            async with asyncio.timeout(self.settings.bus_wait + extra):
+                yield
+        except TimeoutError as exc:
+            raise BusUnavailable("the bus does not answer; try again in a moment") from exc
+
+    async def backlog(self) -> int:
+        """Queries that wait for a generator or are being answered, as of a moment ago."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._backlog_until:
+            self._backlog_until = now + _BACKLOG_SECONDS
+            self._backlog = await self.bus.backlog(QUERY_RECEIVED.stream, "generator")
+        return self._backlog
+
+    # ── long requests ────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextlib.contextmanager
+    def interruptible(self, task: asyncio.Task[Any]) -> Iterator[None]:
+        """The task is cancelled when the gateway stops: its client goes on at another replica."""
+        self._streams.add(task)
+        try:
+            yield
+        finally:
+            self._streams.discard(task)
+
+    async def race(self, work: Awaitable[R], gone: Awaitable[Any]) -> R | None:
+        """The result of the work, or None when the client has gone or the gateway stops."""
+        task = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(gone)
+        assert isinstance(task, asyncio.Task)
+        try:
+            with self.interruptible(task):
+                if self.stopping:
+                    task.cancel()
+                await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                return task.result() if task.done() and not task.cancelled() else None
+        finally:
+            for pending in (task, leaving):
+                pending.cancel()
+            await asyncio.gather(task, leaving, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Ends every open stream."""
+        self.stopping = True
+        for task in list(self._streams):
+            task.cancel()
+
+
+def gateway_of(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+GatewayDep = Annotated[Gateway, Depends(gateway_of)]

@@ -1,0 +1,79 @@
+"""Looking into the bus."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from services.gateway.answers import reply
+from services.gateway.auth import AdminDep
+from services.gateway.body import JsonRoute
+from services.gateway.errors import ApiError
+from services.gateway.gateway import GatewayDep
+from services.gateway.routes.participants import work_streams
+from services.gateway.schemas import told
+from services.gateway.sse import EventStream
+from services.gateway.tap import Tap, matches
+from shared.bus import StreamState
+from shared.contracts import PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT
+
+router = APIRouter(route_class=JsonRoute, prefix="/bus", tags=["bus"])
+
+_STREAM = {
+    "subject": "query.received",
+    "length": 3,
+    "oldest_seconds": 1.2,
+    "groups": [{"name": "generator", "consumers": 2, "lag": 1, "pending": 2}],
+}
+_EVENT = 'id: 1-0\nevent: query.received\ndata: {"subject":"query.received","payload":{"query":"Hello"}}\n\n'
+
+
+def _shown(state: StreamState) -> dict[str, Any]:
+    return {
+        "subject": state.name.removeprefix(PREFIX),
+        "length": state.length,
+        "oldest_seconds": None if state.oldest_ms is None else max(0, state.oldest_ms) / 1000,
+        "groups": [
+            {"name": g.name, "consumers": g.consumers, "lag": g.lag, "pending": g.pending} for g in state.groups
+        ],
+    }
+
+
+@router.get("/streams", summary="Length, age, lag and work in flight of every subject",
+            responses=told("Streams", {"streams": [_STREAM]}, 403, 503))  # fmt: skip
+async def streams(gateway: GatewayDep, _admin: AdminDep) -> Response:
+    async with gateway.reachable():
+        found = await work_streams(gateway)
+    return reply({"streams": [_shown(state) for state in found]})
+
+
+@router.get(
+    "/events",
+    summary="Everything that is published, live",
+    responses=told("One event per bus entry", _EVENT, 403, 422, 503, media="text/event-stream"),
+)
+async def events(
+    gateway: GatewayDep,
+    _admin: AdminDep,
+    subject: Annotated[
+        list[str] | None, Query(description="A subject, or a beginning with `*`: tool.*. Repeatable; none: all")
+    ] = None,
+    last: Annotated[int, Query(ge=0, le=1_000, description="So many earlier events first")] = 0,
+) -> Response:
+    patterns = subject or ["*"]
+    for pattern in patterns:
+        if not _possible(pattern):
+            raise ApiError(422, "invalid_request", f"subject: there is no subject {pattern[:100]}")
+    async with gateway.reachable():
+        await gateway.bus.link.call("PING")
+    tap = Tap(gateway.bus, gateway.context.tail, patterns, last)
+    return EventStream(gateway, tap.events(gateway.settings.keepalive))
+
+
+def _possible(pattern: str) -> bool:
+    """Whether a subject can have this name; those of tools come and go."""
+    tools = tuple(f"{base.name}." for base in (TOOL_REQUEST, TOOL_RESULT))
+    if any(matches(subject.name, [pattern]) for subject in SUBJECTS) or pattern.startswith(tools):
+        return True
+    return pattern.endswith("*") and any(name.startswith(pattern[:-1]) for name in tools)

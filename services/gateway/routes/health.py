@@ -1,0 +1,85 @@
+"""Alive, and able to answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from services.gateway.answers import reply
+from services.gateway.gateway import Gateway, GatewayDep
+from shared.errors import BusUnavailable
+from shared.registry import ReplicaInfo
+
+router = APIRouter(tags=["health"])
+
+_READY = {
+    "status": "ready",
+    "parts": {
+        "bus": {"ok": True, "reason": None},
+        "generator": {"ok": True, "reason": None, "replicas": 1},
+        "model": {"ok": True, "reason": None, "backend": "ollama", "model": "gemma4:e4b", "demo": False},
+    },
+}
+
+
+@router.get(
+    "/health",
+    summary="Whether this process is alive",
+    responses={200: {"description": "Alive", "content": {"application/json": {"example": {"status": "ok"}}}}},
+)
+async def health() -> Response:
+    return reply({"status": "ok"})
+
+
+@router.get(
+    "/ready",
+    summary="Whether a query would be answered now, part by part",
+    responses={
+        200: {"description": "Ready", "content": {"application/json": {"example": _READY}}},
+        503: {"description": "Not ready; each part says why"},
+    },
+)
+async def ready(gateway: GatewayDep) -> Response:
+    parts = await readiness(gateway)
+    able = all(part["ok"] for part in parts.values())
+    return reply({"status": "ready" if able else "not ready", "parts": parts}, 200 if able else 503)
+
+
+async def readiness(gateway: Gateway) -> dict[str, dict[str, Any]]:
+    unknown = "not known while the bus is away"
+    try:
+        async with gateway.reachable():
+            await gateway.bus.link.call("PING")
+            replicas = await gateway.context.registry.replicas(fresh=True)
+    except BusUnavailable as exc:
+        away = {"ok": False, "reason": unknown}
+        return {"bus": {"ok": False, "reason": str(exc)}, "generator": away, "model": away}
+    generators = [info for info in replicas if info.participant == "generator" and info.state == "ready"]
+    return {
+        "bus": {"ok": True, "reason": None},
+        "generator": {
+            "ok": bool(generators),
+            "reason": None if generators else "no generator is running",
+            "replicas": len(generators),
+        },
+        "model": _model(generators),
+    }
+
+
+def _model(generators: list[ReplicaInfo]) -> dict[str, Any]:
+    """The model as the generators see it; one that can reach it is enough."""
+    if not generators:
+        return {"ok": False, "reason": "not known without a generator"}
+    facts = next((info.facts for info in generators if info.facts.get("backend_ok")), generators[0].facts)
+    able = bool(facts.get("backend_ok"))
+    part = {
+        "ok": able,
+        "reason": None if able else facts.get("backend_reason") or "the generator has not reached its model yet",
+        "backend": facts.get("backend"),
+        "model": facts.get("model"),
+        "demo": bool(facts.get("demo")),
+    }
+    if part["demo"]:
+        part["note"] = "this is the small demonstration model: it proves the stack, it is not a good model"
+    return part

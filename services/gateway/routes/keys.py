@@ -1,0 +1,57 @@
+"""API keys of users."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from services.gateway.answers import reply
+from services.gateway.auth import AdminDep, KeyRecord
+from services.gateway.body import JsonRoute
+from services.gateway.errors import ApiError, not_found
+from services.gateway.gateway import GatewayDep
+from services.gateway.schemas import KeyBody, told
+
+router = APIRouter(route_class=JsonRoute, prefix="/keys", tags=["keys"])
+
+_KEY = {"id": "0f1e2d3c4b5a", "name": "Ann's laptop", "user_id": "ann", "role": "user", "created": 1700000000000}
+
+
+def _shown(record: KeyRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "name": record.name,
+        "user_id": record.user_id,
+        "role": record.role,
+        "created": record.created,
+    }
+
+
+@router.post("", summary="Make an API key; it is shown this once", status_code=201,
+             responses=told("The key", {**_KEY, "key": "l2_…"}, 400, 403, 415, 422, 503, status=201))  # fmt: skip
+async def create(body: KeyBody, gateway: GatewayDep, _admin: AdminDep) -> Response:
+    async with gateway.reachable():
+        record, secret = await gateway.keys.create(body.name, body.user_id, body.role)
+    return reply({**_shown(record), "key": secret}, 201, {"Cache-Control": "no-store"})
+
+
+@router.get("", summary="All API keys, without their secrets", responses=told("Keys", {"keys": [_KEY]}, 403, 503))
+async def listed(gateway: GatewayDep, _admin: AdminDep) -> Response:
+    async with gateway.reachable():
+        found = await gateway.keys.listed()
+    return reply({"keys": [_shown(record) for record in found]})
+
+
+@router.delete("/{key_id}", summary="Revoke an API key; it stops working within two seconds",
+               responses=told("Revoked", _KEY, 403, 404, 409, 503))  # fmt: skip
+async def revoke(key_id: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
+    async with gateway.reachable():
+        record = await gateway.keys.revoke(key_id)
+    if record is None:
+        raise not_found("key")
+    if record.start:
+        raise ApiError(
+            409, "start_key", "the start key is changed by LOCAL2_ADMIN_KEY, or by removing admin.key and restarting"
+        )
+    return reply(_shown(record))

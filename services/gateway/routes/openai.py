@@ -1,0 +1,108 @@
+"""OpenAI's routes: the whole agent behind one stock call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Request, Response
+
+from services.gateway.accept import Origin, accept
+from services.gateway.answers import reply
+from services.gateway.auth import UserDep
+from services.gateway.body import JsonRoute
+from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.openai import DEFAULT_MODEL, ChatBody, Chunks, asked, completion, failed
+from services.gateway.records import QueryRecord
+from services.gateway.routes.queries import failure, loop_time_of, wait_for_end
+from services.gateway.schemas import told
+from services.gateway.sse import KEEP_ALIVE, EventStream
+from services.gateway.view import result
+from shared.journal import JournalEntry, journal_key
+
+router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"])
+
+_MODEL = {"id": DEFAULT_MODEL, "object": "model", "created": 1700000000, "owned_by": "local2"}
+_COMPLETION: dict[str, Any] = completion(
+    "1700000000000-0",
+    DEFAULT_MODEL,
+    {
+        "model": "gemma4:e4b",
+        "answer": "Paris.",
+        "thinking": "A capital.",
+        "finish_reason": "stop",
+        "usage": {"prompt_tokens": 412, "completion_tokens": 23},
+    },
+    1_700_000_000,
+)
+
+
+async def _models(gateway: Gateway) -> list[str]:
+    """The models that live generators answer with."""
+    found = {
+        str(info.facts["model"]) for info in await gateway.context.registry.live("generator") if "model" in info.facts
+    }
+    return sorted(found)
+
+
+@router.get("/models", summary="The assistant, and the models behind it",
+            responses=told("Models", {"object": "list", "data": [_MODEL]}, 503))  # fmt: skip
+async def models(gateway: GatewayDep, _user: UserDep) -> Response:
+    async with gateway.reachable():
+        names = [DEFAULT_MODEL, *await _models(gateway)]
+    started = gateway.context.started // 1000
+    return reply({"object": "list", "data": [{**_MODEL, "id": name, "created": started} for name in names]})
+
+
+@router.post(
+    "/chat/completions",
+    summary="A chat completion by the whole agent; its tools run on this side",
+    responses=told("The completion; with `stream` its chunks as events", _COMPLETION,
+                   400, 413, 415, 429, 502, 503, 504),
+)  # fmt: skip
+async def chat(
+    request: Request,
+    body: ChatBody,
+    gateway: GatewayDep,
+    user: UserDep,
+    idempotency_key: Annotated[str | None, Header(description="The same key asks once")] = None,
+    traceparent: Annotated[str | None, Header(description="W3C trace context")] = None,
+) -> Response:
+    async with gateway.reachable():
+        names = await _models(gateway)
+    record = await accept(gateway, Origin(user, idempotency_key, traceparent), asked(body, names))
+    if body.stream:
+        include_usage = body.stream_options is not None and body.stream_options.include_usage
+        chunks = Chunks(record.query_id, body.model, include_usage)
+        return EventStream(gateway, _streamed(gateway, record, chunks), {"X-Query-Id": record.query_id})
+    entries = await wait_for_end(request, gateway, record)
+    shown = result(record, [JournalEntry.parse(entry) for entry in entries])
+    if shown["state"] == "failed":
+        raise failure(record, shown["error"])
+    answer = completion(record.query_id, body.model, shown, int(time.time()))
+    return reply(answer, headers={"X-Query-Id": record.query_id})
+
+
+async def _streamed(gateway: Gateway, record: QueryRecord, chunks: Chunks) -> AsyncIterator[bytes]:
+    now = asyncio.get_running_loop().time
+    until = loop_time_of(record)
+    follower = gateway.context.tail.follow(journal_key(record.query_id, "A"))
+    try:
+        yield chunks.opening()
+        while (left := until - now()) > 0:
+            try:
+                async with asyncio.timeout(min(gateway.settings.keepalive, left)):
+                    found = await follower.next()
+            except TimeoutError:
+                yield KEEP_ALIVE
+                continue
+            text = chunks.feed([JournalEntry.parse(entry) for entry in found])
+            if text:
+                yield text
+            if chunks.done:
+                return
+        yield failed("deadline", "the query was not answered by its deadline")
+    finally:
+        follower.close()

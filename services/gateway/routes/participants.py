@@ -1,0 +1,144 @@
+"""Who is alive, what they work on, and their run-time settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import jsonschema
+import orjson
+from fastapi import APIRouter, Body, Response
+
+from services.gateway.answers import reply
+from services.gateway.auth import AdminDep, UserDep
+from services.gateway.body import JsonRoute
+from services.gateway.errors import ApiError, not_found
+from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.schemas import told
+from shared.bus import StreamState
+from shared.contracts import PREFIX, SETTINGS_UPDATE, SettingsUpdate
+from shared.registry import ReplicaInfo, age_ms
+from shared.service import schema_key, settings_key
+
+router = APIRouter(route_class=JsonRoute, tags=["participants"])
+
+_REPLICA = {"replica": "host-17-a1b2c3", "state": "ready", "in_flight": 1, "concurrency": 4, "age_ms": 300}
+_LISTED = {
+    "participants": [
+        {
+            "name": "generator",
+            "replicas": [_REPLICA],
+            "work": [{"subject": "query.received", "backlog": 0, "pending": 1}],
+        }
+    ]
+}
+_SETTINGS = {
+    "participant": "web_fetch",
+    "schema": {"type": "object", "properties": {"max_chars": {"type": "integer", "minimum": 1}}},
+    "values": {"max_chars": 3000},
+}
+
+
+async def work_streams(gateway: Gateway) -> list[StreamState]:
+    """Every stream of the bus that exists."""
+    states = [await gateway.bus.state(subject.stream) for subject in await gateway.bus.subjects()]
+    return [state for state in states if state.length or state.groups]
+
+
+@router.get("/participants", summary="Replicas with state, work in flight and backlog",
+            responses=told("By participant", _LISTED, 503))  # fmt: skip
+async def listed(gateway: GatewayDep, _user: UserDep) -> Response:
+    async with gateway.reachable():
+        replicas = await gateway.context.registry.replicas(fresh=True)
+        streams = await work_streams(gateway)
+    return reply({"participants": overview(replicas, streams)})
+
+
+def overview(replicas: Sequence[ReplicaInfo], streams: Sequence[StreamState]) -> list[dict[str, Any]]:
+    """Also participants that have work waiting but no live replica."""
+    groups = {group.name for state in streams for group in state.groups}
+    names = sorted(groups | {info.participant for info in replicas})
+    return [
+        {
+            "name": name,
+            "replicas": [_shown(info) for info in replicas if info.participant == name],
+            "work": [
+                {"subject": state.name.removeprefix(PREFIX), "backlog": group.lag, "pending": group.pending}
+                for state in streams
+                for group in state.groups
+                if group.name == name
+            ],
+        }
+        for name in names
+    ]
+
+
+def _shown(info: ReplicaInfo) -> dict[str, Any]:
+    shown = asdict(info)
+    del shown["participant"]
+    shown["tools"] = [tool["function"]["name"] for tool in info.tools]
+    shown["age_ms"] = max(0, age_ms(info))
+    return shown
+
+
+async def _described(gateway: Gateway, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A participant's settings schema and its values. Raises ApiError 404."""
+    raw, changed = await gateway.bus.link.pipe([("GET", schema_key(name)), ("HGETALL", settings_key(name))])
+    if raw is None:
+        raise not_found("participant")
+    described = orjson.loads(raw)
+    updates = {k.decode(): orjson.loads(v) for k, v in zip(changed[::2], changed[1::2], strict=True)}
+    known = described["schema"].get("properties", {})
+    values = {**described["defaults"], **{k: v for k, v in updates.items() if k in known}}
+    return described["schema"], values
+
+
+@router.get("/participants/{name}/settings", summary="Run-time settings with their schema",
+            responses=told("Schema and values", _SETTINGS, 404, 503))  # fmt: skip
+async def settings(name: str, gateway: GatewayDep, _user: UserDep) -> Response:
+    async with gateway.reachable():
+        schema, values = await _described(gateway, name)
+    return reply({"participant": name, "schema": schema, "values": values})
+
+
+@router.patch(
+    "/participants/{name}/settings",
+    summary="Change run-time settings in all replicas, and for later starts",
+    responses=told("The values as they are now", _SETTINGS, 400, 403, 404, 415, 422, 503),
+)
+async def change(
+    name: str,
+    values: Annotated[dict[str, Any], Body(examples=[{"max_chars": 5000}], description="Setting → new value")],
+    gateway: GatewayDep,
+    _admin: AdminDep,
+) -> Response:
+    async with gateway.reachable():
+        schema, current = await _described(gateway, name)
+        if wrong := complaint(schema, values):
+            raise ApiError(422, "invalid_setting", wrong)
+        if values:
+            stored = [part for field, value in values.items() for part in (field, orjson.dumps(value))]
+            update = SettingsUpdate(participant=name, values=values)
+            await gateway.bus.link.pipe(
+                [("HSET", settings_key(name), *stored), gateway.bus.publishing(SETTINGS_UPDATE.of(update))]
+            )
+    return reply({"participant": name, "schema": schema, "values": {**current, **values}})
+
+
+def complaint(schema: dict[str, Any], values: dict[str, Any]) -> str | None:
+    """What is wrong with new values, as a sentence that names the setting; None when nothing is."""
+    known = schema.get("properties", {})
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        return f"{unknown[0][:100]}: not a run-time setting; these are: {', '.join(sorted(known))}"
+    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(values))
+    if error is None:
+        return None
+    place = ".".join(str(part) for part in error.absolute_path)
+    shown = repr(error.instance)
+    if isinstance(error.instance, float) and not math.isfinite(error.instance):
+        return f"{place}: must be a finite number"
+    reason = error.message if len(shown) <= 100 else error.message.replace(shown, "the value")
+    return f"{place}: {reason}"[:500]

@@ -1,0 +1,220 @@
+"""Asking, and everything about a query that was asked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from services.gateway.accept import Ask, Origin, accept
+from services.gateway.answers import reply
+from services.gateway.auth import UserDep
+from services.gateway.body import JsonRoute
+from services.gateway.errors import FAILURE_STATUS, ApiError
+from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.records import QueryRecord, cancel_key, checked_entry_id, owned
+from services.gateway.schemas import QueryBody, Respondent, told
+from services.gateway.sse import Ending, EventStream, collect, ended_at, gone, is_before, journal_events
+from services.gateway.view import result
+from shared.bus import START, Entry
+from shared.contracts import QUERY_CANCEL, QueryCancel
+from shared.envelope import now_ms
+from shared.journal import JournalEntry, journal_key, read_journal
+
+router = APIRouter(route_class=JsonRoute, tags=["queries"])
+
+# The generator writes the failure at the deadline; that entry is worth waiting for.
+GRACE = 5.0
+_SSE = "text/event-stream"
+_CANCEL_SECONDS = 86_400
+_RESULT: dict[str, Any] = {
+    "query_id": "1700000000000-0",
+    "session_id": "geography-1",
+    "state": "completed",
+    "query": "What is the capital of France?",
+    "answer": "Paris.",
+    "thinking": "The user asks for a capital.",
+    "tool_calls": [],
+    "usage": {"prompt_tokens": 412, "completion_tokens": 23},
+    "model": "gemma4:e4b",
+    "finish_reason": "stop",
+    "notices": [],
+    "events": ["query.received", "agent.transition", "response.generation", "answer.dialog"],
+    "event_log": [{"subject": "query.received", "t": 0.0}, {"subject": "agent.transition", "t": 0.004}],
+}
+_EVENTS = 'id: 1-3\nevent: answer\ndata: {"text":"Par"}\n\n'
+
+AskedRespondent = Annotated[Respondent, Query(description="A: the answer shown; B: the second respondent's")]
+
+
+@router.post(
+    "/query",
+    summary="Ask: the answer as JSON, or as it is written with Accept: text/event-stream",
+    responses={
+        **told("The finished answer; as events, the journal's entries", _RESULT,
+               400, 404, 409, 413, 415, 422, 429, 502, 503, 504),
+        202: {
+            "description": "Accepted (`?wait=false`)",
+            "content": {"application/json": {"example": {"query_id": "1700000000000-0", "session_id": "geography-1",
+                                                         "state": "queued"}}},
+        },
+    },
+)  # fmt: skip
+async def ask(
+    request: Request,
+    body: QueryBody,
+    gateway: GatewayDep,
+    user: UserDep,
+    wait: Annotated[bool, Query(description="false: 202 as soon as the query cannot be lost any more")] = True,
+    follow: Annotated[bool, Query(description="Events go on after the answer until the critique")] = False,
+    idempotency_key: Annotated[str | None, Header(description="The same key asks once")] = None,
+    traceparent: Annotated[str | None, Header(description="W3C trace context")] = None,
+) -> Response:
+    options = body.options.model_dump(exclude_none=True) if body.options else None
+    asked = Ask(
+        query=body.query,
+        session_id=body.session_id,
+        mode=body.mode,
+        personas=body.personas,
+        rounds=body.rounds,
+        messages=body.messages,
+        model=body.model,
+        options=options,
+        tools=body.tools,
+        deadline_seconds=body.deadline_seconds,
+    )
+    record = await accept(gateway, Origin(user, idempotency_key, traceparent), asked)
+    if not wait:
+        accepted = {"query_id": record.query_id, "session_id": record.session_id, "state": "queued"}
+        return reply(accepted, 202, {"Location": f"/queries/{record.query_id}", **_ids(record)})
+    if _SSE in request.headers.get("accept", ""):
+        return _streaming(gateway, record, "A", START, follow=follow)
+    return await _answered(request, gateway, record)
+
+
+def _ids(record: QueryRecord) -> dict[str, str]:
+    return {"X-Query-Id": record.query_id, "X-Session-Id": record.session_id}
+
+
+def loop_time_of(record: QueryRecord) -> float:
+    """When the query must have ended, on this process's loop clock."""
+    return asyncio.get_running_loop().time() + (record.deadline - now_ms()) / 1000 + GRACE
+
+
+def _streaming(
+    gateway: Gateway, record: QueryRecord, respondent: str, after: str, *, follow: bool, answered: bool = False
+) -> EventStream:
+    settings = gateway.settings
+    follower = gateway.context.tail.follow(journal_key(record.query_id, respondent), after)
+    ending = Ending(loop_time_of(record), follow, settings.follow_seconds, answered)
+    return EventStream(gateway, journal_events(follower, ending, settings.keepalive), _ids(record))
+
+
+async def wait_for_end(request: Request, gateway: Gateway, record: QueryRecord) -> list[Entry]:
+    """The journal up to its terminal entry. Raises ApiError 504 at the deadline, 503 when the gateway stops."""
+    follower = gateway.context.tail.follow(journal_key(record.query_id, "A"))
+    found = await gateway.race(collect(follower, loop_time_of(record)), gone(request.receive))
+    extra = {"query_id": record.query_id, "session_id": record.session_id}
+    if found is None:
+        raise ApiError(
+            503, "stopping", "this gateway stops; the query goes on: ask for it by its id", _ids(record), **extra
+        )
+    if not found or not is_terminal(found):
+        raise ApiError(504, "deadline", "the query was not answered by its deadline", _ids(record), **extra)
+    return found
+
+
+def is_terminal(entries: list[Entry]) -> bool:
+    return JournalEntry.parse(entries[-1]).type.value in ("completed", "failed", "cancelled")
+
+
+async def _answered(request: Request, gateway: Gateway, record: QueryRecord) -> Response:
+    entries = await wait_for_end(request, gateway, record)
+    shown = result(record, [JournalEntry.parse(entry) for entry in entries])
+    if shown["state"] == "failed":
+        raise failure(record, shown["error"])
+    return reply(shown, headers=_ids(record))
+
+
+def failure(record: QueryRecord, error: dict[str, Any]) -> ApiError:
+    """A failed query as an HTTP error."""
+    code = error["code"]
+    return ApiError(
+        FAILURE_STATUS.get(code, 500),
+        code,
+        error["message"],
+        _ids(record),
+        query_id=record.query_id,
+        session_id=record.session_id,
+    )
+
+
+@router.get("/queries/{query_id}", summary="State and result of a query, also while it runs",
+            responses=told("The result so far", _RESULT, 404, 503))  # fmt: skip
+async def show(query_id: str, gateway: GatewayDep, user: UserDep, respondent: AskedRespondent = "A") -> Response:
+    async with gateway.reachable():
+        record = await owned(gateway, user, query_id)
+        entries = await read_journal(gateway.bus, journal_key(query_id, respondent))
+    return reply(result(record, entries), headers=_ids(record))
+
+
+@router.get(
+    "/queries/{query_id}/events",
+    summary="The journal as server-sent events, from the start or from Last-Event-ID",
+    responses={
+        **told("One event per journal entry", _EVENTS, 400, 404, 503, media=_SSE),
+        204: {"description": "The stream had already ended at Last-Event-ID: do not reconnect"},
+    },
+)
+async def events(
+    query_id: str,
+    gateway: GatewayDep,
+    user: UserDep,
+    respondent: AskedRespondent = "A",
+    follow: Annotated[bool, Query(description="Go on after the answer until the critique")] = False,
+    last_event_id: Annotated[str | None, Header(description="The last event that was seen")] = None,
+    after: Annotated[str | None, Query(alias="last_event_id", description="The same, where headers cannot be set")]
+    = None,
+) -> Response:  # fmt: skip
+    start = checked_entry_id(last_event_id or after, "Last-Event-ID") or START
+    async with gateway.reachable():
+        record = await owned(gateway, user, query_id)
+        newest, terminal = await ended_at(gateway, journal_key(query_id, respondent))
+    # a follower that starts beyond the end would wait for entries that never come
+    if is_before(newest, start):
+        raise ApiError(400, "bad_event_id", "Last-Event-ID is not the id of an event of this query")
+    if newest == START and now_ms() > record.deadline + GRACE * 1000:
+        raise ApiError(404, "not_found", "there is no journal of this query any more")
+    answered = terminal is not None and not is_before(start, terminal)
+    if answered and not follow:
+        return Response(status_code=204, headers=_ids(record))
+    return _streaming(gateway, record, respondent, start, follow=follow, answered=answered)
+
+
+@router.post(
+    "/queries/{query_id}/cancel",
+    summary="Stop a query; repeating it changes nothing",
+    responses=told("Being stopped, or the state in which it ended", {"query_id": "1-0", "state": "cancelling"},
+                   404, 503),
+)  # fmt: skip
+async def cancel(query_id: str, gateway: GatewayDep, user: UserDep) -> Response:
+    async with gateway.reachable():
+        record = await owned(gateway, user, query_id)
+        entries = await read_journal(gateway.bus, journal_key(query_id, "A"))
+        state = result(record, entries)["state"]
+        if state in ("queued", "running"):
+            await cancel_all(gateway, [query_id])
+            state = "cancelling"
+    return reply({"query_id": query_id, "session_id": record.session_id, "state": state}, headers=_ids(record))
+
+
+async def cancel_all(gateway: Gateway, query_ids: list[str]) -> None:
+    """Tells every generator, now and when it comes back."""
+    bus = gateway.bus
+    commands = []
+    for query_id in query_ids:
+        commands.append(("SET", cancel_key(query_id), "1", "EX", _CANCEL_SECONDS))
+        commands.append(bus.publishing(QUERY_CANCEL.of(QueryCancel(query_id=query_id), correlation_id=query_id)))
+    if commands:
+        await bus.link.pipe(commands)

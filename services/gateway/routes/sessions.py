@@ -1,0 +1,116 @@
+"""A user's sessions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Query, Response
+
+from services.gateway.answers import reply
+from services.gateway.auth import Principal, UserDep
+from services.gateway.body import JsonRoute
+from services.gateway.errors import not_found
+from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.records import is_session_id, record_key
+from services.gateway.routes.queries import cancel_all
+from services.gateway.schemas import told
+from shared.journal import journal_key
+from shared.service import schema_key, settings_key
+from shared.sessions import SessionInfo
+
+router = APIRouter(route_class=JsonRoute, tags=["sessions"])
+
+_INFO = {"session_id": "geography-1", "title": "What is the capital of France?", "created": 1, "updated": 2}
+_TURN = {"query_id": "1-0", "query": "Hello", "answer": "Hello!", "time": 1, "interrupted": False}
+RESPONDENTS = ("A", "B")
+
+
+def _shown(info: SessionInfo) -> dict[str, Any]:
+    return {
+        "session_id": info.session_id,
+        "title": info.title,
+        "created": info.created,
+        "updated": info.updated,
+    }
+
+
+async def _owned(gateway: Gateway, user: Principal, session_id: str) -> SessionInfo:
+    info = await gateway.sessions.info(session_id) if is_session_id(session_id) else None
+    if info is None or info.user_id != user.user_id:
+        raise not_found("session")
+    return info
+
+
+@router.get(
+    "/sessions",
+    summary="Your sessions, the one used last first",
+    responses=told("A page of sessions", {"sessions": [_INFO], "limit": 50, "offset": 0}, 422, 503),
+)
+async def page(
+    gateway: GatewayDep,
+    user: UserDep,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+) -> Response:
+    async with gateway.reachable():
+        found = await gateway.sessions.of_user(user.user_id, limit, offset)
+    return reply({"sessions": [_shown(info) for info in found], "limit": limit, "offset": offset})
+
+
+@router.get(
+    "/sessions/{session_id}",
+    summary="Its turns, and the messages as the model will see them before the next query",
+    responses=told("The session", {**_INFO, "turns": [_TURN], "messages": [{"role": "user", "content": "Hello"}]},
+                   404, 503),
+)  # fmt: skip
+async def show(session_id: str, gateway: GatewayDep, user: UserDep) -> Response:
+    async with gateway.reachable():
+        info = await _owned(gateway, user, session_id)
+        turns = await gateway.sessions.turns(session_id, "A")
+        prompt = await _system_prompt(gateway)
+    messages = [{"role": "system", "content": prompt}] if prompt else []
+    for turn in turns:
+        messages += turn.messages()
+    listed = [
+        {
+            "query_id": turn.query_id,
+            "query": turn.query,
+            "answer": turn.answer,
+            "time": turn.time,
+            "interrupted": turn.interrupted,
+        }
+        for turn in turns
+    ]
+    return reply({**_shown(info), "turns": listed, "messages": messages})
+
+
+async def _system_prompt(gateway: Gateway) -> str:
+    """The generator's, as it is set now; empty when no generator was ever here."""
+    described, changed = await gateway.bus.link.pipe(
+        [("GET", schema_key("generator")), ("HGET", settings_key("generator"), "system_prompt")]
+    )
+    if changed is not None:
+        return str(orjson.loads(changed))
+    return str(orjson.loads(described)["defaults"].get("system_prompt") or "") if described else ""
+
+
+@router.delete(
+    "/sessions/{session_id}",
+    summary="Delete a session, its turns and journals; stop its open queries",
+    responses=told("Deleted", {"session_id": "geography-1", "deleted": True, "cancelled": []}, 404, 503),
+)
+async def delete(session_id: str, gateway: GatewayDep, user: UserDep) -> Response:
+    async with gateway.reachable():
+        info = await _owned(gateway, user, session_id)
+        turns = [
+            turn.query_id for respondent in RESPONDENTS for turn in await gateway.sessions.turns(session_id, respondent)
+        ]
+        unfinished = await gateway.sessions.delete(info)
+        await cancel_all(gateway, unfinished)
+        # the journals of open queries end with their cancellation; nobody can ask for them any more
+        gone = [("DEL", journal_key(query_id, r)) for query_id in set(turns) - set(unfinished) for r in RESPONDENTS]
+        gone += [("DEL", record_key(query_id)) for query_id in {*turns, *unfinished}]
+        if gone:
+            await gateway.bus.link.pipe(gone)
+    return reply({"session_id": session_id, "deleted": True, "cancelled": unfinished})

@@ -1,0 +1,66 @@
+"""The live tools, and calling one without a model."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from services.gateway.answers import reply
+from services.gateway.auth import UserDep
+from services.gateway.body import JsonRoute
+from services.gateway.errors import ApiError, not_found
+from services.gateway.gateway import GatewayDep
+from services.gateway.schemas import ToolCallBody, told
+from shared.contracts import canonical_tool
+from shared.envelope import now_ms
+from shared.tool_client import Caller
+
+router = APIRouter(route_class=JsonRoute, tags=["tools"])
+
+_TOOL = {
+    "type": "function",
+    "function": {"name": "web_search", "description": "Search the web.", "parameters": {"type": "object"}},
+}
+_RESULT: dict[str, Any] = {
+    "result": "Today's date: 2026-06-01",
+    "error": None,
+    "data": {"hits": []},
+    "duration_ms": 210,
+}
+
+
+@router.get("/tools", summary="The tools that are alive, as the model sees them",
+            responses=told("Live tools", {"tools": [_TOOL]}, 503))  # fmt: skip
+async def live(gateway: GatewayDep, _user: UserDep) -> Response:
+    async with gateway.reachable():
+        schemas = await gateway.tools.schemas()
+    return reply({"tools": [schemas[name] for name in sorted(schemas)]})
+
+
+@router.post(
+    "/tools/{name}/call",
+    summary="Call one tool over the bus; what goes wrong inside it is its `error`",
+    responses=told("The tool's result", _RESULT, 400, 404, 415, 422, 503),
+)
+async def call(name: str, body: ToolCallBody, gateway: GatewayDep, user: UserDep) -> Response:
+    tool = canonical_tool(name, body.args)
+    timeout = gateway.settings.tool_timeout
+    async with gateway.reachable(extra=timeout):
+        if tool not in await gateway.tools.schemas():
+            if not await gateway.context.registry.known(tool):
+                raise not_found("tool")
+            raise ApiError(503, "tool_unavailable", f"no worker of {tool} is running", {"Retry-After": "5"})
+        call_id = f"http:{uuid.uuid4().hex}"
+        deadline = now_ms() + int(timeout * 1000)
+        caller = Caller(query_id=call_id, user_id=user.user_id, deadline=deadline)
+        outcome = await gateway.tools.call(tool, body.args, call_id=call_id, caller=caller, timeout=timeout)
+    return reply(
+        {
+            "result": outcome.result,
+            "error": outcome.error,
+            "data": outcome.data,
+            "duration_ms": outcome.duration_ms,
+        }
+    )

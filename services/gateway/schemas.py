@@ -1,0 +1,178 @@
+"""The JSON bodies of requests, and the shapes of answers for the API description."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+from services.gateway.auth import Role
+from services.gateway.records import SESSION_RULE, is_session_id
+from shared.contracts import MAX_QUERY_CHARS, ChatTurnMessage, Mode, Sentiment
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Options(Body):
+    """Sampling of this query; what is left out is the participant's setting."""
+
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: int | None = Field(default=None, ge=0, le=100_000)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    seed: int | None = Field(default=None, ge=-(2**31), lt=2**32)
+    num_predict: int | None = Field(default=None, ge=1, le=1_000_000, description="Most tokens to generate")
+    stop: list[Annotated[str, StringConstraints(min_length=1, max_length=200)]] | None = Field(
+        default=None, max_length=16
+    )
+    repeat_penalty: float | None = Field(default=None, ge=0, le=10)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+
+
+class QueryBody(Body):
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        json_schema_extra={"example": {"query": "What is the capital of France?", "session_id": "geography-1"}},
+    )
+
+    query: str = Field(min_length=1, max_length=MAX_QUERY_CHARS, description="What the user says")
+    session_id: str | None = Field(
+        default=None, description=f"A session of yours, made when it is new: {SESSION_RULE}. Left out: a fresh one"
+    )
+    mode: Mode = Field(default="chat", description="committee: personas deliberate before the answer")
+    personas: list[Name] | None = Field(default=None, max_length=20, description="Who deliberates, in this order")
+    rounds: int | None = Field(default=None, ge=1, le=10, description="Rounds of deliberation")
+    messages: list[ChatTurnMessage] | None = Field(
+        default=None, description="The history before the query, kept by you; then nothing is stored in a session"
+    )
+    model: Name | None = Field(default=None, description="A model of the backend, for this query only")
+    options: Options | None = None
+    tools: list[Name] | None = Field(
+        default=None, max_length=100, description="Only these tools are offered to the model; [] for none"
+    )
+    deadline_seconds: float | None = Field(
+        default=None, gt=0, description="Seconds for the whole answer, at most the gateway's own limit"
+    )
+
+    @field_validator("query")
+    @classmethod
+    def _says_something(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("must not be empty")
+        return value
+
+    @field_validator("session_id")
+    @classmethod
+    def _well_formed(cls, value: str | None) -> str | None:
+        if value is not None and not is_session_id(value):
+            raise ValueError(f"must be {SESSION_RULE}")
+        return value
+
+    @model_validator(mode="after")
+    def _one_history(self) -> Self:
+        if self.messages is not None and self.session_id is not None:
+            raise ValueError("give either session_id or messages, not both")
+        if self.mode != "committee" and (self.personas is not None or self.rounds is not None):
+            raise ValueError("personas and rounds need mode committee")
+        return self
+
+
+class FeedbackBody(Body):
+    """5 and 4 stars are positive, 2 and 1 negative; 3 say nothing, so they need a sentiment."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        json_schema_extra={"example": {"query_id": "1700000000000-0", "stars": 5, "comment": "Short and right."}},
+    )
+
+    query_id: str = Field(min_length=1, max_length=64)
+    sentiment: Sentiment | None = None
+    stars: int | None = Field(default=None, ge=1, le=5)
+    comment: str | None = Field(default=None, max_length=4_000)
+
+    @model_validator(mode="after")
+    def _says_which(self) -> Self:
+        implied = self._implied()
+        if self.sentiment is None and implied is None:
+            raise ValueError(
+                "sentiment is needed with 3 stars" if self.stars else "either sentiment or stars must be given"
+            )
+        if self.sentiment is not None and implied is not None and self.sentiment != implied:
+            raise ValueError(f"{self.stars} stars and a {self.sentiment} sentiment contradict each other")
+        return self
+
+    def _implied(self) -> Sentiment | None:
+        if self.stars is None or self.stars == 3:
+            return None
+        return "positive" if self.stars > 3 else "negative"
+
+    def verdict(self) -> Sentiment:
+        found = self.sentiment or self._implied()
+        assert found is not None, "checked when the body was read"
+        return found
+
+
+class ToolCallBody(Body):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, json_schema_extra={"example": {"args": {"query": "LoCAL2 release notes"}}}
+    )
+
+    args: dict[str, Any] = Field(default_factory=dict, description="As the tool's schema in GET /tools says")
+
+
+class KeyBody(Body):
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        json_schema_extra={"example": {"name": "Ann's laptop", "user_id": "ann", "role": "user"}},
+    )
+
+    name: str = Field(min_length=1, max_length=100, description="To recognise the key by")
+    user_id: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}$", description="Whose queries and sessions the key opens"
+    )
+    role: Role = "user"
+
+
+class Fault(BaseModel):
+    """`code` is for programs, `message` for people; some errors carry more (query_id, session_id)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    code: str
+    message: str
+
+
+class Problem(BaseModel):
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"error": {"code": "not_found", "message": "there is no such session"}}}
+    )
+
+    error: Fault
+
+
+def told(
+    description: str, example: Any, *problems: int, status: int = 200, media: str = "application/json"
+) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route: an example of success, and the refusals that it can give."""
+    meanings: dict[int, str] = {
+        400: "Malformed", 401: "No valid API key", 403: "Not for this key", 404: "Not there, or not yours",
+        409: "Conflict", 413: "Too large", 415: "Not JSON", 422: "A value is wrong", 429: "Too busy; see Retry-After",
+        502: "The model backend failed", 503: "The bus or a participant is away", 504: "The deadline has passed",
+    }  # fmt: skip
+    found: dict[int | str, dict[str, Any]] = {
+        status: {"description": description, "content": {media: {"example": example}}}
+    }
+    for code in (401, *problems):
+        found[code] = {"description": meanings[code], "model": Problem}
+    return found
+
+
+Respondent = Literal["A", "B"]

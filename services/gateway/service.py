@@ -1,0 +1,95 @@
+"""Runs the gateway: the HTTP server from the first moment, the bus as soon as it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Generator
+
+import uvicorn
+
+from services.gateway.app import create_app
+from services.gateway.gateway import Gateway
+from services.gateway.settings import GatewaySettings
+from shared.errors import SettingsError
+from shared.logging import get_logger
+from shared.service import open_context, run_main
+
+log = get_logger()
+
+PARTICIPANT = "gateway"
+
+
+class _Server(uvicorn.Server):
+    """Signals are the run loop's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def listen(settings: GatewaySettings) -> socket.socket:
+    """The listening socket. Raises SettingsError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host.strip("[]"), settings.port))
+        listener.listen(2_048)
+    except OSError as exc:
+        listener.close()
+        raise SettingsError(f"cannot listen on {settings.host}:{settings.port}: {exc.strerror or exc}") from exc
+    return listener
+
+
+async def run(settings: GatewaySettings, stop: asyncio.Event, *, listener: socket.socket | None = None) -> None:
+    """Serves until `stop` is set; open streams end then, and their clients go on at another replica."""
+    listener = listener or listen(settings)
+    gateway = Gateway(settings)
+    config = uvicorn.Config(
+        create_app(gateway),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, int(settings.drain)),
+    )
+    server = _Server(config)
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(server.serve(sockets=[listener]), name="http")
+        attached = tasks.create_task(_attached(gateway, settings), name="bus")
+        await stop.wait()
+        gateway.stop()
+        server.should_exit = True
+        await serving
+        attached.cancel()
+    log.info("service.stopped")
+
+
+async def _attached(gateway: Gateway, settings: GatewaySettings) -> None:
+    """The gateway on the bus, until cancelled."""
+    async with open_context(PARTICIPANT, settings) as context:
+        gateway.attach(context)
+        await gateway.keys.start()
+        context.facts["address"] = f"{settings.host}:{settings.port}"
+        context.state = "ready"
+        await context.announce()
+        log.info("service.ready", host=settings.host, port=settings.port, auth=settings.auth)
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    """Runs until SIGTERM or SIGINT. A wrong setting ends the process with a sentence and status 2."""
+
+    async def guarded(settings: GatewaySettings, stop: asyncio.Event) -> None:
+        try:
+            await run(settings, stop)
+        except SettingsError as exc:
+            sys.exit(f"local2: {exc}")
+
+    run_main(guarded, PARTICIPANT, GatewaySettings)

@@ -1,0 +1,62 @@
+"""Settings of the gateway."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import ClassVar, Literal, Self
+
+from pydantic import AliasChoices, Field, SecretStr, model_validator
+
+from shared.settings import Settings
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class GatewaySettings(Settings):
+    runtime: ClassVar[frozenset[str]] = Settings.runtime | {"max_backlog", "max_session_backlog", "deadline_seconds"}
+
+    host: str = Field(
+        default="127.0.0.1",
+        validation_alias=AliasChoices("LOCAL2_API_HOST", "LOCAL2_GATEWAY_HOST"),
+        description="Address to listen on",
+    )
+    port: int = Field(
+        default=8765,
+        ge=0,
+        le=65_535,
+        validation_alias=AliasChoices("LOCAL2_API_PORT", "LOCAL2_GATEWAY_PORT"),
+        description="TCP port to listen on; 0 takes a free one",
+    )
+    auth: Literal["on", "off"] = Field(default="on", description="off: no API keys; only on a loopback address")
+    admin_key: SecretStr | None = Field(
+        default=None, description="The administrator's API key; else one is generated and kept in the data folder"
+    )
+    max_backlog: int = Field(default=1_000, ge=1, description="Unfinished queries above which new ones are refused")
+    max_session_backlog: int = Field(default=100, ge=1, description="The same for the queries of one session")
+    deadline_seconds: float = Field(
+        default=900.0, gt=0, le=86_400, description="Seconds in which a query must be answered"
+    )
+    bus_wait: float = Field(default=3.0, gt=0, description="Seconds that a request waits for the bus before it fails")
+    tool_timeout: float = Field(default=30.0, gt=0, description="Seconds that a tool call over HTTP may take")
+    keepalive: float = Field(default=15.0, gt=0, description="Seconds of silence after which a stream says it lives")
+    follow_seconds: float = Field(
+        default=120.0, gt=0, description="Seconds that a followed stream waits for the critique after the answer"
+    )
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Self:
+        if self.auth == "off" and not is_loopback(self.host):
+            raise ValueError(
+                f"auth is off, but the host {self.host} is not a loopback address: anybody could use this assistant; "
+                "set LOCAL2_AUTH=on, or LOCAL2_API_HOST=127.0.0.1"
+            )
+        if self.admin_key is not None and len(self.admin_key.get_secret_value()) < 8:
+            raise ValueError("LOCAL2_ADMIN_KEY must have at least 8 characters")
+        return self

@@ -1,0 +1,152 @@
+"""Journal entries as server-sent events, one to one: `event` = entry type, `id` = entry id, `data` as written.
+
+The path of an event is kept short: no JSON is parsed, and the entries of one read leave in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.gateway.gateway import Gateway
+from shared.bus import Entry, Follower, order
+from shared.journal import TERMINAL, EntryType
+
+KEEP_ALIVE = b": keep-alive\n\n"
+_TERMINAL = frozenset(kind.value.encode() for kind in TERMINAL)
+_CRITIQUE = EntryType.CRITIQUE.value.encode()
+
+
+def frame(kind: bytes, entry_id: str, data: bytes) -> bytes:
+    """One event."""
+    if b"\n" in data or b"\r" in data:
+        data = b"\ndata: ".join(data.splitlines())
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (entry_id.encode(), kind, data)
+
+
+def parts(entry: Entry) -> tuple[bytes, bytes]:
+    """An entry's type and data."""
+    fields = entry[1]
+    # as our writers order them; another order is as good, but rare
+    if fields[0] == b"type" and fields[-2] == b"data":
+        return fields[1], fields[-1]
+    raw = dict(zip(fields[::2], fields[1::2], strict=True))
+    return raw.get(b"type", b"unknown"), raw.get(b"data", b"{}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """When a journal's stream ends.
+
+    until: loop time of the query's deadline, with some grace for its last entry.
+    answered: the terminal entry lies before the stream's start.
+    follow: go on after the terminal entry, at most `follow_seconds`, for the critique.
+    """
+
+    until: float
+    follow: bool
+    follow_seconds: float
+    answered: bool = False
+
+
+async def journal_events(follower: Follower, ending: Ending, keepalive: float) -> AsyncIterator[bytes]:
+    """The events of one journal. The follower is closed at the end."""
+    now = asyncio.get_running_loop().time
+    until = now() + ending.follow_seconds if ending.answered else ending.until
+    try:
+        while (left := until - now()) > 0:
+            try:
+                async with asyncio.timeout(min(keepalive, left)):
+                    found = await follower.next()
+            except TimeoutError:
+                yield KEEP_ALIVE
+                continue
+            out = []
+            done = False
+            for entry in found:
+                kind, data = parts(entry)
+                out.append(frame(kind, entry[0], data))
+                if kind in _TERMINAL:
+                    done = not ending.follow
+                    until = now() + ending.follow_seconds
+                elif kind == _CRITIQUE:
+                    done = True
+                if done:
+                    break
+            yield b"".join(out)
+            if done:
+                return
+    finally:
+        follower.close()
+
+
+async def collect(follower: Follower, until: float) -> list[Entry]:
+    """The entries up to the terminal one, or up to the time limit. The follower is closed at the end."""
+    found: list[Entry] = []
+    try:
+        async with asyncio.timeout_at(until):
+            while True:
+                for entry in await follower.next():
+                    found.append(entry)
+                    if parts(entry)[0] in _TERMINAL:
+                        return found
+    except TimeoutError:
+        return found
+    finally:
+        follower.close()
+
+
+async def ended_at(gateway: Gateway, key: str) -> tuple[str, str | None]:
+    """The newest entry's id (`0-0` without one), and the terminal entry's, if it is there."""
+    # after the terminal entry come at most a critique, a pairwise result and the rewards of a few ratings
+    newest = await gateway.bus.latest(key, 20)
+    terminal = next((entry[0] for entry in newest if parts(entry)[0] in _TERMINAL), None)
+    return (newest[0][0] if newest else "0-0"), terminal
+
+
+def is_before(first: str, second: str) -> bool:
+    return order(first) < order(second)
+
+
+class EventStream(Response):
+    """Sends what an iterator yields until it ends, the client goes or the gateway stops. Nobody is cancelled by it."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, gateway: Gateway, events: AsyncIterator[bytes], headers: Mapping[str, str] | None = None
+    ) -> None:
+        self._gateway = gateway
+        self._events = events
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+        async def pump() -> None:
+            try:
+                async for chunk in self._events:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            finally:
+                close = getattr(self._events, "aclose", None)
+                if close is not None:
+                    await close()
+
+        self._gateway.metrics.streams.inc()
+        try:
+            await self._gateway.race(pump(), gone(receive))
+        finally:
+            self._gateway.metrics.streams.dec()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def gone(receive: Receive) -> None:
+    """Returns when the client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,111 @@
+"""The live tail of bus subjects, for operators."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import orjson
+
+from services.gateway.sse import KEEP_ALIVE, frame
+from shared.bus import Bus, Entry, Follower, Tail, order
+from shared.contracts import PREFIX
+
+# New tools bring new subjects.
+_RESCAN_SECONDS = 2.0
+
+
+def matches(subject: str, patterns: Sequence[str]) -> bool:
+    """A pattern is a subject, or the beginning of one followed by `*`."""
+    return any(subject.startswith(p[:-1]) if p.endswith("*") else subject == p for p in patterns)
+
+
+def event(subject: str, entry: Entry) -> bytes:
+    """One bus entry, whatever its form."""
+    entry_id, fields = entry
+    texts = [field.decode(errors="backslashreplace") for field in fields]
+    shown: dict[str, Any] = dict(zip(texts[::2], texts[1::2], strict=False))
+    # a payload that is not JSON is shown as text
+    with contextlib.suppress(orjson.JSONDecodeError):
+        shown["payload"] = orjson.loads(shown.get("payload", "null"))
+    return frame(subject.encode(), entry_id, orjson.dumps({**shown, "subject": subject, "entry_id": entry_id}))
+
+
+class Tap:
+    """Follows every subject that matches, those that appear later included."""
+
+    def __init__(self, bus: Bus, tail: Tail, patterns: Sequence[str], last: int) -> None:
+        self._bus = bus
+        self._tail = tail
+        self._patterns = patterns
+        self._last = last
+        # small: a slow operator slows the followers down, which cost no memory
+        self._queue: asyncio.Queue[bytes] = asyncio.Queue(100)
+
+    async def events(self, keepalive: float) -> AsyncIterator[bytes]:
+        followers: list[Follower] = []
+        pumps: list[asyncio.Task[None]] = []
+        try:
+            async for chunk in self._run(followers, pumps, keepalive):
+                yield chunk
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            for follower in followers:
+                follower.close()
+
+    async def _run(
+        self, followers: list[Follower], pumps: list[asyncio.Task[None]], keepalive: float
+    ) -> AsyncIterator[bytes]:
+        now = asyncio.get_running_loop().time
+        followed: set[str] = set()
+        rescan, alive = now(), now() + keepalive
+        recent = await self._recent()
+        for _, subject, entry in recent:
+            yield event(subject, entry)
+        seen = {subject: entry[0] for _, subject, entry in recent}
+        while True:
+            if now() >= rescan:
+                first = not followed
+                for subject in await self._subjects():
+                    if subject not in followed:
+                        followed.add(subject)
+                        stream = PREFIX + subject
+                        # a subject that appears later is new as a whole
+                        newest = await self._tail.newest(stream) if first else "0-0"
+                        follower = self._tail.follow(stream, seen.get(subject, newest))
+                        followers.append(follower)
+                        pumps.append(asyncio.create_task(self._pump(subject, follower)))
+                rescan = now() + _RESCAN_SECONDS
+            try:
+                async with asyncio.timeout_at(min(rescan, alive)):
+                    chunk = await self._queue.get()
+            except TimeoutError:
+                if now() >= alive:
+                    alive = now() + keepalive
+                    yield KEEP_ALIVE
+                continue
+            while not self._queue.empty() and len(chunk) < 65_536:
+                chunk += self._queue.get_nowait()
+            alive = now() + keepalive
+            yield chunk
+
+    async def _subjects(self) -> list[str]:
+        return [s.name for s in await self._bus.subjects() if matches(s.name, self._patterns)]
+
+    async def _recent(self) -> list[tuple[tuple[int, int], str, Entry]]:
+        """The last entries over all subjects, in the order of their ids."""
+        found: list[tuple[tuple[int, int], str, Entry]] = []
+        if self._last:
+            for subject in await self._subjects():
+                entries = await self._bus.latest(PREFIX + subject, self._last)
+                found += [(order(entry[0]), subject, entry) for entry in entries]
+        return sorted(found, key=lambda item: item[:2])[-self._last :] if found else []
+
+    async def _pump(self, subject: str, follower: Follower) -> None:
+        while True:
+            for entry in await follower.next():
+                await self._queue.put(event(subject, entry))

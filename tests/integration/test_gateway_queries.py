@@ -1,0 +1,330 @@
+"""Asking over HTTP, against a real bus and a generator that plays a part."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import redis
+from support.http_gateway import FakeGenerator, Site, events, gateway_settings, generating, serving
+from support.waiting import eventually
+
+SSE = {"Accept": "text/event-stream"}
+
+
+@pytest.fixture
+async def site(redis_url: str, tmp_path: Path) -> AsyncIterator[Site]:
+    async with serving(gateway_settings(redis_url, tmp_path)) as site:
+        yield site
+
+
+@pytest.fixture
+async def fake(redis_url: str, tmp_path: Path) -> AsyncIterator[FakeGenerator]:
+    async with generating(redis_url, tmp_path) as fake:
+        yield fake
+
+
+async def test_a_question_is_answered_as_json(site: Site, fake: FakeGenerator) -> None:
+    response = await site.http.post("/query", json={"query": "tool one", "session_id": "s-1"})
+    assert response.status_code == 200
+    told = response.json()
+    assert told["answer"] == "You said: one"
+    assert told["thinking"] == "Let me see."
+    assert told["state"] == "completed"
+    assert told["session_id"] == "s-1" == response.headers["x-session-id"]
+    assert told["query_id"] == fake.started[0] == response.headers["x-query-id"]
+    assert told["usage"] == {"prompt_tokens": 11, "completion_tokens": 7}
+    assert [call["tool"] for call in told["tool_calls"]] == ["web_search"]
+    assert told["events"] == [
+        "query.received", "agent.transition", "agent.transition", "tool.request.web_search", "tool.result.web_search",
+        "response.generation", "answer.dialog",
+    ]  # fmt: skip
+    times = [event["t"] for event in told["event_log"]]
+    assert times == sorted(times)
+    assert times[0] == 0
+    message = fake.queries[0]
+    assert message.envelope.deadline is not None
+    assert message.envelope.traceparent.startswith("00-")
+
+
+async def test_events_are_the_journal_one_to_one(site: Site, fake: FakeGenerator, raw: redis.Redis) -> None:
+    response = await site.http.post("/query", json={"query": "say hello"}, headers=SSE)
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/event-stream")
+    query_id = response.headers["x-query-id"]
+    entries = raw.xrange(f"local2:journal:{query_id}:A")
+    kept = [(i.decode(), f[b"type"].decode(), f[b"data"].decode()) for i, f in entries]
+    assert events(response.text) == kept
+    assert kept[-1][1] == "completed"
+
+
+async def test_a_stream_resumes_after_every_event_on_another_gateway(
+    redis_url: str, tmp_path: Path, site: Site, fake: FakeGenerator
+) -> None:
+    whole = await site.http.post("/query", json={"query": "tool me"}, headers=SSE)
+    query_id, expected = whole.headers["x-query-id"], whole.text
+    blocks = [block + "\n\n" for block in expected.split("\n\n") if block]
+    async with serving(gateway_settings(redis_url, tmp_path)) as other:
+        for cut in range(len(blocks)):
+            seen = "".join(blocks[: cut + 1])
+            last = events(seen)[-1][0]
+            path = f"/queries/{query_id}/events"
+            rest = await other.http.get(path, headers={"Last-Event-ID": last})
+            assert seen + rest.text == expected
+            again = await other.http.get(path, params={"last_event_id": last})
+            assert again.text == rest.text
+            assert rest.status_code == (204 if cut == len(blocks) - 1 else 200)
+
+
+async def test_a_stream_cut_in_the_middle_goes_on_live(site: Site, fake: FakeGenerator) -> None:
+    seen = ""
+    async with site.http.stream("POST", "/query", json={"query": "slow one"}, headers=SSE) as response:
+        query_id = response.headers["x-query-id"]
+        async for part in response.aiter_text():
+            seen += part
+            if "You " in seen:
+                break
+    # the connection is closed; the query goes on
+    resumed = asyncio.create_task(
+        site.http.get(f"/queries/{query_id}/events", headers={"Last-Event-ID": events(seen)[-1][0]})
+    )
+    fake.gate.set()
+    full = events(seen) + events((await resumed).text)
+    whole = await site.http.get(f"/queries/{query_id}/events")
+    assert full == events(whole.text)
+    assert full[-1][1] == "completed"
+
+
+async def test_without_waiting_the_query_is_accepted_and_can_be_read_while_it_runs(
+    site: Site, fake: FakeGenerator
+) -> None:
+    accepted = await site.http.post("/query?wait=false", json={"query": "slow one"})
+    assert accepted.status_code == 202
+    told = accepted.json()
+    assert told["state"] == "queued"
+    path = accepted.headers["location"]
+
+    async def partly() -> bool:
+        body = (await site.http.get(path)).json()
+        return bool(body["state"] == "running" and body["answer"] == "You ")
+
+    await eventually(partly)
+    fake.gate.set()
+
+    async def done() -> bool:
+        return bool((await site.http.get(path)).json()["state"] == "completed")
+
+    await eventually(done)
+    assert (await site.http.get(path)).json()["answer"] == "You said: one"
+
+
+async def test_text_of_a_restarted_call_is_not_shown_twice(site: Site, fake: FakeGenerator, raw: redis.Redis) -> None:
+    told = (await site.http.post("/query", json={"query": "restart here"})).json()
+    assert told["answer"] == "You said: here"
+    key = f"local2:journal:{told['query_id']}:A"
+    last = raw.xrevrange(key, count=1)[0][0]
+    raw.xdel(key, last)
+    assert (await site.http.get(f"/queries/{told['query_id']}")).json()["answer"] == "You said: here"
+
+
+async def test_a_failed_query_is_an_http_error_with_its_code(site: Site, fake: FakeGenerator) -> None:
+    for code, status in {
+        "deadline_exceeded": 504, "model_missing": 502, "model_unavailable": 503, "internal": 500, "surprise": 500,
+    }.items():  # fmt: skip
+        response = await site.http.post("/query", json={"query": f"fail {code}"})
+        assert response.status_code == status
+        error = response.json()["error"]
+        assert error["code"] == code
+        assert error["message"] == f"it failed: {code}"
+        assert error["query_id"] == response.headers["x-query-id"]
+        shown = (await site.http.get(f"/queries/{error['query_id']}")).json()
+        assert shown["state"] == "failed"
+        assert shown["error"]["code"] == code
+
+
+async def test_without_a_generator_the_deadline_ends_the_wait(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.routes.queries.GRACE", 0.1)
+    async with serving(gateway_settings(redis_url, tmp_path, deadline_seconds=0.3)) as site:
+        response = await site.http.post("/query", json={"query": "say hello"})
+        assert response.status_code == 504
+        error = response.json()["error"]
+        assert error["code"] == "deadline"
+        streamed = await site.http.post("/query", json={"query": "say hello"}, headers=SSE)
+        assert streamed.status_code == 200
+        assert events(streamed.text) == []
+        gone = await site.http.get(f"/queries/{error['query_id']}/events")
+        assert gone.status_code == 404
+        # nothing is lost: a generator that comes later answers
+        async with generating(redis_url, tmp_path):
+
+            async def answered() -> bool:
+                return bool((await site.http.get(f"/queries/{error['query_id']}")).json()["state"] == "completed")
+
+            await eventually(answered)
+
+
+async def test_cancel_stops_the_query_and_repeating_it_changes_nothing(site: Site, fake: FakeGenerator) -> None:
+    waiting = asyncio.create_task(site.http.post("/query", json={"query": "slow one", "session_id": "s"}))
+    await eventually(lambda: fake.started)
+    path = f"/queries/{fake.started[0]}/cancel"
+    first = await site.http.post(path)
+    assert (first.status_code, first.json()["state"]) == (200, "cancelling")
+    told = (await waiting).json()
+    assert told["state"] == told["finish_reason"] == "cancelled"
+    assert told["answer"] == "You "
+    again = await site.http.post(path)
+    assert (again.status_code, again.json()["state"]) == (200, "cancelled")
+
+
+async def test_a_client_that_leaves_does_not_cancel(site: Site, fake: FakeGenerator, raw: redis.Redis) -> None:
+    waiting = asyncio.create_task(site.http.post("/query", json={"query": "slow one"}))
+    await eventually(lambda: fake.started)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    fake.gate.set()
+
+    async def answered() -> bool:
+        return bool((await site.http.get(f"/queries/{fake.started[0]}")).json()["state"] == "completed")
+
+    await eventually(answered)
+    assert not raw.exists(f"local2:cancel:{fake.started[0]}")
+
+
+async def test_the_same_idempotency_key_asks_once(site: Site, fake: FakeGenerator) -> None:
+    headers = {"Idempotency-Key": "order-66"}
+    body = {"query": "say hello"}
+    both = await asyncio.gather(*(site.http.post("/query", json=body, headers=headers) for _ in range(4)))
+    later = await site.http.post("/query", json=body, headers=headers)
+    ids = {response.json()["query_id"] for response in (*both, later)}
+    assert len(ids) == 1
+    assert len(fake.started) == 1
+    assert {response.json()["answer"] for response in (*both, later)} == {"You said: hello"}
+    other = await site.http.post("/query", json={"query": "say bye"}, headers=headers)
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_conflict")
+    ann = await site.key("ann")
+    async with ann:
+        hers = await ann.post("/query", json=body, headers=headers)
+        assert hers.json()["query_id"] not in ids
+    malformed = await site.http.post("/query", json=body, headers={"Idempotency-Key": "a b"})
+    assert malformed.status_code == 400
+
+
+async def test_two_clients_of_one_session_are_answered_in_order(site: Site, fake: FakeGenerator) -> None:
+    bodies = [{"query": f"say {n}", "session_id": "shared"} for n in range(8)]
+    answers = await asyncio.gather(*(site.http.post("/query", json=body) for body in bodies))
+    assert [a.json()["answer"] for a in answers] == [f"You said: {n}" for n in range(8)]
+    session = (await site.http.get("/sessions/shared")).json()
+    ids = [turn["query_id"] for turn in session["turns"]]
+    assert ids == fake.started
+    assert ids == sorted({a.json()["query_id"] for a in answers}, key=lambda i: [int(p) for p in i.split("-")])
+
+
+async def test_own_messages_are_passed_on_and_nothing_is_stored(site: Site, fake: FakeGenerator) -> None:
+    history = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    told = (await site.http.post("/query", json={"query": "say x", "messages": history, "tools": []})).json()
+    payload = fake.queries[0].payload
+    assert [m.content for m in payload.messages or []] == ["Hi", "Hello"]
+    assert payload.lane_ticket is None
+    assert payload.tools == []
+    assert (await site.http.get(f"/sessions/{told['session_id']}")).status_code == 404
+
+
+async def test_a_full_queue_is_answered_429_with_retry_after(redis_url: str, tmp_path: Path) -> None:
+    async with serving(gateway_settings(redis_url, tmp_path, max_backlog=3)) as site:
+        statuses = []
+        for _ in range(6):
+            response = await site.http.post("/query?wait=false", json={"query": "say hello"})
+            statuses.append(response.status_code)
+            await asyncio.sleep(0.3)
+        assert statuses == [202, 202, 202, 202, 429, 429]
+        assert int(response.headers["retry-after"]) > 0
+        assert response.json()["error"]["code"] == "overloaded"
+
+
+async def test_a_session_with_too_many_open_queries_is_answered_429(redis_url: str, tmp_path: Path) -> None:
+    async with serving(gateway_settings(redis_url, tmp_path, max_session_backlog=2)) as site:
+        body = {"query": "say hello", "session_id": "busy"}
+        statuses = [(await site.http.post("/query?wait=false", json=body)).status_code for _ in range(3)]
+        assert statuses == [202, 202, 429]
+        other = await site.http.post("/query?wait=false", json={**body, "session_id": "idle"})
+        assert other.status_code == 202
+
+
+async def test_a_followed_stream_goes_on_until_the_critique(site: Site, fake: FakeGenerator, raw: redis.Redis) -> None:
+    async with site.http.stream("POST", "/query?follow=true", json={"query": "say hi"}, headers=SSE) as response:
+        query_id, text = response.headers["x-query-id"], ""
+        async for part in response.aiter_text():
+            text += part
+            if "event: completed" in text and "event: critique" not in text:
+                raw.xadd(
+                    f"local2:journal:{query_id}:A",
+                    {"type": "critique", "time": "1", "data": json.dumps({"score": 5})},
+                )
+    kinds = [event[1] for event in events(text)]
+    assert kinds[-2:] == ["completed", "critique"]
+    shown = (await site.http.get(f"/queries/{query_id}")).json()
+    assert shown["critique"] == {"score": 5}
+    assert shown["events"][-1] == "critique.result"
+    after = await site.http.get(
+        f"/queries/{query_id}/events?follow=true", headers={"Last-Event-ID": events(text)[-2][0]}
+    )
+    assert [event[1] for event in events(after.text)] == ["critique"]
+
+
+async def test_silence_is_filled_with_keep_alive_comments(redis_url: str, tmp_path: Path, fake: FakeGenerator) -> None:
+    async with (
+        serving(gateway_settings(redis_url, tmp_path, keepalive=0.1)) as site,
+        site.http.stream("POST", "/query", json={"query": "slow"}, headers=SSE) as response,
+    ):
+        text = ""
+        async for part in response.aiter_text():
+            text += part
+            if text.count(": keep-alive\n\n") == 2:
+                fake.gate.set()
+    assert events(text)[-1][1] == "completed"
+
+
+async def test_a_stopping_gateway_ends_its_streams_and_the_client_goes_on_elsewhere(
+    redis_url: str, tmp_path: Path, site: Site, fake: FakeGenerator
+) -> None:
+    async with serving(gateway_settings(redis_url, tmp_path)) as leaving:
+        waiting = asyncio.create_task(leaving.http.post("/query", json={"query": "slow json"}))
+        async with leaving.http.stream("POST", "/query", json={"query": "slow sse"}, headers=SSE) as response:
+            query_id, text = response.headers["x-query-id"], ""
+            async for part in response.aiter_text():
+                text += part
+                if "You " in text and len(fake.started) == 2:
+                    leaving.stop.set()
+        stopped = await waiting
+        assert (stopped.status_code, stopped.json()["error"]["code"]) == (503, "stopping")
+    fake.gate.set()
+    rest = await site.http.get(f"/queries/{query_id}/events", headers={"Last-Event-ID": events(text)[-1][0]})
+    assert events(rest.text)[-1][1] == "completed"
+    shown = f"/queries/{stopped.json()['error']['query_id']}"
+
+    async def answered() -> bool:
+        return bool((await site.http.get(shown)).json()["answer"] == "You said: json")
+
+    await eventually(answered)
+
+
+async def test_respondent_b_has_a_journal_of_its_own(
+    redis_url: str, tmp_path: Path, site: Site, fake: FakeGenerator
+) -> None:
+    async with generating(redis_url, tmp_path, "B") as second:
+        told = (await site.http.post("/query", json={"query": "say hello", "session_id": "both"})).json()
+        await eventually(lambda: second.started == [told["query_id"]])
+
+        async def answered() -> bool:
+            return bool(
+                (await site.http.get(f"/queries/{told['query_id']}?respondent=B")).json()["state"] == "completed"
+            )
+
+        await eventually(answered)
+        streamed = await site.http.get(f"/queries/{told['query_id']}/events?respondent=B")
+        assert events(streamed.text)[-1][1] == "completed"
