@@ -1,0 +1,123 @@
+"""Fitting a conversation into the context: properties that hold for every conversation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.generator.context import (
+    ContextTooSmall,
+    Fitted,
+    characters,
+    estimate,
+    fit,
+    measured_ratio,
+    reserve,
+    split_turns,
+)
+
+TOOL = {"type": "function", "function": {"name": "f", "description": "d" * 200, "parameters": {}}}
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def turn(number: int, length: int) -> list[dict[str, Any]]:
+    return [
+        {"role": "user", "content": f"q{number}"},
+        {"role": "assistant", "content": f"a{number}" + "x" * length},
+    ]
+
+
+conversations = st.fixed_dictionaries(
+    {
+        "history": st.lists(st.integers(0, 6_000), max_size=60).map(
+            lambda lengths: [turn(number, length) for number, length in enumerate(lengths)]
+        ),
+        "current": st.lists(st.integers(1, 3_000), min_size=1, max_size=4).map(
+            lambda lengths: [{"role": "user", "content": "y" * length} for length in lengths]
+        ),
+        "tools": st.sampled_from([[], [TOOL], [TOOL, TOOL]]),
+        "num_ctx": st.integers(512, 40_000),
+        "ratio": st.floats(1.0, 6.0),
+    }
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(conversations)
+def test_what_is_sent_never_exceeds_the_context_and_nothing_fixed_is_cut(given_: dict[str, Any]) -> None:
+    history, current, tools = given_["history"], given_["current"], given_["tools"]
+    num_ctx, ratio = given_["num_ctx"], given_["ratio"]
+    fixed = estimate([SYSTEM, *current], tools, ratio)
+    try:
+        fitted = fit([SYSTEM], history, current, tools, num_ctx, ratio)
+    except ContextTooSmall:
+        assert fixed >= num_ctx
+        return
+    assert fitted.tokens < num_ctx
+    assert fitted.messages[0] == SYSTEM
+    assert fitted.messages[len(fitted.messages) - len(current) :] == current
+    # whole turns, the newest, in their order
+    assert fitted.dropped + fitted.kept == len(history)
+    kept = [message for one in history[fitted.dropped :] for message in one]
+    assert fitted.messages[1 : len(fitted.messages) - len(current)] == kept
+    if fitted.kept:
+        assert fitted.tokens <= num_ctx - reserve(num_ctx)
+    if fitted.dropped:
+        more = [SYSTEM, *(m for one in history[fitted.dropped - 1 :] for m in one), *current]
+        assert estimate(more, tools, ratio) >= num_ctx - reserve(num_ctx) - len(history) - 1
+
+
+def test_a_history_that_fits_is_sent_whole() -> None:
+    history = [turn(n, 10) for n in range(50)]
+    fitted = fit([SYSTEM], history, [{"role": "user", "content": "now"}], [], 32_000)
+    assert fitted == Fitted(fitted.messages, 0, 50, fitted.tokens)
+    assert len(fitted.messages) == 102
+
+
+def test_a_long_turn_in_the_middle_hides_the_shorter_ones_before_it() -> None:
+    history = [turn(0, 1), turn(1, 100_000), turn(2, 1)]
+    fitted = fit([SYSTEM], history, [{"role": "user", "content": "now"}], [], 8_000)
+    assert (fitted.dropped, fitted.kept) == (2, 1)
+
+
+def test_a_question_that_does_not_fit_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ContextTooSmall, match="raise num_ctx"):
+        fit([SYSTEM], [], [{"role": "user", "content": "y" * 10_000}], [], 1_000)
+
+
+def test_a_question_that_leaves_less_than_the_reserve_is_sent_all_the_same() -> None:
+    fitted = fit([SYSTEM], [turn(0, 1)], [{"role": "user", "content": "y" * 2_700}], [], 1_000)
+    assert (fitted.dropped, fitted.kept) == (1, 0)
+
+
+def test_thinking_and_tool_calls_count() -> None:
+    plain = {"role": "assistant", "content": "hi"}
+    rich = {**plain, "thinking": "z" * 90, "tool_calls": [{"id": "1", "name": "f", "args": {}}]}
+    assert characters([rich]) > characters([plain]) + 90
+
+
+@pytest.mark.parametrize(
+    ("sent", "counted", "ratio"),
+    [(4_000, 1_000, 4.0), (4_000, None, None), (4_000, 0, None), (100, 25, None), (4_000, 10, None), (400, 900, None)],
+)
+def test_the_backends_count_is_used_only_where_it_can_be_true(
+    sent: int, counted: int | None, ratio: float | None
+) -> None:
+    assert measured_ratio(sent, counted) == ratio
+
+
+def test_a_clients_history_is_split_before_each_user_message() -> None:
+    messages = [
+        {"role": "system", "content": "s1"},
+        {"role": "assistant", "content": "welcome"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "system", "content": "s2"},
+        {"role": "user", "content": "c"},
+    ]
+    system, turns = split_turns(messages)
+    assert [m["content"] for m in system] == ["s1", "s2"]
+    assert [[m["content"] for m in one] for one in turns] == [["welcome"], ["a", "b"], ["c"]]

@@ -1,0 +1,132 @@
+"""Deltas on their way into the journal: the first at once, then one write per interval, every byte in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.generator.deltas import INTERVAL, DeltaPump
+from shared.errors import Fenced
+from shared.journal import EntryType
+
+Items = Sequence[tuple[EntryType, dict[str, Any]]]
+
+
+class Journal:
+    """`writes` are (time, items); a write takes `seconds`."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.writes: list[tuple[float, list[tuple[EntryType, dict[str, Any]]]]] = []
+
+    async def write(self, items: Items) -> None:
+        self.writes.append((asyncio.get_running_loop().time(), list(items)))
+        await asyncio.sleep(self.seconds)
+
+    def text(self, kind: EntryType) -> str:
+        return "".join(data["text"] for _, items in self.writes for what, data in items if what is kind)
+
+
+async def test_the_first_delta_is_written_at_once_and_the_next_after_the_interval() -> None:
+    journal = Journal()
+    pump = DeltaPump(journal.write, {})
+    loop = asyncio.get_running_loop()
+    running = asyncio.create_task(pump.run())
+    await asyncio.sleep(0.05)
+    began = loop.time()
+    for number in range(60):
+        pump.add(EntryType.ANSWER, f"{number} ")
+        await asyncio.sleep(0.002)
+    pump.finish()
+    await running
+    times = [at for at, _ in journal.writes]
+    assert times[0] - began < 0.01
+    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    assert all(gap >= INTERVAL * 0.95 for gap in gaps[:-1])
+    assert len(gaps) >= 2
+    assert journal.text(EntryType.ANSWER) == "".join(f"{number} " for number in range(60))
+
+
+async def test_the_end_does_not_wait_for_the_interval() -> None:
+    journal = Journal()
+    pump = DeltaPump(journal.write, {})
+    running = asyncio.create_task(pump.run())
+    pump.add(EntryType.ANSWER, "a")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert journal.text(EntryType.ANSWER) == "a"
+    pump.add(EntryType.ANSWER, "b")
+    pump.finish()
+    before = asyncio.get_running_loop().time()
+    await running
+    assert asyncio.get_running_loop().time() - before < INTERVAL / 2
+    assert journal.text(EntryType.ANSWER) == "ab"
+
+
+async def test_what_arrives_while_a_write_is_under_way_is_written_next() -> None:
+    journal = Journal(seconds=0.03)
+    pump = DeltaPump(journal.write, {"persona": "p"})
+    running = asyncio.create_task(pump.run())
+    pump.add(EntryType.THINKING, "t")
+    await asyncio.sleep(0.01)
+    pump.add(EntryType.THINKING, "u")
+    pump.add(EntryType.ANSWER, "a")
+    pump.add(EntryType.ANSWER, "b")
+    pump.finish()
+    await running
+    assert [items for _, items in journal.writes] == [
+        [(EntryType.THINKING, {"text": "t", "persona": "p"})],
+        [(EntryType.THINKING, {"text": "u", "persona": "p"}), (EntryType.ANSWER, {"text": "ab", "persona": "p"})],
+    ]
+
+
+async def test_nothing_is_written_for_empty_text() -> None:
+    journal = Journal()
+    pump = DeltaPump(journal.write, {})
+    pump.add(EntryType.ANSWER, "")
+    pump.finish()
+    await pump.run()
+    assert journal.writes == []
+
+
+async def test_a_refused_write_is_raised() -> None:
+    async def refuse(items: Items) -> None:
+        raise Fenced("somebody else's")
+
+    pump = DeltaPump(refuse, {})
+    pump.add(EntryType.ANSWER, "a")
+    with pytest.raises(Fenced):
+        await pump.run()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([EntryType.THINKING, EntryType.ANSWER]), st.text(max_size=6), st.sampled_from([0, 0, 0.004])
+        ),
+        max_size=25,
+    )
+)
+def test_every_byte_arrives_in_order(pieces: list[tuple[EntryType, str, float]]) -> None:
+    journal = Journal()
+
+    async def play() -> None:
+        pump = DeltaPump(journal.write, {})
+        running = asyncio.create_task(pump.run())
+        for kind, text, pause in pieces:
+            pump.add(kind, text)
+            await asyncio.sleep(pause)
+        pump.finish()
+        await running
+
+    asyncio.run(play())
+    wanted: list[tuple[EntryType, str]] = []
+    for kind, text, _ in pieces:
+        wanted.extend((kind, char) for char in text)
+    assert [(kind, char) for _, items in journal.writes for kind, data in items for char in data["text"]] == wanted
