@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha1
 from typing import Any, ClassVar
 
@@ -113,7 +113,7 @@ class Link:
         self._timeout = timeout
         self._queue: deque[_Unit] = deque()
         self._inflight: deque[_Batch] = deque()
-        self._writer: asyncio.StreamWriter | None = None
+        self._transport: asyncio.WriteTransport | None = None
         self._flush_scheduled = False
         self._counter = 0
         self._closing = False
@@ -180,14 +180,14 @@ class Link:
             return future
         packed = b"".join([hiredis.pack_command(command) for command in commands])
         self._queue.append(_Unit(packed, len(commands), future, retry, block, until))
-        if not self._flush_scheduled and self._writer is not None:
+        if not self._flush_scheduled and self._transport is not None:
             self._flush_scheduled = True
             loop.call_soon(self._flush)
         return future
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if self._writer is None or not self._queue:
+        if self._transport is None or not self._queue:
             return
         now = asyncio.get_running_loop().time()
         for unit in self._queue:
@@ -202,7 +202,7 @@ class Link:
         marker = b"%d" % self._counter
         allowance = self._timeout + max(unit.block for unit in units)
         self._inflight.append(_Batch(units, marker, now + allowance))
-        self._writer.write(b"".join([*(u.packed for u in units), hiredis.pack_command(("ECHO", marker))]))
+        self._transport.write(b"".join([*(u.packed for u in units), hiredis.pack_command(("ECHO", marker))]))
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -213,12 +213,14 @@ class Link:
             served = self.generation
             try:
                 connection = self._pool.make_connection()
-                await connection.connect()
+                # redis-py's own limit does not cover the replies of its handshake
+                async with asyncio.timeout(self._timeout):
+                    await connection.connect()
                 await self._serve(connection)
             except (OSError, RedisError, TimeoutError, hiredis.HiredisError, _Desync) as exc:
                 self._report(str(exc) or type(exc).__name__, served)
             finally:
-                self._writer = None
+                self._transport = None
                 self.connected.clear()
                 if connection is not None:
                     _abort(connection)
@@ -233,42 +235,35 @@ class Link:
         self._reason = reason
 
     async def _serve(self, connection: AbstractConnection) -> None:
-        """Reads replies until the connection breaks."""
-        reader, writer = connection._reader, connection._writer
-        if reader is None or writer is None:
+        """Receives replies until the connection breaks."""
+        if connection._writer is None:
             raise ConnectionError("the connection closed during its handshake")
-        parser = hiredis.Reader()
+        wire = _Wire(connection._writer.transport)
         handshake = [("CLIENT", "ID"), *(("SCRIPT", "LOAD", script.source) for script in Script.known.values())]
-        writer.write(b"".join(hiredis.pack_command(command) for command in handshake))
-        pending = len(handshake)
+        wire.transport.write(b"".join(hiredis.pack_command(command) for command in handshake))
         async with asyncio.timeout(self._timeout):
-            while pending:
-                parser.feed(await _read(reader))
-                while pending and (reply := parser.gets()) is not False:
-                    if isinstance(reply, hiredis.ReplyError):
-                        raise ConnectionError(str(reply))
-                    if pending == len(handshake):
-                        self.client_id = int(reply)
-                    pending -= 1
-        self._writer = writer
+            replies = await wire.first(len(handshake))
+        for reply in replies:
+            if isinstance(reply, hiredis.ReplyError):
+                raise ConnectionError(str(reply))
+        self.client_id = int(replies[0])
+        wire.receive = self._receive
+        self._transport = wire.transport
         self.generation += 1
         self.connected.set()
         self._flush()
-        watchdog = asyncio.create_task(self._watch(writer))
+        watchdog = asyncio.create_task(self._watch(wire.transport))
         try:
-            while True:
-                parser.feed(await _read(reader))
-                while (reply := parser.gets()) is not False:
-                    self._receive(reply)
+            raise await wire.lost
         finally:
             watchdog.cancel()
 
-    async def _watch(self, writer: asyncio.StreamWriter) -> None:
+    async def _watch(self, transport: asyncio.WriteTransport) -> None:
         """Breaks a connection on which a reply is overdue."""
         loop = asyncio.get_running_loop()
         while not (self._inflight and loop.time() > self._inflight[0].expires):
             await asyncio.sleep(self._timeout / 4)
-        writer.transport.abort()
+        transport.abort()
 
     def _receive(self, reply: Reply) -> None:
         if not self._inflight:
@@ -315,11 +310,55 @@ class _Desync(Exception):
     pass
 
 
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    data = await reader.read(262_144)
-    if not data:
-        raise ConnectionError("Redis closed the connection")
-    return data
+class _Wire(asyncio.Protocol):
+    """Takes over an open connection: replies go to `receive` in the moment they arrive, without a task in between.
+
+    lost: the reason, once the connection has ended or `receive` could not make sense of a reply.
+    """
+
+    def __init__(self, transport: asyncio.WriteTransport) -> None:
+        self.transport = transport
+        self.lost: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self.receive: Callable[[Reply], None] = self._unasked
+        self._parser = hiredis.Reader()
+        transport.set_protocol(self)
+
+    async def first(self, count: int) -> list[Reply]:
+        """The first replies. Raises what ended the connection before they came."""
+        replies: list[Reply] = []
+        complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def take(reply: Reply) -> None:
+            replies.append(reply)
+            if len(replies) == count:
+                complete.set_result(None)
+                self.receive = self._unasked
+
+        self.receive = take
+        either: set[asyncio.Future[Any]] = {complete, self.lost}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not complete.done():
+            raise self.lost.result()
+        return replies
+
+    def _unasked(self, _reply: Reply) -> None:
+        raise _Desync("a reply that nobody asked for")
+
+    def data_received(self, data: bytes) -> None:
+        # whatever follows a reply that made no sense makes none either
+        if self.lost.done():
+            return
+        try:
+            self._parser.feed(data)
+            while (reply := self._parser.gets()) is not False:
+                self.receive(reply)
+        except Exception as exc:
+            # handled where the connection is replaced; raised here it would end in the event loop's log
+            self.lost.set_result(exc)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(exc or ConnectionError("Redis closed the connection"))
 
 
 def _abort(connection: AbstractConnection) -> None:
