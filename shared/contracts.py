@@ -213,7 +213,8 @@ class QueryCancel(Payload):
 
 
 class DeadLetter(Payload):
-    """`fields` is readable; `raw` (base64 of each name and value in turn) is there when they are not valid UTF-8."""
+    """`fields` is readable; `raw` (base64 of each name and value in turn) is there when they are not valid UTF-8, or a
+    name occurs twice."""
 
     stream: str
     group: str

@@ -34,6 +34,7 @@ S = TypeVar("S", bound=Settings)
 T = TypeVar("T", bound=Payload)
 _MISSED = 3
 _JANITOR_BEATS = 5
+_INBOX_SECONDS = 60
 
 Notify = Callable[[Mapping[bytes, bytes]], None]
 
@@ -104,7 +105,17 @@ class Context(Generic[S]):
             facts=self.facts,
         )
         ttl = int(self.settings.heartbeat * _MISSED * 1000)
-        await self.bus.link.pipe([*announcing(info, ttl), ("EXPIRE", self.inbox, 60)])
+        replies = await self.bus.link.pipe([*announcing(info, ttl), ("EXPIRE", self.inbox, _INBOX_SECONDS)])
+        if not replies[-1]:
+            # flushed, or expired while this process was stopped: answers go to an inbox that is there only
+            await self.bus.link.pipe(self.opening())
+
+    def opening(self) -> list[Command]:
+        """The commands that make this replica's inbox, which disappears when nobody keeps it."""
+        return [
+            ("XADD", self.inbox, "MAXLEN", "~", INBOX_LENGTH, "*", "type", "started"),
+            ("EXPIRE", self.inbox, _INBOX_SECONDS),
+        ]
 
     # ── background work ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -187,12 +198,7 @@ async def open_context(
         context = Context(participant, await _stored_settings(bus, participant, settings), bus, replica)
         context.tools = list(tools)
         described = {"schema": type(settings).get_settings_schema(), "defaults": settings.runtime_values()}
-        await bus.link.pipe(
-            [
-                ("XADD", context.inbox, "MAXLEN", "~", INBOX_LENGTH, "*", "type", "started"),
-                ("SET", schema_key(participant), orjson.dumps(described)),
-            ]
-        )
+        await bus.link.pipe([*context.opening(), ("SET", schema_key(participant), orjson.dumps(described))])
         async with asyncio.TaskGroup() as background:
             context.background = background
             running = [

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from shared.bus import Command, Delivery, Route
+from shared.bus import Command, Delivery, Route, Script
 from shared.bus.tail import INBOX_LENGTH
 from shared.contracts import (
     PREFIX,
@@ -102,8 +102,14 @@ def failure(request: ToolRequest, error: str, duration_ms: int = 0) -> ToolResul
     )
 
 
-class _Cancelled(Exception):
-    pass
+# Changes the mark of a call whose entry is gone. KEYS: result. ARGV: mark found, new mark, seconds.
+# Returns what is there then; a repeat after a lost reply returns the same.
+_TAKE_OVER = Script("""
+local now = redis.call('GET', KEYS[1])
+if now and now ~= ARGV[1] then return now end
+redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
+return ARGV[2]
+""")
 
 
 class ToolWork(Generic[A]):
@@ -151,8 +157,9 @@ class ToolWork(Generic[A]):
         other = found.removeprefix(b"running:").decode()
         if not await bus.finished(self.stream, self._context.participant, other):
             return b""
-        await bus.link.call("SET", key, mark, "EX", ttl)
-        return None
+        # the other entry may have been answered since: only what is still marked as running is taken over
+        now = await bus.link.call(*_TAKE_OVER((key,), found, mark, ttl))
+        return None if now == mark.encode() else b"" if now.startswith(b"running:") else bytes(now)
 
     async def _execute(self, message: Message[ToolRequest]) -> Sequence[Command]:
         request, started = message.payload, time.perf_counter()

@@ -14,9 +14,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from services.cli.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
+from shared.logging import configure
 from shared.settings import Settings
 
 HEARTBEAT = 0.2
+# what went wrong is in a failed test's output, without a line per message
+configure("warning", "json")
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ log = get_logger()
 
 # Whatever a leaving replica still holds is given to this consumer, idle for so long that the next sweep claims it.
 HEIR = "handover"
-_BLOCK = 2.0
+_HAND_OVER_SECONDS = 2.0
 # A read of fewer streams than there are must not keep the others waiting.
 _GLANCE = 0.05
 _REAP_IDLE_MS = 60_000
@@ -114,7 +114,7 @@ class Consumer:
             self.changed.set()
             unblocking = background.create_task(self._unblock())
             # a read ends by itself, unless Redis is away
-            await asyncio.wait({reading}, timeout=_BLOCK + 0.5)
+            await asyncio.wait({reading}, timeout=self._bus.block + 0.5)
             reading.cancel()
             unblocking.cancel()
             await self._leave()
@@ -155,7 +155,7 @@ class Consumer:
         while not self._stopping:
             room = await self._wait_for_room()
             try:
-                if generation != self._bus.reader.generation:
+                if generation != self._bus.reader.generation or not self._bus.reader.connected.is_set():
                     # what was read while the reply got lost is ours, but unseen
                     await self._bus.reader.connected.wait()
                     generation = self._bus.reader.generation
@@ -174,7 +174,7 @@ class Consumer:
         streams = list(self._turn)[:room]
         if len(streams) < len(self._turn):
             self._turn.rotate(-room)
-        block = _BLOCK if len(streams) == len(self._turn) else _GLANCE
+        block = self._bus.block if len(streams) == len(self._turn) else _GLANCE
         count = room // len(streams)
         self._reading = count * len(streams)
         try:
@@ -298,6 +298,10 @@ class Consumer:
                 effects = await undertaker(delivery, reason)
             except PermanentError as exc:
                 log.info("bus.nobody_told", reason=str(exc))
+            except (Fenced, TransientError):
+                raise
+            except Exception:
+                log.exception("bus.undertaker_failed", stream=delivery.stream, entry_id=delivery.entry_id)
         letter = self._bus.burying(
             delivery.stream, self._group, delivery.entry_id, delivery.fields, delivery.deliveries, reason
         )
@@ -421,7 +425,7 @@ class Consumer:
             if late:
                 await asyncio.wait(late)
         try:
-            async with asyncio.timeout(_BLOCK):
+            async with asyncio.timeout(_HAND_OVER_SECONDS):
                 await self._delete_finished(asyncio.get_running_loop().time())
                 await self._bus.link.pipe_raw(
                     [HAND_OVER((stream,), self._group, self._replica, HEIR) for stream in self._routes]

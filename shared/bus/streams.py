@@ -49,6 +49,8 @@ class Bus:
 
     def __init__(self, url: str, source: str, *, timeout: float = 5.0) -> None:
         self.source = source
+        # seconds that a blocking read waits: a lost reply to one is noticed this much later than another's
+        self.block = min(2.0, 2 * timeout)
         self.link = Link(url, name=f"{source}:commands", timeout=timeout)
         self.reader = Link(url, name=f"{source}:groups", timeout=timeout)
         self.tailer = Link(url, name=f"{source}:tail", timeout=timeout)
@@ -68,10 +70,11 @@ class Bus:
         """The command that publishes a message, to be sent together with others."""
         envelope = message.envelope.stamped(self.source)
         stream = PREFIX + envelope.subject
+        keep = event_length(envelope.subject)
         if message.once is not None:
             key = f"{PREFIX}once:{{{stream}}}:{message.once}"
-            return PUBLISH_ONCE((stream, key), ONCE_SECONDS, *envelope.fields())
-        if (keep := event_length(envelope.subject)) is not None:
+            return PUBLISH_ONCE((stream, key), ONCE_SECONDS, keep or 0, *envelope.fields())
+        if keep is not None:
             return ("XADD", stream, "MAXLEN", "~", keep, "*", *envelope.fields())
         return ("XADD", stream, "*", *envelope.fields())
 
@@ -141,10 +144,8 @@ class Bus:
         self, stream: str, group: str, entry_id: str, fields: Sequence[bytes], deliveries: int, reason: str
     ) -> Command:
         """The command that sets an entry aside, with everything needed to look at it or to replay it."""
-        try:
-            readable, raw = [field.decode() for field in fields], None
-        except UnicodeDecodeError:
-            readable = [field.decode(errors="backslashreplace") for field in fields]
+        readable, raw = [field.decode(errors="backslashreplace") for field in fields], None
+        if [field.encode() for field in readable] != list(fields) or len(set(readable[::2])) < len(fields) // 2:
             raw = [base64.b64encode(field).decode() for field in fields]
         letter = DeadLetter(
             stream=stream,
@@ -172,7 +173,7 @@ class Bus:
         else:
             fields = [part for pair in letter.fields.items() for part in pair]
         key = f"{PREFIX}once:{{{letter.stream}}}:replay:{dead_id}"
-        entry_id = await self.link.call(*PUBLISH_ONCE((letter.stream, key), ONCE_SECONDS, *fields))
+        entry_id = await self.link.call(*PUBLISH_ONCE((letter.stream, key), ONCE_SECONDS, 0, *fields))
         await self.drop(dead_id)
         return str(entry_id.decode())
 
@@ -185,7 +186,7 @@ class Bus:
     async def trim(self, subject: Subject[Any]) -> int:
         """Removes what every group of a work stream has finished; the number of entries removed.
 
-        A work stream that no group has ever read is bounded like an event stream.
+        A work stream that no group reads, or none any more, is bounded like an event stream.
         """
         raw, served = await self.link.pipe_raw(
             [("XINFO", "GROUPS", subject.stream), ("HGETALL", served_key(subject.stream))]
@@ -194,18 +195,14 @@ class Bus:
             return 0
         seen = {name.decode(): int(at) for name, at in _pairs_of(served)}
         horizon = now_ms() - ABANDONED_MS
-        rows = [_pairs(row) for row in raw]
-        names = {row["name"].decode() for row in rows}
         holding = [
             row
-            for row in rows
+            for row in map(_pairs, raw)
             if row["name"].decode() in ALWAYS_HELD or seen.get(row["name"].decode(), now_ms()) > horizon
         ]
-        if not names:
+        if not holding:
             return int(await self.link.call("XTRIM", subject.stream, "MAXLEN", "~", subject.keep))
         bounds = [await self._unfinished(subject.stream, row) for row in holding]
-        if not bounds:
-            return 0
         oldest = min(bounds, key=order)
         return int(await self.link.call("XTRIM", subject.stream, "MINID", "=", oldest))
 

@@ -15,7 +15,7 @@ log = get_logger()
 
 START = "0-0"
 INBOX_LENGTH = 10_000
-_BLOCK = 2.0
+_PAUSE = 2.0
 _PAGE = 500
 # A follower that is this far behind is dropped from the live feed and catches up by itself, so that a slow client
 # costs no memory.
@@ -66,7 +66,11 @@ class Follower:
             self._tail.attach(self)
             self._attached = True
             return []
-        return await self._tail.bus.range(self.stream, f"({self.position}", live, count=_PAGE)
+        found = await self._tail.bus.range(self.stream, f"({self.position}", live, count=_PAGE)
+        if not found:
+            # what was there has been trimmed
+            self.position = live
+        return found
 
     def close(self) -> None:
         self._tail.detach(self)
@@ -128,15 +132,16 @@ class Tail:
             self._reading = self._version
             try:
                 reply = await self.bus.tailer.call(
-                    *("XREAD", "COUNT", _PAGE, "BLOCK", int(_BLOCK * 1000), "STREAMS", *wanted, *wanted.values()),
+                    *("XREAD", "COUNT", _PAGE, "BLOCK", int(self.bus.block * 1000)),
+                    *("STREAMS", *wanted, *wanted.values()),
                     retry=False,
-                    block=_BLOCK,
+                    block=self.bus.block,
                 )
             except ConnectionLost:
                 continue
             except ReplyError as exc:
                 log.error("bus.tail_failed", error=str(exc))
-                await asyncio.sleep(_BLOCK)
+                await asyncio.sleep(_PAUSE)
                 continue
             for name, items in reply or ():
                 self._deliver(name.decode(), entries(items), wanted)

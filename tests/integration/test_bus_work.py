@@ -231,7 +231,7 @@ async def test_leaving_ten_times_uses_up_no_delivery(redis_url: str, raw: redis.
     for turn in range(10):
         stuck = Recorder(60)
         async with consuming(redis_url, stuck, replica=f"r{turn}", drain=0.0, max_deliveries=2, heartbeat=0.05):
-            await eventually(lambda: stuck.seen)
+            await eventually(lambda: bool(stuck.seen))  # noqa: B023
         deliveries += stuck.deliveries
     assert deliveries == [1] * 10
     assert raw.xlen("local2:dead.letter") == 0

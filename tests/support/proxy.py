@@ -61,7 +61,8 @@ class Proxy:
         self._tasks.add(task)
         self.connections += 1
         try:
-            with contextlib.suppress(OSError):
+            # the loop's stream server cannot bear a task that ends as cancelled
+            with contextlib.suppress(OSError, asyncio.CancelledError):
                 if self._upstream.scheme == "unix":
                     there_in, there_out = await asyncio.open_unix_connection(unquote(self._upstream.path))
                 else:

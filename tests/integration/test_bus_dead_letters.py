@@ -1,0 +1,285 @@
+"""What cannot be handled is set aside once, with everything needed to look at it, to replay it or to drop it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from support.consuming import GROUP, STREAM, Recorder, consuming
+from support.services import running
+from support.waiting import eventually
+
+from shared.bus import Bus, Delivery
+from shared.contracts import (
+    CRITIQUE_RESULT,
+    DEAD_LETTER,
+    PAIRWISE_RESULT,
+    QUERY_RECEIVED,
+    RESPONSE_GENERATION,
+    REWARD_EVENT,
+    TOOL_REQUEST,
+    USER_FEEDBACK,
+    CritiqueResult,
+    DeadLetter,
+    PairwiseResult,
+    QueryReceived,
+    ResponseGeneration,
+    RewardEvent,
+    Subject,
+    ToolRequest,
+    UserFeedback,
+)
+from shared.envelope import Envelope, Message
+from shared.errors import PermanentError
+from shared.service import Context, Service, Subscription
+from shared.settings import Settings
+
+DEAD = DEAD_LETTER.stream
+
+
+def letters(raw: redis.Redis) -> list[DeadLetter]:
+    rows = raw.xrange(DEAD)
+    return [DEAD_LETTER.decode(Envelope.parse("dead.letter", i.decode(), flat(fields))) for i, fields in rows]
+
+
+def flat(fields: dict[bytes, bytes]) -> list[bytes]:
+    return [part for pair in fields.items() for part in pair]
+
+
+GOOD: dict[Subject[Any], Any] = {
+    QUERY_RECEIVED: QueryReceived(session_id="s", query="q", user_id="u"),
+    TOOL_REQUEST.for_tool("probe"): ToolRequest(query_id="1-1", call_id="c", tool="probe", args={}),
+    RESPONSE_GENERATION: ResponseGeneration(
+        query_id="1-1", response_id="1-1:A", session_id="s", user_id="u", respondent_id="A", generator_id="g",
+        query="q", answer="a", model="m", finish_reason="stop",
+    ),
+    CRITIQUE_RESULT: CritiqueResult(
+        query_id="1-1", response_id="1-1:A", session_id="s", respondent_id="A", feedback="f", rubric="r", query="q",
+        answer="a",
+    ),
+    PAIRWISE_RESULT: PairwiseResult(
+        original_query_id="1-1", query_id_a="a", query_id_b="b", winner="tie", reason="r", config_a={}, config_b={},
+        session_id="s",
+    ),
+    USER_FEEDBACK: UserFeedback(query_id="1-1", session_id="s", user_id="u", sentiment="positive"),
+    REWARD_EVENT: RewardEvent(
+        query_id="1-1", response_id="1-1:A", respondent_id="A", reward=1, source="user", config={}
+    ),
+}  # fmt: skip
+
+MALFORMED: list[dict[bytes, bytes]] = [
+    {b"something": b"else"},
+    {b"payload": b""},
+    {b"payload": b"{"},
+    {b"payload": b"null"},
+    {b"payload": b"[]"},
+    {b"payload": b"\xff\xfe\x00"},
+    {b"payload": b'{"query_id": 7}'},
+    {b"payload": b"[" * 5_000},
+    {b"payload": b"{}", b"deadline": b"soon"},
+    {b"payload": b"{}", b"time": b"\xf0\x28"},
+]
+
+
+@pytest.mark.parametrize("subject", GOOD, ids=lambda subject: subject.name)
+async def test_a_thousand_malformed_entries_are_set_aside_and_the_good_ones_between_handled(
+    subject: Subject[Any], settings: Settings, raw: redis.Redis
+) -> None:
+    handled: list[str] = []
+
+    async def handle(message: Message[Any]) -> list[Any]:
+        handled.append(message.entry_id)
+        return []
+
+    @asynccontextmanager
+    async def build(context: Context[Settings]) -> AsyncIterator[list[Subscription[Any]]]:
+        yield [Subscription(subject, handle)]
+
+    good, bad = [], {}
+    payload = GOOD[subject].model_dump_json(by_alias=True)
+    with raw.pipeline(transaction=False) as pipe:
+        for n in range(1000):
+            pipe.xadd(subject.stream, MALFORMED[n % len(MALFORMED)])
+            if n % 50 == 0:
+                pipe.xadd(subject.stream, {"payload": payload})
+        ids = [entry_id.decode() for entry_id in pipe.execute()]
+    for n in range(1000):
+        position = n + n // 50 + (1 if n % 50 else 0)
+        bad[ids[position]] = MALFORMED[n % len(MALFORMED)]
+    good = [entry_id for entry_id in ids if entry_id not in bad]
+    async with running(Service("probe", Settings, build), settings):
+        await eventually(lambda: raw.xlen(DEAD) >= 1000, timeout=20)
+        await eventually(lambda: raw.xpending(subject.stream, "probe")["pending"] == 0)
+    found = letters(raw)
+    assert sorted(letter.entry_id for letter in found) == sorted(bad)
+    assert sorted(handled) == sorted(good)
+    for letter in found:
+        assert letter.stream == subject.stream
+        assert letter.group == "probe"
+        assert letter.deliveries == 1
+        assert "malformed" in letter.reason or "no field 'payload'" in letter.reason
+
+
+async def test_a_handler_that_always_fails_is_tried_max_deliveries_times_and_set_aside_once(
+    redis_url: str, raw: redis.Redis
+) -> None:
+    tries: list[int] = []
+
+    async def handler(delivery: Delivery) -> list[Any]:
+        tries.append(delivery.deliveries)
+        raise RuntimeError("a bug")
+
+    options: dict[str, Any] = {"heartbeat": 0.05, "max_deliveries": 3}
+    async with consuming(redis_url, handler, **options), consuming(redis_url, handler, replica="r2", **options):
+        entry_id = raw.xadd(STREAM, {"payload": "x", "name": "value"}).decode()
+        await eventually(lambda: raw.xlen(DEAD) == 1)
+        await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
+    assert tries == [1, 2, 3]
+    (letter,) = letters(raw)
+    assert (letter.stream, letter.group, letter.entry_id) == (STREAM, GROUP, entry_id)
+    assert letter.fields == {"payload": "x", "name": "value"}
+    assert "3 deliveries" in letter.reason
+
+
+async def test_a_message_that_can_never_be_handled_is_set_aside_at_once(redis_url: str, raw: redis.Redis) -> None:
+    async def handler(delivery: Delivery) -> list[Any]:
+        raise PermanentError("no such thing")
+
+    async with consuming(redis_url, handler):
+        raw.xadd(STREAM, {"payload": "x"})
+        await eventually(lambda: raw.xlen(DEAD) == 1)
+    assert letters(raw)[0].reason == "no such thing"
+
+
+async def test_an_undertaker_that_fails_or_whose_effects_are_refused_does_not_stop_the_participant(
+    redis_url: str, raw: redis.Redis
+) -> None:
+    raw.set("text", "not a stream")
+    recorder = Recorder()
+
+    async def handler(delivery: Delivery) -> list[Any]:
+        if b"bad" in delivery.fields:
+            raise PermanentError("bad")
+        return await recorder(delivery)
+
+    async def refused(delivery: Delivery, reason: str) -> list[Any]:
+        return [("XADD", "text", "*", "a", "b")]
+
+    async def broken(delivery: Delivery, reason: str) -> list[Any]:
+        raise RuntimeError("a bug")
+
+    for round_, undertaker in enumerate((refused, broken), 1):
+        async with consuming(
+            redis_url, handler, undertaker=undertaker, replica=f"r{round_}", heartbeat=0.05, max_deliveries=2
+        ):
+            raw.xadd(STREAM, {"payload": "bad"})
+            raw.xadd(STREAM, {"payload": "good"})
+            await eventually(lambda: raw.xlen(DEAD) == round_ and len(recorder.seen) == round_)  # noqa: B023
+            await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
+
+
+async def test_an_entry_that_kills_its_process_each_time_is_set_aside_once(redis_url: str, raw: redis.Redis) -> None:
+    here = Path(__file__).resolve().parents[1]
+    children: list[subprocess.Popen[bytes]] = []
+
+    def spawn() -> None:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]),
+            "LOCAL2_REDIS_URL": redis_url,
+            "LOCAL2_HEARTBEAT": "0.1",
+            "LOCAL2_MAX_DELIVERIES": "2",
+        }
+        children.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "support.apps", "deadly"], env=environment, stderr=subprocess.DEVNULL
+            )
+        )
+
+    try:
+        raw.xadd(STREAM, {"payload": "{}"})
+        spawn()
+        for _ in range(2000):
+            if raw.xlen(DEAD):
+                break
+            if children[-1].poll() is not None:
+                assert children[-1].returncode == -signal.SIGKILL
+                spawn()
+            await asyncio.sleep(0.01)
+        assert len(children) == 3
+        (letter,) = letters(raw)
+        assert letter.deliveries == 3
+        assert raw.get("deaths") == b"2"
+        await eventually(lambda: raw.xpending(STREAM, "deadly")["pending"] == 0)
+    finally:
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            child.wait()
+
+
+AWKWARD: list[list[bytes]] = [
+    [b"payload", b"text \xc3\xa9 \xe2\x80\xa8 \\x00", b"empty", b""],
+    [b"payload", bytes(range(256)), b"\xff\xfe", b"\x00"],
+    [b"name", b"first", b"name", b"second", b"payload", b"{}"],
+    [b"", b""],
+]
+
+
+@pytest.mark.parametrize("fields", AWKWARD, ids=["text", "binary", "repeated", "empty"])
+async def test_replay_puts_the_identical_fields_back(
+    fields: list[bytes], redis_url: str, bus: Bus, raw: redis.Redis
+) -> None:
+    broken = True
+
+    async def handler(delivery: Delivery) -> list[Any]:
+        if broken:
+            raise PermanentError("broken")
+        return [("SET", "seen", b"|".join(delivery.fields))]
+
+    async with consuming(redis_url, handler):
+        await bus.link.call("XADD", STREAM, "*", *fields)
+        await eventually(lambda: raw.xlen(DEAD) == 1)
+        broken = False
+        dead_id = raw.xrange(DEAD)[0][0].decode()
+        replayed = await bus.replay(dead_id)
+        await eventually(lambda: raw.get("seen") is not None)
+    assert raw.get("seen") == b"|".join(fields)
+    assert replayed is not None
+    assert (await bus.range(STREAM, replayed, replayed))[0][1] == fields
+    assert raw.xlen(DEAD) == 0
+    assert await bus.replay(dead_id) is None
+
+
+async def test_a_dropped_letter_is_gone_and_dropping_it_again_says_so(bus: Bus, raw: redis.Redis) -> None:
+    await bus.link.call(*bus.burying(STREAM, GROUP, "1-1", [b"payload", b"x"], 5, "why"))
+    dead_id = raw.xrange(DEAD)[0][0].decode()
+    assert await bus.drop(dead_id)
+    assert not await bus.drop(dead_id)
+    assert await bus.replay(dead_id) is None
+
+
+async def test_the_same_entry_is_set_aside_once_however_often_it_is_buried(bus: Bus, raw: redis.Redis) -> None:
+    for _ in range(3):
+        await bus.link.call(*bus.burying(STREAM, GROUP, "1-1", [b"payload", b"x"], 5, "why"))
+    await bus.link.call(*bus.burying(STREAM, "another", "1-1", [b"payload", b"x"], 5, "why"))
+    assert [letter.group for letter in letters(raw)] == [GROUP, "another"]
+
+
+async def test_the_dead_letter_stream_is_bounded(bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("shared.bus.streams", fromlist=["_EVENTS"])._EVENTS, "dead.letter", 100)
+    for start in range(0, 1000, 100):
+        await bus.link.pipe(
+            [bus.burying(STREAM, GROUP, f"1-{n}", [b"payload", b"x"], 5, "why") for n in range(start, start + 100)]
+        )
+    assert raw.xlen(DEAD) <= 300

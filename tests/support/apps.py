@@ -1,0 +1,111 @@
+"""Participants that tests start as processes: `python -m support.apps NAME`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, Field
+from redis.asyncio import Redis
+from support.consuming import STREAM
+
+from shared.bus import Delivery, Route
+from shared.contracts import RESPONSE_GENERATION, USER_FEEDBACK, Outgoing, UserFeedback
+from shared.envelope import Message
+from shared.errors import ToolError
+from shared.service import Context, Service, Subscription, Work
+from shared.settings import Settings
+from shared.tool import Run, ToolResult, tool_service
+
+
+class Probe(BaseModel):
+    """A tool of the tests: notes that it ran, waits, answers. Call it in tests."""
+
+    text: str = Field(min_length=1, description="What to answer")
+    seconds: float = Field(default=0.0, description="How long to take")
+    fail: str = Field(default="", description="What to complain about")
+
+
+class ProbeSettings(Settings):
+    """effects_url: where runs are counted, past any proxy."""
+
+    runtime: ClassVar[frozenset[str]] = Settings.runtime | {"greeting", "concurrency"}
+
+    greeting: str = Field(default="you said", min_length=1, description="First words of an answer")
+    effects_url: str = Field(default="", description="Redis in which runs are counted")
+
+
+@asynccontextmanager
+async def open_probe(settings: ProbeSettings) -> AsyncIterator[Run[Probe]]:
+    counting = Redis.from_url(settings.effects_url or settings.redis_url)
+
+    async def run(args: Probe) -> ToolResult:
+        await counting.hincrby("effects", args.text, 1)
+        if args.seconds:
+            try:
+                await asyncio.sleep(args.seconds)
+            finally:
+                await counting.hincrby("ended", args.text, 1)
+        if args.fail:
+            raise ToolError(args.fail)
+        return ToolResult(f"{settings.greeting} {args.text}", {"text": args.text})
+
+    try:
+        yield run
+    finally:
+        await counting.hincrby("closed", settings.greeting, 1)
+        await counting.aclose()
+
+
+probe = tool_service("probe", Probe, ProbeSettings, open_probe)
+
+
+@asynccontextmanager
+async def open_judge(context: Context[Settings]) -> AsyncIterator[list[Work]]:
+    """Publishes one feedback for each response, after a while."""
+    seconds = float(os.environ.get("SECONDS", "0"))
+
+    async def judge(message: Message[Any]) -> list[Outgoing]:
+        await context.bus.link.call("INCR", "judged")
+        await asyncio.sleep(seconds)
+        feedback = UserFeedback(
+            query_id=message.payload.query_id, session_id="s", user_id=context.replica, sentiment="positive"
+        )
+        return [USER_FEEDBACK.of(feedback)]
+
+    yield [Subscription(RESPONSE_GENERATION, judge)]
+
+
+judge = Service("judge", Settings, open_judge)
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """Every entry ends the process."""
+
+    stream: str = STREAM
+
+    def route(self, context: Context[Any]) -> Route:
+        async def handler(delivery: Delivery) -> list[Any]:
+            await context.bus.link.call("INCR", "deaths")
+            os.kill(os.getpid(), signal.SIGKILL)
+            return []
+
+        return Route(handler)
+
+
+@asynccontextmanager
+async def open_deadly(context: Context[Settings]) -> AsyncIterator[list[Work]]:
+    yield [Deadly()]
+
+
+deadly = Service("deadly", Settings, open_deadly)
+
+if __name__ == "__main__":
+    {"probe": probe, "judge": judge, "deadly": deadly}[sys.argv[1]].main()

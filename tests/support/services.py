@@ -1,0 +1,77 @@
+"""Running a participant inside the test or as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+from support.waiting import eventually
+
+from shared.bus import Bus
+from shared.service import Service
+from shared.settings import Settings
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@contextlib.asynccontextmanager
+async def running(service: Service[Any], settings: Settings) -> AsyncIterator[asyncio.Task[None]]:
+    """Serves until the block ends, then stops as on SIGTERM."""
+    stop = asyncio.Event()
+    task = asyncio.create_task(service.run(settings, stop))
+    try:
+        yield task
+    finally:
+        stop.set()
+        await task
+
+
+class Child:
+    """A participant of `support.apps` in a process of its own."""
+
+    def __init__(self, app: str, url: str, **environment: str) -> None:
+        settings = {"LOCAL2_REDIS_URL": url, "LOCAL2_HEARTBEAT": "0.2", "LOCAL2_LOG_LEVEL": "error", **environment}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "support.apps", app],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]), **settings},
+        )
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def ended(self, timeout: float = 10.0) -> int:
+        """The exit status."""
+        await eventually(lambda: self.process.poll() is not None, timeout, "the process ends")
+        return int(self.process.returncode)
+
+
+@contextlib.contextmanager
+def child(app: str, url: str, **environment: str) -> Iterator[Child]:
+    """Killed at the end of the block when it still runs."""
+    started = Child(app, url, **environment)
+    try:
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.process.kill()
+        started.process.wait()
+
+
+async def announced(url: str, participant: str, replicas: int = 1, timeout: float = 10.0) -> None:
+    """Waits until so many replicas of a participant say that they are ready."""
+    from shared.registry import Registry
+
+    async with Bus(url, "test/waiting") as bus:
+        registry = Registry(bus, 0.0)
+
+        async def ready() -> bool:
+            return sum(info.state == "ready" for info in await registry.live(participant)) >= replicas
+
+        await eventually(ready, timeout, f"{replicas} of {participant}")
