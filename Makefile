@@ -96,7 +96,7 @@ env: .env ## write .env with fresh secrets, if there is none
 up: .env ## the containers: build, start, wait until healthy
 	@if ! grep -q '^COMPOSE_FILE=' .env && docker info --format '{{json .Runtimes}}' 2>/dev/null | grep nvidia >/dev/null; then \
 		echo 'NVIDIA runtime found: with compose.gpu.yaml'; export COMPOSE_FILE=compose.yaml:compose.gpu.yaml; fi; \
-	docker compose up --build --detach --wait $(ARGS)
+	docker compose build gateway && docker compose up --detach --wait $(ARGS)
 	@echo 'Up. The admin key is in: docker compose logs gateway   Ask: docker compose exec gateway local2 ask "Hello"'
 
 down: ## stop and remove the containers (the data stay in their volumes)
