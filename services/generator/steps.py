@@ -27,6 +27,7 @@ from shared.llm.port import (
     ChatModel,
     ChatRequest,
     ContextOverflow,
+    EmptyAnswer,
     Finish,
     ModelOverloaded,
     ModelUnavailable,
@@ -177,6 +178,8 @@ class JournalSteps:
         taken = _Taken()
         try:
             await in_order([pump.run, partial(self._read, request, pump, taken)])
+        except EmptyAnswer:
+            log.warning("model.silent", step=step)  # a checkpoint like any other: what to do about it is the loop's
         except (StreamInterrupted, ModelOverloaded, ModelUnavailable, ContextOverflow):
             if taken.shown:
                 await writer.append(EntryType.RESTARTED, {"step": step, "discard_after": before, **self.labels})
@@ -191,7 +194,7 @@ class JournalSteps:
             "prompt_tokens": finish.prompt_tokens,
             "completion_tokens": finish.completion_tokens,
             "finish_reason": finish.reason,
-            "model": finish.model,
+            "model": finish.model or request.model,
             **self.labels,
         }
         if self.scope:

@@ -19,6 +19,7 @@ from shared.llm.failures import ThinkingUnsupported, ToolsUnsupported
 from shared.llm.port import (
     ChatRequest,
     Delta,
+    EmptyAnswer,
     Finish,
     ModelError,
     ModelUnavailable,
@@ -116,7 +117,7 @@ class WiredChatModel:
             if finish.reason == "length":
                 raise ModelError("the length limit was reached before the answer began; allow more tokens")
             if retried:
-                raise ModelError(f"the model {request.model} gave an empty answer twice")
+                raise EmptyAnswer(f"the model {request.model} gave an empty answer twice")
             retried = True
 
     async def reachable(self, model: str) -> str | None:

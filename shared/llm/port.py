@@ -8,6 +8,7 @@ An adapter turns a backend's stream into deltas and its failures into the errors
     ├── ContextOverflow     the prompt does not fit the context          → cut the history, try once more
     ├── ModelOverloaded     busy (429, 503)                              → back-off inside the deadline
     ├── ModelUnavailable    no connection, or none any more              → back-off inside the deadline
+    ├── EmptyAnswer         neither text nor calls, although asked twice → asked without tools, else failed
     └── StreamInterrupted   the stream ended before its last chunk       → the step is started again
 """
 
@@ -20,8 +21,8 @@ from typing import Any, Literal, Protocol
 from shared.errors import ModelError
 
 __all__ = [
-    "ChatModel", "ChatRequest", "ContextOverflow", "Delta", "EmbeddingModel", "Finish", "ModelError", "ModelMissing",
-    "ModelOverloaded", "ModelRejected", "ModelUnavailable", "Notice", "StreamInterrupted", "TextDelta",
+    "ChatModel", "ChatRequest", "ContextOverflow", "Delta", "EmbeddingModel", "EmptyAnswer", "Finish", "ModelError",
+    "ModelMissing", "ModelOverloaded", "ModelRejected", "ModelUnavailable", "Notice", "StreamInterrupted", "TextDelta",
     "ThinkingDelta", "ToolCall",
 ]  # fmt: skip
 
@@ -44,6 +45,10 @@ class ModelOverloaded(ModelError):
 
 class ModelUnavailable(ModelError):
     """The backend cannot be reached."""
+
+
+class EmptyAnswer(ModelError):
+    """The model said nothing."""
 
 
 class StreamInterrupted(ModelError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ async def test_the_first_delta_is_written_at_once_and_the_next_after_the_interva
     await running
     times = [at for at, _ in journal.writes]
     assert times[0] - began < 0.01
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
     assert all(gap >= INTERVAL * 0.95 for gap in gaps[:-1])
     assert len(gaps) >= 2
     assert journal.text(EntryType.ANSWER) == "".join(f"{number} " for number in range(60))
