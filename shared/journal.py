@@ -7,6 +7,7 @@ After the terminal entry other participants append with ids of the server's cloc
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from shared.bus import Bus, Command, Entry, ReplyError, order
+from shared.bus import Bus, Command, Entry, OutOfMemory, ReplyError, order
 from shared.contracts import PREFIX
 from shared.envelope import now_ms
 from shared.errors import Fenced
@@ -134,9 +135,10 @@ class JournalWriter:
     def _command(self, kind: EntryType, data: dict[str, Any], create: bool = False) -> Command:
         self._number += 1
         entry_id = f"{self._epoch}-{self._number}"
-        flags = () if create else ("NOMKSTREAM",)
+        # claims of the same replica at the same time must not look like each other
+        flags, claim = ((), ("claim", uuid.uuid4().hex)) if create else (("NOMKSTREAM",), ())
         payload = orjson.dumps(data)
-        return ("XADD", self.key, *flags, entry_id, "type", kind.value, "time", now_ms(), "data", payload)
+        return ("XADD", self.key, *flags, entry_id, *claim, "type", kind.value, "time", now_ms(), "data", payload)
 
     async def _write(
         self, kind: EntryType, data: dict[str, Any], also: Sequence[Command] = (), create: bool = False
@@ -153,8 +155,11 @@ class JournalWriter:
         if not isinstance(reply, ReplyError):
             return
         # a write repeated after a lost connection is refused too: then the entry is there, and it is ours
+        if reply.code == "OOM":
+            raise OutOfMemory(str(reply))
         found = await self._bus.range(self.key, entry_id, entry_id)
-        if found and found[0][1][-1] == command[-1] and found[0][1][-3] == str(command[-3]).encode():
+        written = command[command.index(entry_id) + 1 :]
+        if found and found[0][1] == [part if isinstance(part, bytes) else str(part).encode() for part in written]:
             return
         raise Fenced(f"{self.key} belongs to another replica")
 

@@ -49,6 +49,7 @@ return 1
 _TURN = Script("""
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
+local accepted = tonumber(string.match(ARGV[1], '^q:(%d+)-'))
 local blocked = nil
 for _, member in ipairs(redis.call('ZRANGEBYLEX', KEYS[1], '[t:', '(u')) do
   local at = tonumber(string.match(member, '^t:(%d+):'))
@@ -56,7 +57,8 @@ for _, member in ipairs(redis.call('ZRANGEBYLEX', KEYS[1], '[t:', '(u')) do
     redis.call('ZREM', KEYS[1], member)
   elseif at == nil or ms - at > tonumber(ARGV[4]) then
     redis.call('ZREM', KEYS[1], member)
-  else
+  elseif at <= accepted then
+    -- a ticket drawn later belongs to a later query
     blocked = member
   end
 end

@@ -1,0 +1,192 @@
+"""The journal has one writer at a time; Redis itself refuses the late one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from support.proxy import Proxy
+from support.waiting import eventually
+
+from shared.bus import Bus, order
+from shared.errors import Fenced, TransientError
+from shared.journal import EntryType, JournalWriter, appending, closing, journal_key, read_journal
+
+KEY = journal_key("1-1", "A")
+
+
+async def claim(bus: Bus, owner: str, *, fresh: bool = False) -> tuple[JournalWriter, list[Any]]:
+    return await JournalWriter.claim(bus, KEY, {"owner": owner}, 60, fresh=fresh)
+
+
+def answers(entries: list[Any]) -> list[Any]:
+    return [entry.value()["text"] for entry in entries if entry.type is EntryType.ANSWER]
+
+
+async def test_ids_are_explicit_and_strictly_increasing(bus: Bus) -> None:
+    writer, before = await claim(bus, "r1", fresh=True)
+    assert before == []
+    for n in range(12):
+        await writer.append(EntryType.ANSWER, {"text": n})
+    await writer.append_all([(EntryType.THINKING, {"text": n}) for n in range(3)])
+    ids = [entry.id for entry in await read_journal(bus, KEY)]
+    assert ids == [f"1-{n}" for n in range(1, 17)]
+
+
+async def test_a_second_claim_sees_what_was_written_and_shuts_the_first_out(bus: Bus) -> None:
+    first, _ = await claim(bus, "r1", fresh=True)
+    await first.append(EntryType.ANSWER, {"text": "one"})
+    second, before = await claim(bus, "r2")
+    assert [entry.type for entry in before] == [EntryType.CLAIMED, EntryType.ANSWER]
+    with pytest.raises(Fenced):
+        await first.append(EntryType.ANSWER, {"text": "zombie"})
+    with pytest.raises(Fenced):
+        await first.append_all([(EntryType.ANSWER, {"text": "zombie"}), (EntryType.COMPLETED, {})])
+    await second.append(EntryType.ANSWER, {"text": "two"})
+    assert answers(await read_journal(bus, KEY)) == ["one", "two"]
+
+
+async def test_a_fresh_claim_on_a_journal_that_is_there_continues_it(bus: Bus) -> None:
+    first, _ = await claim(bus, "r1", fresh=True)
+    await first.append(EntryType.ANSWER, {"text": "one"})
+    second, before = await claim(bus, "r2", fresh=True)
+    assert answers(before) == ["one"]
+    assert order(second.position) > order(first.position)
+
+
+@pytest.mark.parametrize("existing", [False, True])
+async def test_of_racing_claims_exactly_one_wins(existing: bool, redis_url: str, bus: Bus) -> None:
+    for _ in range(20):
+        await bus.link.call("DEL", KEY)
+        if existing:
+            await claim(bus, "r0", fresh=True)
+        async with asyncio.TaskGroup() as group:
+            racing = [group.create_task(attempt(bus, f"r{n}")) for n in range(1, 9)]
+        winners = [task.result() for task in racing if task.result() is not None]
+        assert len(winners) >= 1
+        # whoever claimed last owns it; nobody else can write
+        written = 0
+        for writer in winners:
+            try:
+                await writer.append(EntryType.ANSWER, {"text": "x"})
+                written += 1
+            except Fenced:
+                pass
+        assert written == 1
+        claims = [e.id for e in await read_journal(bus, KEY) if e.type is EntryType.CLAIMED]
+        assert len({order(i)[0] for i in claims}) == len(claims), "two owners of one epoch"
+
+
+async def attempt(bus: Bus, owner: str) -> JournalWriter | None:
+    try:
+        return (await claim(bus, owner))[0]
+    except Fenced:
+        return None
+
+
+async def test_a_write_repeated_after_a_lost_reply_is_recognised_as_our_own(redis_url: str, bus: Bus) -> None:
+    async with Proxy(redis_url) as proxy, Bus(proxy.url, "test/far", timeout=0.2) as far:
+        writer, _ = await claim(far, "r1", fresh=True)
+        for n in range(5):
+            proxy.drop_every = 1
+            writing = asyncio.create_task(writer.append(EntryType.ANSWER, {"text": n}))
+            await eventually(lambda: proxy.dropped > 0)
+            proxy.drop_every = proxy.dropped = 0
+            await writing
+        proxy.drop_every = 1
+        several = asyncio.create_task(writer.append_all([(EntryType.ANSWER, {"text": n}) for n in range(5, 9)]))
+        await eventually(lambda: proxy.dropped > 0)
+        proxy.drop_every = 0
+        await several
+        assert answers(await read_journal(bus, KEY)) == list(range(9))
+
+
+async def test_a_claim_repeated_after_a_lost_reply_is_made_once(redis_url: str, bus: Bus) -> None:
+    async with Proxy(redis_url) as proxy, Bus(proxy.url, "test/far", timeout=0.2) as far:
+        await far.link.call("PING")
+        proxy.drop_every = 1
+        claiming = asyncio.create_task(claim(far, "r1", fresh=True))
+        await eventually(lambda: proxy.dropped > 0)
+        proxy.drop_every = 0
+        writer, before = await claiming
+        assert before == []
+        await writer.append(EntryType.ANSWER, {"text": "x"})
+        assert [entry.id for entry in await read_journal(bus, KEY)] == ["1-1", "1-2"]
+
+
+async def test_an_expired_journal_is_not_made_again_by_its_writer(bus: Bus, raw: redis.Redis) -> None:
+    writer, _ = await claim(bus, "r1", fresh=True)
+    raw.delete(KEY)
+    with pytest.raises(Fenced):
+        await writer.append(EntryType.ANSWER, {"text": "x"})
+    await bus.link.call(*appending(KEY, EntryType.CRITIQUE, {"score": 5}))
+    assert not raw.exists(KEY)
+
+
+async def test_an_abandoned_journal_expires_and_a_completed_one_as_told(bus: Bus, raw: redis.Redis) -> None:
+    writer, _ = await claim(bus, "r1", fresh=True)
+    assert 50 < raw.ttl(KEY) <= 60
+    await writer.append(EntryType.COMPLETED, {})
+    await bus.link.call(*closing(KEY, 1000))
+    assert 900 < raw.ttl(KEY) <= 1000
+
+
+async def test_what_others_append_after_completion_comes_behind_and_a_new_claim_behind_that(bus: Bus) -> None:
+    writer, _ = await claim(bus, "r1", fresh=True)
+    await writer.append(EntryType.COMPLETED, {})
+    await bus.link.call(*appending(KEY, EntryType.CRITIQUE, {"score": 5}))
+    await bus.link.call(*appending(KEY, EntryType.REWARD, {"reward": 1}))
+    entries = await read_journal(bus, KEY)
+    assert [e.type for e in entries] == [
+        EntryType.CLAIMED,
+        EntryType.COMPLETED,
+        EntryType.CRITIQUE,
+        EntryType.REWARD,
+    ]
+    with pytest.raises(Fenced):
+        await writer.append(EntryType.ANSWER, {"text": "late"})
+    again, before = await claim(bus, "r2")
+    assert len(before) == 4
+    await again.append(EntryType.ANSWER, {"text": "x"})
+
+
+async def test_a_redis_without_memory_is_no_reason_to_think_that_somebody_else_writes(
+    bus: Bus, raw: redis.Redis
+) -> None:
+    writer, _ = await claim(bus, "r1", fresh=True)
+    raw.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(TransientError):
+            await writer.append(EntryType.ANSWER, {"text": "x"})
+    finally:
+        raw.config_set("maxmemory", 0)
+
+
+@hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["claim", "write"])), max_size=25))
+def test_whoever_claimed_last_is_the_only_one_who_writes(steps: list[tuple[int, str]], redis_url: str) -> None:
+    async def play() -> None:
+        async with Bus(redis_url, "test/1") as bus:
+            await bus.link.call("DEL", KEY)
+            writers: dict[int, JournalWriter] = {}
+            owner, expected = None, []
+            for n, (who, what) in enumerate(steps):
+                if what == "claim":
+                    writers[who], before = await claim(bus, f"r{who}", fresh=n % 2 == 0)
+                    assert answers(before) == expected
+                    owner = who
+                elif who in writers:
+                    if who == owner:
+                        await writers[who].append(EntryType.ANSWER, {"text": n})
+                        expected.append(n)
+                    else:
+                        with pytest.raises(Fenced):
+                            await writers[who].append(EntryType.ANSWER, {"text": n})
+            assert answers(await read_journal(bus, KEY)) == expected
+
+    asyncio.run(play())
