@@ -1,0 +1,158 @@
+"""The `local2` command."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from services.cli import operate
+from services.cli.answer_view import printable
+from services.cli.api import Api
+from services.cli.ask import ask as ask_query
+from services.cli.ask import chat as chat_loop
+from services.cli.doctor import World, configured_redis, examine
+from services.cli.plan import RunOptions
+from services.cli.run import Run
+from services.cli.settings import ClientSettings
+from services.cli.stories_command import run_stories
+from services.cli.story import select_stories
+from shared.errors import Local2Error
+
+console = Console()
+errors = Console(stderr=True)
+
+app = typer.Typer(
+    name="local2",
+    help="LoCAL2: a local-first assistant. The model orchestrates; everything else is a participant on a bus.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(operate.dead_letters, name="dead-letters")
+app.add_typer(operate.keys, name="keys")
+app.add_typer(operate.sessions, name="sessions")
+app.add_typer(operate.export, name="export")
+
+Session = Annotated[str | None, typer.Option("--session", "-s", help="Goes on in this conversation")]
+NoThinking = Annotated[bool, typer.Option("--no-thinking", help="Shows the answer and the tools only")]
+
+
+@app.command()
+def run(
+    model: Annotated[str | None, typer.Option(help="The generator's model (LOCAL2_MODEL, gemma4:e4b)")] = None,
+    respondent_b: Annotated[bool, typer.Option("--respondent-b", help="Runs the second respondent too")] = False,
+    model_b: Annotated[str | None, typer.Option(help="Its model (default: the generator's)")] = None,
+    temperature_b: Annotated[float, typer.Option(min=0, max=2, help="Its sampling temperature")] = 0.5,
+    api_port: Annotated[
+        int | None, typer.Option(min=1, max=65_535, help="Port of the HTTP API (default: LOCAL2_API_PORT, 8765)")
+    ] = None,
+    search: Annotated[str | None, typer.Option(help="searxng, brave, tavily or mock (default: what is there)")] = None,
+    headless: Annotated[bool, typer.Option("--headless", help="Plain lines, for logs and other programs")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of everything kept (LOCAL2_DATA_DIR, .local2)")] = None,
+) -> None:
+    """Runs the whole stack on this machine until Ctrl-C."""
+    if search not in (None, "searxng", "brave", "tavily", "mock"):
+        raise typer.BadParameter("searxng, brave, tavily or mock", param_hint="--search")
+    given = {"api_port": api_port, "data_dir": data_dir}
+    client = ClientSettings.load("cli", {name: value for name, value in given.items() if value is not None})
+    options = RunOptions(
+        data_dir=client.data_dir,
+        api_host=client.api_host,
+        api_port=client.api_port,
+        model=model,
+        respondent_b=respondent_b,
+        model_b=model_b,
+        temperature_b=temperature_b,
+        search=search,
+        headless=headless,
+    )
+    asyncio.run(Run(options, client, configured_redis(client)).until_stopped())
+
+
+@app.command()
+def ask(
+    query: Annotated[str, typer.Argument(help="The question; - reads it from standard input")],
+    session: Session = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object when the answer is complete")] = False,
+    no_thinking: NoThinking = False,
+) -> None:
+    """Asks one question. Ctrl-C cancels it, a second Ctrl-C leaves at once."""
+    text = sys.stdin.read().strip() if query == "-" else query
+
+    async def work() -> int:
+        async with Api(ClientSettings.load("cli")) as api:
+            return await ask_query(
+                api,
+                text,
+                session=session,
+                as_json=as_json,
+                thinking=not no_thinking,
+                console=console,
+                errors=errors,
+            )
+
+    raise typer.Exit(asyncio.run(work()))
+
+
+@app.command()
+def chat(session: Session = None, no_thinking: NoThinking = False) -> None:
+    """A conversation in the terminal."""
+    settings = ClientSettings.load("cli")
+    raise typer.Exit(chat_loop(settings, session=session, thinking=not no_thinking, console=console, errors=errors))
+
+
+@app.command()
+def cancel(query_id: Annotated[str, typer.Argument(help="The id that the query was given")]) -> None:
+    """Stops a query."""
+    state = operate.with_api(lambda api: api.post(f"/queries/{query_id}/cancel"))["state"]
+    console.print(f"{query_id}: {state}", highlight=False)
+
+
+@app.command()
+def stories(
+    names: Annotated[list[str] | None, typer.Argument(help="S1 S2 …, or .yaml files; default: all")] = None,
+    var: Annotated[list[str] | None, typer.Option("--var", help="name=value for a story's variable")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Shows the checks that hold too")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON")] = False,
+) -> None:
+    """Runs the acceptance stories against the stack that is up; exit code 1 when a check fails."""
+    pairs = [item.partition("=") for item in var or []]
+    if wrong := [name for name, sign, _ in pairs if not sign or not name]:
+        raise typer.BadParameter(f"{wrong[0]}: name=value is expected", param_hint="--var")
+    chosen = select_stories(names or [], {name: value for name, _, value in pairs})
+
+    async def work() -> int:
+        async with Api(ClientSettings.load("cli")) as api:
+            return await run_stories(api, chosen, named=bool(names), verbose=verbose, as_json=as_json, console=console)
+
+    raise typer.Exit(asyncio.run(work()))
+
+
+@app.command()
+def doctor() -> None:
+    """What is reachable, what is missing, and what to do about it; exit code 1 when something needed is missing."""
+    found = asyncio.run(examine(World.load()))
+    marks = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "missing": ("MISSING", "bold red")}
+    for finding in found:
+        mark, style = marks[finding.level]
+        text = f" {finding.about}: {printable(finding.text)}"
+        console.print(Text.assemble((mark, style), text), soft_wrap=True)
+        if finding.remedy:
+            console.print(Text(f"        → {finding.remedy}", style="dim"), soft_wrap=True)
+    raise typer.Exit(1 if any(finding.level == "missing" for finding in found) else 0)
+
+
+def main() -> None:
+    """The entry point: what goes wrong is one sentence and status 1."""
+    try:
+        app()
+    except Local2Error as exc:
+        errors.print(f"local2: {exc}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)

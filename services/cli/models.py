@@ -1,0 +1,76 @@
+"""Which model answers: the one of a model server that is there, or the demonstration model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.cli.settings import ModelWish
+from shared.llm.ollama_admin import OllamaAdmin, PullProgress, ollama_url
+from shared.llm.port import ModelError, ModelUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """demo: the demonstration model is to be started. notes: sentences for the terminal."""
+
+    demo: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class Progress(Protocol):
+    """Shows how far a download is."""
+
+    def __call__(self, model: str, part: PullProgress) -> None: ...
+
+
+async def choose_model(
+    wish: ModelWish, models: Sequence[str], say: Callable[[str], None], progress: Progress
+) -> ModelChoice:
+    """Uses the backend that is configured; with Ollama it pulls what is missing, without one the demo is chosen."""
+    if wish.backend != "ollama":
+        return ModelChoice(notes=(f"model {wish.model} from the {wish.backend} backend",))
+    url = ollama_url(wish.ollama_host)
+    admin = OllamaAdmin(wish.ollama_host)
+    try:
+        there = await admin.models()
+    except ModelUnavailable:
+        return ModelChoice(demo=True, notes=(f"Ollama does not answer at {url}",))
+    except ModelError as exc:
+        return ModelChoice(notes=(str(exc),))
+    else:
+        notes = []
+        for model in dict.fromkeys(models):
+            if has_model(there, model):
+                notes.append(f"model {model} from Ollama at {url}")
+                continue
+            say(f"Ollama does not have {model} yet: pulling it")
+            try:
+                async for part in admin.pull(model):
+                    progress(model, part)
+            except ModelError as exc:
+                notes.append(f"{model} could not be pulled ({exc}); get it with: ollama pull {model}")
+            else:
+                notes.append(f"model {model} from Ollama at {url} (pulled now)")
+        return ModelChoice(notes=tuple(notes))
+    finally:
+        await admin.aclose()
+
+
+def has_model(there: Sequence[str], wanted: str) -> bool:
+    """Ollama's names have tags; `latest` is the one that may be left out."""
+    return wanted in there or f"{wanted}:latest" in there
+
+
+def demo_env(url: str, model: str) -> dict[str, str]:
+    """What makes a respondent use the demonstration model, whatever else its environment says."""
+    return {
+        "OLLAMA_HOST": url,
+        "LOCAL2_OLLAMA_HOST": url,
+        "LOCAL2_BACKEND": "ollama",
+        "LOCAL2_MODEL": model,
+        "LOCAL2_GENERATOR_MODEL": model,
+        "LOCAL2_RESPONDENT_B_MODEL": model,
+        "LOCAL2_DEMO": "1",
+    }

@@ -1,0 +1,112 @@
+"""Short questions to what is outside: does it answer, and what does it say of itself?"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from shared.bus import Bus
+from shared.errors import Local2Error
+
+
+async def redis_version(url: str, timeout: float = 2.0) -> str:
+    """`Valkey 9.1` or the like. Raises Local2Error with a sentence."""
+    try:
+        async with asyncio.timeout(timeout), Bus(url, "cli/probe", timeout=timeout) as bus:
+            raw: bytes = await bus.link.call("INFO", "server")
+    except TimeoutError as exc:
+        raise Local2Error(f"no answer within {timeout:g} s") from exc
+    except ValueError as exc:
+        raise Local2Error(str(exc)) from exc
+    lines = dict(line.split(":", 1) for line in raw.decode().splitlines() if ":" in line)
+    if "valkey_version" in lines:
+        return f"Valkey {lines['valkey_version']}"
+    return f"Redis {lines.get('redis_version', '(version unknown)')}"
+
+
+@dataclass(frozen=True, slots=True)
+class PortState:
+    """`taken` by LoCAL2's own gateway is `gateway`; `refused`: this user may not listen there."""
+
+    state: Literal["free", "gateway", "taken", "refused"]
+    detail: str = ""
+
+
+async def port_state(host: str, port: int) -> PortState:
+    """What is on the port on which the gateway wants to listen."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+        return PortState("free")
+    except OSError as exc:
+        if exc.errno != errno.EADDRINUSE:
+            return PortState("refused", exc.strerror or str(exc))
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return PortState("gateway" if await is_gateway(url) else "taken")
+
+
+async def is_gateway(url: str) -> bool:
+    """Whether a LoCAL2 gateway answers there: it says of its parts whether they are ready."""
+    try:
+        async with httpx.AsyncClient(timeout=2.0, trust_env=False) as http:
+            body = (await http.get(f"{url}/ready")).json()
+    except (httpx.HTTPError, ValueError):
+        return False
+    return isinstance(body, dict) and isinstance(body.get("parts"), dict) and "bus" in body["parts"]
+
+
+async def get_json(url: str, *, timeout: float = 3.0, headers: dict[str, str] | None = None, **params: Any) -> Any:
+    """A page's JSON. Raises Local2Error with a sentence."""
+    try:
+        async with httpx.AsyncClient(timeout=timeout, trust_env=False, headers=headers) as http:
+            response = await http.get(url, params=params or None)
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        raise Local2Error(f"no answer from {url} ({str(exc) or type(exc).__name__})") from exc
+    if not response.is_success:
+        raise Local2Error(f"{url} answered {response.status_code}")
+    try:
+        return response.json()
+    except ValueError as exc:
+        raise Local2Error(f"{url} did not answer with JSON") from exc
+
+
+async def searxng_trouble(url: str, timeout: float = 5.0) -> str | None:
+    """None when SearXNG answers searches in JSON, else what is wrong with it."""
+    url = url.rstrip("/")
+    try:
+        await get_json(f"{url}/search", timeout=timeout, q="local2", format="json")
+    except Local2Error as exc:
+        if str(exc).endswith("answered 403"):
+            return f"SearXNG at {url} refuses JSON: add `json` to search.formats in its settings.yml"
+        return str(exc)
+    return None
+
+
+async def answers(url: str, timeout: float = 1.5) -> bool:
+    """Whether any web server answers at the address."""
+    try:
+        async with httpx.AsyncClient(timeout=timeout, trust_env=False) as http:
+            await http.get(url)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False
+    return True
+
+
+def writable(folder: Path) -> str | None:
+    """None when files can be made in the folder (or it can be made), else why not."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        return f"{existing} is not a folder"
+
+    return None if os.access(existing, os.W_OK | os.X_OK) else f"no permission to write in {existing}"

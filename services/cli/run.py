@@ -1,0 +1,132 @@
+"""The order of work of `local2 run`."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from collections.abc import Sequence
+
+import httpx
+from rich.console import Console
+
+from services.cli.log_view import LogView
+from services.cli.models import choose_model, demo_env
+from services.cli.plan import RunOptions, participants
+from services.cli.probes import port_state, redis_version, writable
+from services.cli.pull_view import PullView
+from services.cli.run_lock import run_lock
+from services.cli.search_choice import choose_search
+from services.cli.settings import ClientSettings, ModelWish, SearchWish
+from services.cli.supervisor import StartError, Supervisor, until_signal
+from shared.errors import Local2Error
+
+
+class Run:
+    """One run of the stack.
+
+    client: how the stack will be reached.
+    redis_url: the configured bus, None for the embedded one.
+    """
+
+    def __init__(self, options: RunOptions, client: ClientSettings, redis_url: str | None) -> None:
+        self._options = options
+        self._client = client
+        self._redis_url = redis_url
+        colour = not options.headless and sys.stderr.isatty()
+        self._view = LogView(colour=colour)
+        self._console = Console(stderr=True) if colour else None
+
+    async def until_stopped(self) -> None:
+        """Raises Local2Error when the stack cannot be started."""
+        options = self._options
+        if trouble := writable(options.data_dir):
+            raise StartError(f"the data folder {options.data_dir} cannot be used: {trouble}")
+        # The folder first: a second run on it is told about that, not about its port.
+        with run_lock(options.data_dir):
+            await self._check_port()
+            async with Supervisor(self._view) as supervisor:
+                try:
+                    await until_signal(lambda stop: asyncio.ensure_future(self._serve(supervisor, stop)))
+                finally:
+                    self._view.say("stopping")
+        self._view.say("stopped")
+
+    async def _serve(self, supervisor: Supervisor, stop: asyncio.Event) -> None:
+        options, say = self._options, self._view.say
+        redis_url = await self._bus(supervisor)
+        wish = ModelWish.load("generator", {"model": options.model} if options.model else None)
+        with PullView(say, self._console) as progress:
+            choice = await choose_model(wish, self._models(wish), say, progress)
+        for note in choice.notes:
+            say(note)
+        models = await self._demo(supervisor) if choice.demo else {}
+        search = await choose_search(SearchWish.load("web_search"), options.search)
+        say(search.note)
+        supervisor.start(participants(options, redis_url, models, search.provider))
+        client = self._client
+        await supervisor.wait_until_ready(client.base_url)
+        say(await welcome(client))
+        await stop.wait()
+
+    async def _bus(self, supervisor: Supervisor) -> str:
+        if not self._redis_url:
+            url = await supervisor.start_redis(self._options.data_dir)
+            self._view.say(f"bus: embedded Redis server, data in {self._options.data_dir / 'redis'}")
+            return url
+        try:
+            self._view.say(f"bus: {await redis_version(self._redis_url)} of LOCAL2_REDIS_URL")
+        except Local2Error as exc:
+            self._view.say(f"bus: the Redis of LOCAL2_REDIS_URL does not answer ({exc}); waiting for it")
+        return self._redis_url
+
+    def _models(self, wish: ModelWish) -> Sequence[str]:
+        if not self._options.respondent_b:
+            return [wish.model]
+        second = self._options.model_b or self._options.model
+        return [wish.model, second or ModelWish.load("respondent-b").model]
+
+    async def _demo(self, supervisor: Supervisor) -> dict[str, str]:
+        say = self._view.say
+        say("starting the demonstration model instead: it is small, proves that the stack works, and knows little")
+        url, model = await supervisor.start_demo_model()
+        wanted = self._options.model or "the configured model"
+        say(f"DEMO MODEL {model} answers, not {wanted}; start Ollama for real use")
+        return demo_env(url, model)
+
+    async def _check_port(self) -> None:
+        host, port = self._options.api_host, self._options.api_port
+        found = await port_state(host, port)
+        other = f"choose another port: local2 run --api-port {port + 1 if port < 65_535 else 8765}"
+        match found.state:
+            case "gateway":
+                raise StartError(f"port {port} on {host} is in use: a LoCAL2 gateway already answers there; {other}")
+            case "taken":
+                raise StartError(f"port {port} on {host} is in use by another program; {other}")
+            case "refused":
+                raise StartError(f"cannot listen on port {port} of {host} ({found.detail}); {other}")
+
+
+async def welcome(settings: ClientSettings) -> str:
+    """What to do with a stack that is ready."""
+    base = settings.base_url
+    async with httpx.AsyncClient(base_url=base, timeout=5.0, trust_env=False) as http:
+        try:
+            page = (await http.get("/", headers={"accept": "text/html"})).headers.get("content-type", "")
+        except httpx.HTTPError:
+            page = ""
+    if settings.admin_key is not None or settings.api_key is not None:
+        key, shown = "$LOCAL2_ADMIN_KEY", "the key in LOCAL2_ADMIN_KEY"
+    else:
+        key, shown = f"$(cat {shlex.quote(str(settings.admin_key_path))})", str(settings.admin_key_path)
+    first = f"console: {base}/" if page.startswith("text/html") else f"API: {base} (its description: {base}/docs)"
+    return "\n".join(
+        [
+            "ready",
+            f"  {first}",
+            f"  admin key: {shown}",
+            '  try: local2 ask "What is the capital of France?"',
+            f'  or:  curl -s {base}/query -H "Authorization: Bearer {key}" \\',
+            """         -H 'Content-Type: application/json' -d '{"query": "What is the capital of France?"}'""",
+        ]
+    )

@@ -1,0 +1,148 @@
+"""The acceptance stories on a whole stack, and a story that must fail."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def harness() -> ModuleType:
+    """stories_stack.py beside this file: tests are no package."""
+    spec = importlib.util.spec_from_file_location("stories_stack", HERE / "stories_stack.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault("stories_stack", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+run = harness()
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    log = tmp_path_factory.mktemp("log") / "stack.log"
+    with run.stack(log) as env:
+        yield env
+
+
+@pytest.mark.slow
+def test_stories_s1_to_s4_pass_with_every_check_evaluated(client: dict[str, str]) -> None:
+    variables = ("--var", f"page_url={client['PAGE_URL']}", "--var", f"page_heading={run.HEADING}")
+    done = run.local2(client, "stories", "S1", "S2", "S3", "S4", *variables, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    reports = {report["id"]: report for report in json.loads(done.stdout)}
+    assert {name: report["result"] for name, report in reports.items()} == dict.fromkeys(
+        ("S1", "S2", "S3", "S4"), "passed"
+    )
+    checks = {name: [c["check"] for turn in r["turns"] for c in turn["checks"]] for name, r in reports.items()}
+    assert "response.generation: tool_calls_empty" in checks["S1"]
+    assert any(check.startswith("in order: tool.request.web_search → tool.result.web_search") for check in checks["S3"])
+    four = ("tool.request.web_search", "tool.result.web_search", "tool.request.web_fetch", "tool.result.web_fetch")
+    assert f"in order: {' → '.join(four)}" in checks["S4"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[Paris]", "[Lyon]"),
+        ("present: [query.received,", "present: [tool.request.web_search,"),
+        ("tool_calls_empty", "tool_calls_not_empty"),
+        ("turns:", "requires: [no-such-participant]\nturns:"),
+    ],
+)
+def test_a_wrong_expectation_makes_the_command_fail(client: dict[str, str], tmp_path: Path, old: str, new: str) -> None:
+    from services.cli.story import shipped_stories
+
+    text = shipped_stories()["S1"]
+    assert old in text
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(text.replace(old, new, 1), encoding="utf-8")
+    done = run.local2(client, "stories", str(wrong))
+    assert done.returncode == 1
+    assert "FAILED" in done.stdout or "not run" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_commands_of_an_operator_work_against_the_stack(client: dict[str, str]) -> None:
+    asked = json.loads(run.local2(client, "ask", "--json", "What is the capital of France?").stdout)
+    assert asked["answer"] == "The capital of France is Paris."
+    sessions = json.loads(run.local2(client, "sessions", "list", "--json").stdout)
+    assert asked["session_id"] in {row["session_id"] for row in sessions}
+    exported = [json.loads(line) for line in run.local2(client, "export", "sessions").stdout.splitlines()]
+    (mine,) = [row for row in exported if row["session_id"] == asked["session_id"]]
+    assert [turn["query"] for turn in mine["turns"]] == ["What is the capital of France?"]
+    assert run.local2(client, "sessions", "delete", asked["session_id"]).returncode == 0
+    assert run.local2(client, "sessions", "show", asked["session_id"]).returncode == 1
+
+    key = run.local2(client, "keys", "add", "ann").stdout.splitlines()[-1]
+    as_ann = {**client, "LOCAL2_API_KEY": key}
+    assert run.local2(as_ann, "sessions", "list").stdout.strip() == "no sessions"
+    refused = run.local2(as_ann, "keys", "list")
+    assert (refused.returncode, "administrator" in refused.stderr) == (1, True)
+    assert run.local2(client, "doctor").returncode == 0
+
+
+@pytest.mark.slow
+def test_dead_letters_are_listed_shown_replayed_and_dropped(client: dict[str, str]) -> None:
+    import time
+
+    import redis
+
+    url = next((Path(client["LOCAL2_DATA_DIR"]) / "redis").glob("redis.sock"))
+    with redis.Redis(unix_socket_path=str(url)) as bus:
+        for number in (b"1", b"2"):
+            bus.xadd("local2:tool.request.web_fetch", {"payload": b"not json " + number})
+        deadline = time.monotonic() + 20
+        while bus.xlen("local2:dead.letter") < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    letters = json.loads(run.local2(client, "dead-letters", "list", "--json").stdout)
+    assert [letter["stream"] for letter in letters] == ["local2:tool.request.web_fetch"] * 2
+    first, second = (letter["id"] for letter in letters)
+    assert json.loads(run.local2(client, "dead-letters", "show", second).stdout)["fields"]["payload"] == "not json 2"
+    assert run.local2(client, "dead-letters", "drop", first).returncode == 0
+    assert run.local2(client, "dead-letters", "show", first).returncode == 1
+    assert run.local2(client, "dead-letters", "replay", second).returncode == 0
+    again = json.loads(run.local2(client, "dead-letters", "list", "--json").stdout)
+    assert second not in {letter["id"] for letter in again}
+
+
+@pytest.mark.slow
+def test_after_kill_9_of_local2_run_no_process_is_left_and_it_can_start_again(tmp_path: Path) -> None:
+    import psutil
+
+    log = tmp_path / "stack.log"
+    with run.stack(log, options=("--respondent-b",)) as env:
+        supervisor = psutil.Process(int((Path(env["LOCAL2_DATA_DIR"]) / "run.lock").read_text()))
+        children = supervisor.children(recursive=True)
+        # gateway, generator, respondent-b, web_search, web_fetch, Redis, the guardian
+        assert len(children) == 7, [child.cmdline() for child in children]
+        assert run.local2(env, "ask", "What is the capital of France?").returncode == 0
+        supervisor.kill()
+        _, alive = psutil.wait_procs(children, timeout=25)
+        assert alive == []
+        with log.open("ab") as out:
+            command = [sys.executable, "-m", "services.cli", "run", "--headless"]
+            with run.program(command, env, out) as again:
+                run.wait_until_ready(f"http://127.0.0.1:{env['LOCAL2_API_PORT']}", again)
+                # The bus kept its data: the session of before is still there.
+                sessions = json.loads(run.local2(env, "sessions", "list", "--json").stdout)
+                assert [row["title"] for row in sessions] == ["What is the capital of France?"]
+
+
+@pytest.mark.slow
+def test_a_second_run_on_the_same_folder_is_refused(client: dict[str, str]) -> None:
+    done = run.local2(client, "run", "--headless", "--api-port", str(run.free_port()))
+    assert done.returncode == 1
+    assert "LoCAL2 already runs on the data folder" in done.stderr
