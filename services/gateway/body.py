@@ -13,6 +13,9 @@ from starlette.requests import ClientDisconnect
 from services.gateway.errors import ApiError
 
 MAX_BODY = 1_048_576
+# A client that still writes does not read the refusal, and a connection closed on it would lose it: so much is read
+# and thrown away.
+_PATIENCE = 8 * MAX_BODY
 # Far deeper than any real arguments, and shallow enough for every JSON writer on the way.
 MAX_DEPTH = 64
 
@@ -24,19 +27,21 @@ class JsonRequest(Request):
         return self._checked
 
     async def _read(self) -> bytes:
-        declared = self.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > MAX_BODY:
-            raise _too_large()
         parts: list[bytes] = []
         size = 0
         try:
             async for part in self.stream():
                 size += len(part)
-                if size > MAX_BODY:
+                if size > _PATIENCE:
                     raise _too_large()
-                parts.append(part)
+                if size > MAX_BODY:
+                    parts.clear()
+                else:
+                    parts.append(part)
         except ClientDisconnect as exc:
             raise ApiError(400, "bad_request", "the connection closed before the body was complete") from exc
+        if size > MAX_BODY:
+            raise _too_large()
         body = b"".join(parts)
         if body and not _is_json(self.headers.get("content-type", "")):
             raise ApiError(415, "unsupported_media_type", "the body must be sent with Content-Type: application/json")

@@ -190,6 +190,7 @@ class Chunks:
         self._include_usage = include_usage
         self._sent: list[tuple[tuple[int, int], str, str]] = []
         self._replayed: dict[str, str] = {}
+        self._again: dict[str, str] = {}
         self._gap = False
         self._any_answer = False
         self.done = False
@@ -241,6 +242,7 @@ class Chunks:
         return self._chunk({"content": text})
 
     def _restart(self, after: tuple[int, int]) -> None:
+        self._again.clear()
         self._replayed = {
             kind: "".join(text for at, of, text in self._sent if of == kind and at > after)
             for kind in (EntryType.THINKING.value, EntryType.ANSWER.value)
@@ -252,13 +254,12 @@ class Chunks:
         known = self._replayed.get(kind, "")
         if not known:
             return text
-        if known.startswith(text):
-            self._replayed[kind] = known[len(text) :]
+        said = self._again.get(kind, "") + text
+        self._again[kind] = said
+        if known.startswith(said):
             return ""
         self._replayed[kind] = ""
-        if text.startswith(known):
-            return text[len(known) :]
-        return f"\n\n{text}"
+        return said[len(known) :] if said.startswith(known) else f"\n\n{said}"
 
     def _end(self, value: dict[str, Any]) -> bytes:
         self.done = True

@@ -33,7 +33,8 @@ class _Server(uvicorn.Server):
 def listen(settings: GatewaySettings) -> socket.socket:
     """The listening socket. Raises SettingsError when the address cannot be had."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio switches Nagle's algorithm off only for sockets that name their protocol
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host.strip("[]"), settings.port))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
@@ -13,6 +13,7 @@ from services.gateway.body import JsonRoute
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import GatewayDep
 from services.gateway.schemas import ToolCallBody, told
+from services.gateway.sse import gone
 from shared.contracts import canonical_tool
 from shared.envelope import now_ms
 from shared.tool_client import Caller
@@ -44,7 +45,7 @@ async def live(gateway: GatewayDep, _user: UserDep) -> Response:
     summary="Call one tool over the bus; what goes wrong inside it is its `error`",
     responses=told("The tool's result", _RESULT, 400, 404, 415, 422, 503),
 )
-async def call(name: str, body: ToolCallBody, gateway: GatewayDep, user: UserDep) -> Response:
+async def call(request: Request, name: str, body: ToolCallBody, gateway: GatewayDep, user: UserDep) -> Response:
     tool = canonical_tool(name, body.args)
     timeout = gateway.settings.tool_timeout
     async with gateway.reachable(extra=timeout):
@@ -55,7 +56,10 @@ async def call(name: str, body: ToolCallBody, gateway: GatewayDep, user: UserDep
         call_id = f"http:{uuid.uuid4().hex}"
         deadline = now_ms() + int(timeout * 1000)
         caller = Caller(query_id=call_id, user_id=user.user_id, deadline=deadline)
-        outcome = await gateway.tools.call(tool, body.args, call_id=call_id, caller=caller, timeout=timeout)
+        calling = gateway.tools.call(tool, body.args, call_id=call_id, caller=caller, timeout=timeout)
+        outcome = await gateway.race(calling, gone(request.receive))
+    if outcome is None:
+        raise ApiError(503, "stopping", "this gateway stops; call the tool again")
     return reply(
         {
             "result": outcome.result,

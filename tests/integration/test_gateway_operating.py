@@ -1,0 +1,428 @@
+"""Sessions, feedback, tools, participants, the bus, dead letters, metrics, readiness."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from pydantic import BaseModel, Field
+from support.http_gateway import (
+    FACTS,
+    FakeGenerator,
+    Site,
+    _serves,
+    client,
+    events,
+    gateway_settings,
+    generating,
+    serving,
+)
+from support.services import announced, running
+from support.waiting import eventually
+
+from services.cli.embedded_redis import EmbeddedRedis
+from shared.errors import ToolError
+from shared.settings import Settings
+from shared.tool import Run, ToolResult, tool_service
+
+
+@pytest.fixture
+async def site(redis_url: str, tmp_path: Path) -> AsyncIterator[Site]:
+    async with serving(gateway_settings(redis_url, tmp_path)) as site:
+        yield site
+
+
+@pytest.fixture
+async def fake(redis_url: str, tmp_path: Path) -> AsyncIterator[FakeGenerator]:
+    async with generating(redis_url, tmp_path) as fake:
+        yield fake
+
+
+class Echo(BaseModel):
+    """Says what it is given. Call it in tests."""
+
+    text: str = Field(min_length=1, description="What to say")
+
+
+@contextlib.asynccontextmanager
+async def open_echo(settings: Settings) -> AsyncIterator[Run[Echo]]:
+    async def run(args: Echo) -> ToolResult:
+        if args.text == "fail":
+            raise ToolError("echo failed: 503")
+        return ToolResult(args.text, {"length": len(args.text)})
+
+    yield run
+
+
+async def test_sessions_are_listed_shown_and_really_deleted(site: Site, fake: FakeGenerator, raw: redis.Redis) -> None:
+    for number in range(3):
+        body = {"query": f"say {number}", "session_id": f"s-{number}"}
+        assert (await site.http.post("/query", json=body)).status_code == 200
+    listed = (await site.http.get("/sessions", params={"limit": 2})).json()
+    assert [session["session_id"] for session in listed["sessions"]] == ["s-2", "s-1"]
+    assert listed["sessions"][0]["title"] == "say 2"
+    rest = (await site.http.get("/sessions", params={"limit": 2, "offset": 2})).json()
+    assert [session["session_id"] for session in rest["sessions"]] == ["s-0"]
+    raw.set("local2:settings-schema:generator", json.dumps({"schema": {}, "defaults": {"system_prompt": "Be kind."}}))
+    shown = (await site.http.get("/sessions/s-0")).json()
+    assert [turn["answer"] for turn in shown["turns"]] == ["You said: 0"]
+    assert shown["messages"] == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "say 0"},
+        {"role": "assistant", "content": "You said: 0"},
+    ]
+    open_query = asyncio.create_task(site.http.post("/query", json={"query": "slow x", "session_id": "s-0"}))
+    await eventually(lambda: len(fake.started) == 4)
+    deleted = (await site.http.delete("/sessions/s-0")).json()
+    assert deleted == {"session_id": "s-0", "deleted": True, "cancelled": [fake.started[-1]]}
+    assert (await open_query).json()["state"] == "cancelled"
+    assert (await site.http.get("/sessions/s-0")).status_code == 404
+    assert (await site.http.delete("/sessions/s-0")).status_code == 404
+    for query_id in (shown["turns"][0]["query_id"], fake.started[-1]):
+        assert (await site.http.get(f"/queries/{query_id}")).status_code == 404
+    assert not raw.exists(f"local2:journal:{shown['turns'][0]['query_id']}:A")
+    assert not list(raw.scan_iter("local2:session:{s-0}:turns*"))
+    assert len((await site.http.get("/sessions")).json()["sessions"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "sentiment"),
+    [({"stars": 5}, "positive"), ({"stars": 4}, "positive"), ({"stars": 2}, "negative"), ({"stars": 1}, "negative"),
+     ({"stars": 3, "sentiment": "positive"}, "positive"), ({"sentiment": "negative", "comment": "wrong"}, "negative")],
+)  # fmt: skip
+async def test_feedback_is_published(
+    site: Site, fake: FakeGenerator, raw: redis.Redis, given: dict[str, Any], sentiment: str
+) -> None:
+    told = (await site.http.post("/query", json={"query": "say x"})).json()
+    response = await site.http.post("/feedback", json={"query_id": told["query_id"], **given})
+    assert (response.status_code, response.json()["sentiment"]) == (202, sentiment)
+    ((_, fields),) = raw.xrange("local2:user.feedback")
+    payload = json.loads(fields[b"payload"])
+    assert payload == {
+        "query_id": told["query_id"], "session_id": told["session_id"], "user_id": "admin", "respondent_id": "A",
+        "sentiment": sentiment, "stars": given.get("stars"), "comment": given.get("comment"),
+    }  # fmt: skip
+    assert fields[b"correlation_id"].decode() == told["query_id"]
+
+
+async def test_a_tool_is_called_over_the_bus_without_a_model(redis_url: str, tmp_path: Path, site: Site) -> None:
+    assert (await site.http.get("/tools")).json() == {"tools": []}
+    missing = await site.http.post("/tools/echo/call", json={"args": {}})
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+    service = tool_service("echo", Echo, Settings, open_echo)
+    settings = Settings(redis_url=redis_url, data_dir=tmp_path, heartbeat=0.2, drain=0.5, log_level="error")
+    async with running(service, settings):
+        await announced(redis_url, "echo")
+
+        async def listed() -> bool:
+            return bool((await site.http.get("/tools")).json()["tools"])
+
+        await eventually(listed)
+        (tool,) = (await site.http.get("/tools")).json()["tools"]
+        assert tool["function"]["name"] == "echo"
+        told = (await site.http.post("/tools/echo/call", json={"args": {"text": "hello"}})).json()
+        assert {**told, "duration_ms": 0} == {"result": "hello", "error": None, "data": {"length": 5}, "duration_ms": 0}
+        failed = await site.http.post("/tools/echo/call", json={"args": {"text": "fail"}})
+        assert (failed.status_code, failed.json()["error"]) == (200, "echo failed: 503")
+        wrong = (await site.http.post("/tools/echo/call", json={"args": {}})).json()
+        assert wrong["error"] == "missing text argument"
+
+    async def gone() -> bool:
+        return (await site.http.get("/tools")).json() == {"tools": []}
+
+    await eventually(gone)
+    away = await site.http.post("/tools/echo/call", json={"args": {"text": "x"}})
+    assert (away.status_code, away.json()["error"]["code"]) == (503, "tool_unavailable")
+
+
+async def test_participants_show_replicas_and_their_work(site: Site, fake: FakeGenerator) -> None:
+    running_query = asyncio.create_task(site.http.post("/query", json={"query": "slow x"}))
+    await eventually(lambda: fake.started)
+
+    async def busy() -> bool:
+        found = {row["name"]: row for row in (await site.http.get("/participants")).json()["participants"]}
+        (replica,) = found["generator"]["replicas"]
+        assert replica["facts"] == FACTS
+        assert found["gateway"]["replicas"][0]["state"] == "ready"
+        work = {"subject": "query.received", "backlog": 0, "pending": 1}
+        return bool(found["generator"]["work"] == [work] and replica["in_flight"] == 1)
+
+    await eventually(busy)
+    fake.gate.set()
+    await running_query
+
+
+async def test_run_time_settings_reach_every_replica_and_later_ones(
+    redis_url: str, tmp_path: Path, site: Site, fake: FakeGenerator
+) -> None:
+    async with serving(gateway_settings(redis_url, tmp_path)) as second:
+        described = (await site.http.get("/participants/gateway/settings")).json()
+        assert described["values"]["max_backlog"] == 1_000
+        assert "max_backlog" in described["schema"]["properties"]
+        for values, words in [
+            ({"max_backlog": -5}, "max_backlog: -5 is less than the minimum"),
+            ({"max_backlog": "many"}, "max_backlog: 'many' is not of type"),
+            ({"port": 1}, "port: not a run-time setting"),
+            ({"max_backlog": "x" * 5_000}, "max_backlog: the value is not of type"),
+        ]:
+            refused = await site.http.patch("/participants/gateway/settings", json=values)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_setting")
+            assert refused.json()["error"]["message"].startswith(words)
+        changed = await site.http.patch(
+            "/participants/gateway/settings", json={"deadline_seconds": 77, "max_backlog": 9}
+        )
+        assert changed.json()["values"]["max_backlog"] == 9
+
+        async def applied(where: Site) -> bool:
+            await where.http.post("/query", json={"query": "say x"})
+            sent = fake.queries[-1].envelope
+            return sent.deadline is not None and abs(sent.deadline - sent.time - 77_000) < 1_000
+
+        for replica in (site, second):
+            await eventually(lambda replica=replica: applied(replica))
+    async with serving(gateway_settings(redis_url, tmp_path)) as third:
+        assert await applied(third)
+        shown = (await third.http.get("/participants/gateway/settings")).json()
+        assert shown["values"]["max_backlog"] == 9
+    assert (await site.http.get("/participants/nobody/settings")).status_code == 404
+    assert (await site.http.patch("/participants/nobody/settings", json={})).status_code == 404
+
+
+async def test_streams_are_shown_with_lag_and_age(site: Site, raw: redis.Redis) -> None:
+    raw.xgroup_create("local2:query.received", "generator", "0", mkstream=True)
+    await site.http.post("/query?wait=false", json={"query": "say x"})
+    found = {row["subject"]: row for row in (await site.http.get("/bus/streams")).json()["streams"]}
+    queue = found["query.received"]
+    assert queue["length"] == 1
+    assert queue["oldest_seconds"] < 30
+    assert queue["groups"] == [{"name": "generator", "consumers": 0, "lag": 1, "pending": 0}]
+
+
+async def test_the_bus_is_shown_live_by_subject(site: Site, raw: redis.Redis) -> None:
+    """Subjects of tools that appear later are found too, and entries of any form are shown."""
+    raw.xadd("local2:answer.dialog", {"payload": '{"answer":"old"}'})
+    raw.xadd("local2:answer.dialog", {"payload": '{"answer":"older than now"}'})
+    seen: list[tuple[str, str, str]] = []
+    path = "/bus/events?subject=tool.*&subject=answer.dialog&last=1"
+    async with site.http.stream("GET", path) as response:
+        text = ""
+        async for part in response.aiter_text():
+            text += part
+            seen = events(text)
+            if len(seen) == 1:
+                raw.sadd("local2:tools", "late")
+                raw.xadd("local2:tool.request.late", {"payload": b"\xff not json"})
+                raw.xadd("local2:query.cancel", {"payload": "{}"})
+                raw.xadd("local2:answer.dialog", {"payload": '{"answer":"new"}', "session_id": "s"})
+            if len(seen) == 3:
+                break
+    found = {event[1]: json.loads(event[2]) for event in seen[1:]}
+    assert json.loads(seen[0][2])["payload"] == {"answer": "older than now"}
+    assert found["answer.dialog"]["payload"] == {"answer": "new"}
+    assert found["answer.dialog"]["session_id"] == "s"
+    assert found["tool.request.late"]["payload"] == "\\xff not json"
+
+
+async def test_dead_letters_are_listed_replayed_and_dropped(site: Site, raw: redis.Redis) -> None:
+    for number in range(5):
+        letter = {
+            "stream": "local2:user.feedback", "group": "reward", "entry_id": f"{number + 1}-0", "deliveries": 5,
+            "reason": f"bad {number}", "fields": {"payload": f"entry {number}"},
+        }  # fmt: skip
+        raw.xadd("local2:dead.letter", {"payload": json.dumps(letter)})
+    raw.xadd("local2:dead.letter", {"payload": b"\xff"})
+    first = (await site.http.get("/dead-letters?limit=4")).json()
+    assert [letter["reason"] for letter in first["dead_letters"]] == [f"bad {n}" for n in range(4)]
+    assert first["total"] == 6
+    second = (await site.http.get("/dead-letters", params={"limit": 4, "cursor": first["next"]})).json()
+    assert second["next"] is None
+    assert second["dead_letters"][0]["reason"] == "bad 4"
+    assert second["dead_letters"][1]["malformed"]
+    one = first["dead_letters"][0]["id"]
+    assert (await site.http.post(f"/dead-letters/{one}/replay")).status_code == 200
+    assert [fields for _, fields in raw.xrange("local2:user.feedback")] == [{b"payload": b"entry 0"}]
+    assert (await site.http.post(f"/dead-letters/{one}/replay")).status_code == 404
+    malformed = await site.http.post(f"/dead-letters/{second['dead_letters'][1]['id']}/replay")
+    assert (malformed.status_code, malformed.json()["error"]["code"]) == (422, "malformed")
+    two = first["dead_letters"][1]["id"]
+    assert (await site.http.delete(f"/dead-letters/{two}")).json() == {"dropped": 1}
+    assert (await site.http.delete(f"/dead-letters/{two}")).status_code == 404
+    assert (await site.http.delete("/dead-letters")).json() == {"dropped": 4}
+    assert (await site.http.get("/dead-letters")).json() == {"dead_letters": [], "total": 0, "next": None}
+
+
+async def test_metrics_count_requests_and_measure_the_bus(site: Site, fake: FakeGenerator, raw: redis.Redis) -> None:
+    told = (await site.http.post("/query", json={"query": "say x"})).json()
+    await site.http.get(f"/queries/{told['query_id']}")
+    await site.http.get("/nowhere")
+    text = (await site.http.get("/metrics")).text
+    for line in (
+        'local2_http_requests_total{method="POST",route="/query",status="200"} 1.0',
+        'local2_http_requests_total{method="GET",route="/queries/{query_id}",status="200"} 1.0',
+        'local2_http_requests_total{method="GET",route="other",status="404"} 1.0',
+        'local2_queries_accepted_total{mode="chat"} 1.0',
+        'local2_replicas{participant="generator"} 1.0',
+        'local2_group_lag{group="generator",stream="local2:query.received"} 0.0',
+        "local2_bus_up 1.0",
+        "local2_dead_letters 0.0",
+        "local2_sse_streams_open 0.0",
+    ):
+        assert line in text
+    assert told["query_id"] not in text
+
+
+async def test_ready_says_which_part_is_missing(redis_url: str, tmp_path: Path, site: Site) -> None:
+    bare = await site.http.get("/ready")
+    assert bare.status_code == 503
+    parts = bare.json()["parts"]
+    assert parts["bus"]["ok"]
+    assert parts["generator"]["reason"] == "no generator is running"
+    assert not parts["model"]["ok"]
+    async with generating(redis_url, tmp_path):
+        ready = await site.http.get("/ready")
+        assert ready.status_code == 200
+        assert ready.json()["parts"]["model"] == {
+            "ok": True, "reason": None, "backend": "scripted", "model": "scripted:1b", "demo": False
+        }  # fmt: skip
+
+
+async def test_ready_says_what_the_model_lacks_and_that_it_is_the_demonstration_model(
+    redis_url: str, tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FACTS, "backend_ok", False)
+    monkeypatch.setitem(FACTS, "backend_reason", "nothing answers at http://127.0.0.1:11434")
+    async with generating(redis_url, tmp_path):
+        away = await site.http.get("/ready")
+        assert (away.status_code, away.json()["parts"]["model"]["reason"]) == (503, FACTS["backend_reason"])
+    monkeypatch.setitem(FACTS, "backend_ok", True)
+    monkeypatch.setitem(FACTS, "demo", True)
+    async with generating(redis_url, tmp_path):
+        model = (await site.http.get("/ready")).json()["parts"]["model"]
+        assert model["demo"] is True
+        assert "demonstration model" in model["note"]
+
+
+async def test_without_redis_the_gateway_lives_answers_503_and_comes_back_by_itself(
+    redis_server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    settings = gateway_settings(redis_server.url, tmp_path, bus_wait=0.5)
+    redis_server.kill()
+    async with serving(settings, ready=False) as site:
+
+        async def away() -> None:
+            assert (await site.http.get("/health")).status_code == 200
+            ready = await site.http.get("/ready")
+            assert ready.status_code == 503
+            assert not ready.json()["parts"]["bus"]["ok"]
+            for method, path in [
+                ("POST", "/query"),
+                ("GET", "/sessions"),
+                ("GET", "/queries/1-0"),
+                ("GET", "/bus/streams"),
+            ]:
+                response = await site.http.request(method, path, json={"query": "x"} if method == "POST" else None)
+                assert (response.status_code, response.json()["error"]["code"]) == (503, "bus_unavailable"), path
+                assert "retry-after" in response.headers
+            assert "local2_bus_up 0.0" in (await site.http.get("/metrics")).text
+            async with client(site.url, "a key that is not cached") as stranger:
+                assert (await stranger.get("/sessions")).status_code == 503
+
+        async def back() -> bool:
+            return await _serves(site.http)
+
+        await away()
+        redis_server.start()
+        await eventually(back)
+        redis_server.kill()
+        await away()
+        redis_server.start()
+        await eventually(back)
+        async with generating(redis_server.url, tmp_path):
+            answered = await site.http.post("/query", json={"query": "say hello"})
+            assert answered.json()["answer"] == "You said: hello"
+
+
+async def test_a_stream_lives_through_a_restart_of_redis(redis_server: EmbeddedRedis, tmp_path: Path) -> None:
+    settings = gateway_settings(redis_server.url, tmp_path)
+    async with serving(settings) as site, generating(redis_server.url, tmp_path) as fake:
+        text, restarted = "", False
+        stream = site.http.stream("POST", "/query", json={"query": "slow x"}, headers={"Accept": "text/event-stream"})
+        async with stream as response:
+            async for part in response.aiter_text():
+                text += part
+                if "You " in text and not restarted:
+                    restarted = True
+                    await asyncio.to_thread(redis_server.stop)
+                    await asyncio.to_thread(redis_server.start)
+                    fake.gate.set()
+        found = events(text)
+        assert found[-1][1] == "completed"
+        whole = await site.http.get(f"/queries/{response.headers['x-query-id']}/events")
+        assert found == events(whole.text)
+
+
+async def test_a_slow_reader_of_many_events_loses_none(site: Site, fake: FakeGenerator) -> None:
+    """More than the gateway holds for a client that does not read."""
+    body = {"query": "many 6000"}
+    async with site.http.stream("POST", "/query", json=body, headers={"Accept": "text/event-stream"}) as response:
+        query_id = response.headers["x-query-id"]
+
+        async def complete() -> bool:
+            return bool((await site.http.get(f"/queries/{query_id}")).json()["state"] == "completed")
+
+        await eventually(complete, 30, every=0.2)
+        text = (await response.aread()).decode()
+    found = [json.loads(data)["text"] for _, kind, data in events(text) if kind == "answer"]
+    assert found == [f"{number} " for number in range(6_000)]
+
+
+async def test_the_description_is_complete(site: Site) -> None:
+    from jsonschema import Draft202012Validator
+
+    described = (await site.http.get("/openapi.json")).json()
+    assert described["openapi"].startswith("3.1")
+    assert set(described["paths"]) == {
+        "/health", "/ready", "/query", "/queries/{query_id}", "/queries/{query_id}/events",
+        "/queries/{query_id}/cancel", "/feedback",
+        "/sessions", "/sessions/{session_id}", "/tools", "/tools/{name}/call", "/participants",
+        "/participants/{name}/settings", "/bus/streams", "/bus/events", "/dead-letters", "/dead-letters/{letter_id}",
+        "/dead-letters/{letter_id}/replay", "/keys", "/keys/{key_id}", "/v1/models", "/v1/chat/completions", "/metrics",
+        "/openapi.json",
+    }  # fmt: skip
+    names = set()
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            assert operation["summary"], (method, path)
+            names.add(operation["operationId"])
+            success = [r for code, r in operation["responses"].items() if code.startswith("2") and "content" in r]
+            assert any("example" in kind for r in success for kind in r["content"].values()), (method, path)
+            if path not in ("/health", "/ready"):
+                assert operation["security"], (method, path)
+                assert "401" in operation["responses"], (method, path)
+            for parameter in operation.get("parameters", []):
+                Draft202012Validator.check_schema(parameter["schema"])
+    assert len(names) == sum(len(methods) for methods in described["paths"].values())
+    for schema in described["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+    text = json.dumps(described)
+    references = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}
+    assert references <= set(described["components"]["schemas"])
+
+
+async def test_an_unexpected_fault_is_told_in_the_same_shape(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def broken(*_args: Any) -> None:
+        raise RuntimeError("the secret of the house")
+
+    monkeypatch.setattr("shared.sessions.Sessions.of_user", broken)
+    response: httpx.Response = await site.http.get("/sessions")
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal")
+    assert "secret" not in response.text
