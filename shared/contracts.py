@@ -257,7 +257,10 @@ class Subject(Generic[T]):
 
     def of(self, payload: T, *, once: str | None = None, **headers: Any) -> Outgoing:
         """The payload in its envelope; `headers` are envelope fields (see Envelope and Message.headers)."""
-        data = payload.model_dump_json(by_alias=True).encode()
+        return self.of_json(payload.model_dump_json(by_alias=True).encode(), once=once, **headers)
+
+    def of_json(self, data: bytes, *, once: str | None = None, **headers: Any) -> Outgoing:
+        """The same for a payload of this subject that has been encoded before."""
         return Outgoing(Envelope(subject=self.name, payload=data, **headers), once)
 
     def decode(self, envelope: Envelope) -> T:

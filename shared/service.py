@@ -24,7 +24,7 @@ from shared.bus.tail import INBOX_LENGTH
 from shared.contracts import PREFIX, SETTINGS_UPDATE, Outgoing, Payload, Subject
 from shared.envelope import Envelope, Message, now_ms
 from shared.errors import BusUnavailable, DecodeError, SettingsError, TransientError
-from shared.logging import bound_contextvars, configure, get_logger
+from shared.logging import BoundIds, configure, get_logger
 from shared.registry import Registry, ReplicaInfo, announcing, leaving
 from shared.settings import Settings
 
@@ -269,10 +269,12 @@ def receive(subject: Subject[T], delivery: Delivery) -> Message[T]:
 def bound(message: Message[Any]) -> contextlib.AbstractContextManager[None]:
     """Binds the message's ids to every event logged inside."""
     envelope = message.envelope
-    return bound_contextvars(
-        query_id=envelope.correlation_id or message.entry_id,
-        session_id=envelope.session_id,
-        respondent_id=envelope.respondent_id,
+    return BoundIds(
+        {
+            "query_id": envelope.correlation_id or message.entry_id,
+            "session_id": envelope.session_id,
+            "respondent_id": envelope.respondent_id,
+        }
     )
 
 

@@ -10,7 +10,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import orjson
 from pydantic import BaseModel, ValidationError
 
 from shared.bus import Command, Delivery, Route, Script
@@ -87,7 +86,7 @@ def parameters_schema(args: type[BaseModel]) -> dict[str, Any]:
 
 def result_key(tool: str, call_id: str) -> str:
     """Where the result of a call is kept; in the hash slot of the tool's request stream."""
-    return f"{PREFIX}result:{{{TOOL_REQUEST.for_tool(tool).stream}}}:{call_id}"
+    return f"{PREFIX}result:{{{TOOL_REQUEST.stream}.{tool}}}:{call_id}"
 
 
 def failure(request: ToolRequest, error: str, duration_ms: int = 0) -> ToolResultMessage:
@@ -112,6 +111,15 @@ return ARGV[2]
 """)
 
 
+@dataclass(eq=False, slots=True)
+class _Call:
+    """A call that is running; its limit ends it at the deadline, or when its query is cancelled."""
+
+    query_id: str
+    limit: asyncio.Timeout
+    cancelled: bool = False
+
+
 class ToolWork(Generic[A]):
     """The work stream of one tool: each call runs once, however often it is asked for."""
 
@@ -120,7 +128,8 @@ class ToolWork(Generic[A]):
         self._args = args
         self._run = run
         self._subject = TOOL_REQUEST.for_tool(name)
-        self._running: dict[asyncio.Task[ToolResult], str] = {}
+        self._results = TOOL_RESULT.for_tool(name)
+        self._running: set[_Call] = set()
 
     @property
     def stream(self) -> str:
@@ -132,9 +141,10 @@ class ToolWork(Generic[A]):
 
     async def cancel(self, query_id: str) -> None:
         """Stops the calls of a cancelled query."""
-        for task, owner in self._running.items():
-            if owner == query_id:
-                task.cancel("cancelled")
+        for call in self._running:
+            if call.query_id == query_id and not call.limit.expired():
+                call.cancelled = True
+                call.limit.reschedule(asyncio.get_running_loop().time())
 
     async def _handle(self, delivery: Delivery) -> Sequence[Command]:
         message = receive(self._subject, delivery)
@@ -191,26 +201,17 @@ class ToolWork(Generic[A]):
         remaining = None if deadline is None else (deadline - now_ms()) / 1000
         if remaining is not None and remaining <= 0:
             raise ToolError("the query's deadline has passed")
-        task = asyncio.ensure_future(self._run(args))
-        self._running[task] = request.query_id
+        call = _Call(request.query_id, asyncio.timeout(remaining))
         try:
-            async with asyncio.timeout(remaining) as limit:
-                return await asyncio.shield(task)
+            async with call.limit:
+                self._running.add(call)
+                return await self._run(args)
         except TimeoutError as exc:
-            if not limit.expired():
+            if not call.limit.expired():
                 raise
-            raise ToolError("the query's deadline has passed") from exc
-        except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if task.cancelled() and not (current and current.cancelling()):
-                raise ToolError("cancelled") from None
-            raise
+            raise ToolError("cancelled" if call.cancelled else "the query's deadline has passed") from exc
         finally:
-            del self._running[task]
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, ToolError):
-                    await task
+            self._running.discard(call)
 
     def _answering(self, message: Message[ToolRequest], result: bytes, *, store: bool = False) -> list[Command]:
         """Stores the result, answers the requester, tells observers; the acknowledgement follows in the same write."""
@@ -227,9 +228,8 @@ class ToolWork(Generic[A]):
                 )
             )
         if store:
-            published = ToolResultMessage.model_validate_json(result)
             headers = {**message.headers(), "correlation_id": request.query_id, "session_id": request.session_id}
-            commands.append(bus.publishing(TOOL_RESULT.for_tool(self._name).of(published, **headers)))
+            commands.append(bus.publishing(self._results.of_json(result, **headers)))
         return commands
 
     async def _abandon(self, delivery: Delivery, reason: str) -> Sequence[Command]:
@@ -347,6 +347,6 @@ def tool_service(
 def decode_result(data: bytes) -> ToolResultMessage:
     """Raises DecodeError."""
     try:
-        return ToolResultMessage.model_validate(orjson.loads(data))
-    except (orjson.JSONDecodeError, ValidationError) as exc:
+        return ToolResultMessage.model_validate_json(data, extra="ignore")
+    except ValidationError as exc:
         raise DecodeError(f"a malformed tool result: {exc}") from exc

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from shared.contracts import TOOL_REQUEST, ToolRequest, ToolResultMessage, canonical_tool
@@ -18,6 +19,8 @@ log = get_logger()
 
 # After this long without a reply the stored result is looked up: a reply may have gone to an owner that died.
 _PATIENCE = 1.0
+# The worker stops a call this much later than nobody waits for it any more: its last words would say less than ours.
+_AFTERWARDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,18 @@ class Caller:
         }
 
 
+@dataclass(eq=False, slots=True)
+class _Place:
+    """Where somebody waits for a call's answer; None when it is time to look for it."""
+
+    future: asyncio.Future[ToolResultMessage | None]
+
+
 class ToolClient:
     def __init__(self, context: Context[Any]) -> None:
         self._context = context
-        self._waiting: dict[str, asyncio.Future[ToolResultMessage]] = {}
+        # a call may be asked for twice at once: by the run that lost a query and by the one that took it over
+        self._waiting: dict[str, set[_Place]] = {}
         context.on_inbox("tool.result", self._receive)
 
     async def schemas(self) -> dict[str, dict[str, Any]]:
@@ -85,38 +96,59 @@ class ToolClient:
             return _refused(request, f"[unknown tool: '{name}']", f"unknown tool: '{name}'")
         if caller.deadline is not None:
             timeout = max(0.0, min(timeout, (caller.deadline - now_ms()) / 1000))
-        future: asyncio.Future[ToolResultMessage] = asyncio.get_running_loop().create_future()
-        self._waiting[call_id] = future
+        place = _Place(asyncio.get_running_loop().create_future())
+        places = self._waiting.setdefault(call_id, set())
+        places.add(place)
         try:
-            headers = {**caller.headers(), "deadline": now_ms() + int((timeout + grace) * 1000), "attempt": attempt}
-            message = TOOL_REQUEST.for_tool(tool).of(request, **headers)
+            until = now_ms() + int((timeout + grace + _AFTERWARDS) * 1000)
+            headers = {**caller.headers(), "deadline": until, "attempt": attempt}
+            message = _request_subject(tool).of(request, **headers)
             await self._context.bus.publish(message)
-            return await self._wait(request, future, timeout, grace)
+            return await self._wait(request, place, timeout, grace)
         finally:
-            del self._waiting[call_id]
+            places.discard(place)
+            if not places:
+                del self._waiting[call_id]
 
-    async def _wait(
-        self, request: ToolRequest, future: asyncio.Future[ToolResultMessage], timeout: float, grace: float
-    ) -> ToolResultMessage:
+    async def _wait(self, request: ToolRequest, place: _Place, timeout: float, grace: float) -> ToolResultMessage:
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout + grace
         while (remaining := until - loop.time()) > 0:
-            done, _ = await asyncio.wait({future}, timeout=min(_PATIENCE, remaining))
-            if done:
-                return future.result()
+            impatience = loop.call_later(min(_PATIENCE, remaining), _look, place.future)
+            try:
+                answer = await place.future
+            finally:
+                impatience.cancel()
+            if answer is not None:
+                return answer
+            # in place before the look: a reply that comes meanwhile is not missed
+            place.future = loop.create_future()
             stored = await self._context.bus.link.call("GET", result_key(request.tool, request.call_id))
             if stored is not None and not stored.startswith(b"running:"):
                 return decode_result(stored)
         return _refused(request, f"[tool timeout after {timeout:g}s]", f"tool timeout after {timeout:g}s", timeout)
 
     def _receive(self, raw: Mapping[bytes, bytes]) -> None:
-        future = self._waiting.get(raw.get(b"call_id", b"").decode())
-        if future is None or future.done():
-            return  # answered before, or nobody waits any more
+        places = self._waiting.get(raw.get(b"call_id", b"").decode(errors="replace"))
+        if not places:
+            return  # nobody waits any more
         try:
-            future.set_result(decode_result(raw.get(b"payload", b"")))
+            answer = decode_result(raw.get(b"payload", b""))
         except DecodeError as exc:
             log.warning("tool.malformed_result", reason=str(exc))
+            return
+        for place in places:
+            if not place.future.done():
+                place.future.set_result(answer)
+
+
+_request_subject = lru_cache(maxsize=256)(TOOL_REQUEST.for_tool)
+
+
+def _look(future: asyncio.Future[ToolResultMessage | None]) -> None:
+    """Ends a wait that takes long: the answer may be stored."""
+    if not future.done():
+        future.set_result(None)
 
 
 def _refused(request: ToolRequest, text: str, error: str, seconds: float = 0.0) -> ToolResultMessage:

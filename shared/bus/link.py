@@ -1,4 +1,4 @@
-"""One connection to Redis that many tasks share: writes of one loop tick leave together, replies are matched in order.
+"""One connection to Redis that many tasks share: what they send leaves together, replies are matched in order.
 
 redis-py opens the connection (authentication, TLS, unix sockets); the bytes are read and written here, because a
 command a round trip of its own costs several times the CPU of the message it carries.
@@ -180,14 +180,19 @@ class Link:
             return future
         packed = b"".join([hiredis.pack_command(command) for command in commands])
         self._queue.append(_Unit(packed, len(commands), future, retry, block, until))
-        if not self._flush_scheduled and self._transport is not None:
+        self._schedule(loop)
+        return future
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        # While a flush is unanswered, what comes up waits for the next one: the server would not get to it earlier,
+        # and a system call for every few commands is what a busy link would spend most of its time on.
+        if not self._flush_scheduled and not self._inflight and self._transport is not None:
             self._flush_scheduled = True
             loop.call_soon(self._flush)
-        return future
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if self._transport is None or not self._queue:
+        if self._transport is None or self._inflight or not self._queue:
             return
         now = asyncio.get_running_loop().time()
         for unit in self._queue:
@@ -284,6 +289,9 @@ class Link:
             if not unit.future.done():
                 unit.future.set_result(batch.replies[start:end])
             start = end
+        if self._queue:
+            # behind the tasks that have just been woken: what they send joins
+            self._schedule(asyncio.get_running_loop())
 
     def _requeue(self) -> None:
         """Unanswered units go back to the head of the queue, in their order; those not to be repeated fail."""

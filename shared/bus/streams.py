@@ -68,15 +68,15 @@ class Bus:
 
     def publishing(self, message: Outgoing) -> Command:
         """The command that publishes a message, to be sent together with others."""
-        envelope = message.envelope.stamped(self.source)
-        stream = PREFIX + envelope.subject
-        keep = event_length(envelope.subject)
+        subject, fields = message.envelope.subject, message.envelope.fields(self.source)
+        stream = PREFIX + subject
+        keep = event_length(subject)
         if message.once is not None:
             key = f"{PREFIX}once:{{{stream}}}:{message.once}"
-            return PUBLISH_ONCE((stream, key), ONCE_SECONDS, keep or 0, *envelope.fields())
+            return PUBLISH_ONCE((stream, key), ONCE_SECONDS, keep or 0, *fields)
         if keep is not None:
-            return ("XADD", stream, "MAXLEN", "~", keep, "*", *envelope.fields())
-        return ("XADD", stream, "*", *envelope.fields())
+            return ("XADD", stream, "MAXLEN", "~", keep, "*", *fields)
+        return ("XADD", stream, "*", *fields)
 
     async def publish(self, *messages: Outgoing) -> list[str]:
         """The ids of the entries. A repeated send after a lost connection may add an entry twice: a message for
