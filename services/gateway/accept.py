@@ -90,7 +90,9 @@ async def _check_personas(gateway: Gateway, ask: Ask) -> None:
 
 async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_session: str) -> QueryRecord:
     settings, user = gateway.settings, origin.principal.user_id
-    if await gateway.backlog() > settings.max_backlog:
+    # both are remembered for a moment; when they are not, they share one round trip
+    backlog, shadows = await asyncio.gather(gateway.backlog(), gateway.context.registry.live("respondent-b"))
+    if backlog > settings.max_backlog:
         gateway.metrics.refused.labels("backlog").inc()
         raise ApiError(429, "overloaded", "too many queries are waiting; try again shortly", {"Retry-After": "5"})
     await _check_personas(gateway, ask)
@@ -100,7 +102,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
     if ask.messages is None:
         if await gateway.sessions.open(session_id, user, ask.query) != user:
             raise not_found("session")
-        respondents = ["A", "B"] if await gateway.context.registry.live("respondent-b") else ["A"]
+        respondents = ["A", "B"] if shadows else ["A"]
         ticket = await gateway.sessions.reserve(session_id, respondents, settings.max_session_backlog)
         if ticket is None:
             gateway.metrics.refused.labels("session").inc()

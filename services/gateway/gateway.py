@@ -126,7 +126,8 @@ class Gateway:
             task.cancel()
 
 
-def gateway_of(request: Request) -> Gateway:
+async def gateway_of(request: Request) -> Gateway:
+    # a coroutine, because FastAPI runs plain functions in a thread
     gateway: Gateway = request.app.state.gateway
     return gateway
 
