@@ -90,8 +90,9 @@ async def _check_personas(gateway: Gateway, ask: Ask) -> None:
 
 async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_session: str) -> QueryRecord:
     settings, user = gateway.settings, origin.principal.user_id
+    registry = gateway.context.registry
     # both are remembered for a moment; when they are not, they share one round trip
-    backlog, shadows = await asyncio.gather(gateway.backlog(), gateway.context.registry.live("respondent-b"))
+    backlog, shadows = await asyncio.gather(gateway.backlog(), registry.live("respondent-b"))
     if backlog > settings.max_backlog:
         gateway.metrics.refused.labels("backlog").inc()
         raise ApiError(429, "overloaded", "too many queries are waiting; try again shortly", {"Retry-After": "5"})
