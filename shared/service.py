@@ -35,6 +35,8 @@ T = TypeVar("T", bound=Payload)
 _MISSED = 3
 _JANITOR_BEATS = 5
 _INBOX_SECONDS = 60
+# For handing over and saying good-bye, after `drain`.
+_LEAVING_SECONDS = 4.0
 
 Notify = Callable[[Mapping[bytes, bytes]], None]
 
@@ -345,7 +347,16 @@ def run_main(run: Callable[[S, asyncio.Event], Awaitable[None]], participant: st
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        await run(settings, stop)
+        running, told = asyncio.ensure_future(run(settings, stop)), asyncio.create_task(stop.wait())
+        await asyncio.wait({running, told}, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        _, late = await asyncio.wait({running}, timeout=settings.drain + _LEAVING_SECONDS if stop.is_set() else None)
+        for task in late:
+            # it waits for Redis, perhaps since its start
+            log.warning("service.gave_up_waiting")
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
 
     import uvloop
 

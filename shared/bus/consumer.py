@@ -28,7 +28,7 @@ _MISSED = 3
 
 @dataclass(eq=False, slots=True)
 class Delivery:
-    """An entry that this replica holds."""
+    """An entry that this replica holds; `lost` when somebody else has taken it over."""
 
     stream: str
     entry_id: str
@@ -36,6 +36,7 @@ class Delivery:
     deliveries: int
     _consumer: Consumer
     task: asyncio.Task[None] | None = field(default=None, repr=False)
+    lost: bool = False
 
     @contextlib.asynccontextmanager
     async def parked(self) -> AsyncIterator[None]:
@@ -316,6 +317,8 @@ class Consumer:
 
     async def check_claim(self, delivery: Delivery) -> float:
         """The loop's time until which the entry is certainly ours; asks Redis after a long pause. Raises Fenced."""
+        if delivery.lost:
+            raise Fenced(f"{delivery.entry_id} was taken over")
         renewed = self._renewed
         now = asyncio.get_running_loop().time()
         if now - renewed > 2 * self._heartbeat:
@@ -345,6 +348,8 @@ class Consumer:
                 delivery = self.held.get((stream, lost))
                 if delivery is not None and delivery.task is not None:
                     log.warning("bus.claim_lost", stream=stream, entry_id=lost)
+                    # a handler may swallow the cancellation
+                    delivery.lost = True
                     delivery.task.cancel()
         self._renewed = started
         await self._delete_finished(started - self._heartbeat)

@@ -62,8 +62,13 @@ class Follower:
     async def _catch_up(self) -> list[Entry]:
         """Reads what was written up to where the live feed stands; joins the feed when nothing is missing."""
         live = self._tail.position(self.stream)
-        if live is None or order(live) <= order(self.position):
-            self._tail.attach(self)
+        if live is None:
+            # the feed begins no later than the stream ends: others will join it, whatever this one asks for
+            live = min(self.position, await self._tail.newest(self.stream), key=order)
+            if self._tail.position(self.stream) is not None:
+                return []
+        if order(live) <= order(self.position):
+            self._tail.attach(self, live)
             self._attached = True
             return []
         found = await self._tail.bus.range(self.stream, f"({self.position}", live, count=_PAGE)
@@ -101,10 +106,11 @@ class Tail:
     def position(self, stream: str) -> str | None:
         return self._positions.get(stream)
 
-    def attach(self, follower: Follower) -> None:
+    def attach(self, follower: Follower, live: str) -> None:
+        """Feeds a follower from now on. `live`: where its stream's feed stands, or shall begin."""
         self._followers.setdefault(follower.stream, []).append(follower)
         if follower.stream not in self._positions:
-            self._positions[follower.stream] = follower.position
+            self._positions[follower.stream] = live
             self._version += 1
             self._wake()
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from support.consuming import GROUP, STREAM, Recorder, consuming
-from support.services import running
+from support.services import child, running
 from support.waiting import eventually
 
 from shared.bus import Bus, Delivery
@@ -189,43 +183,18 @@ async def test_an_undertaker_that_fails_or_whose_effects_are_refused_does_not_st
 
 
 async def test_an_entry_that_kills_its_process_each_time_is_set_aside_once(redis_url: str, raw: redis.Redis) -> None:
-    here = Path(__file__).resolve().parents[1]
-    children: list[subprocess.Popen[bytes]] = []
-
-    def spawn() -> None:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]),
-            "LOCAL2_REDIS_URL": redis_url,
-            "LOCAL2_HEARTBEAT": "0.1",
-            "LOCAL2_MAX_DELIVERIES": "2",
-        }
-        children.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "support.apps", "deadly"], env=environment, stderr=subprocess.DEVNULL
-            )
-        )
-
-    try:
-        raw.xadd(STREAM, {"payload": "{}"})
-        spawn()
-        for _ in range(2000):
-            if raw.xlen(DEAD):
-                break
-            if children[-1].poll() is not None:
-                assert children[-1].returncode == -signal.SIGKILL
-                spawn()
-            await asyncio.sleep(0.01)
-        assert len(children) == 3
-        (letter,) = letters(raw)
-        assert letter.deliveries == 3
-        assert raw.get("deaths") == b"2"
+    raw.xadd(STREAM, {"payload": "{}"})
+    options = {"LOCAL2_HEARTBEAT": "0.1", "LOCAL2_MAX_DELIVERIES": "2"}
+    for _ in range(2):
+        with child("deadly", redis_url, **options) as killed:
+            assert await killed.ended() == -signal.SIGKILL
+    assert raw.xlen(DEAD) == 0
+    with child("deadly", redis_url, **options):
+        await eventually(lambda: raw.xlen(DEAD) == 1)
         await eventually(lambda: raw.xpending(STREAM, "deadly")["pending"] == 0)
-    finally:
-        for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-            child.wait()
+    (letter,) = letters(raw)
+    assert letter.deliveries == 3
+    assert raw.get("deaths") == b"2"
 
 
 AWKWARD: list[list[bytes]] = [

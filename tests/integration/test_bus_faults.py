@@ -149,26 +149,26 @@ async def through(url: str, **faults: Any) -> AsyncIterator[Proxy]:
 
 @pytest.mark.parametrize("how", ["drop", "cut"])
 async def test_replies_are_never_given_to_another_command(redis_url: str, how: str) -> None:
-    async with through(redis_url, drop_every=5 if how == "drop" else 0) as proxy:
-        async with Bus(proxy.url, "test/1", timeout=0.2) as bus:
+    every = 5 if how == "drop" else 0
+    async with through(redis_url, drop_every=every) as proxy, Bus(proxy.url, "test/1", timeout=0.2) as bus:
 
-            async def cut() -> None:
-                while True:
-                    await asyncio.sleep(0.03)
-                    proxy.cut()
+        async def cut() -> None:
+            while True:
+                await asyncio.sleep(0.03)
+                proxy.cut()
 
-            cutting = asyncio.create_task(cut()) if how == "cut" else None
+        cutting = asyncio.create_task(cut()) if how == "cut" else None
 
-            async def echo(n: int) -> None:
-                await asyncio.sleep(n % 40 / 100)
-                assert await bus.link.call("ECHO", f"n{n}") == b"n%d" % n
-                replies = await bus.link.pipe([("ECHO", f"a{n}"), ("ECHO", f"b{n}")])
-                assert replies == [b"a%d" % n, b"b%d" % n]
+        async def echo(n: int) -> None:
+            await asyncio.sleep(n % 40 / 100)
+            assert await bus.link.call("ECHO", f"n{n}") == b"n%d" % n
+            replies = await bus.link.pipe([("ECHO", f"a{n}"), ("ECHO", f"b{n}")])
+            assert replies == [b"a%d" % n, b"b%d" % n]
 
-            await asyncio.gather(*(echo(n) for n in range(400)))
-            if cutting is not None:
-                cutting.cancel()
-            assert bus.link.generation > 1
+        await asyncio.gather(*(echo(n) for n in range(400)))
+        if cutting is not None:
+            cutting.cancel()
+        assert bus.link.generation > 1
 
 
 async def test_a_command_that_may_not_be_repeated_fails_when_its_reply_is_lost(

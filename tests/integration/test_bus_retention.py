@@ -1,0 +1,176 @@
+"""Streams are bounded, but never past an entry that a group has not finished."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from support.consuming import GROUP, STREAM, Recorder, consuming
+from support.waiting import eventually
+
+from shared.bus import Bus
+from shared.bus.streams import ABANDONED_MS, served_key
+from shared.contracts import (
+    AGENT_TRANSITION,
+    PREFIX,
+    QUERY_RECEIVED,
+    RESPONSE_GENERATION,
+    TOOL_RESULT,
+    AgentTransition,
+    ToolResultMessage,
+)
+from shared.envelope import now_ms
+
+SUBJECT = RESPONSE_GENERATION
+WORK = SUBJECT.stream
+
+actions = st.one_of(
+    st.tuples(st.just("add"), st.integers(1, 4)),
+    st.tuples(st.just("read"), st.integers(0, 2), st.integers(1, 3)),
+    st.tuples(st.just("ack"), st.integers(0, 2), st.integers(0, 5)),
+    st.tuples(st.just("trim")),
+)
+
+
+@hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(actions, max_size=40), groups=st.integers(1, 3))
+def test_trimming_removes_exactly_what_every_group_has_finished_from_the_front(
+    steps: list[tuple[Any, ...]], groups: int, redis_url: str
+) -> None:
+    async def play() -> None:
+        async with Bus(redis_url, "test/1") as bus:
+            await bus.link.call("DEL", WORK, served_key(WORK))
+            entries: list[str] = []
+            delivered: list[list[str]] = [[] for _ in range(groups)]
+            pending: list[list[str]] = [[] for _ in range(groups)]
+            for n in range(groups):
+                await bus.link.call("XGROUP", "CREATE", WORK, f"g{n}", "0", "MKSTREAM")
+            for step in steps:
+                if step[0] == "add":
+                    added = await bus.link.pipe([("XADD", WORK, "*", "payload", "x")] * step[1])
+                    entries += [entry_id.decode() for entry_id in added]
+                elif step[0] == "read" and step[1] < groups:
+                    reply = await bus.link.call(
+                        *("XREADGROUP", "GROUP", f"g{step[1]}", "c", "COUNT", step[2], "STREAMS", WORK, ">")
+                    )
+                    found = [entry_id.decode() for entry_id, _ in reply[0][1]] if reply else []
+                    delivered[step[1]] += found
+                    pending[step[1]] += found
+                elif step[0] == "ack" and step[1] < groups and pending[step[1]]:
+                    gone = pending[step[1]].pop(step[2] % len(pending[step[1]]))
+                    await bus.link.call("XACK", WORK, f"g{step[1]}", gone)
+                elif step[0] == "trim":
+                    await bus.trim(SUBJECT)
+                kept = [entry_id for entry_id, _ in await bus.range(WORK)]
+                needed = [
+                    entry_id
+                    for entry_id in entries
+                    if any(entry_id in pending[n] or entry_id not in delivered[n] for n in range(groups))
+                ]
+                assert set(needed) <= set(kept)
+                if step[0] == "trim":
+                    oldest = entries.index(needed[0]) if needed else len(entries)
+                    assert kept == entries[oldest:]
+                for n in range(groups):
+                    backlog = await bus.backlog(WORK, f"g{n}")
+                    assert backlog == len(pending[n]) + len([e for e in entries if e not in delivered[n]])
+
+    asyncio.run(play())
+
+
+def serve(raw: redis.Redis, stream: str, group: str, ago_ms: int) -> None:
+    raw.hset(served_key(stream), group, now_ms() - ago_ms)
+
+
+async def test_an_abandoned_group_no_longer_holds_entries_back(bus: Bus, raw: redis.Redis) -> None:
+    for group in ("busy", "gone"):
+        raw.xgroup_create(WORK, group, "0", mkstream=True)
+    ids = [raw.xadd(WORK, {"payload": "x"}) for _ in range(10)]
+    raw.xreadgroup("busy", "c", {WORK: ">"}, count=6)
+    raw.xack(WORK, "busy", *ids[:6])
+    serve(raw, WORK, "busy", 0)
+    serve(raw, WORK, "gone", ABANDONED_MS - 60_000)
+    assert await bus.trim(SUBJECT) == 0
+    serve(raw, WORK, "gone", ABANDONED_MS + 1_000)
+    assert await bus.trim(SUBJECT) == 6
+    assert raw.xlen(WORK) == 4
+
+
+async def test_the_generators_backlog_is_kept_however_long_nobody_serves_it(bus: Bus, raw: redis.Redis) -> None:
+    stream = QUERY_RECEIVED.stream
+    raw.xgroup_create(stream, "generator", "0", mkstream=True)
+    raw.xgroup_create(stream, "respondent-b", "0", mkstream=True)
+    for _ in range(5):
+        raw.xadd(stream, {"payload": "x"})
+    serve(raw, stream, "generator", 100 * ABANDONED_MS)
+    serve(raw, stream, "respondent-b", 100 * ABANDONED_MS)
+    assert await bus.trim(QUERY_RECEIVED) == 0
+    assert raw.xlen(stream) == 5
+
+
+@pytest.mark.parametrize("abandoned", [False, True])
+async def test_a_work_stream_that_nobody_reads_is_bounded(abandoned: bool, bus: Bus, raw: redis.Redis) -> None:
+    if abandoned:
+        raw.xgroup_create(WORK, "gone", "0", mkstream=True)
+        serve(raw, WORK, "gone", ABANDONED_MS + 1_000)
+    await bus.link.pipe([("XADD", WORK, "*", "payload", "x") for _ in range(SUBJECT.keep + 2_000)])
+    assert await bus.trim(SUBJECT) > 0
+    assert SUBJECT.keep <= raw.xlen(WORK) <= SUBJECT.keep + 200
+
+
+async def test_a_stream_of_one_group_keeps_only_what_is_not_finished(redis_url: str, raw: redis.Redis) -> None:
+    recorder = Recorder()
+    async with consuming(redis_url, recorder, delete_finished=True, heartbeat=0.05):
+        for _ in range(200):
+            raw.xadd(STREAM, {"payload": "x"})
+        await eventually(lambda: len(recorder.seen) == 200 and raw.xlen(STREAM) == 0)
+    assert raw.xinfo_groups(STREAM)[0]["pending"] == 0
+
+
+async def test_what_was_finished_last_is_deleted_on_leaving(redis_url: str, raw: redis.Redis) -> None:
+    recorder = Recorder()
+    async with consuming(redis_url, recorder, delete_finished=True, heartbeat=30):
+        raw.xadd(STREAM, {"payload": "x"})
+        await eventually(lambda: recorder.seen)
+        await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
+    assert raw.xlen(STREAM) == 0
+
+
+async def test_event_streams_are_bounded(bus: Bus, raw: redis.Redis) -> None:
+    event = AGENT_TRANSITION.of(
+        AgentTransition(agent="a", replica="r", query_id="1-1", from_state="IDLE", action="RECEIVE", to="RECEIVING")
+    )
+    result = TOOL_RESULT.for_tool("probe").of(
+        ToolResultMessage(query_id="1-1", call_id="c", tool="probe", result="r", duration_ms=0)
+    )
+    for _ in range(24):
+        await bus.publish(*[event] * 500, *[result] * 500)
+    for subject in (AGENT_TRANSITION, TOOL_RESULT.for_tool("probe")):
+        assert subject.keep <= raw.xlen(subject.stream) <= subject.keep + 200
+
+
+async def test_the_backlog_is_right_when_redis_has_lost_count(bus: Bus, raw: redis.Redis) -> None:
+    raw.xgroup_create(WORK, "g", "0", mkstream=True)
+    ids = [raw.xadd(WORK, {"payload": "x"}) for _ in range(10)]
+    raw.xreadgroup("g", "c", {WORK: ">"}, count=3)
+    raw.xdel(WORK, ids[6])
+    assert raw.xinfo_groups(WORK)[0]["lag"] is None
+    assert await bus.backlog(WORK, "g") == 3 + 6
+    assert await bus.backlog(WORK, "nobody") == 9
+    assert await bus.backlog(f"{PREFIX}nothing", "g") == 0
+
+
+async def test_an_entry_is_finished_when_its_group_has_read_and_acknowledged_it(bus: Bus, raw: redis.Redis) -> None:
+    raw.xgroup_create(WORK, "g", "0", mkstream=True)
+    first, second = (raw.xadd(WORK, {"payload": "x"}).decode() for _ in range(2))
+    assert not await bus.finished(WORK, "g", first)
+    raw.xreadgroup("g", "c", {WORK: ">"}, count=1)
+    assert not await bus.finished(WORK, "g", first)
+    raw.xack(WORK, "g", first)
+    assert await bus.finished(WORK, "g", first)
+    assert not await bus.finished(WORK, "g", second)
