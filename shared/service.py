@@ -339,7 +339,8 @@ def run_main(run: Callable[[S, asyncio.Event], Awaitable[None]], participant: st
     try:
         settings = settings_cls.load(participant)
     except SettingsError as exc:
-        sys.exit(f"local2: {exc}")
+        print(f"local2: {exc}", file=sys.stderr)
+        sys.exit(2)
     configure(settings.log_level, settings.log_format, participant=participant)
 
     async def supervised() -> None:

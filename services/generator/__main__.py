@@ -6,4 +6,5 @@ from shared.errors import SettingsError
 try:
     service().main()
 except SettingsError as exc:
-    sys.exit(f"local2: {exc}")
+    print(f"local2: {exc}", file=sys.stderr)
+    sys.exit(2)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from services.generator.committee import UnknownPersona
 from services.generator.run import Parts, Run
 from shared.contracts import (
     PREFIX,
@@ -25,6 +26,7 @@ from shared.tool_client import Caller
 log = get_logger()
 
 _CODES: tuple[tuple[type[ModelError], str], ...] = (
+    (UnknownPersona, "unknown_persona"),
     (ModelMissing, "model_missing"),
     (ModelRejected, "model_rejected"),
     (ContextOverflow, "context_overflow"),

@@ -13,11 +13,15 @@ import yaml
 
 from services.generator.loop import Answer, Message, Steps, run_agent
 from shared.contracts import Deliberation, PersonaToolTrace, Usage
-from shared.errors import SettingsError
+from shared.errors import ModelError, SettingsError
 
 PERSONA_TOOLS = frozenset({"search_memory", "search_knowledge_graph"})
 PERSONA_ITERATIONS = 3
 _PREVIEW = 200
+
+
+class UnknownPersona(ModelError):
+    """A query names a committee member that there is not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from datetime import date
 from functools import partial
 from typing import Any
 
-from services.generator.committee import PERSONA_TOOLS, Seat, deliberate, load_identities
+from services.generator.committee import PERSONA_TOOLS, Seat, UnknownPersona, deliberate, load_identities
 from services.generator.context import split_turns
 from services.generator.lane import Lanes
 from services.generator.loop import Answer, run_agent
@@ -29,7 +29,6 @@ from shared.errors import PermanentError
 from shared.journal import EntryType, JournalWriter, closing, journal_key, read_journal, response_id
 from shared.llm.port import (
     ChatModel,
-    ModelRejected,
     ToolCall,
 )
 from shared.logging import get_logger
@@ -170,7 +169,7 @@ class Run:
         personas = self._query.personas or list(identities.personas)
         unknown = sorted(set(personas) - set(identities.personas))
         if unknown:
-            raise ModelRejected(f"unknown personas: {', '.join(unknown)}; there are {', '.join(identities.personas)}")
+            raise UnknownPersona(f"unknown personas: {', '.join(unknown)}; there are {', '.join(identities.personas)}")
 
         def open_steps(seat: Seat | None, prompt: str) -> JournalSteps:
             system: list[ChatMessage] = [{"role": "system", "content": prompt}, *conversation.system[1:]]

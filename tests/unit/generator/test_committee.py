@@ -132,5 +132,5 @@ def test_the_shipped_identities_have_members_and_a_self() -> None:
 def test_a_malformed_identities_file_is_refused_with_its_name(tmp_path: Path) -> None:
     broken = tmp_path / "identities.yaml"
     broken.write_text("- nothing\n", encoding="utf-8")
-    with pytest.raises(SettingsError, match="identities.yaml"):
+    with pytest.raises(SettingsError, match=r"identities\.yaml"):
         load_identities(broken)
