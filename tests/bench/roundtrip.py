@@ -1,0 +1,82 @@
+"""Tool round trips, side by side: every bus at every load, round after round, on one Redis server."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from children import HERE, Child
+from floor import floor
+from tables import Target, middle, table
+
+LOCAL2, BARE, DIRECT = "bus_local2:Local2Bus", "bus_bare:BareBus", "bus_bare:DirectBus"
+LEVELS = (1, 64, 256)
+
+
+class Pair:
+    """The two processes of one bus."""
+
+    def __init__(self, target: str, url: str, folder: Path, stack: ExitStack) -> None:
+        log, env = folder / f"{target.replace(':', '-')}.log", {"BENCH_REDIS_URL": url}
+        start = [str(HERE / "peer.py")]
+        self.worker = stack.enter_context(Child([*start, "worker", target], log, env))
+        told = self.worker.read()
+        self.name, self.promises = told["name"], told["promises"]
+        self.requester = stack.enter_context(Child([*start, "requester", target], log, env))
+        self.requester.read()
+
+    def measure(self, in_flight: int, seconds: float) -> dict[str, float]:
+        """Seconds for latencies; `cpu` is that of both processes per message, and a call has two."""
+        before = self.worker.ask("cpu")["cpu"]
+        found: dict[str, float] = self.requester.ask(f"measure {in_flight} {seconds}")
+        cpu = found["cpu"] + self.worker.ask("cpu")["cpu"] - before
+        calls = found["calls"]
+        return {"p50": found["p50"], "p99": found["p99"], "rate": calls / found["seconds"], "cpu": cpu / calls / 2}
+
+
+def measure(url: str, folder: Path, targets: list[str], rounds: int, seconds: float) -> dict[str, Any]:
+    """{bus: {in flight: values}}, medians over the rounds; the buses take turns within each round."""
+    with ExitStack() as stack:
+        pairs = {target: Pair(target, url, folder, stack) for target in targets}
+        for pair in pairs.values():
+            pair.measure(LEVELS[1], min(1.0, seconds))
+        found: dict[str, dict[int, list[dict[str, float]]]] = {t: {n: [] for n in LEVELS} for t in targets}
+        for _ in range(rounds):
+            for in_flight in LEVELS:
+                for target, pair in pairs.items():
+                    found[target][in_flight].append(pair.measure(in_flight, seconds))
+        values = {target: {n: middle(found[target][n]) for n in LEVELS} for target in targets}
+        names = {target: (pair.name, pair.promises) for target, pair in pairs.items()}
+    return {"names": names, "values": values, "floor": floor(url, LEVELS)}
+
+
+def report(result: dict[str, Any], under_test: str) -> tuple[str, list[Target]]:
+    names, values, lowest = result["names"], result["values"], result["floor"]
+    rows = []
+    for in_flight in LEVELS:
+        base = values[BARE][in_flight]
+        for target, levels in values.items():
+            found = levels[in_flight]
+            rows.append(
+                [
+                    f"{names[target][0]}, {in_flight} in flight",
+                    f"{found['p50'] * 1e6:.0f} µs",
+                    f"{found['p99'] * 1e6:.0f} µs",
+                    f"{found['rate']:,.0f}",
+                    f"{found['cpu'] * 1e6:.1f} µs",
+                    f"{found['p50'] / base['p50']:.2f}",
+                    f"{found['rate'] / base['rate']:.2f}",
+                ]
+            )
+    heads = ["bus", "p50", "p99", "calls/s", "CPU/message", "p50 : bare", "rate : bare"]
+    text = table("Tool round trip (requester → worker → requester, 473-byte JSON, TCP loopback)", heads, rows)
+    text += "\n" + "\n".join(f"  {name}: {promises}" for name, promises in names.values())
+    text += "\n" + lowest["text"]
+    ours, bare = values[under_test], values[BARE]
+    targets = [
+        Target("p50 at 1 in flight, against the bare loop", ours[1]["p50"] / bare[1]["p50"], 1.5, " ×"),
+        Target("rate at 64 in flight, against the bare loop", ours[64]["rate"] / bare[64]["rate"], 0.6, " ×", False),
+        Target("CPU per message at 64 in flight", ours[64]["cpu"] * 1e6, 100, " µs"),
+    ]
+    return text, targets

@@ -1,0 +1,101 @@
+"""`make bench`: latency, throughput, CPU and memory in one run, side by side with the bare floor.
+
+The parts take turns round after round, and medians are shown: on a shared machine only the ratios within one run mean
+something. `--bus module:Class` puts another bus (see bus_port.py) in the place of LoCAL2's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+import roundtrip
+import stack as whole
+from tables import Target
+
+from services.cli.embedded_redis import EmbeddedRedis
+
+PARTS = ("roundtrip", "memory", "streams")
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--short", action="store_true", help="one round, under a minute (for CI)")
+    parser.add_argument("--only", action="append", choices=PARTS, help="a part of it; may be repeated")
+    parser.add_argument("--bus", default=roundtrip.LOCAL2, metavar="MODULE:CLASS", help="the bus to measure")
+    parser.add_argument("--rounds", type=int, help="how often everything is measured (default 5; --short: 1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the values there too")
+    parser.add_argument("--strict", action="store_true", help="exit status 1 when a target is missed")
+    return parser.parse_args(argv)
+
+
+def round_trips(options: argparse.Namespace, folder: Path, rounds: int, seconds: float) -> tuple[list[Target], object]:
+    targets = list(dict.fromkeys([options.bus, roundtrip.LOCAL2, roundtrip.BARE, roundtrip.DIRECT]))
+    with EmbeddedRedis(folder / "redis-roundtrip", port=0) as server:
+        result = roundtrip.measure(server.url, folder, targets, rounds, seconds)
+    text, verdicts = roundtrip.report(result, options.bus)
+    print(text, flush=True)
+    return verdicts, {"values": result["values"], "floor": result["floor"]["values"]}
+
+
+def whole_stack(
+    folder: Path, parts: Sequence[str], rounds: int, seconds: float, ways: Sequence[str]
+) -> tuple[list[Target], dict[str, object]]:
+    verdicts: list[Target] = []
+    values: dict[str, object] = {}
+    with EmbeddedRedis(folder / "redis-stack", port=0) as server, ExitStack() as processes:
+        running = whole.Stack(server.url, folder, processes)
+        asyncio.run(running.ready())
+        if "memory" in parts:
+            values["memory"] = memory = running.memory()
+            text, found = whole.memory_report(memory)
+            print(text, flush=True)
+            verdicts += found
+        # it would answer every query too, and double the load
+        running.participants.pop("respondent-b").stop()
+        if "streams" in parts:
+            result = whole.measure(running, folder, rounds, seconds, ways)
+            text, found = whole.report(result)
+            print(text, flush=True)
+            verdicts += found
+            values["streams"] = {f"{load} {streams}": ways for (load, streams), ways in result.items()}
+    return verdicts, values
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    parts = options.only or PARTS
+    rounds = options.rounds or (1 if options.short else 5)
+    verdicts: list[Target] = []
+    values: dict[str, object] = {}
+    began = time.monotonic()
+    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, {rounds} round(s); medians", flush=True)
+    with tempfile.TemporaryDirectory(prefix="local2-bench-") as name:
+        folder = Path(name)
+        if "roundtrip" in parts:
+            found, values["roundtrip"] = round_trips(options, folder, rounds, 0.7 if options.short else 1.5)
+            verdicts += found
+        if "memory" in parts or "streams" in parts:
+            ways = ["model", "api"] if options.short else list(whole.WAYS)
+            found, more = whole_stack(folder, parts, min(rounds, 3), 1.0 if options.short else 3.0, ways)
+            verdicts += found
+            values |= more
+    print("\nTargets")
+    print("\n".join(map(str, verdicts)))
+    print(f"\n{time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.1f} at the end")
+    if options.json:
+        options.json.write_text(json.dumps({**values, "targets": [asdict(v) for v in verdicts]}, indent=2))
+    return int(options.strict and not all(verdict.met for verdict in verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
