@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -338,27 +338,36 @@ def run_main(run: Callable[[S, asyncio.Event], Awaitable[None]], participant: st
     """Loads settings, sets up logging and signals, runs a participant on uvloop."""
     try:
         settings = settings_cls.load(participant)
-    except SettingsError as exc:
-        print(f"local2: {exc}", file=sys.stderr)
+        configure(settings.log_level, settings.log_format, participant=participant)
+
+        async def supervised() -> None:
+            stop = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, stop.set)
+            running, told = asyncio.ensure_future(run(settings, stop)), asyncio.create_task(stop.wait())
+            await asyncio.wait({running, told}, return_when=asyncio.FIRST_COMPLETED)
+            told.cancel()
+            _, late = await asyncio.wait({running}, timeout=settings.drain + _LEAVING_SECONDS if stop.is_set() else None)
+            for task in late:
+                # it waits for Redis, perhaps since its start
+                log.warning("service.gave_up_waiting")
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+
+        import uvloop
+
+        uvloop.run(supervised())
+    except* SettingsError as wrong:
+        for exc in _leaves(wrong):
+            print(f"local2: {exc}", file=sys.stderr)
         sys.exit(2)
-    configure(settings.log_level, settings.log_format, participant=participant)
 
-    async def supervised() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-        running, told = asyncio.ensure_future(run(settings, stop)), asyncio.create_task(stop.wait())
-        await asyncio.wait({running, told}, return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
-        _, late = await asyncio.wait({running}, timeout=settings.drain + _LEAVING_SECONDS if stop.is_set() else None)
-        for task in late:
-            # it waits for Redis, perhaps since its start
-            log.warning("service.gave_up_waiting")
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
 
-    import uvloop
-
-    uvloop.run(supervised())
+def _leaves(group: BaseExceptionGroup[SettingsError]) -> Iterator[BaseException]:
+    for exc in group.exceptions:
+        if isinstance(exc, BaseExceptionGroup):
+            yield from _leaves(exc)
+        else:
+            yield exc

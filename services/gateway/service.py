@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import sys
 from collections.abc import Generator
 
 import uvicorn
@@ -86,11 +85,4 @@ async def _attached(gateway: Gateway, settings: GatewaySettings) -> None:
 
 def main() -> None:
     """Runs until SIGTERM or SIGINT. A wrong setting ends the process with a sentence and status 2."""
-
-    async def guarded(settings: GatewaySettings, stop: asyncio.Event) -> None:
-        try:
-            await run(settings, stop)
-        except SettingsError as exc:
-            sys.exit(f"local2: {exc}")
-
-    run_main(guarded, PARTICIPANT, GatewaySettings)
+    run_main(run, PARTICIPANT, GatewaySettings)
