@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -86,7 +87,7 @@ class Client:
         payload = QueryReceived(session_id=session, query=query, user_id=self.user, lane_ticket=ticket, **fields)
         until = None if deadline is None else now_ms() + int(deadline * 1000)
         (query_id,) = await self.bus.publish(
-            QUERY_RECEIVED.of(payload, session_id=session, user_id=self.user, deadline=until)
+            QUERY_RECEIVED.of(payload, once=uuid.uuid4().hex, session_id=session, user_id=self.user, deadline=until)
         )
         if ticket is not None:
             await self.sessions.confirm(session, respondents, ticket, query_id)
