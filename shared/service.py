@@ -336,33 +336,35 @@ async def _mark_draining(context: Context[Any], stop: asyncio.Event) -> None:
 
 def run_main(run: Callable[[S, asyncio.Event], Awaitable[None]], participant: str, settings_cls: type[S]) -> None:
     """Loads settings, sets up logging and signals, runs a participant on uvloop."""
+    import uvloop
+
     try:
         settings = settings_cls.load(participant)
         configure(settings.log_level, settings.log_format, participant=participant)
-
-        async def supervised() -> None:
-            stop = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, stop.set)
-            running, told = asyncio.ensure_future(run(settings, stop)), asyncio.create_task(stop.wait())
-            await asyncio.wait({running, told}, return_when=asyncio.FIRST_COMPLETED)
-            told.cancel()
-            _, late = await asyncio.wait({running}, timeout=settings.drain + _LEAVING_SECONDS if stop.is_set() else None)
-            for task in late:
-                # it waits for Redis, perhaps since its start
-                log.warning("service.gave_up_waiting")
-                task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
-
-        import uvloop
-
-        uvloop.run(supervised())
+        uvloop.run(_until_told(run, settings))
     except* SettingsError as wrong:
         for exc in _leaves(wrong):
             print(f"local2: {exc}", file=sys.stderr)
         sys.exit(2)
+
+
+async def _until_told(run: Callable[[S, asyncio.Event], Awaitable[None]], settings: S) -> None:
+    """Runs a participant until it ends or a signal tells it to."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    running, told = asyncio.ensure_future(run(settings, stop)), asyncio.create_task(stop.wait())
+    await asyncio.wait({running, told}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    patience = settings.drain + _LEAVING_SECONDS if stop.is_set() else None
+    _, late = await asyncio.wait({running}, timeout=patience)
+    for task in late:
+        # it waits for Redis, perhaps since its start
+        log.warning("service.gave_up_waiting")
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
 
 
 def _leaves(group: BaseExceptionGroup[SettingsError]) -> Iterator[BaseException]:
