@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import yaml
 from pydantic import AliasChoices, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError as MalformedSource
 
 from shared.errors import SettingsError
 
@@ -71,8 +72,8 @@ class Settings(BaseSettings):
         layers: dict[str, Any] = {}
         for values in (
             _from_yaml(participant),
-            EnvSettingsSource(cls, env_prefix=ENV_PREFIX)(),
-            EnvSettingsSource(cls, env_prefix=f"{ENV_PREFIX}{participant.upper().replace('-', '_')}_")(),
+            _from_environment(cls, ENV_PREFIX),
+            _from_environment(cls, f"{ENV_PREFIX}{participant.upper().replace('-', '_')}_"),
             overrides or {},
         ):
             layers.update(cls._by_field(values))
@@ -132,6 +133,13 @@ def describe(exc: ValidationError) -> str:
         f"{'.'.join(str(p) for p in error['loc']) or 'value'}: {error['msg']}"
         for error in exc.errors(include_url=False)
     )
+
+
+def _from_environment(settings_cls: type[BaseSettings], prefix: str) -> dict[str, Any]:
+    try:
+        return EnvSettingsSource(settings_cls, env_prefix=prefix)()
+    except MalformedSource as exc:
+        raise SettingsError(f"environment {prefix}…: {exc}; lists and mappings are written as JSON") from exc
 
 
 def _from_yaml(participant: str) -> dict[str, Any]:

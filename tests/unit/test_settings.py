@@ -1,0 +1,139 @@
+"""Settings: defaults, file, environment, run-time updates, in this order."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from pydantic import AliasChoices, Field, SecretStr
+
+from shared.errors import SettingsError
+from shared.settings import Settings
+
+
+class Example(Settings):
+    runtime: ClassVar[frozenset[str]] = Settings.runtime | {"timeout", "hosts", "key"}
+
+    timeout: float = Field(default=10, gt=0, description="Seconds")
+    hosts: list[str] = Field(default=[], description="Allowed hosts")
+    url: str = Field(default="http://localhost", validation_alias=AliasChoices("url", "EXAMPLE_URL"))
+    key: SecretStr | None = Field(default=None, validation_alias=AliasChoices("key", "EXAMPLE_KEY"))
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [*os.environ]:
+        if name.startswith(("LOCAL2_", "EXAMPLE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def write(text: str) -> None:
+    Path("local2.yaml").write_text(text, encoding="utf-8")
+
+
+def test_defaults_apply_when_nothing_is_said() -> None:
+    settings = Example.load("example")
+    assert (settings.timeout, settings.redis_url) == (10, "redis://127.0.0.1:6379/0")
+
+
+def test_each_layer_overrides_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("defaults: {timeout: 1, heartbeat: 2}\nexample: {timeout: 2}\nother: {timeout: 9}\n")
+    assert Example.load("example").timeout == 2
+    assert Example.load("example").heartbeat == 2
+    monkeypatch.setenv("LOCAL2_TIMEOUT", "3")
+    assert Example.load("example").timeout == 3
+    monkeypatch.setenv("LOCAL2_EXAMPLE_TIMEOUT", "4")
+    assert Example.load("example").timeout == 4
+    assert Example.load("other").timeout == 3
+    assert Example.load("example", {"timeout": 5}).timeout == 5
+
+
+def test_a_shared_setting_is_heard_by_every_participant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL2_REDIS_URL", "redis://elsewhere")
+    assert Example.load("example").redis_url == "redis://elsewhere"
+    assert Settings.load("another").redis_url == "redis://elsewhere"
+
+
+def test_a_participants_dash_is_an_underscore_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL2_RESPONDENT_B_TIMEOUT", "7")
+    assert Example.load("respondent-b").timeout == 7
+
+
+def test_established_names_of_other_programs_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXAMPLE_URL", "http://there")
+    assert Example.load("example").url == "http://there"
+
+
+def test_lists_come_as_json_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL2_HOSTS", '["a", "b"]')
+    assert Example.load("example").hosts == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("LOCAL2_TIMEOUT", "-1", "timeout"), ("LOCAL2_TIMEOUT", "soon", "timeout"), ("LOCAL2_HOSTS", "[a", "hosts")],
+)
+def test_a_wrong_value_names_the_setting(name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=said):
+        Example.load("example")
+
+
+def test_a_secret_is_never_in_an_error_or_among_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXAMPLE_KEY", "hunter2")
+    monkeypatch.setenv("LOCAL2_TIMEOUT", "hunter3")
+    with pytest.raises(SettingsError) as caught:
+        Example.load("example")
+    assert "hunter" not in str(caught.value)
+    monkeypatch.delenv("LOCAL2_TIMEOUT")
+    settings = Example.load("example")
+    assert settings.key is not None
+    assert settings.key.get_secret_value() == "hunter2"
+    assert "key" not in settings.runtime_values()
+    assert "hunter2" not in repr(settings)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "example: 7", "a: [", "just text"])
+def test_a_malformed_file_is_an_error_that_names_it(text: str) -> None:
+    write(text)
+    with pytest.raises(SettingsError, match=r"local2\.yaml"):
+        Example.load("example")
+
+
+def test_a_named_file_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL2_CONFIG", "nowhere.yaml")
+    with pytest.raises(SettingsError, match=r"nowhere\.yaml"):
+        Example.load("example")
+
+
+def test_an_update_is_validated_and_leaves_the_old_settings_as_they_are() -> None:
+    settings = Example.load("example")
+    changed = settings.update_settings({"timeout": 3})
+    assert (settings.timeout, changed.timeout) == (10, 3)
+    with pytest.raises(SettingsError, match="timeout"):
+        settings.update_settings({"timeout": 0})
+
+
+@pytest.mark.parametrize("values", [{"redis_url": "x"}, {"nosuch": 1}, {"timeout": 1, "url": "x"}])
+def test_only_run_time_settings_can_be_updated(values: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="not a run-time setting"):
+        Example.load("example").update_settings(values)
+
+
+def test_an_update_keeps_what_came_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXAMPLE_KEY", "hunter2")
+    monkeypatch.setenv("EXAMPLE_URL", "http://there")
+    changed = Example.load("example").update_settings({"timeout": 3})
+    assert changed.url == "http://there"
+    assert changed.key is not None
+    assert changed.key.get_secret_value() == "hunter2"
+
+
+def test_the_schema_describes_the_run_time_settings_only() -> None:
+    schema = Example.get_settings_schema()
+    assert set(schema["properties"]) == set(Example.runtime)
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["timeout"]["exclusiveMinimum"] == 0
