@@ -69,6 +69,27 @@ async def test_twenty_sessions_of_five_queries_keep_their_order_and_run_in_paral
     assert seconds < 6
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_every_waiting_query_is_woken_when_its_turn_comes(redis_url: str, replicas: int) -> None:
+    async with stage(redis_url, replicas=replicas) as on:
+        ids = [await on.ask(f"n{number}", "s1") for number in range(12)]
+        ends = [(await on.ended(query_id)).time for query_id in ids]
+        assert ends == sorted(ends)
+        starts = [(await on.journal(query_id))[0].time for query_id in ids]
+    # a lost wake would show as the second after which a waiting query looks by itself
+    pauses = [start - end for end, start in zip(ends, starts[1:], strict=False)]
+    assert max(pauses) < 800
+
+
+async def test_an_answer_that_takes_many_times_the_claim_is_written_by_one_replica(redis_url: str) -> None:
+    slow = {"respond": {"text": "one two three four five six seven eight", "pace": 0.25}}
+    async with stage(redis_url, [slow], replicas=3, heartbeat=0.1) as on:
+        query_id = await on.ask("go", "s1")
+        assert await on.answer(query_id) == "one two three four five six seven eight"
+        assert (await on.types(query_id)).count("claimed") == 1
+        assert len(on.server.requests) == 1
+
+
 async def test_waiting_for_a_turn_leaves_the_slots_to_other_sessions(redis_url: str) -> None:
     stall = {"when": {"user": "^hold"}, "respond": {"text": "x", "fault": {"kind": "stall"}}}
     async with stage(redis_url, [stall], concurrency=2) as on:
