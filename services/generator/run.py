@@ -277,7 +277,6 @@ class Run:
         if finished.deliberations is not None:
             completed["deliberations"] = [said.model_dump(mode="json") for said in finished.deliberations]
         await self._end(EntryType.COMPLETED, completed)
-        await show_transition(self._ports, "RESET", journal=False)
 
     def _turn(self, answer: str, ratio: float | None, *, interrupted: bool = False) -> list[Any]:
         turn = Turn(self._caller.query_id, self._query.query, answer, now_ms(), interrupted, ratio)
@@ -313,3 +312,6 @@ class Run:
     async def _end(self, kind: EntryType, data: dict[str, Any]) -> None:
         assert self._writer is not None
         await self._writer.append(kind, data, [closing(self._key, self._settings.retention)])
+        assert self._ports is not None
+        if self._ports.machine.state != IDLE:
+            await show_transition(self._ports, "RESET", journal=False)
