@@ -265,6 +265,29 @@ async def test_the_world_in_the_way_is_tried_again_after_three_heartbeats(redis_
     assert tries == [1, 2, 3]
 
 
+async def test_a_handler_that_swallows_its_cancellation_writes_nothing_for_a_lost_entry(
+    redis_url: str, raw: redis.Redis
+) -> None:
+    swallowed = asyncio.Event()
+
+    async def handler(delivery: Delivery) -> list[Any]:
+        if not swallowed.is_set():
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                swallowed.set()
+        return [("RPUSH", "effects", delivery.deliveries)]
+
+    async with consuming(redis_url, handler, heartbeat=0.1) as consumer:
+        (entry_id,) = add(raw, 1)
+        await eventually(lambda: len(consumer.held) == 1)
+        raw.xclaim(STREAM, GROUP, "thief", 0, [entry_id])
+        await asyncio.wait_for(swallowed.wait(), 3.0)
+        # the thief is silent, and its claim runs out
+        await eventually(lambda: pending(raw) == 0)
+    assert raw.lrange("effects", 0, -1) == [b"3"]
+
+
 async def test_a_silent_consumer_with_nothing_pending_is_removed(
     redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,16 @@ async def test_of_racing_claims_exactly_one_wins(existing: bool, redis_url: str,
         assert len({order(i)[0] for i in claims}) == len(claims), "two owners of one epoch"
 
 
+async def test_claims_of_one_replica_at_the_same_moment_are_told_apart(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.journal.now_ms", lambda: 5)
+    racing = await asyncio.gather(*(attempt(bus, "r1") for _ in range(8)))
+    winners = [writer for writer in racing if writer is not None]
+    epochs = [writer.position for writer in winners]
+    assert len(set(epochs)) == len(epochs)
+
+
 async def attempt(bus: Bus, owner: str) -> JournalWriter | None:
     try:
         return (await claim(bus, owner))[0]
