@@ -362,6 +362,27 @@ async def test_a_cancel_of_a_query_that_the_second_owner_works_on(redis_url: str
         assert (await on.ended(query_id, 1)).type is EntryType.CANCELLED
 
 
+async def test_a_cancel_after_the_owner_was_killed_stops_its_tool(redis_url: str, tmp_path: Path) -> None:
+    async with scene(redis_url, tmp_path, [asking(seconds=60)]) as on:
+        query_id = await on.ask("look", "s1")
+        owner = await on.owner(query_id)
+
+        async def runs() -> bool:
+            return bool(await on.effects())
+
+        await eventually(runs)
+        owner.kill()
+        await on.cancel(query_id)
+
+        async def stopped() -> bool:
+            return bool(await on.bus.link.call("HGET", "ended", "look"))
+
+        await eventually(stopped, 1.0)
+        assert (await on.ended(query_id)).type is EntryType.CANCELLED
+        await on.idle()
+        assert await on.turns("s1") == []
+
+
 async def test_a_stopped_process_leaves_no_consumer_with_work_behind(redis_url: str, tmp_path: Path) -> None:
     async with scene(redis_url, tmp_path, [asking(), stalling(3, times=1), ANSWERING], heartbeat=5.0) as on:
         query_id = await on.ask("look", "s1")

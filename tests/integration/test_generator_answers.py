@@ -224,6 +224,33 @@ async def test_a_foreign_session_is_set_aside_and_its_history_is_not_used(redis_
     assert b"belongs to another user" in letter[1][b"payload"]
 
 
+async def test_a_foreign_session_is_refused_also_to_a_second_owner(redis_url: str, raw: redis.Redis) -> None:
+    async with stage(redis_url) as on:
+        await on.answer(await on.ask("my secret", "s1"))
+    async with stage(redis_url, replicas=0) as on:
+        on.user = "u2"
+        query_id = await on.ask("what was said?", "s1")
+        # the first owner died as soon as it had the entry
+        raw.xreadgroup("generator", "dead", {"local2:query.received": ">"})
+    async with stage(redis_url) as on:
+        assert (await on.ended(query_id)).value()["code"] == "abandoned"
+        assert on.server.requests == []
+
+
+async def test_a_session_deleted_while_its_query_runs_does_not_come_back(redis_url: str) -> None:
+    slow = {"respond": {"text": "one two three four", "pace": 0.1}}
+    async with stage(redis_url, [slow]) as on:
+        query_id = await on.ask("go", "s1")
+        await on.seen(query_id, EntryType.ANSWER)
+        info = await on.sessions.info("s1")
+        assert info is not None
+        await on.sessions.delete(info)
+        await on.answer(query_id)
+        await on.idle()
+        assert await on.sessions.info("s1") is None
+        assert await on.turns("s1") == []
+
+
 async def test_a_malformed_entry_stops_nobody(redis_url: str, raw: redis.Redis) -> None:
     async with stage(redis_url) as on:
         raw.xadd("local2:query.received", {"payload": b"{}"})
