@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, dataclass, field
+import contextlib
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import orjson
 
-from shared.bus import Bus, Command
+from shared.bus import Bus, Command, ReplyError
 from shared.contracts import PREFIX
 from shared.envelope import now_ms
+from shared.errors import TransientError
 
 INDEX = f"{PREFIX}replicas"
 KNOWN_TOOLS = f"{PREFIX}tools"
@@ -32,8 +34,20 @@ class ReplicaInfo:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
+_FIELDS = frozenset(item.name for item in fields(ReplicaInfo))
+
+
 def _key(participant: str, replica: str) -> str:
     return f"{PREFIX}replica:{participant}:{replica}"
+
+
+def _parsed(value: bytes) -> ReplicaInfo | None:
+    """What a replica wrote, without what a newer version says in addition; None when it is not readable."""
+    try:
+        written = orjson.loads(value)
+        return ReplicaInfo(**{name: written[name] for name in _FIELDS & written.keys()})
+    except (orjson.JSONDecodeError, AttributeError, TypeError):
+        return None
 
 
 def announcing(info: ReplicaInfo, ttl_ms: int) -> list[Command]:
@@ -54,7 +68,10 @@ def leaving(participant: str, replica: str) -> list[Command]:
 
 
 class Registry:
-    """The live replicas and their tools, as of at most `freshness` seconds ago."""
+    """The live replicas and their tools, as of at most `freshness` seconds ago.
+
+    Where `run` runs, whoever asks finds the answer there already, instead of waiting for two round trips.
+    """
 
     def __init__(self, bus: Bus, freshness: float) -> None:
         self._bus = bus
@@ -62,9 +79,20 @@ class Registry:
         self._snapshot: list[ReplicaInfo] = []
         self._taken = float("-inf")
         self._lock = asyncio.Lock()
+        self._wanted = asyncio.Event()
+
+    async def run(self) -> None:
+        """Keeps the snapshot fresh, as soon as somebody has asked for it once, until cancelled."""
+        await self._wanted.wait()
+        while True:
+            # a fifth of the time is left for reading it
+            await asyncio.sleep(self._freshness * 0.8)
+            with contextlib.suppress(TransientError, ReplyError):
+                await self.replicas(fresh=True)
 
     async def replicas(self, *, fresh: bool = False) -> list[ReplicaInfo]:
         """Live replicas, by participant and age."""
+        self._wanted.set()
         loop = asyncio.get_running_loop()
         if fresh or loop.time() - self._taken > self._freshness:
             async with self._lock:
@@ -81,7 +109,7 @@ class Registry:
         gone = [member for member, value in zip(members, values, strict=True) if value is None]
         if gone:
             await self._bus.link.call("ZREM", INDEX, *gone)
-        found = [ReplicaInfo(**orjson.loads(value)) for value in values if value is not None]
+        found = [info for value in values if value is not None and (info := _parsed(value)) is not None]
         return sorted(found, key=lambda info: (info.participant, info.started, info.replica))
 
     async def live(self, participant: str) -> list[ReplicaInfo]:

@@ -206,6 +206,7 @@ async def open_context(
             running = [
                 background.create_task(context.tail.run(), name="tail"),
                 background.create_task(context._read_inbox(), name="inbox"),
+                background.create_task(context.registry.run(), name="registry"),
             ]
             context.observe(SETTINGS_UPDATE, context._follow_settings)
             running.append(background.create_task(context._beat_forever(), name="heartbeat"))

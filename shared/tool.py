@@ -265,12 +265,11 @@ class _Generation(Generic[S]):
         self.idle = asyncio.Event()
         self.idle.set()
 
-    @contextlib.contextmanager
-    def used(self) -> Any:
+    async def run(self, name: str, args: Any) -> ToolResult:
         self.calls += 1
         self.idle.clear()
         try:
-            yield
+            return await self.runs[name](args)
         finally:
             self.calls -= 1
             if not self.calls:
@@ -299,9 +298,7 @@ def tools_service(participant: str, settings_cls: type[S], build: BuildTools[S])
 
         def dispatch(name: str) -> Run[Any]:
             async def run(args: Any) -> ToolResult:
-                generation = current
-                with generation.used():
-                    return await generation.runs[name](args)
+                return await current.run(name, args)
 
             return run
 

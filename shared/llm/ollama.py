@@ -40,7 +40,7 @@ class OllamaWire:
             headers={"authorization": f"Bearer {api_key}"} if api_key else {},
             # Silence is watched by the adapter: a model load is allowed to take longer than a pause.
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
         )
 
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
