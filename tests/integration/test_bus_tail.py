@@ -13,7 +13,7 @@ import redis
 from support.proxy import Proxy
 from support.waiting import eventually
 
-from shared.bus import Bus, Tail
+from shared.bus import Bus, Tail, order
 
 
 @asynccontextmanager
@@ -175,6 +175,8 @@ async def test_a_tail_survives_a_flush(redis_url: str, bus: Bus, raw: redis.Redi
         raw.xadd("events", {"a": "1"})
         assert len(await follower.next()) == 1
         raw.flushall()
+        # Redis gives the same id again within the same millisecond
+        await eventually(lambda: raw.time()[0] * 1000 + raw.time()[1] // 1000 > order(follower.position)[0])
         waiting = asyncio.create_task(follower.next())
         raw.xadd("events", {"a": "2"})
         assert (await asyncio.wait_for(waiting, 2.5))[0][1] == [b"a", b"2"]
