@@ -46,7 +46,7 @@ async def test_the_first_delta_is_written_at_once_and_the_next_after_the_interva
     pump.finish()
     await running
     times = [at for at, _ in journal.writes]
-    assert times[0] - began < 0.01
+    assert times[0] - began < INTERVAL * 0.9
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert all(gap >= INTERVAL * 0.95 for gap in gaps[:-1])
     assert len(gaps) >= 2
@@ -65,7 +65,7 @@ async def test_the_end_does_not_wait_for_the_interval() -> None:
     pump.finish()
     before = asyncio.get_running_loop().time()
     await running
-    assert asyncio.get_running_loop().time() - before < INTERVAL / 2
+    assert asyncio.get_running_loop().time() - before < INTERVAL * 0.9
     assert journal.text(EntryType.ANSWER) == "ab"
 
 
