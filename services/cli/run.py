@@ -6,6 +6,7 @@ import asyncio
 import shlex
 import sys
 from collections.abc import Sequence
+from urllib.parse import quote
 
 import httpx
 from rich.console import Console
@@ -33,9 +34,9 @@ class Run:
         self._options = options
         self._client = client
         self._redis_url = redis_url
-        colour = not options.headless and sys.stderr.isatty()
-        self._view = LogView(colour=colour)
-        self._console = Console(stderr=True) if colour else None
+        self._terminal = not options.headless and sys.stderr.isatty()
+        self._view = LogView(colour=self._terminal)
+        self._console = Console(stderr=True) if self._terminal else None
 
     async def until_stopped(self) -> None:
         """Raises Local2Error when the stack cannot be started."""
@@ -66,7 +67,7 @@ class Run:
         supervisor.start(participants(options, redis_url, models, search.provider))
         client = self._client
         await supervisor.wait_until_ready(client.base_url)
-        say(await welcome(client))
+        say(await welcome(client, key_in_link=self._terminal))
         await stop.wait()
 
     async def _bus(self, supervisor: Supervisor) -> str:
@@ -107,8 +108,11 @@ class Run:
                 raise StartError(f"cannot listen on port {port} of {host} ({found.detail}); {other}")
 
 
-async def welcome(settings: ClientSettings) -> str:
-    """What to do with a stack that is ready."""
+async def welcome(settings: ClientSettings, *, key_in_link: bool = False) -> str:
+    """What to do with a stack that is ready.
+
+    key_in_link: the console's address carries the generated key. Only for a terminal: logs are kept and passed on.
+    """
     base = settings.base_url
     async with httpx.AsyncClient(base_url=base, timeout=5.0, trust_env=False) as http:
         try:
@@ -116,10 +120,12 @@ async def welcome(settings: ClientSettings) -> str:
         except httpx.HTTPError:
             page = ""
     if settings.admin_key is not None or settings.api_key is not None:
-        key, shown = "$LOCAL2_ADMIN_KEY", "the key in LOCAL2_ADMIN_KEY"
+        key, shown, link = "$LOCAL2_ADMIN_KEY", "the key in LOCAL2_ADMIN_KEY", ""
     else:
         key, shown = f"$(cat {shlex.quote(str(settings.admin_key_path))})", str(settings.admin_key_path)
-    first = f"console: {base}/" if page.startswith("text/html") else f"API: {base} (its description: {base}/docs)"
+        link = f"#key={quote(secret)}" if key_in_link and (secret := settings.key()) else ""
+    served = page.startswith("text/html")
+    first = f"console: {base}/{link}" if served else f"API: {base} (its description: {base}/openapi.json)"
     return "\n".join(
         [
             "ready",

@@ -11,6 +11,7 @@ from services.gateway.errors import install
 from services.gateway.gateway import Gateway
 from services.gateway.routes import (
     bus,
+    console,
     dead_letters,
     feedback,
     health,
@@ -36,6 +37,7 @@ _ROUTERS: tuple[APIRouter, ...] = (
     keys.router,
     openai.router,
     metrics.router,
+    console.router,
 )
 
 

@@ -1,0 +1,111 @@
+// Server-sent events over fetch, which can send the key; streams that go on after a lost connection.
+
+import { ApiError, request } from "./api.js";
+
+// The gateway says every 15 s that it lives: a longer silence is a dead connection.
+const SILENCE = 45_000;
+const FIRST_PAUSE = 500;
+const LONGEST_PAUSE = 10_000;
+// So many connections in a row that end in good order without an event: there will be none.
+const EMPTY_ENDS = 5;
+
+/** Takes a stream's text apart, piece by piece; a piece may end anywhere. */
+export class EventParser {
+  #rest = "";
+  #event = { id: "", type: "message", data: [] };
+
+  /** The events that this piece completes. */
+  take(text) {
+    const found = [];
+    const lines = (this.#rest + text).split("\n");
+    this.#rest = lines.pop();
+    for (const raw of lines) {
+      const line = raw.endsWith("\r") ? raw.slice(0, -1) : raw;
+      if (line === "") {
+        const { id, type, data } = this.#event;
+        if (data.length) found.push({ id, type, data: data.join("\n") });
+        this.#event = { id: "", type: "message", data: [] };
+        continue;
+      }
+      const colon = line.indexOf(":");
+      if (colon === 0) continue;
+      const name = colon < 0 ? line : line.slice(0, colon);
+      const value = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
+      if (name === "id") this.#event.id = value;
+      else if (name === "event") this.#event.type = value;
+      else if (name === "data") this.#event.data.push(value);
+    }
+    return found;
+  }
+}
+
+/**
+ * Hands over the events of a stream, across lost connections, until `isOver()` after its end, or until `signal`.
+ * Raises ApiError when the server refuses it for good.
+ * onWaiting(ms): the connection is lost and tried again after so long; onWaiting(0): it is there.
+ */
+export async function follow(path, { signal, onEvent, onWaiting = () => {}, isOver = () => false }) {
+  let last = "";
+  let failures = 0;
+  let empty = 0;
+  while (!signal.aborted) {
+    try {
+      const seen = await readOnce(path, last, signal, (event) => {
+        failures = 0;
+        last = event.id || last;
+        onEvent(event.type, event.id, JSON.parse(event.data));
+      }, onWaiting);
+      if (seen === null || isOver()) return;
+      empty = seen ? 0 : empty + 1;
+      if (empty >= EMPTY_ENDS) throw new ApiError(410, "no_end", "The stream ended without an end of the answer.");
+    } catch (error) {
+      if (signal.aborted) return;
+      if (isOver()) return;
+      if (error instanceof ApiError && !error.temporary) throw error;
+      if (!(error instanceof ApiError) && error.name !== "AbortError" && !(error instanceof TypeError)) throw error;
+    }
+    const pause = Math.min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** failures) * (0.8 + 0.4 * Math.random());
+    failures += 1;
+    onWaiting(pause);
+    await sleep(pause, signal);
+  }
+}
+
+/** The number of events of one connection; null when the server says that there are no more. */
+async function readOnce(path, last, signal, onEvent, onWaiting) {
+  const attempt = new AbortController();
+  const stop = () => attempt.abort();
+  signal.addEventListener("abort", stop);
+  let watchdog = setTimeout(stop, SILENCE);
+  try {
+    const headers = { Accept: "text/event-stream" };
+    if (last) headers["Last-Event-ID"] = last;
+    const response = await request("GET", path, { headers, signal: attempt.signal });
+    if (response.status === 204) return null;
+    onWaiting(0);
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    const parser = new EventParser();
+    let seen = 0;
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return seen;
+      clearTimeout(watchdog);
+      watchdog = setTimeout(stop, SILENCE);
+      for (const event of parser.take(value)) {
+        seen += 1;
+        onEvent(event);
+      }
+    }
+  } finally {
+    clearTimeout(watchdog);
+    signal.removeEventListener("abort", stop);
+    attempt.abort();
+  }
+}
+
+export function sleep(ms, signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    signal?.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+  });
+}
