@@ -38,8 +38,6 @@ REPLICAS = {"generator": 3, "probe": 2, "web_search": 2}
 PER_SESSION = 4
 SESSIONS_AT_ONCE = 16
 DEADLINE = 120.0
-# Killed as often as here, a query may meet several dead owners without being poison.
-MAX_DELIVERIES = 20
 
 RULES: list[dict[str, Any]] = [
     {
@@ -183,7 +181,7 @@ async def chaos(queries: int, seconds: float, every: float, seed: int) -> Count:
         with EmbeddedRedis(root / "redis", extra={"appendfsync": "always"}) as server:
             async with ScriptedModelServer(RULES) as model, Bus(server.url, "chaos/1") as bus:
                 client = Client(bus)
-                with Participants(server.url, model.url, root / "logs", max_deliveries=MAX_DELIVERIES) as processes:
+                with Participants(server.url, model.url, root / "logs") as processes:
                     for name, number in REPLICAS.items():
                         for _ in range(number):
                             processes.start(name)
