@@ -46,6 +46,7 @@ class Context(Generic[S]):
 
     settings: the current ones; replaced when an operator changes them.
     facts: what this replica says of itself in the registry.
+    described: the participant's settings schema and start values, as JSON.
     """
 
     def __init__(self, participant: str, settings: S, bus: Bus, replica: str) -> None:
@@ -58,6 +59,7 @@ class Context(Generic[S]):
         self.registry = Registry(bus, freshness=settings.heartbeat / 2)
         self.facts: dict[str, Any] = {}
         self.tools: list[dict[str, Any]] = []
+        self.described = b"{}"
         self.state = "starting"
         self.started = now_ms()
         self.consumer: Consumer | None = None
@@ -107,14 +109,16 @@ class Context(Generic[S]):
             facts=self.facts,
         )
         ttl = int(self.settings.heartbeat * _MISSED * 1000)
-        replies = await self.bus.link.pipe([*announcing(info, ttl), ("EXPIRE", self.inbox, _INBOX_SECONDS)])
-        if not replies[-1]:
+        there: list[Command] = [("EXISTS", schema_key(self.participant)), ("EXPIRE", self.inbox, _INBOX_SECONDS)]
+        replies = await self.bus.link.pipe([*announcing(info, ttl), *there])
+        if not all(replies[-len(there) :]):
             # flushed, or expired while this process was stopped: answers go to an inbox that is there only
             await self.bus.link.pipe(self.opening())
 
     def opening(self) -> list[Command]:
-        """The commands that make this replica's inbox, which disappears when nobody keeps it."""
+        """The commands that describe the settings and make this replica's inbox, which goes when nobody keeps it."""
         return [
+            ("SET", schema_key(self.participant), self.described),
             ("XADD", self.inbox, "MAXLEN", "~", INBOX_LENGTH, "*", "type", "started"),
             ("EXPIRE", self.inbox, _INBOX_SECONDS),
         ]
@@ -200,7 +204,8 @@ async def open_context(
         context = Context(participant, await _stored_settings(bus, participant, settings), bus, replica)
         context.tools = list(tools)
         described = {"schema": type(settings).get_settings_schema(), "defaults": settings.runtime_values()}
-        await bus.link.pipe([*context.opening(), ("SET", schema_key(participant), orjson.dumps(described))])
+        context.described = orjson.dumps(described)
+        await bus.link.pipe(context.opening())
         async with asyncio.TaskGroup() as background:
             context.background = background
             running = [

@@ -10,6 +10,7 @@ from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway
 from shared.bus import Command
 from shared.contracts import PREFIX
+from shared.errors import BusUnavailable
 
 # What Redis takes as a stream id, with room for the arithmetic on it.
 _ENTRY_ID = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
@@ -66,6 +67,15 @@ async def load(gateway: Gateway, query_id: str) -> QueryRecord | None:
         accepted=int(values.get("accepted", 0)),
         deadline=int(values.get("deadline", 0)),
     )
+
+
+async def forgotten(gateway: Gateway, query_id: str) -> bool:
+    """True when nothing is kept of a query any more: its session was deleted, or Redis lost its data."""
+    try:
+        async with gateway.reachable():
+            return not await gateway.bus.link.call("EXISTS", record_key(query_id))
+    except BusUnavailable:
+        return False
 
 
 async def owned(gateway: Gateway, principal: Principal, query_id: str) -> QueryRecord:

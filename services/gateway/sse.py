@@ -6,7 +6,7 @@ The path of an event is kept short: no JSON is parsed, and the entries of one re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -53,7 +53,11 @@ class Ending:
     answered: bool = False
 
 
-async def journal_events(follower: Follower, ending: Ending, keepalive: float) -> AsyncIterator[bytes]:
+# Asked when nothing came for a while: whether nothing will ever come, because the query itself is gone.
+Lost = Callable[[], Awaitable[bool]]
+
+
+async def journal_events(follower: Follower, ending: Ending, keepalive: float, lost: Lost) -> AsyncIterator[bytes]:
     """The events of one journal. The follower is closed at the end."""
     now = asyncio.get_running_loop().time
     until = now() + ending.follow_seconds if ending.answered else ending.until
@@ -63,6 +67,8 @@ async def journal_events(follower: Follower, ending: Ending, keepalive: float) -
                 async with asyncio.timeout(min(keepalive, left)):
                     found = await follower.next()
             except TimeoutError:
+                if await lost():
+                    return
                 yield KEEP_ALIVE
                 continue
             out = []
@@ -84,17 +90,26 @@ async def journal_events(follower: Follower, ending: Ending, keepalive: float) -
         follower.close()
 
 
-async def collect(follower: Follower, until: float) -> list[Entry]:
-    """The entries up to the terminal one, or up to the time limit. The follower is closed at the end."""
+async def collect(follower: Follower, until: float, pause: float, lost: Lost) -> list[Entry]:
+    """The entries up to the terminal one, or up to the time limit. The follower is closed at the end.
+
+    pause: seconds of silence after which it is asked whether the query is lost.
+    """
+    now = asyncio.get_running_loop().time
     found: list[Entry] = []
     try:
-        async with asyncio.timeout_at(until):
-            while True:
-                for entry in await follower.next():
-                    found.append(entry)
-                    if parts(entry)[0] in _TERMINAL:
-                        return found
-    except TimeoutError:
+        while (left := until - now()) > 0:
+            try:
+                async with asyncio.timeout(min(pause, left)):
+                    fresh = await follower.next()
+            except TimeoutError:
+                if await lost():
+                    break
+                continue
+            for entry in fresh:
+                found.append(entry)
+                if parts(entry)[0] in _TERMINAL:
+                    return found
         return found
     finally:
         follower.close()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import orjson
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -172,7 +173,11 @@ class Director:
 
 def load_script(text: str) -> Script:
     """A script from YAML or JSON: a mapping with `rules`, or the list of rules alone."""
-    content = yaml.safe_load(text)
+    try:
+        # YAML reads a pair of escaped surrogates, which JSON has beyond U+FFFF, as two broken characters
+        content = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        content = yaml.safe_load(text)
     return Script.model_validate({"rules": content} if isinstance(content, list) else content)
 
 

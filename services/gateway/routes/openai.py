@@ -15,7 +15,7 @@ from services.gateway.auth import UserDep
 from services.gateway.body import JsonRoute
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.openai import DEFAULT_MODEL, ChatBody, Chunks, asked, completion, failed
-from services.gateway.records import QueryRecord
+from services.gateway.records import QueryRecord, forgotten
 from services.gateway.routes.queries import failure, loop_time_of, wait_for_end
 from services.gateway.schemas import told
 from services.gateway.sse import KEEP_ALIVE, EventStream
@@ -96,6 +96,9 @@ async def _streamed(gateway: Gateway, record: QueryRecord, chunks: Chunks) -> As
                 async with asyncio.timeout(min(gateway.settings.keepalive, left)):
                     found = await follower.next()
             except TimeoutError:
+                if await forgotten(gateway, record.query_id):
+                    yield failed("not_found", "the query was deleted before it was answered")
+                    return
                 yield KEEP_ALIVE
                 continue
             text = chunks.feed([JournalEntry.parse(entry) for entry in found])

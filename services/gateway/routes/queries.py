@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -13,7 +14,7 @@ from services.gateway.auth import UserDep
 from services.gateway.body import JsonRoute
 from services.gateway.errors import FAILURE_STATUS, ApiError
 from services.gateway.gateway import Gateway, GatewayDep
-from services.gateway.records import QueryRecord, cancel_key, checked_entry_id, owned
+from services.gateway.records import QueryRecord, cancel_key, checked_entry_id, forgotten, owned
 from services.gateway.schemas import QueryBody, Respondent, told
 from services.gateway.sse import Ending, EventStream, collect, ended_at, gone, is_before, journal_events
 from services.gateway.view import result
@@ -108,19 +109,27 @@ def _streaming(
     settings = gateway.settings
     follower = gateway.context.tail.follow(journal_key(record.query_id, respondent), after)
     ending = Ending(loop_time_of(record), follow, settings.follow_seconds, answered)
-    return EventStream(gateway, journal_events(follower, ending, settings.keepalive), _ids(record))
+    lost = partial(forgotten, gateway, record.query_id)
+    return EventStream(gateway, journal_events(follower, ending, settings.keepalive, lost), _ids(record))
 
 
 async def wait_for_end(request: Request, gateway: Gateway, record: QueryRecord) -> list[Entry]:
-    """The journal up to its terminal entry. Raises ApiError 504 at the deadline, 503 when the gateway stops."""
+    """The journal up to its terminal entry.
+
+    Raises ApiError 504 at the deadline, 503 when the gateway stops, 404 when the query was deleted meanwhile.
+    """
     follower = gateway.context.tail.follow(journal_key(record.query_id, "A"))
-    found = await gateway.race(collect(follower, loop_time_of(record)), gone(request.receive))
+    lost = partial(forgotten, gateway, record.query_id)
+    collecting = collect(follower, loop_time_of(record), gateway.settings.keepalive, lost)
+    found = await gateway.race(collecting, gone(request.receive))
     extra = {"query_id": record.query_id, "session_id": record.session_id}
     if found is None:
         raise ApiError(
             503, "stopping", "this gateway stops; the query goes on: ask for it by its id", _ids(record), **extra
         )
     if not found or not is_terminal(found):
+        if await lost():
+            raise ApiError(404, "not_found", "the query was deleted before it was answered", _ids(record), **extra)
         raise ApiError(504, "deadline", "the query was not answered by its deadline", _ids(record), **extra)
     return found
 
