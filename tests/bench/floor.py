@@ -25,8 +25,7 @@ _SECONDS = 1.0
 def floor(url: str, levels: Sequence[int]) -> dict[str, Any]:
     """One hop only: an XADD of the same message, answered. `levels`: commands under way on one connection."""
     binary = shutil.which("redis-benchmark") or shutil.which("valkey-benchmark")
-    measure = (lambda level: _benchmark(binary, url, level)) if binary else (lambda level: _socket(url, level))
-    found = {level: measure(level) for level in levels}
+    found = {level: _benchmark(binary, url, level) if binary else _socket(url, level) for level in levels}
     rows = [
         [f"{level} in flight", f"{v['p50'] * 1e6:.0f} µs", f"{v['p99'] * 1e6:.0f} µs", f"{v['rate']:,.0f}"]
         for level, v in found.items()

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
 import roundtrip
 import stack as whole
 from tables import Target
@@ -48,7 +49,12 @@ def round_trips(options: argparse.Namespace, folder: Path, rounds: int, seconds:
 
 
 def whole_stack(
-    folder: Path, parts: Sequence[str], rounds: int, seconds: float, ways: Sequence[str]
+    folder: Path,
+    parts: Sequence[str],
+    rounds: int,
+    seconds: float,
+    ways: Sequence[str],
+    loads: Sequence[tuple[str, int]],
 ) -> tuple[list[Target], dict[str, object]]:
     verdicts: list[Target] = []
     values: dict[str, object] = {}
@@ -63,7 +69,7 @@ def whole_stack(
         # it would answer every query too, and double the load
         running.participants.pop("respondent-b").stop()
         if "streams" in parts:
-            result = whole.measure(running, folder, rounds, seconds, ways)
+            result = whole.measure(running, folder, rounds, seconds, ways, loads)
             text, found = whole.report(result)
             print(text, flush=True)
             verdicts += found
@@ -78,20 +84,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     verdicts: list[Target] = []
     values: dict[str, object] = {}
     began = time.monotonic()
-    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, {rounds} round(s); medians", flush=True)
+    others = psutil.cpu_percent(interval=1.0)
+    print(f"{os.cpu_count()} CPUs, {others:.0f} % of them used by others, {rounds} round(s); medians", flush=True)
     with tempfile.TemporaryDirectory(prefix="local2-bench-") as name:
         folder = Path(name)
         if "roundtrip" in parts:
-            found, values["roundtrip"] = round_trips(options, folder, rounds, 0.7 if options.short else 1.5)
+            found, values["roundtrip"] = round_trips(options, folder, rounds, 0.5 if options.short else 1.5)
             verdicts += found
         if "memory" in parts or "streams" in parts:
             ways = ["model", "api"] if options.short else list(whole.WAYS)
-            found, more = whole_stack(folder, parts, min(rounds, 3), 1.0 if options.short else 3.0, ways)
+            loads = whole.LOADS if options.short else (*whole.LOADS, whole.FLOOD)
+            found, more = whole_stack(folder, parts, min(rounds, 3), 1.0 if options.short else 3.0, ways, loads)
             verdicts += found
             values |= more
     print("\nTargets")
     print("\n".join(map(str, verdicts)))
-    print(f"\n{time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.1f} at the end")
+    print(f"\n{time.monotonic() - began:.0f} s; at the end, others use {psutil.cpu_percent(interval=1.0):.0f} %")
     if options.json:
         options.json.write_text(json.dumps({**values, "targets": [asdict(v) for v in verdicts]}, indent=2))
     return int(options.strict and not all(verdict.met for verdict in verdicts))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import psutil
 from children import HERE, Child, Participant
@@ -79,6 +78,10 @@ class Stack:
                 live = await registry.replicas(fresh=True)
                 missing = set(self.participants) - {r.participant for r in live if r.state == "ready"}
 
+    def cpu(self) -> dict[str, float]:
+        """Seconds of CPU that each participant has used so far."""
+        return {name: sum(psutil.Process(child.pid).cpu_times()[:2]) for name, child in self.participants.items()}
+
     def memory(self) -> dict[str, tuple[float, float]]:
         """MB resident and MB of the process alone, of each participant."""
         time.sleep(_IDLE_SECONDS)
@@ -97,27 +100,38 @@ def memory_report(memory: dict[str, tuple[float, float]]) -> tuple[str, list[Tar
     return table("Memory, two seconds after being ready", ["participant", "resident", "its own"], rows), targets
 
 
+# (load, streams) → way → values.
+Streamed = dict[tuple[str, int], dict[str, dict[str, float]]]
+
 # What is asked, by how many streams at once: the rules of the scripted model server.
-LOADS = (("short", 1), ("long", 1), ("paced", STREAMS), ("flood", STREAMS))
+LOADS = (("short", 1), ("long", 1), ("paced", STREAMS))
+FLOOD = ("flood", STREAMS)
 WAYS = {"model": "model server directly", "bus": "bus → generator → model", "api": "HTTP → gateway → bus → generator"}
 
 
-def measure(stack: Stack, folder: Path, rounds: int, seconds: float, ways: Iterable[str]) -> dict[str, Any]:
-    """{(load, streams): {way: values}}, medians over the rounds; the ways take turns within each round."""
+def measure(
+    stack: Stack, folder: Path, rounds: int, seconds: float, ways: Sequence[str], loads: Sequence[tuple[str, int]]
+) -> Streamed:
+    """Medians over the rounds; the ways take turns within each round."""
     env = {"BENCH_KEY": KEY, **{f"BENCH_{name.upper()}": url for name, url in stack.addresses.items()}}
     with Child([str(HERE / "stream_client.py")], folder / "client.log", env) as client:
         client.read()
         for way in ways:
             client.ask(f"measure {way} short 4 1")
-        found: dict[Any, dict[str, list[dict[str, float]]]] = {load: {way: [] for way in ways} for load in LOADS}
+        found: dict[tuple[str, int], dict[str, list[dict[str, float]]]]
+        found = {load: {way: [] for way in ways} for load in loads}
         for _ in range(rounds):
-            for load, streams in LOADS:
+            for load, streams in loads:
                 for way in ways:
-                    found[load, streams][way].append(client.ask(f"measure {way} {load} {streams} {seconds}"))
+                    before = stack.cpu()
+                    values = client.ask(f"measure {way} {load} {streams} {seconds}")
+                    spent = {f"cpu {name}": used - before[name] for name, used in stack.cpu().items()}
+                    values |= {name: used / values["asked"] for name, used in spent.items()}
+                    found[load, streams][way].append(values)
     return {load: {way: middle(values) for way, values in by_way.items()} for load, by_way in found.items()}
 
 
-def report(result: dict[str, Any]) -> tuple[str, list[Target]]:
+def report(result: Streamed) -> tuple[str, list[Target]]:
     rows, targets = [], []
     for (load, streams), ways in result.items():
         direct = ways["model"]
@@ -137,11 +151,15 @@ def report(result: dict[str, Any]) -> tuple[str, list[Target]]:
     heads = ["answers", "TTFT p50", "p99", "added p50", "added p99", "tokens/s", "of direct", "n"]
     text = table("Time to first token and tokens/s, the same client and the same model server", heads, rows)
     text += (
-        "\n  short: 12 tokens, 10 ms apart · long: 2,000 tokens, as fast as they come · paced: 60 tokens, 33 ms apart,"
+        "\n  short: 12 tokens, 10 ms apart · long: 2,000 tokens, as fast as they come · paced: 100 tokens, 33 ms apart,"
         "\n  streams in all phases · flood: 300 tokens a stream, as fast as they come. TTFT under flood is queueing."
     )
-    for load, bound in ((("short", 1), 5.0), (("paced", STREAMS), 25.0)):
-        added = (result[load]["api"]["p50"] - result[load]["model"]["p50"]) * 1e3
-        label = f"added time to first token, {load[1]} stream{'s' if load[1] > 1 else ''} (median)"
+    for load, streams in result:
+        spent = result[load, streams]["api"]
+        shown = ", ".join(f"{name} {spent[f'cpu {name}'] * 1e3:.1f} ms" for name in ("gateway", "generator"))
+        text += f"\n  CPU per answer over HTTP, {load}: {shown}"
+    for asked, bound in ((("short", 1), 5.0), (("paced", STREAMS), 25.0)):
+        added = (result[asked]["api"]["p50"] - result[asked]["model"]["p50"]) * 1e3
+        label = f"added time to first token, {asked[1]} stream{'s' if asked[1] > 1 else ''} (median)"
         targets.append(Target(label, added, bound, " ms"))
     return text, targets

@@ -29,8 +29,10 @@ from shared.logging import configure
 from shared.service import Context, open_context
 from shared.settings import Settings
 
+# Seconds between two tokens of `paced`.
+PACE = 0.033
 # Tokens of each load's answer, as stream_rules.yaml has them.
-TOKENS = {"short": 12, "long": 2_000, "paced": 60, "flood": 300}
+TOKENS = {"short": 12, "long": 2_000, "paced": 100, "flood": 300}
 _ANSWER_SECONDS = 120.0
 
 
@@ -64,10 +66,11 @@ class Exchange(asyncio.Protocol):
 async def post(url: str, path: str, body: Any, separator: bytes, *headers: str) -> AsyncIterator[bytes]:
     """The parts of the answer that end in `separator`, as they come."""
     parts = urlsplit(url)
+    host, port = str(parts.hostname), int(parts.port or 80)
     data = orjson.dumps(body)
     head = [f"POST {path} HTTP/1.1", f"Host: {parts.netloc}", "Content-Type: application/json",
             f"Content-Length: {len(data)}", "Connection: close", *headers]  # fmt: skip
-    transport, exchange = await asyncio.get_running_loop().create_connection(Exchange, parts.hostname, parts.port)
+    transport, exchange = await asyncio.get_running_loop().create_connection(Exchange, host, port)
     try:
         transport.write("\r\n".join([*head, "", ""]).encode() + data)
         rest = b""
@@ -132,7 +135,8 @@ class Client:
             case _:
                 return by_bus(load, self._context)
 
-    async def _one(self, way: str, load: str, seen: Seen) -> None:
+    async def _one(self, way: str, load: str) -> tuple[float, float]:
+        """Seconds to the first token, and to the end."""
         began, first, tokens = time.perf_counter(), 0.0, 0
         async for text in self._texts(way, load):
             if not tokens:
@@ -141,21 +145,27 @@ class Client:
         # the last word has no space behind it
         if tokens + 1 != TOKENS[load]:
             raise RuntimeError(f"{way} {load}: {tokens + 1} tokens instead of {TOKENS[load]}")
-        seen.firsts.append(first)
-        seen.streaming += time.perf_counter() - began
+        return first, time.perf_counter() - began
 
     async def _stream(self, way: str, load: str, seen: Seen, offset: float, until: float) -> None:
         await asyncio.sleep(offset)
-        while time.perf_counter() < until:
+        if load == "paced":
+            # given while others have not begun yet: it does not count
+            await self._one(way, load)
+        while True:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                await self._one(way, load, seen)
+                first, whole = await self._one(way, load)
+            seen.firsts.append(first)
+            seen.streaming += whole
+            if time.perf_counter() > until:
+                return
 
     async def measure(self, way: str, load: str, streams: int, seconds: float) -> dict[str, float]:
         """tokens: per second; of all streams together when the model does not set the pace."""
         seen = Seen()
         began = time.perf_counter()
         # in all phases: clients that all begin in the same moment measure a queue, not a stream
-        phase = TOKENS[load] * 0.033 / streams if load == "paced" else 0.0
+        phase = TOKENS[load] * PACE / streams if load == "paced" else 0.0
         async with asyncio.TaskGroup() as group:
             for number in range(streams):
                 group.create_task(self._stream(way, load, seen, number * phase, began + number * phase + seconds))
@@ -165,6 +175,7 @@ class Client:
         busy = seen.streaming if load == "paced" else took
         return {
             "answers": count,
+            "asked": count + (streams if load == "paced" else 0),
             "p50": firsts[count // 2],
             "p99": firsts[min(count - 1, count * 99 // 100)],
             "tokens": count * TOKENS[load] / busy * (streams if load == "paced" else 1),
