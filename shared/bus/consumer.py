@@ -41,13 +41,12 @@ class Delivery:
     @contextlib.asynccontextmanager
     async def parked(self) -> AsyncIterator[None]:
         """Gives the slot to other work while this entry waits for something (its heartbeat goes on)."""
-        self._consumer.busy -= 1
-        self._consumer.changed.set()
+        self._consumer.vacate(self)
         try:
             yield
             await self._consumer.slot()
         finally:
-            self._consumer.busy += 1
+            self._consumer.occupy(self)
 
 
 # A handler returns the commands that make its effects visible; they are written together with the acknowledgement.
@@ -97,6 +96,7 @@ class Consumer:
         # slots promised to the read in progress, and wanted back by work that was parked
         self._reading = 0
         self._returning = 0
+        self._suspects = 0
         self._turn = deque(self._routes)
         self._claimable = False
         self._stopping = False
@@ -123,8 +123,21 @@ class Consumer:
 
     # ── slots ────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def occupy(self, delivery: Delivery) -> None:
+        self.busy += 1
+        self._suspects += self._last_chance(delivery.deliveries)
+
+    def vacate(self, delivery: Delivery) -> None:
+        self.busy -= 1
+        self._suspects -= self._last_chance(delivery.deliveries)
+        self.changed.set()
+
+    def _last_chance(self, deliveries: int) -> bool:
+        """What has failed all times but one is tried alone: if it kills the process, its neighbours survive it."""
+        return deliveries == self._max_deliveries > 1
+
     def _room(self) -> int:
-        return self.concurrency - self.busy - self._returning
+        return 0 if self._suspects else self.concurrency - self.busy - self._returning
 
     async def _wait_for_room(self) -> int:
         """The free slots, at least one unless the replica is stopping."""
@@ -223,7 +236,7 @@ class Consumer:
             return
         delivery = Delivery(stream, entry_id, fields, deliveries, self)
         self.held[key] = delivery
-        self.busy += 1
+        self.occupy(delivery)
         delivery.task = self._tasks.create_task(self._handle(delivery))
 
     async def _repair(self, exc: TransientError | ReplyError) -> None:
@@ -263,8 +276,7 @@ class Consumer:
             log.exception("bus.handler_failed", stream=delivery.stream, entry_id=delivery.entry_id)
         finally:
             del self.held[delivery.stream, delivery.entry_id]
-            self.busy -= 1
-            self.changed.set()
+            self.vacate(delivery)
 
     async def _finish(self, delivery: Delivery, effects: Sequence[Command]) -> None:
         """Writes the effects and acknowledges. Raises Fenced when the entry was taken over meanwhile."""
@@ -397,11 +409,14 @@ class Consumer:
                 return
             rows = await self._bus.link.call("XPENDING", stream, self._group, "IDLE", self._idle(), "-", "+", room)
             for entry_id, _owner, _idle, deliveries in rows:
-                if (stream, entry_id.decode()) not in self.held:
-                    claimed = await self._claim(stream, entry_id, deliveries + 1, self._idle())
-                    if claimed:
-                        log.info("bus.claimed", stream=stream, entry_id=entry_id.decode(), deliveries=deliveries + 1)
-                        self._claimable = self._claimable or len(rows) == room
+                if (stream, entry_id.decode()) in self.held:
+                    continue
+                if self._suspects and deliveries < self._max_deliveries:
+                    self._claimable = True
+                    continue
+                if await self._claim(stream, entry_id, deliveries + 1, self._idle()):
+                    log.info("bus.claimed", stream=stream, entry_id=entry_id.decode(), deliveries=deliveries + 1)
+                    self._claimable = self._claimable or len(rows) == room
 
     async def _delete_finished(self, before: float) -> None:
         """A heartbeat late, so that observers that tail the stream have seen the entries."""

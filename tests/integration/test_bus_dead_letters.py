@@ -197,6 +197,23 @@ async def test_an_entry_that_kills_its_process_each_time_is_set_aside_once(redis
     assert raw.get("deaths") == b"2"
 
 
+async def test_an_entry_that_kills_its_process_takes_no_neighbours_along(redis_url: str, raw: redis.Redis) -> None:
+    for payload in ("harmless", "deadly", "harmless", "harmless"):
+        raw.xadd(STREAM, {"payload": payload})
+    options = {"LOCAL2_HEARTBEAT": "0.1", "LOCAL2_MAX_DELIVERIES": "3"}
+
+    def over() -> bool:
+        return raw.get("survivors") == b"3" and raw.xlen(DEAD) == 1
+
+    for _ in range(4):
+        with child("deadly", redis_url, **options) as killed:
+            await eventually(lambda: over() or killed.process.poll() is not None)
+    assert over()
+    assert raw.get("deaths") == b"3"
+    assert raw.xpending(STREAM, "deadly")["pending"] == 0
+    assert [letter.fields["payload"] for letter in letters(raw)] == ["deadly"]
+
+
 AWKWARD: list[list[bytes]] = [
     [b"payload", b"text \xc3\xa9 \xe2\x80\xa8 \\x00", b"empty", b""],
     [b"payload", bytes(range(256)), b"\xff\xfe", b"\x00"],

@@ -87,12 +87,15 @@ judge = Service("judge", Settings, open_judge)
 
 @dataclass(frozen=True)
 class Deadly:
-    """Every entry ends the process."""
+    """Every entry ends the process, except those that are harmless: they take a while."""
 
     stream: str = STREAM
 
     def route(self, context: Context[Any]) -> Route:
         async def handler(delivery: Delivery) -> list[Any]:
+            if b"harmless" in delivery.fields:
+                await asyncio.sleep(0.5)
+                return [("INCR", "survivors")]
             await context.bus.link.call("INCR", "deaths")
             os.kill(os.getpid(), signal.SIGKILL)
             return []
