@@ -185,11 +185,13 @@ class Sessions:
                 ("HSETNX", key, "title", title[:80]),
                 ("HSETNX", key, "updated", now),
                 ("HGET", key, "user_id"),
+                # one round trip for the usual case; what is not the user's is taken out again, and never listed
+                ("ZADD", _user_key(user_id), now, session_id),
             ]
         )
-        owner: str = replies[-1].decode()
-        if owner == user_id:
-            await self._bus.link.call("ZADD", _user_key(user_id), now, session_id)
+        owner: str = replies[-2].decode()
+        if owner != user_id:
+            await self._bus.link.call("ZREM", _user_key(user_id), session_id)
         return owner
 
     async def info(self, session_id: str) -> SessionInfo | None:

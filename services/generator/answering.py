@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 
 from services.generator.committee import UnknownPersona
-from services.generator.run import Parts, Run
+from services.generator.run import Parts, Run, Stopped
 from shared.contracts import (
     PREFIX,
     QueryReceived,
@@ -60,12 +60,15 @@ class Answering:
         assert caller.deadline is not None
         scope = asyncio.timeout((caller.deadline - now_ms()) / 1000)
         try:
-            async with scope, self._stoppable(caller.query_id, scope):
-                await run.prepare()
-                finished = await run.generate()
+            async with scope:
+                with self._stoppable(caller.query_id, scope):
+                    await run.prepare(cancel_key(caller.query_id))
+                    finished = await run.generate()
             # a cancel or the deadline comes too late now: the answer is published as a whole or not at all
             if finished is not None:
                 await run.complete(finished)
+        except Stopped:
+            await run.cancelled()
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -100,14 +103,11 @@ class Answering:
             traceparent=envelope.traceparent,
         )
 
-    @contextlib.asynccontextmanager
-    async def _stoppable(self, query_id: str, scope: asyncio.Timeout) -> AsyncIterator[None]:
-        """A cancel ends `scope`, also one that came before this replica had the query."""
+    @contextlib.contextmanager
+    def _stoppable(self, query_id: str, scope: asyncio.Timeout) -> Iterator[None]:
+        """A cancel ends `scope`."""
         self._running[query_id] = scope
         try:
-            if await self._parts.context.bus.link.call("EXISTS", cancel_key(query_id)):
-                self.cancel(query_id)
-                await asyncio.sleep(0)
             yield
         finally:
             del self._running[query_id]

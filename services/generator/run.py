@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 from services.generator.committee import PERSONA_TOOLS, Seat, UnknownPersona, deliberate, load_identities
 from services.generator.context import split_turns
 from services.generator.lane import Lanes
-from services.generator.loop import Answer, run_agent
+from services.generator.loop import Answer, in_order, run_agent
 from services.generator.loop import Message as ChatMessage
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import Recall, partial_text, recall
@@ -61,6 +62,10 @@ class Finished:
     deliberations: list[Deliberation] | None
 
 
+class Stopped(Exception):
+    """The query was cancelled before anybody had begun with it."""
+
+
 class Run:
     """The life of one response at one replica."""
 
@@ -83,13 +88,19 @@ class Run:
 
     # ── beginning ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def prepare(self) -> None:
-        """Waits for the turn, then becomes the journal's writer."""
+    async def prepare(self, cancel_flag: str) -> None:
+        """Waits for the turn, then becomes the journal's writer. Raises Stopped when the query was cancelled before."""
+        flagged = self._context.bus.link.call("EXISTS", cancel_flag)
         if self._stored:
             place = (self._query.session_id, self._caller.query_id, self._query.lane_ticket)
-            if not await self._parts.lanes.mine(*place):
+            stopped, mine = await asyncio.gather(flagged, self._parts.lanes.mine(*place))
+            if not stopped and not mine:
                 async with self._message.parked():
                     await self._parts.lanes.wait(*place)
+        else:
+            stopped = await flagged
+        if stopped:
+            raise Stopped
         await self.claim()
 
     async def claim(self) -> None:
@@ -128,8 +139,7 @@ class Run:
         if self.recall.terminal is not None:
             return None
         assert self._ports is not None
-        await show_transition(self._ports, "RECEIVE")
-        conversation = await self._conversation()
+        _, conversation = await in_order([partial(show_transition, self._ports, "RECEIVE"), self._conversation])
         await show_transition(self._ports, "START_GENERATION")
         options = self._settings.sampling(self._query.options)
         question = {"role": "user", "content": self._query.query}
@@ -210,11 +220,14 @@ class Run:
             given, turns = split_turns([message.model_dump(exclude_none=True) for message in self._query.messages])
             return Conversation([*system, *given], turns)
         query = self._query
+        reading = self._parts.sessions.turns(query.session_id, self._caller.respondent_id)
         if self.recall.states < 2:  # START_GENERATION says that it was opened: it may have been deleted since
-            owner = await self._parts.sessions.open(query.session_id, query.user_id, query.query)
+            opening = self._parts.sessions.open(query.session_id, query.user_id, query.query)
+            owner, turns_kept = await asyncio.gather(opening, reading)
             if owner != query.user_id:
                 raise PermanentError(f"session {query.session_id} belongs to another user")
-        turns_kept = await self._parts.sessions.turns(query.session_id, self._caller.respondent_id)
+        else:
+            turns_kept = await reading
         limit = self._settings.history_turns
         recent = turns_kept[-limit:] if limit else []
         conversation = Conversation(system, [list(turn.messages()) for turn in recent])
