@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
-from support.http_stack import SSE, HttpStack, answer_in, blocks, event_types, http_stack, parsed, take
+from support.http_stack import SSE, HttpStack, Rules, answer_in, blocks, event_types, http_stack, parsed, take
 
 pytestmark = pytest.mark.slow
 
-RULES = [
+RULES: Rules = [
     # goes on for half a minute unless somebody stops it
     {"when": {"user": "^endless"}, "respond": {"text": [f"w{number} " for number in range(600)], "pace": 0.05}},
     {"when": {"user": "^long"}, "respond": {"text": [f"w{number} " for number in range(30)], "pace": 0.03}},

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
-from support.http_stack import SSE, HttpStack, answer_in, http_stack
+from support.http_stack import SSE, HttpStack, Rules, answer_in, http_stack
 
 pytestmark = pytest.mark.slow
 
-RULES = [
+RULES: Rules = [
     {"when": {"user": "^(slowly .+)$"}, "respond": {"text": "You said: <<1>>", "delay": 0.15}},
     {"respond": {"thinking": "Thinking of <<query>>.", "text": "You said: <<query>>"}},
 ]
@@ -104,7 +104,7 @@ async def _asks(http: httpx.AsyncClient, name: str, numbers: Iterator[int], foun
 
 
 async def test_a_thousand_queries_of_128_clients_at_two_gateways_come_back_to_whom_they_belong(
-    stack: HttpStack, record_property: pytest.RecordProperty
+    stack: HttpStack, record_property: Callable[[str, object], None]
 ) -> None:
     stack.model.play(RULES)
     numbers = iter(range(QUERIES))
@@ -148,7 +148,8 @@ async def test_beyond_the_backlog_queries_are_refused_with_retry_after_and_accep
         before = (await first.get("/participants/gateway/settings")).json()["values"]["max_backlog"]
         assert (await first.patch("/participants/gateway/settings", json={"max_backlog": 10})).status_code == 200
         try:
-            accepted, refused = [], []
+            accepted: list[httpx.Response] = []
+            refused: list[httpx.Response] = []
             # until both gateways have taken the setting up and noticed the backlog
             for number in range(400):
                 reply = await clients[number % 2].post("/query?wait=false", json={"query": f"slowly {number} of many"})

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ SSE = {"Accept": "text/event-stream"}
 TERMINAL = (b"completed", b"failed", b"cancelled")
 _EVENT = re.compile(rb"id: ([0-9]+-[0-9]+)\nevent: ([a-z.]+)\ndata: (.*)\n\n")
 
-Rules = Sequence[dict[str, Any]]
+Rules = Sequence[Mapping[str, Any]]
 
 
 def free_port() -> int:
@@ -131,11 +131,12 @@ class ModelProcess:
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        argv = [sys.executable, "-m", "shared.testing.model_server", "--port", str(self._port)]
+        script = self._log.with_name("rules.json")
+        script.write_text(json.dumps({"rules": self._rules}), encoding="utf-8")
+        argv = [sys.executable, "-m", "shared.testing.model_server", "--port", str(self._port), "--rules", str(script)]
         with self._log.open("ab") as out:
             self._process = subprocess.Popen(argv, cwd=TESTS.parent, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
         until(lambda: self.http.get("/api/version").is_success, 20, "the model server answers")
-        self.play(self._rules)
 
     def kill(self) -> None:
         if self._process is not None:
@@ -243,7 +244,9 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @contextmanager
-def http_stack(folder: Path, rules: Rules = (), *, gateways: int = 2, generators: int = 2) -> Iterator[HttpStack]:
+def http_stack(
+    folder: Path, rules: Rules = (), *, gateways: int = 2, generators: int = 2, appendfsync: str = "everysec"
+) -> Iterator[HttpStack]:
     """A running stack; everything in it is ended, by its process id, with the block."""
     folder.mkdir(parents=True, exist_ok=True)
     model = ModelProcess(folder / "model.log")
@@ -251,7 +254,7 @@ def http_stack(folder: Path, rules: Rules = (), *, gateways: int = 2, generators
         model.start()
         model.play(rules)
         with (
-            EmbeddedRedis(folder / "redis") as redis,
+            EmbeddedRedis(folder / "redis", extra={"appendfsync": appendfsync}) as redis,
             Participants(redis.url, model.url, folder / "people", heartbeat=HEARTBEAT) as people,
         ):
             stack = HttpStack(redis, model, people, gateways)
