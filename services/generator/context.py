@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import orjson
@@ -37,7 +38,8 @@ def reserve(num_ctx: int) -> int:
 
 def estimate(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), ratio: float = DEFAULT_RATIO) -> int:
     """Tokens of messages and tool schemas, at `ratio` characters per token."""
-    return int(characters(messages, tools) / ratio) + _PER_MESSAGE * len(messages)
+    # rounded up: the sum over parts must not be less than the whole
+    return ceil(characters(messages, tools) / ratio) + _PER_MESSAGE * len(messages)
 
 
 def characters(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> int:

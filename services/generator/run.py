@@ -129,7 +129,6 @@ class Run:
             caller=self._caller,
             response_id=self._response_id,
             attempt=self._message.deliveries,
-            tools_unsupported="tools_unsupported" in self.recall.notices,
         )
 
     # ── the answer ───────────────────────────────────────────────────────────────────────────────────────────
@@ -207,7 +206,7 @@ class Run:
     async def _retrieve(self, conversation: Conversation, options: dict[str, Any]) -> str | None:
         """Memories for the question, when the model cannot ask for them itself."""
         assert self._ports is not None
-        if not self._ports.tools_unsupported or "search_memory" not in await self._parts.tools.schemas():
+        if "tools_unsupported" not in self.recall.notices or "search_memory" not in await self._parts.tools.schemas():
             return None
         steps = self._steps(conversation, options, Seat("context", 0), PERSONA_TOOLS)
         call = ToolCall("context", "search_memory", {"query": self._query.query})

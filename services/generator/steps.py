@@ -84,7 +84,6 @@ class Ports:
     response_id: str
     attempt: int
     shown: int = 0
-    tools_unsupported: bool = False
 
 
 @dataclass(slots=True)
@@ -132,8 +131,15 @@ class JournalSteps:
                 self.conversation.removed += half
             except (ModelOverloaded, ModelUnavailable) as exc:
                 log.warning("model.waiting", step=step, reason=str(exc), seconds=pause)
+                await self._notice("model_waiting", f"waiting for the model: {exc}")
                 await asyncio.sleep(pause * random.uniform(0.8, 1.2))
                 pause = min(_LONGEST_PAUSE, pause * 2)
+
+    async def _notice(self, code: str, text: str) -> None:
+        """Tells the client something once per answer."""
+        if code not in self.ports.recall.notices:
+            self.ports.recall.notices.add(code)
+            await self.ports.writer.append(EntryType.NOTICE, {"code": code, "message": text})
 
     async def _void_partial(self, step: int) -> None:
         """Text of a call that nobody will finish: clients are told which."""
@@ -218,8 +224,7 @@ class JournalSteps:
                     case ToolCall():
                         taken.calls.append(delta)
                     case Notice(code):
-                        self.ports.tools_unsupported |= code == "tools_unsupported"
-                        await self.ports.writer.append(EntryType.NOTICE, {"code": code, "message": _NOTICES[code]})
+                        await self._notice(code, _NOTICES[code])
                     case Finish():
                         taken.finish = delta
         finally:

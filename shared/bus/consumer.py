@@ -12,7 +12,7 @@ from shared.bus.link import Command, ConnectionLost, OutOfMemory, ReplyError
 from shared.bus.scripts import HAND_OVER, REAP, RENEW
 from shared.bus.streams import Bus, Entry, entries, served_key
 from shared.envelope import now_ms
-from shared.errors import Fenced, PermanentError, TransientError
+from shared.errors import Fenced, Local2Error, PermanentError, TransientError
 from shared.logging import get_logger
 
 log = get_logger()
@@ -262,9 +262,7 @@ class Consumer:
         """The one place where every failure ends: the entry is tried again, set aside, or left to its new owner."""
         try:
             try:
-                if delivery.deliveries > self._max_deliveries:
-                    raise PermanentError(f"gave up after {delivery.deliveries - 1} deliveries")
-                await self._finish(delivery, await self._routes[delivery.stream].handler(delivery))
+                await self._finish(delivery, await self._attempt(delivery))
             except PermanentError as exc:
                 await self._bury(delivery, str(exc))
         except Fenced:
@@ -272,11 +270,27 @@ class Consumer:
         except TransientError as exc:
             log.warning("bus.try_again", entry_id=delivery.entry_id, reason=str(exc), attempt=delivery.deliveries)
         except Exception:
-            # a bug in a handler must not stop the participant: the entry is tried again, then set aside
+            # a bug in a handler must not stop the participant
             log.exception("bus.handler_failed", stream=delivery.stream, entry_id=delivery.entry_id)
         finally:
             del self.held[delivery.stream, delivery.entry_id]
             self.vacate(delivery)
+
+    async def _attempt(self, delivery: Delivery) -> Sequence[Command]:
+        """The effects of an entry. Raises PermanentError when it was tried often enough."""
+        if delivery.deliveries > self._max_deliveries:
+            raise PermanentError(f"gave up after {delivery.deliveries - 1} deliveries")
+        try:
+            return await self._routes[delivery.stream].handler(delivery)
+        except Local2Error:
+            raise
+        except Exception as exc:
+            if delivery.deliveries < self._max_deliveries:
+                raise
+            log.exception("bus.handler_failed", stream=delivery.stream, entry_id=delivery.entry_id)
+            raise PermanentError(
+                f"gave up after {delivery.deliveries} deliveries: {type(exc).__name__}: {exc}"
+            ) from exc
 
     async def _finish(self, delivery: Delivery, effects: Sequence[Command]) -> None:
         """Writes the effects and acknowledges. Raises Fenced when the entry was taken over meanwhile."""

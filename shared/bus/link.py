@@ -34,6 +34,8 @@ Reply = Any
 # Errors that speak of the server's condition, not of the command: a new connection and another try will help.
 _CONDITIONS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOSCRIPT", "UNBLOCKED")
 _MAX_BACKOFF = 0.5
+# Longer than an answer takes nearby; from far away, flushes follow each other at this interval.
+_LATE = 0.01
 
 
 class ReplyError(Local2Error):
@@ -115,6 +117,7 @@ class Link:
         self._inflight: deque[_Batch] = deque()
         self._transport: asyncio.WriteTransport | None = None
         self._flush_scheduled = False
+        self._late: asyncio.TimerHandle | None = None
         self._counter = 0
         self._closing = False
         self._reason = ""
@@ -184,16 +187,25 @@ class Link:
         return future
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        # While a flush is unanswered, what comes up waits for the next one: the server would not get to it earlier,
-        # and a system call for every few commands is what a busy link would spend most of its time on.
-        if not self._flush_scheduled and not self._inflight and self._transport is not None:
+        # While a flush is unanswered, what comes up waits for the next one: the server would not get to it earlier, and
+        # a busy link would spend most of its time on system calls for a few commands each.
+        if self._transport is not None and not self._flush_scheduled and not self._inflight:
             self._flush_scheduled = True
             loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if self._transport is None or self._inflight or not self._queue:
-            return
+        if self._transport is not None and not self._inflight and (units := self._taken()):
+            self._send(self._transport, units)
+
+    def _hurry(self) -> None:
+        """The answer is late. If it got lost, the number behind the next flush shows it now, not at the time-out."""
+        self._late = None
+        if self._transport is not None and self._inflight:
+            self._send(self._transport, self._taken())
+
+    def _taken(self) -> list[_Unit]:
+        """What the queue holds and somebody still waits for."""
         now = asyncio.get_running_loop().time()
         for unit in self._queue:
             if unit.until is not None and now > unit.until and not unit.future.done():
@@ -201,13 +213,17 @@ class Link:
         # a caller that gave up before its command was sent must not find it carried out later
         units = [unit for unit in self._queue if not unit.future.done()]
         self._queue.clear()
-        if not units:
-            return
+        return units
+
+    def _send(self, transport: asyncio.WriteTransport, units: list[_Unit]) -> None:
+        loop = asyncio.get_running_loop()
         self._counter += 1
         marker = b"%d" % self._counter
-        allowance = self._timeout + max(unit.block for unit in units)
-        self._inflight.append(_Batch(units, marker, now + allowance))
-        self._transport.write(b"".join([*(u.packed for u in units), hiredis.pack_command(("ECHO", marker))]))
+        block = max((unit.block for unit in units), default=0.0)
+        self._inflight.append(_Batch(units, marker, loop.time() + self._timeout + block))
+        transport.write(b"".join([*(u.packed for u in units), hiredis.pack_command(("ECHO", marker))]))
+        if units and not block and self._late is None:
+            self._late = loop.call_later(_LATE, self._hurry)
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -289,6 +305,9 @@ class Link:
             if not unit.future.done():
                 unit.future.set_result(batch.replies[start:end])
             start = end
+        if not self._inflight and self._late is not None:
+            self._late.cancel()
+            self._late = None
         if self._queue:
             # behind the tasks that have just been woken: what they send joins
             self._schedule(asyncio.get_running_loop())

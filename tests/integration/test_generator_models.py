@@ -173,11 +173,13 @@ async def test_a_query_completes_when_the_model_server_comes_back(redis_url: str
         port = int(reserved.url.rpartition(":")[2])
     async with stage(redis_url, ollama_host=f"http://127.0.0.1:{port}") as on:
         query_id = await on.ask("go")
-        await on.seen(query_id, EntryType.STATE, action="START_GENERATION")
-        await asyncio.sleep(0.3)
-        assert (await on.types(query_id))[-1] == "state"
+        # the client is told, once, why nothing comes
+        notice = await on.seen(query_id, EntryType.NOTICE, code="model_waiting")
+        assert "Ollama does not answer" in notice.value()["message"]
+        await asyncio.sleep(0.5)
         async with ScriptedModelServer([DONE], port=port):
             assert await on.answer(query_id) == "It is done."
+        assert (await on.types(query_id)).count("notice") == 1
 
 
 async def test_a_cut_of_the_history_is_announced_and_takes_whole_turns(redis_url: str) -> None:
