@@ -2,13 +2,15 @@
 
 Environment names are `LOCAL2_<FIELD>`; `LOCAL2_<PARTICIPANT>_<FIELD>` is more specific and wins, so that one
 environment can serve several participants (`LOCAL2_WEB_FETCH_TIMEOUT`). The YAML file (`LOCAL2_CONFIG`, default
-`local2.yaml` in the working directory) has a section per participant and one named `defaults`.
+`local2.yaml` in the working directory) has a section per participant and one named `defaults`. A participant's own
+section is checked for names that it does not have; `defaults` is for all, and each takes from it what it knows.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -31,6 +33,8 @@ class Settings(BaseSettings):
 
     # The names of the fields that an operator may change while the participant runs.
     runtime: ClassVar[frozenset[str]] = frozenset({"log_level"})
+    # Whether the class knows every setting of the participant; one that reads a few of another's does not.
+    whole: ClassVar[bool] = True
 
     data_dir: Path = Field(default=Path(".local2"), description="Folder of everything that is kept on disk")
     redis_url: str = Field(
@@ -70,21 +74,47 @@ class Settings(BaseSettings):
         Raises SettingsError that names each wrong value and where it may come from.
         """
         layers: dict[str, Any] = {}
+        # This class itself holds what all participants share, and is loaded for any of them.
+        checked = cls.whole and cls is not Settings
         for values in (
-            _from_yaml(participant),
+            _from_yaml(participant, cls._names() if checked else None),
             _from_environment(cls, ENV_PREFIX),
-            _from_environment(cls, f"{ENV_PREFIX}{participant.upper().replace('-', '_')}_"),
+            _from_environment(cls, _participant_prefix(participant)),
             overrides or {},
         ):
             layers.update(cls._by_field(values))
         try:
             return cls(**layers)
         except ValidationError as exc:
-            raise SettingsError(f"settings of {participant}: {describe(exc)}") from exc
+            raise SettingsError(f"settings of {participant}: {cls._told(exc, participant)}") from exc
 
     @classmethod
-    def _by_field(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Keys as field names: the sources speak in aliases (`OLLAMA_HOST`) for fields that have them."""
+    def _told(cls, exc: ValidationError, participant: str) -> str:
+        """Each wrong value by its field and the environment variable that sets it."""
+        names = cls._names()
+
+        def place(parts: Sequence[int | str]) -> str:
+            first, *rest = (str(part) for part in parts)
+            field = names.get(first.lower())
+            if field is None:
+                return _dotted(parts)
+            return f"{_dotted([field, *rest])} ({cls._variable(field, participant)})"
+
+        return describe(exc, place)
+
+    @classmethod
+    def _variable(cls, field: str, participant: str) -> str:
+        """The environment variable of the field: one that is set now, else the one that all participants hear."""
+        alias = cls.model_fields[field].validation_alias
+        choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+        general = [str(choice) for choice in choices if isinstance(choice, str) and choice.isupper()]
+        general = general or [f"{ENV_PREFIX}{field.upper()}"]
+        specific = f"{_participant_prefix(participant)}{field.upper()}"
+        return next((name for name in (specific, *general) if name in os.environ), general[0])
+
+    @classmethod
+    def _names(cls) -> dict[str, str]:
+        """Field names by what the sources may call them, in small letters."""
         names: dict[str, str] = {}
         for name, info in cls.model_fields.items():
             names[name] = name
@@ -93,6 +123,12 @@ class Settings(BaseSettings):
                 names.update({str(choice).lower(): name for choice in alias.choices})
             elif isinstance(alias, str):
                 names[alias.lower()] = name
+        return names
+
+    @classmethod
+    def _by_field(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Keys as field names: the sources speak in aliases (`OLLAMA_HOST`) for fields that have them."""
+        names = cls._names()
         return {names.get(key.lower(), key): value for key, value in values.items()}
 
     def update_settings(self, values: Mapping[str, Any]) -> Self:
@@ -127,11 +163,18 @@ class Settings(BaseSettings):
 S = TypeVar("S", bound=Settings)
 
 
-def describe(exc: ValidationError) -> str:
-    """One sentence a person can act on, without the values (they may be secrets)."""
+def _dotted(parts: Sequence[int | str]) -> str:
+    return ".".join(str(part) for part in parts)
+
+
+def _participant_prefix(participant: str) -> str:
+    return f"{ENV_PREFIX}{participant.upper().replace('-', '_')}_"
+
+
+def describe(exc: ValidationError, place: Callable[[Sequence[int | str]], str] = _dotted) -> str:
+    """One sentence a person can act on, without the values (they may be secrets). `place` names where one stands."""
     return "; ".join(
-        f"{'.'.join(str(p) for p in error['loc']) or 'value'}: {error['msg']}"
-        for error in exc.errors(include_url=False)
+        f"{place(error['loc']) if error['loc'] else 'value'}: {error['msg']}" for error in exc.errors(include_url=False)
     )
 
 
@@ -142,7 +185,8 @@ def _from_environment(settings_cls: type[BaseSettings], prefix: str) -> dict[str
         raise SettingsError(f"environment {prefix}…: {exc}; lists and mappings are written as JSON") from exc
 
 
-def _from_yaml(participant: str) -> dict[str, Any]:
+def _from_yaml(participant: str, known: Mapping[str, str] | None) -> dict[str, Any]:
+    """`known`: names that the participant's own section may have, None when any will do."""
     named = os.environ.get("LOCAL2_CONFIG")
     path = Path(named or "local2.yaml")
     if not path.is_file():
@@ -152,6 +196,14 @@ def _from_yaml(participant: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         sections = [content.get("defaults") or {}, content.get(participant) or {}]
-        return {**sections[0], **sections[1]}
+        shared, own = ({str(name): value for name, value in section.items()} for section in sections)
     except (yaml.YAMLError, AttributeError, TypeError) as exc:
         raise SettingsError(f"{path}: a mapping of participants to their settings is expected: {exc}") from exc
+    if known is not None and (unknown := [name for name in own if name.lower() not in known]):
+        raise SettingsError(f"{path}, section {participant}: {'; '.join(_no_setting(name, known) for name in unknown)}")
+    return {**shared, **own}
+
+
+def _no_setting(name: str, known: Collection[str]) -> str:
+    near = get_close_matches(name.lower(), known, n=1)
+    return f"there is no setting {name}{f'; did you mean {near[0]}?' if near else ''}"

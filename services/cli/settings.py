@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import AliasChoices, Field, SecretStr
 
@@ -10,8 +12,32 @@ from shared.errors import SettingsError
 from shared.settings import Settings
 
 
+class GatewayWish(Settings):
+    """The part of the gateway's settings that its clients need to know."""
+
+    whole: ClassVar[bool] = False
+
+    host: str | None = Field(
+        default=None,
+        min_length=1,
+        validation_alias=AliasChoices("LOCAL2_API_HOST", "LOCAL2_GATEWAY_HOST"),
+        description="Address on which the gateway listens",
+    )
+    port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_535,
+        validation_alias=AliasChoices("LOCAL2_API_PORT", "LOCAL2_GATEWAY_PORT"),
+        description="Port on which the gateway listens",
+    )
+    admin_key: SecretStr | None = Field(default=None, description="The operator's key")
+
+
 class ClientSettings(Settings):
-    """Where the gateway answers. The key is LOCAL2_API_KEY, else LOCAL2_ADMIN_KEY, else the one in the data folder."""
+    """Where the gateway answers. The key is LOCAL2_API_KEY, else LOCAL2_ADMIN_KEY, else the one in the data folder.
+
+    `load` also hears what the file and the environment say to the gateway, unless something is said to `cli` itself.
+    """
 
     api_url: str | None = Field(default=None, pattern=r"^https?://[^\s/]+", description="Address of the HTTP API")
     api_host: str = Field(
@@ -29,6 +55,20 @@ class ClientSettings(Settings):
     )
     api_key: SecretStr | None = Field(default=None, description="Key sent with every request")
     admin_key: SecretStr | None = Field(default=None, description="The operator's key")
+    redis_appendfsync: Literal["everysec", "always", "no"] = Field(
+        default="everysec", description="How often the embedded Redis syncs its append-only file to the disk"
+    )
+
+    @classmethod
+    def load(cls, participant: str = "cli", overrides: Mapping[str, Any] | None = None) -> Self:
+        own = super().load(participant, overrides)
+        gateway = GatewayWish.load("gateway")
+        heard = {
+            mine: getattr(gateway, its)
+            for mine, its in _OF_THE_GATEWAY.items()
+            if its in gateway.model_fields_set and mine not in own.model_fields_set
+        }
+        return super().load(participant, {**heard, **(overrides or {})}) if heard else own
 
     @property
     def base_url(self) -> str:
@@ -55,8 +95,20 @@ class ClientSettings(Settings):
             raise SettingsError(f"{self.admin_key_path} cannot be read ({exc}); set LOCAL2_API_KEY") from exc
 
 
+# Fields of ClientSettings by the gateway's names for the same.
+_OF_THE_GATEWAY = {"api_host": "host", "api_port": "port", "admin_key": "admin_key", "data_dir": "data_dir"}
+
+
+class DrainWish(Settings):
+    """What any participant says of its own end."""
+
+    whole: ClassVar[bool] = False
+
+
 class ModelWish(Settings):
     """The part of a respondent's settings that decides which model server is needed."""
+
+    whole: ClassVar[bool] = False
 
     backend: str = Field(default="ollama", description="ollama, openai or google_genai")
     model: str = Field(default="gemma4:e4b", description="Name of the model")
@@ -75,6 +127,8 @@ class ModelWish(Settings):
 
 class SearchWish(Settings):
     """The part of web_search's settings that decides which search service is asked."""
+
+    whole: ClassVar[bool] = False
 
     provider: str | None = Field(default=None, description="searxng, brave, tavily or mock")
     searxng_url: str = Field(

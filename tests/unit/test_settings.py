@@ -137,3 +137,49 @@ def test_the_schema_describes_the_run_time_settings_only() -> None:
     assert set(schema["properties"]) == set(Example.runtime)
     assert schema["additionalProperties"] is False
     assert schema["properties"]["timeout"]["exclusiveMinimum"] == 0
+
+
+@pytest.mark.parametrize(("name", "near"), [("timeuot", "timeout"), ("Hosst", "hosts"), ("zzzzzz", None)])
+def test_an_unknown_name_in_a_participants_own_section_is_an_error_with_the_nearest_one(
+    name: str, near: str | None
+) -> None:
+    write(f"example: {{{name}: 1}}")
+    with pytest.raises(SettingsError) as caught:
+        Example.load("example")
+    end = f"; did you mean {near}?" if near else ""
+    assert str(caught.value) == f"local2.yaml, section example: there is no setting {name}{end}"
+
+
+def test_names_of_others_in_the_defaults_and_in_their_own_sections_are_no_error() -> None:
+    write("defaults: {model: m, heartbeat: 2}\nother: {model: n}\nexample: {EXAMPLE_URL: 'http://there', 'Timeout': 3}")
+    settings = Example.load("example")
+    assert (settings.heartbeat, settings.url, settings.timeout) == (2, "http://there", 3)
+
+
+def test_what_all_participants_share_can_be_read_for_any_of_them() -> None:
+    write("example: {timeout: 4, heartbeat: 7}")
+    assert Settings.load("example").heartbeat == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("LOCAL2_TIMEOUT", "-1", r"settings of example: timeout \(LOCAL2_TIMEOUT\): Input should be greater than 0"),
+        ("LOCAL2_EXAMPLE_TIMEOUT", "-1", r"timeout \(LOCAL2_EXAMPLE_TIMEOUT\): "),
+        ("LOCAL2_HOSTS", "[1]", r"hosts\.0 \(LOCAL2_HOSTS\): "),
+    ],
+)
+def test_a_wrong_value_names_the_variable_that_sets_it(
+    name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=said):
+        Example.load("example")
+
+
+def test_a_wrong_value_of_the_file_names_the_variable_too_by_its_established_name() -> None:
+    write("example: {url: [], heartbeat: 0}")
+    with pytest.raises(SettingsError) as caught:
+        Example.load("example")
+    assert "url (EXAMPLE_URL): " in str(caught.value)
+    assert "heartbeat (LOCAL2_HEARTBEAT): " in str(caught.value)
