@@ -8,6 +8,7 @@ from typing import Any, Self
 import httpx
 
 from services.cli.settings import ClientSettings
+from services.cli.typed import typed
 from shared.errors import Local2Error
 
 # A query may take as long as its deadline; the gateway answers 504 then.
@@ -28,6 +29,7 @@ class Api:
 
     def __init__(self, settings: ClientSettings, timeout: float = 30.0) -> None:
         self.base_url = settings.base_url
+        self._key_path = settings.admin_key_path.absolute()
         key = settings.key()
         self.http = httpx.AsyncClient(
             base_url=self.base_url,
@@ -64,28 +66,27 @@ class Api:
             raise unreachable(self.base_url, exc) from exc
         if response.is_success:
             return response.json() if response.content else None
-        raise refusal(response)
+        raise self.refusal(response)
+
+    def refusal(self, response: httpx.Response) -> ApiError:
+        """The error of an answer that has been read; its shape is {"error": {"code", "message"}}."""
+        status = response.status_code
+        try:
+            error = response.json()["error"]
+            code, message = str(error["code"]), str(error["message"])
+        except (ValueError, KeyError, TypeError):
+            return ApiError(f"http_{status}", f"{response.url} answered {status} without saying why", status)
+        if status == 401:
+            message += f" (the key is taken from LOCAL2_API_KEY, LOCAL2_ADMIN_KEY or {self._key_path})"
+        if status == 429 and (wait := response.headers.get("retry-after")):
+            message += f" (try again in {wait} s)"
+        return ApiError(code, message, status)
 
 
 def unreachable(base_url: str, exc: Exception) -> ApiError:
     if isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout):
-        return ApiError("unreachable", f"nothing answers at {base_url}; start the stack with: local2 run")
+        return ApiError("unreachable", f"nothing answers at {base_url}; start the stack with: {typed('run')}")
     return ApiError("unreachable", f"the connection to {base_url} failed: {exc or type(exc).__name__}")
-
-
-def refusal(response: httpx.Response) -> ApiError:
-    """The error of an answer that has been read; its shape is {"error": {"code", "message"}}."""
-    status = response.status_code
-    try:
-        error = response.json()["error"]
-        code, message = str(error["code"]), str(error["message"])
-    except (ValueError, KeyError, TypeError):
-        return ApiError(f"http_{status}", f"{response.url} answered {status} without saying why", status)
-    if status == 401:
-        message += " (the key is taken from LOCAL2_API_KEY, LOCAL2_ADMIN_KEY or the data folder's admin.key)"
-    if status == 429 and (wait := response.headers.get("retry-after")):
-        message += f" (try again in {wait} s)"
-    return ApiError(code, message, status)
 
 
 def rows(answer: Any, name: str) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from services.cli.ask import chat as chat_loop
 from services.cli.doctor import World, configured_redis, examine
 from services.cli.plan import RunOptions
 from services.cli.run import Run
+from services.cli.run_lock import UnusableFolder
 from services.cli.settings import ClientSettings
 from services.cli.stories_command import run_stories
 from services.cli.story import select_stories
@@ -150,9 +151,9 @@ def doctor() -> None:
 
 
 def main() -> None:
-    """The entry point: what goes wrong is one sentence and status 1."""
+    """The entry point: what goes wrong is one sentence and status 1, or 2 for a data folder that cannot be used."""
     try:
         app()
     except Local2Error as exc:
         errors.print(f"local2: {exc}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(exc, UnusableFolder) else 1)

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from services.cli.answer_view import AnswerView, printable
 from services.cli.api import Api, ApiError, rows
@@ -29,7 +30,7 @@ async def ask(
 ) -> int:
     """Asks once; the exit code. With `as_json` the only output is one JSON object."""
     view = AnswerView(None if as_json else console, thinking=thinking)
-    stream = QueryStream(api, on_resume=lambda why: view.note(f"· {why}; resuming"))
+    stream = QueryStream(api, on_resume=lambda what: view.note(f"· {what}"))
     body: dict[str, Any] = {"query": query, **({"session_id": session} if session else {})}
     try:
         left = await _watch(api, stream, view, body)
@@ -161,11 +162,16 @@ def new_session() -> str:
 
 def sessions_table(sessions: list[dict[str, Any]], current: str | None = None) -> Table:
     table = Table()
-    # An id that is cut off is of no use.
-    table.add_column("session", no_wrap=True, min_width=36)
-    table.add_column("first question", overflow="ellipsis", no_wrap=True)
+    # An id that is cut off is of no use. The question's column alone gives way (a column that may not wrap keeps its
+    # width); where even that is not enough, the id is folded.
+    table.add_column("session", no_wrap=True)
+    table.add_column("first question")
     table.add_column("last used", no_wrap=True)
     for row in sessions:
         mark = " *" if row.get("session_id") == current else ""
-        table.add_row(f"{row.get('session_id')}{mark}", printable(str(row.get("title", ""))), ago(row.get("updated")))
+        table.add_row(
+            Text(f"{row.get('session_id')}{mark}", no_wrap=False, overflow="fold"),
+            Text(printable(str(row.get("title", ""))), no_wrap=True, overflow="ellipsis"),
+            ago(row.get("updated")),
+        )
     return table

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import httpx
 
-from services.cli.api import Api, ApiError, refusal
+from services.cli.api import Api, ApiError
 from services.cli.sse import Parser, lines
 
 # Earlier messages come first, so that nothing is missed between the opening and the first query.
@@ -78,7 +78,7 @@ class BusTap:
         async with http.stream("GET", "/bus/events", params=params, timeout=_IDLE) as response:
             if not response.is_success:
                 await response.aread()
-                raise refusal(response)
+                raise self._api.refusal(response)
             self._opened.set()
             parser = Parser()
             async with aclosing(lines(response)) as following:

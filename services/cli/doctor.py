@@ -21,6 +21,7 @@ from services.cli.probes import get_json, port_state, redis_version, searxng_tro
 from services.cli.readiness import reasons
 from services.cli.run_lock import running_pid
 from services.cli.settings import ClientSettings, ModelWish, SearchWish
+from services.cli.typed import typed
 from shared.errors import Local2Error
 from shared.llm.ollama_admin import OllamaAdmin, ollama_url
 from shared.llm.port import ModelError
@@ -66,7 +67,14 @@ def configured_redis(client: ClientSettings) -> str | None:
 async def examine(world: World) -> list[Finding]:
     """All checks at the same time; none waits longer than a few seconds."""
     checks: list[Callable[[World], Awaitable[list[Finding]]]] = [machine, folder, bus, gateway, model, search]
-    return [finding for found in await asyncio.gather(*(check(world) for check in checks)) for finding in found]
+    running, found = await asyncio.gather(running_model(world), asyncio.gather(*(check(world) for check in checks)))
+    findings = [finding for of_one in found for finding in of_one]
+    if running is None:
+        return findings
+    # What a stack that runs says of its model counts, not what one with these settings would use.
+    place = next((n for n, finding in enumerate(findings) if finding.about == "web search"), len(findings))
+    findings.insert(place, running)
+    return [finding for finding in findings if finding.about != "model" or finding is running]
 
 
 async def machine(_world: World) -> list[Finding]:
@@ -131,6 +139,20 @@ async def gateway(world: World) -> list[Finding]:
     return findings
 
 
+async def running_model(world: World) -> Finding | None:
+    """The model of the stack that answers at the gateway's address; None when there is none, or it is not ready."""
+    try:
+        part = (await get_json(f"{world.client.base_url}/ready"))["parts"]["model"]
+    except (Local2Error, KeyError, TypeError):
+        return None
+    if not isinstance(part, dict) or not part.get("ok"):
+        return None
+    what = f"the running stack answers with {part.get('model')} ({part.get('backend')})"
+    if part.get("demo"):
+        return Finding("model", "note", f"{what}, the demonstration model", "start Ollama for real use")
+    return Finding("model", "ok", what)
+
+
 async def _port(world: World) -> Finding:
     client = world.client
     if client.api_url:
@@ -140,9 +162,11 @@ async def _port(world: World) -> Finding:
         return Finding("gateway", "note", f"local2 run works here (pid {pid}), but its API does not answer", remedy)
     found = await port_state(client.api_host, client.api_port)
     if found.state == "free":
-        return Finding("gateway", "note", f"not running; port {client.api_port} is free", "start it with: local2 run")
+        return Finding(
+            "gateway", "note", f"not running; port {client.api_port} is free", f"start it with: {typed('run')}"
+        )
     what = "in use by another program" if found.state == "taken" else f"not usable ({found.detail or found.state})"
-    remedy = "local2 run --api-port N, or set LOCAL2_API_PORT"
+    remedy = f"{typed('run', '--api-port', 'N')}, or set LOCAL2_API_PORT"
     return Finding("gateway", "missing", f"port {client.api_port} is {what}", remedy)
 
 

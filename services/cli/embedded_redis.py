@@ -74,6 +74,8 @@ class EmbeddedRedis:
     port: None for the socket only; 0 for a free loopback TCP port as well, or its number (then `url` is that of TCP,
         with a password that stays in the folder). `start` again after `stop` or `kill` gives the same URL.
     reuse: when a server already runs on the folder, use it, and stop it at the end; else that is an error.
+    extra: directives of its configuration file; a server that is reused is told them too, so each must be one that
+        CONFIG SET takes.
 
     All methods block for milliseconds; call them by `asyncio.to_thread` where a loop runs.
     """
@@ -132,10 +134,13 @@ class EmbeddedRedis:
         """Starts the server and returns its URL once it answers. Raises EmbeddedRedisError."""
         if self.pid is not None:
             return self.url
-        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.data_dir.chmod(0o700)
-        _private_folder(self.socket_path.parent)
-        lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.data_dir.chmod(0o700)
+            _private_folder(self.socket_path.parent)
+            lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as exc:
+            raise EmbeddedRedisError(f"the folder {self.data_dir} cannot be used: {exc.strerror or exc}") from exc
         try:
             if not self._lock(lock):
                 return self._adopt(json.loads(os.pread(lock, 4096, 0) or b"{}"))
@@ -259,6 +264,12 @@ class EmbeddedRedis:
         self._port = int(running.get("port") or 0)
         self._password = self._kept_password() if self._wants_port is not None else ""
         self._wait_until_ready()
+        for name, value in self._extra.items():
+            if (answer := self._ask(f"CONFIG SET {name} {_quoted(value)}")) != "+OK":
+                raise EmbeddedRedisError(
+                    f"the Redis server (pid {pid}) on {self.data_dir} does not take"
+                    f" {name} {value} ({answer}); stop it first"
+                )
         return self.url
 
     def _wait_until_ready(self) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from services.cli.child import ChildSpec
 
+PARTICIPANTS = ("gateway", "generator", "respondent-b", "web_search", "web_fetch")
+
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -103,10 +104,16 @@ async def answers(url: str, timeout: float = 1.5) -> bool:
 
 def writable(folder: Path) -> str | None:
     """None when files can be made in the folder (or it can be made), else why not."""
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    if not existing.is_dir():
-        return f"{existing} is not a folder"
-
-    return None if os.access(existing, os.W_OK | os.X_OK) else f"no permission to write in {existing}"
+    existing = folder.absolute()
+    try:
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        if not existing.is_dir():
+            return f"{existing} is not a folder"
+        # Permissions tell too little: a file system may be read-only, or make no folders for anybody.
+        os.rmdir(tempfile.mkdtemp(prefix=".local2-", dir=existing))
+    except PermissionError:
+        return f"no permission to write in {existing}"
+    except OSError as exc:
+        return f"nothing can be made in {existing} ({exc.strerror or exc})"
+    return None

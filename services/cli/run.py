@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,13 +14,14 @@ from rich.console import Console
 
 from services.cli.log_view import LogView
 from services.cli.models import choose_model, demo_env
-from services.cli.plan import RunOptions, participants
+from services.cli.plan import PARTICIPANTS, RunOptions, participants
 from services.cli.probes import port_state, redis_version, writable
 from services.cli.pull_view import PullView
-from services.cli.run_lock import run_lock
+from services.cli.run_lock import UnusableFolder, run_lock
 from services.cli.search_choice import choose_search
-from services.cli.settings import ClientSettings, ModelWish, SearchWish
-from services.cli.supervisor import StartError, Supervisor, until_signal
+from services.cli.settings import ClientSettings, DrainWish, ModelWish, SearchWish
+from services.cli.supervisor import StartError, Supervisor, grace, until_signal
+from services.cli.typed import typed
 from shared.errors import Local2Error
 
 
@@ -42,11 +44,11 @@ class Run:
         """Raises Local2Error when the stack cannot be started."""
         options = self._options
         if trouble := writable(options.data_dir):
-            raise StartError(f"the data folder {options.data_dir} cannot be used: {trouble}")
+            raise UnusableFolder(options.data_dir, trouble)
         # The folder first: a second run on it is told about that, not about its port.
         with run_lock(options.data_dir):
             await self._check_port()
-            async with Supervisor(self._view) as supervisor:
+            async with Supervisor(self._view, grace=grace(longest_drain())) as supervisor:
                 try:
                     await until_signal(lambda stop: asyncio.ensure_future(self._serve(supervisor, stop)))
                 finally:
@@ -72,7 +74,7 @@ class Run:
 
     async def _bus(self, supervisor: Supervisor) -> str:
         if not self._redis_url:
-            url = await supervisor.start_redis(self._options.data_dir)
+            url = await supervisor.start_redis(self._options.data_dir, self._client.redis_appendfsync)
             self._view.say(f"bus: embedded Redis server, data in {self._options.data_dir / 'redis'}")
             return url
         try:
@@ -98,7 +100,7 @@ class Run:
     async def _check_port(self) -> None:
         host, port = self._options.api_host, self._options.api_port
         found = await port_state(host, port)
-        other = f"choose another port: local2 run --api-port {port + 1 if port < 65_535 else 8765}"
+        other = f"choose another port: {typed('run', '--api-port', str(port + 1 if port < 65_535 else 8765))}"
         match found.state:
             case "gateway":
                 raise StartError(f"port {port} on {host} is in use: a LoCAL2 gateway already answers there; {other}")
@@ -106,6 +108,11 @@ class Run:
                 raise StartError(f"port {port} on {host} is in use by another program; {other}")
             case "refused":
                 raise StartError(f"cannot listen on port {port} of {host} ({found.detail}); {other}")
+
+
+def longest_drain() -> float:
+    """The most that any participant may take to finish its work."""
+    return max(DrainWish.load(name).drain for name in PARTICIPANTS)
 
 
 async def welcome(settings: ClientSettings, *, key_in_link: bool = False) -> str:
@@ -119,8 +126,11 @@ async def welcome(settings: ClientSettings, *, key_in_link: bool = False) -> str
             page = (await http.get("/", headers={"accept": "text/html"})).headers.get("content-type", "")
         except httpx.HTTPError:
             page = ""
+    given = next((name for name in ("LOCAL2_API_KEY", "LOCAL2_ADMIN_KEY") if os.environ.get(name)), None)
     if settings.admin_key is not None or settings.api_key is not None:
-        key, shown, link = "$LOCAL2_ADMIN_KEY", "the key in LOCAL2_ADMIN_KEY", ""
+        key, shown, link = f"${given}", f"the key in {given}", ""
+        if given is None:
+            key, shown = "KEY", "the one that is configured (instead of KEY below)"
     else:
         key, shown = f"$(cat {shlex.quote(str(settings.admin_key_path))})", str(settings.admin_key_path)
         link = f"#key={quote(secret)}" if key_in_link and (secret := settings.key()) else ""
@@ -131,7 +141,7 @@ async def welcome(settings: ClientSettings, *, key_in_link: bool = False) -> str
             "ready",
             f"  {first}",
             f"  admin key: {shown}",
-            '  try: local2 ask "What is the capital of France?"',
+            f'  try: {typed("ask")} "What is the capital of France?"',
             f'  or:  curl -s {base}/query -H "Authorization: Bearer {key}" \\',
             """         -H 'Content-Type: application/json' -d '{"query": "What is the capital of France?"}'""",
         ]

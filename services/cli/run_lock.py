@@ -15,11 +15,27 @@ class AlreadyRunning(Local2Error):
     """Another supervisor uses the folder."""
 
 
+class UnusableFolder(Local2Error):
+    """The data folder cannot be made or written; `trouble` says why."""
+
+    def __init__(self, data_dir: Path, trouble: str) -> None:
+        super().__init__(
+            f"the data folder {data_dir} cannot be used: {trouble};"
+            " choose another one with --data-dir or LOCAL2_DATA_DIR"
+        )
+
+
 @contextlib.contextmanager
 def run_lock(data_dir: Path) -> Iterator[None]:
-    """Holds the folder. The system lets go of it when this process ends, however it ends. Raises AlreadyRunning."""
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle = os.open(data_dir / "run.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    """Holds the folder. The system lets go of it when this process ends, however it ends.
+
+    Raises AlreadyRunning, UnusableFolder.
+    """
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(data_dir / "run.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as exc:
+        raise UnusableFolder(data_dir, exc.strerror or str(exc)) from exc
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

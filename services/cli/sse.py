@@ -12,11 +12,13 @@ from typing import Any
 
 import httpx
 
-from services.cli.api import Api, ApiError, refusal, unreachable
+from services.cli.api import Api, ApiError, unreachable
 
 TERMINAL = frozenset({"completed", "failed", "cancelled"})
 # How long a stream may stay away before the command gives up.
 PATIENCE = 60.0
+# The same for a gateway that was not there at all: it may just be starting again.
+START_PATIENCE = 5.0
 _IDLE = httpx.Timeout(60.0, connect=5.0)
 _PASSING = frozenset({429, 502, 503, 504})
 
@@ -62,11 +64,17 @@ class QueryStream:
     """One query's events. `query_id` and `session_id` are known after the first answer of the gateway."""
 
     def __init__(
-        self, api: Api, *, on_resume: Callable[[str], None] = lambda _why: None, patience: float = PATIENCE
+        self,
+        api: Api,
+        *,
+        on_resume: Callable[[str], None] = lambda _what: None,
+        patience: float = PATIENCE,
+        start_patience: float = START_PATIENCE,
     ) -> None:
         self._api = api
         self._on_resume = on_resume
         self._patience = patience
+        self._start_patience = start_patience
         self._last = ""
         self._sent = False
         self.query_id: str | None = None
@@ -93,8 +101,10 @@ class QueryStream:
 
     async def _follow(self, request: Callable[[], httpx.Request]) -> AsyncGenerator[Event, None]:
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + self._patience
+        began = loop.time()
+        give_up = began + self._patience
         pause = 0.1
+        told = False
         while True:
             why: Exception
             try:
@@ -106,16 +116,20 @@ class QueryStream:
                             return
                 why = ApiError("stream_ended", "the stream ended before the answer was complete")
             except httpx.HTTPError as exc:
-                # Nothing was sent when there was no connection: then nobody is there, and waiting is no use.
+                # Nothing was sent when there was no connection: nobody may be there, and a long wait is no use.
                 self._sent = self._sent or not isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout)
                 why = unreachable(self._api.base_url, exc)
             except ApiError as exc:
                 if exc.status not in _PASSING or self.query_id is None:
                     raise
                 why = exc
-            if not (self._sent and loop.time() < give_up):
+            if loop.time() >= (give_up if self._sent else began + self._start_patience):
                 raise why
-            self._on_resume(str(why))
+            if self._sent:
+                self._on_resume(f"{why}; resuming")
+            elif not told:
+                told = True
+                self._on_resume(f"nothing answers at {self._api.base_url}; trying for {self._start_patience:g} s")
             await asyncio.sleep(pause)
             pause = min(pause * 2, 2.0)
 
@@ -124,7 +138,7 @@ class QueryStream:
         try:
             if not response.is_success:
                 await response.aread()
-                raise refusal(response)
+                raise self._api.refusal(response)
             self._sent = True
             self.query_id = response.headers.get("x-query-id", self.query_id)
             self.session_id = response.headers.get("x-session-id", self.session_id)

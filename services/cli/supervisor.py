@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +28,13 @@ T = TypeVar("T")
 # A participant that dies so often before the stack has answered once is broken, not unlucky.
 MAX_START_FAILURES = 3
 DEMO_START = 180.0
-# More than what a replica may take to finish its work (`drain`).
-GRACE = 8.0
+# What a participant may take after `drain` to hand over what it holds and to say good-bye.
+LEAVING = 6.0
+
+
+def grace(drain: float) -> float:
+    """Seconds between SIGTERM and SIGKILL: more than a participant with this `drain` ever needs."""
+    return drain + LEAVING + 2.0
 
 
 class StartError(Local2Error):
@@ -40,7 +46,7 @@ class Supervisor:
     """Everything that runs. `async with` stops it all at the end, in the reverse order."""
 
     view: LogView
-    grace: float = GRACE
+    grace: float = grace(5.0)
     backoff: Backoff = field(default_factory=Backoff)
     _guardian: Guardian = field(init=False)
     _redis: RedisKeeper | None = None
@@ -52,7 +58,7 @@ class Supervisor:
 
     async def __aenter__(self) -> Supervisor:
         self._broken = asyncio.get_running_loop().create_future()
-        self._guardian = Guardian(grace=int(self.grace))
+        self._guardian = Guardian(grace=math.ceil(self.grace))
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -68,10 +74,10 @@ class Supervisor:
             found["redis"] = self._redis.pid
         return {name: pid for name, pid in found.items() if pid is not None}
 
-    async def start_redis(self, data_dir: Path) -> str:
+    async def start_redis(self, data_dir: Path, appendfsync: str = "everysec") -> str:
         """The URL of the embedded server. Raises EmbeddedRedisError."""
         # An orphan of a supervisor that was killed may still hold the folder: it is used and supervised.
-        server = EmbeddedRedis(data_dir / "redis", reuse=True)
+        server = EmbeddedRedis(data_dir / "redis", reuse=True, extra={"appendfsync": appendfsync})
         self._redis = RedisKeeper(server, self._guardian, self.view.writer("redis"), backoff=self.backoff)
         url = await self._redis.start()
         self._tasks.append(asyncio.create_task(self._redis.run(), name="redis"))

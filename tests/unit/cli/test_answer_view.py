@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import uuid
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from services.cli.answer_view import AnswerView
+from services.cli.ask import sessions_table
 from services.cli.sse import Event
 
 
@@ -72,3 +75,14 @@ def test_control_characters_of_a_page_never_reach_the_terminal() -> None:
 def test_a_notice_repeated_by_every_attempt_is_shown_once() -> None:
     notice = {"text": "this model cannot think aloud"}
     assert shown(("1-1", "notice", notice), ("1-2", "notice", notice))[0].count("cannot think") == 1
+
+
+@pytest.mark.parametrize("width", [80, 60, 30])
+def test_no_part_of_a_sessions_id_is_cut_off(width: int) -> None:
+    rows = [{"session_id": str(uuid.UUID(int=n)), "title": "A long question " * 9, "updated": None} for n in (1, 2)]
+    out = io.StringIO()
+    Console(file=out, width=width).print(sessions_table(rows, current=rows[0]["session_id"]))
+    shown = "".join(line.split("│")[1].strip() + " " for line in out.getvalue().splitlines() if line.startswith("│"))
+    assert all(row["session_id"] in shown.replace(" ", "") for row in rows)
+    if width >= 60:
+        assert f"{rows[0]['session_id']} * {rows[1]['session_id']}" in shown

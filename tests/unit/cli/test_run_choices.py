@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import socket
@@ -16,9 +17,9 @@ from rich.console import Console
 
 from services.cli.models import choose_model, demo_env
 from services.cli.plan import RunOptions, participants
-from services.cli.probes import port_state
+from services.cli.probes import port_state, writable
 from services.cli.pull_view import PullView
-from services.cli.run_lock import AlreadyRunning, run_lock, running_pid
+from services.cli.run_lock import AlreadyRunning, UnusableFolder, run_lock, running_pid
 from services.cli.search_choice import choose_search
 from services.cli.settings import ClientSettings, ModelWish, SearchWish
 from shared.errors import SettingsError
@@ -199,3 +200,40 @@ def test_the_gateways_own_names_of_host_and_port_count_too(monkeypatch: pytest.M
     monkeypatch.setenv("LOCAL2_GATEWAY_PORT", "9123")
     monkeypatch.setenv("LOCAL2_API_HOST", "127.0.0.2")
     assert ClientSettings.load("cli").base_url == "http://127.0.0.2:9123"
+
+
+@pytest.mark.parametrize("command", [["run", "--headless", "--data-dir"], ["doctor"]])
+def test_a_data_folder_that_cannot_be_made_is_one_sentence(command: list[str], tmp_path: Path) -> None:
+    # Below a file nobody can make a folder, not even the superuser.
+    (tmp_path / "file").write_text("x")
+    folder = str(tmp_path / "file" / "data")
+    whole = [sys.executable, "-m", "services.cli", *command, *([folder] if command[0] == "run" else [])]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "LOCAL2_DATA_DIR": folder}
+    done = subprocess.run(whole, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr
+    if command[0] == "run":
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"local2: the data folder {folder} cannot be used: ")
+        assert done.stderr.count("\n") == 1
+    else:
+        assert done.returncode == 1
+        assert "MISSING data folder: " in done.stdout
+
+
+def test_a_folder_in_which_nothing_can_be_made_is_found_out_by_trying(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert writable(tmp_path / "new" / "data") is None
+    assert list(tmp_path.iterdir()) == []
+
+    def refused(*_args: object, **_named: object) -> str:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("services.cli.probes.tempfile.mkdtemp", refused)
+    assert writable(tmp_path / "new") == f"nothing can be made in {tmp_path} (Read-only file system)"
+
+
+def test_a_lock_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "run.lock").mkdir()
+    with pytest.raises(UnusableFolder, match="cannot be used: Is a directory"), run_lock(tmp_path):
+        pass

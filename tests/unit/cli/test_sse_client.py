@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,7 +105,7 @@ async def test_without_a_gateway_the_sentence_says_how_to_start_one() -> None:
 
     async with Api(ClientSettings(api_url="http://127.0.0.1:9")) as api:
         with pytest.raises(ApiError, match=r"nothing answers at http://127.0.0.1:9; .*local2 run"):
-            await collected(QueryStream(api))
+            await collected(QueryStream(api, start_patience=0.3))
 
 
 def test_comments_and_unknown_fields_are_skipped_and_data_lines_are_joined() -> None:
@@ -120,3 +122,51 @@ def test_an_event_type_does_not_leak_into_the_next_event() -> None:
     event = parser.feed("")
     assert event is not None
     assert event.type == "message"
+
+
+async def test_a_gateway_that_is_just_starting_is_waited_for_and_said_once(
+    event_head: Callable[..., bytes], chunk: Callable[[bytes], bytes]
+) -> None:
+    from services.cli.settings import ClientSettings
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(event_head() + chunk(frame(*EVENTS[-1])) + b"0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    with socket.socket() as held:
+        # Bound, but nobody listens: connections are refused until the gateway is there.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        said: list[str] = []
+        servers: list[asyncio.Server] = []
+
+        async def appear() -> None:
+            await asyncio.sleep(0.5)
+            servers.append(await asyncio.start_server(play, sock=held.dup()))
+
+        async with Api(ClientSettings(api_url=url)) as api:
+            starting = asyncio.create_task(appear())
+            assert await collected(QueryStream(api, on_resume=said.append)) == EVENTS[-1:]
+            await starting
+        for server in servers:
+            server.close()
+            await server.wait_closed()
+    assert said == [f"nothing answers at {url}; trying for 5 s"]
+
+
+async def test_a_refused_key_names_the_folder_that_was_looked_in(
+    loopback_gateway: Any, json_answer: Callable[..., bytes], tmp_path: Path
+) -> None:
+    async def play(_heard: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(json_answer({"error": {"code": "unauthorized", "message": "no such key"}}, 401))
+
+    loopback_gateway.play = play
+    async with Api(loopback_gateway.settings(data_dir=Path("mine"))) as api:
+        with pytest.raises(ApiError) as caught:
+            await collected(QueryStream(api))
+        with pytest.raises(ApiError, match=r"mine/admin\.key"):
+            await api.get("/sessions")
+    assert str(tmp_path / "mine" / "admin.key") in str(caught.value)

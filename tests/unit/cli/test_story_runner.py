@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from services.cli.api import Api
+from services.cli.api import Api, ApiError
 from services.cli.stories_command import run_stories
 from services.cli.story import parse_story
 
@@ -112,3 +112,20 @@ async def test_a_query_that_is_refused_is_a_failed_check(playing: Any, json_answ
     code, text = await outcome(playing, STORY)
     assert code == 1
     assert "no such model" in text
+
+
+@pytest.mark.parametrize("refused", ["/bus/events", "/query"])
+async def test_a_key_that_may_not_do_it_is_one_error_and_no_failed_check(
+    playing: Any, json_answer: Callable[..., bytes], refused: str
+) -> None:
+    usual = playing.play
+
+    async def play(heard: Any, writer: asyncio.StreamWriter) -> None:
+        if heard.path.partition("?")[0] == refused:
+            writer.write(json_answer({"error": {"code": "forbidden", "message": "only for administrators"}}, 403))
+        else:
+            await usual(heard, writer)
+
+    playing.play = play
+    with pytest.raises(ApiError, match="an administrator's key: only for administrators"):
+        await outcome(playing, STORY)

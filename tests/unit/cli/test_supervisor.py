@@ -18,7 +18,8 @@ import pytest
 from services.cli.child import Backoff, ChildSpec
 from services.cli.log_view import LogView
 from services.cli.probes import redis_version
-from services.cli.supervisor import StartError, Supervisor
+from services.cli.supervisor import StartError, Supervisor, grace
+from shared.bus import Bus
 
 SLEEPER = [sys.executable, "-u", "-c", "import time; print('up'); time.sleep(60)"]
 DEMO = """
@@ -128,3 +129,20 @@ async def test_it_is_ready_when_the_gateway_says_so_and_tells_before_what_is_mis
         await stack.wait_until_ready(f"http://127.0.0.1:{loopback_gateway.port}", quiet=0)  # type: ignore[attr-defined]
     assert "not ready yet: model: asleep" in out.getvalue()
     assert answers == []
+
+
+def test_the_time_to_stop_is_longer_than_a_participant_takes() -> None:
+    from shared import service
+    from shared.settings import Settings
+
+    # The participant gives up after this; the rest is its last words and the end of its interpreter.
+    for drain in (0.0, Settings.model_fields["drain"].default, 60.0):
+        assert grace(drain) >= drain + service._LEAVING_SECONDS + 2
+    assert Supervisor(LogView(io.StringIO())).grace == grace(Settings.model_fields["drain"].default)
+
+
+async def test_the_embedded_redis_syncs_as_it_is_told(folder: Path) -> None:
+    async with supervisor() as stack:
+        url = await stack.start_redis(folder, "always")
+        async with Bus(url, "test") as bus:
+            assert dict([await bus.link.call("CONFIG", "GET", "appendfsync")]) == {b"appendfsync": b"always"}
