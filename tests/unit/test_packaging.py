@@ -259,3 +259,18 @@ def test_the_bus_page_names_every_key_that_the_code_uses() -> None:
     kinds = set(re.findall(r'f"\{PREFIX\}([a-z-]+)', sources))
     assert {"journal", "inbox", "session"} <= kinds
     assert not [kind for kind in kinds if f"`local2:{kind}" not in page]
+
+
+def test_a_knob_of_the_generator_that_the_gateway_has_too_is_given_to_both() -> None:
+    from services.gateway.settings import GatewaySettings
+    from shared.settings import Settings
+
+    own = GatewaySettings.model_fields.keys() - Settings.model_fields.keys()
+    both = {f"LOCAL2_{name.upper()}" for name in own} & SERVICES["generator"]["environment"].keys()
+    assert "LOCAL2_DEADLINE_SECONDS" in both
+    assert both <= SERVICES["gateway"]["environment"].keys()
+
+
+def test_the_containers_redis_syncs_as_it_is_told() -> None:
+    command = SERVICES["redis"]["command"]
+    assert command[command.index("--appendfsync") + 1] == "${LOCAL2_REDIS_APPENDFSYNC:-everysec}"
