@@ -232,8 +232,6 @@ async def test_a_thousand_tool_calls_over_a_bad_network_are_answered_and_run_onc
             redis_url=proxy.url,
             effects_url=redis_url,
             data_dir=tmp_path,
-            heartbeat=0.5,
-            redis_timeout=0.3,
             concurrency=32,
         )
 
