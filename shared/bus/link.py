@@ -132,7 +132,6 @@ class Link:
             protocol=2,
             socket_connect_timeout=self._timeout,
             retry=Retry(NoBackoff(), 0),
-            client_name=self._name,
         )
         self._task = asyncio.create_task(self._run(), name=f"link {self._name}")
         return self
@@ -189,9 +188,13 @@ class Link:
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         # While a flush is unanswered, what comes up waits for the next one: the server would not get to it earlier, and
         # a busy link would spend most of its time on system calls for a few commands each.
-        if self._transport is not None and not self._flush_scheduled and not self._inflight:
+        if self._transport is None or self._flush_scheduled:
+            return
+        if not self._inflight:
             self._flush_scheduled = True
             loop.call_soon(self._flush)
+        elif self._late is None:
+            self._late = loop.call_later(_LATE, self._hurry)
 
     def _flush(self) -> None:
         self._flush_scheduled = False
@@ -233,7 +236,7 @@ class Link:
             connection: AbstractConnection | None = None
             served = self.generation
             try:
-                connection = self._pool.make_connection()
+                connection = _quiet(self._pool.make_connection())
                 # redis-py's own limit does not cover the replies of its handshake
                 async with asyncio.timeout(self._timeout):
                     await connection.connect()
@@ -260,7 +263,11 @@ class Link:
         if connection._writer is None:
             raise ConnectionError("the connection closed during its handshake")
         wire = _Wire(connection._writer.transport)
-        handshake = [("CLIENT", "ID"), *(("SCRIPT", "LOAD", script.source) for script in Script.known.values())]
+        handshake = [
+            ("CLIENT", "ID"),
+            ("CLIENT", "SETNAME", self._name),
+            *(("SCRIPT", "LOAD", script.source) for script in Script.known.values()),
+        ]
         wire.transport.write(b"".join(hiredis.pack_command(command) for command in handshake))
         async with asyncio.timeout(self._timeout):
             replies = await wire.first(len(handshake))
@@ -282,9 +289,15 @@ class Link:
     async def _watch(self, transport: asyncio.WriteTransport) -> None:
         """Breaks a connection on which a reply is overdue."""
         loop = asyncio.get_running_loop()
-        while not (self._inflight and loop.time() > self._inflight[0].expires):
-            await asyncio.sleep(self._timeout / 4)
-        transport.abort()
+        suspect: _Batch | None = None
+        while True:
+            late = self._inflight[0] if self._inflight and loop.time() > self._inflight[0].expires else None
+            if late is not None and late is suspect:
+                transport.abort()
+                return
+            # after a pause of our own the answer may wait in the socket: it is read before the second look
+            suspect = late
+            await asyncio.sleep(self._timeout / 10)
 
     def _receive(self, reply: Reply) -> None:
         if not self._inflight:
@@ -386,6 +399,15 @@ class _Wire(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.lost.done():
             self.lost.set_result(exc or ConnectionError("Redis closed the connection"))
+
+
+def _quiet(connection: AbstractConnection) -> AbstractConnection:
+    """Without redis-py's introduction of itself: on a bad network every round trip of a handshake is one that can fail.
+
+    As attributes, because the arguments have other names in every major version.
+    """
+    connection.driver_info = connection.lib_name = connection.lib_version = None
+    return connection
 
 
 def _abort(connection: AbstractConnection) -> None:
