@@ -18,7 +18,7 @@ import orjson
 from shared.bus import Bus, Command, Entry, OutOfMemory, ReplyError, order
 from shared.contracts import PREFIX
 from shared.envelope import now_ms
-from shared.errors import Fenced
+from shared.errors import Fenced, Local2Error
 
 
 class EntryType(StrEnum):
@@ -73,6 +73,10 @@ def response_id(query_id: str, respondent_id: str) -> str:
     return f"{query_id}:{respondent_id}"
 
 
+class JournalEnded(Local2Error):
+    """The response is complete; its journal has no writer any more."""
+
+
 class JournalWriter:
     """The only writer of a journal, until somebody else claims it. Every write may raise Fenced."""
 
@@ -90,7 +94,7 @@ class JournalWriter:
 
         ttl: seconds after which an abandoned journal disappears.
         fresh: nothing is expected to be there; a round trip is saved when that is so.
-        Raises Fenced when another replica claims at the same time.
+        Raises Fenced when another replica claims at the same time, JournalEnded when there is nothing left to write.
         """
         epoch = 1 if fresh else await cls._next_epoch(bus, key)
         writer = cls(bus, key, epoch, 0)
@@ -107,8 +111,10 @@ class JournalWriter:
 
     @staticmethod
     async def _next_epoch(bus: Bus, key: str) -> int:
-        newest = await bus.latest(key, 1)
-        return order(newest[0][0])[0] + 1 if newest else 1
+        written = await read_journal(bus, key)
+        if any(entry.type in TERMINAL for entry in written):
+            raise JournalEnded(f"{key} has its terminal entry")
+        return order(written[-1].id)[0] + 1 if written else 1
 
     @property
     def position(self) -> str:

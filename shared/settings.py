@@ -40,7 +40,7 @@ class Settings(BaseSettings):
     redis_url: str = Field(
         default="redis://127.0.0.1:6379/0", description="redis://, rediss:// or unix:// URL of the bus"
     )
-    redis_timeout: float = Field(default=0.5, gt=0, description="Seconds without a reply before a connection is replaced")
+    redis_timeout: float = Field(default=0.5, gt=0, description="Seconds of silence before a connection is replaced")
     heartbeat: float = Field(
         default=1.0, gt=0, description="Seconds between two heartbeats; three missed ones lose the work"
     )

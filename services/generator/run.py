@@ -27,7 +27,7 @@ from shared.contracts import (
 )
 from shared.envelope import Message, now_ms
 from shared.errors import PermanentError
-from shared.journal import EntryType, JournalWriter, closing, journal_key, read_journal, response_id
+from shared.journal import EntryType, JournalEnded, JournalWriter, closing, journal_key, read_journal, response_id
 from shared.llm.port import (
     ChatModel,
     ToolCall,
@@ -115,9 +115,14 @@ class Run:
         }
         assert self._caller.deadline is not None
         ttl = max(0, (self._caller.deadline - now_ms()) // 1000) + self._settings.retention
-        self._writer, before = await JournalWriter.claim(
-            self._context.bus, self._key, data, ttl, fresh=self._message.deliveries == 1
-        )
+        try:
+            self._writer, before = await JournalWriter.claim(
+                self._context.bus, self._key, data, ttl, fresh=self._message.deliveries == 1
+            )
+        except JournalEnded:
+            # its owner died between the last entry and the acknowledgement
+            self.recall = recall(await read_journal(self._context.bus, self._key))
+            return
         self.recall = recall(before)
         self._ports = Ports(
             context=self._context,

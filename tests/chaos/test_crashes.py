@@ -215,9 +215,7 @@ async def test_killed_between_the_end_and_its_acknowledgement(redis_server: Embe
         await on.bus.link.call("ACL", "SETUSER", "default", "+xack")
         on.processes.start("generator")
         await on.idle()
-        after = await on.journal(query_id)
-        assert after[: len(before)] == before
-        assert {e.type for e in after[len(before) :]} == {EntryType.CLAIMED}
+        assert await on.journal(query_id) == before
         assert len(await on.published(RESPONSE_GENERATION)) == 1
         assert len(await on.turns("s1")) == 1
         assert len(on.server.requests) == 2
