@@ -64,6 +64,8 @@ class ToolSchema(Payload):
     participant: str
     rubric: str | None = None
     priority: int | None = None
+    # an operation for other participants, not for a model
+    internal: bool | None = None
 
 
 class ToolSchemaRequest(Payload):

@@ -116,13 +116,19 @@ class Registry:
         return [info for info in await self.replicas() if info.participant == participant]
 
     async def tools(self) -> dict[str, dict[str, Any]]:
-        """Schemas (OpenAI form) of the tools that a live worker serves, by name."""
+        """Schemas (OpenAI form) of the tools that a live worker offers to models, by name."""
         return {
             schema["function"]["name"]: {"type": schema["type"], "function": schema["function"]}
-            for info in await self.replicas()
-            if info.state == "ready"
-            for schema in info.tools
+            for schema in await self._served()
+            if not schema.get("internal")
         }
+
+    async def served(self, tool: str) -> dict[str, Any] | None:
+        """The schema that a live worker of this tool announced, be it internal or not; None when there is none."""
+        return next((schema for schema in await self._served() if schema["function"]["name"] == tool), None)
+
+    async def _served(self) -> list[dict[str, Any]]:
+        return [schema for info in await self.replicas() if info.state == "ready" for schema in info.tools]
 
     async def known(self, tool: str) -> bool:
         """True when a worker of this tool was ever announced."""

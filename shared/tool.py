@@ -36,6 +36,9 @@ from shared.settings import Settings
 
 log = get_logger()
 
+# An internal result is for its requester alone, who waits no longer than this.
+_INTERNAL_SECONDS = 300
+
 A = TypeVar("A", bound=BaseModel)
 S = TypeVar("S", bound=Settings)
 
@@ -48,16 +51,24 @@ class ToolResult:
     data: Any = None
 
 
+# Of a participant that serves one tool: the arguments are all that it looks at.
 Run = Callable[[A], Awaitable[ToolResult]]
+# Of a tool whose answer depends on who asks.
+RunFor = Callable[[A, ToolRequest], Awaitable[ToolResult]]
 
 
 @dataclass(frozen=True, slots=True)
 class Tool(Generic[A]):
-    """A named tool. The docstring of `args` says what it does and when to call it, its fields describe arguments."""
+    """A named tool. The docstring of `args` says what it does and when to call it, its fields describe arguments.
+
+    internal: an operation for other participants. No model is offered it, no observer sees its results, and a
+    result is kept only as long as its requester may still look for it.
+    """
 
     name: str
     args: type[A]
-    run: Run[A]
+    run: RunFor[A]
+    internal: bool = False
 
     def schema(self, participant: str) -> ToolSchema:
         return ToolSchema(
@@ -65,6 +76,7 @@ class Tool(Generic[A]):
                 name=self.name, description=_described(self.args), parameters=parameters_schema(self.args)
             ),
             participant=participant,
+            internal=self.internal or None,
         )
 
 
@@ -123,10 +135,11 @@ class _Call:
 class ToolWork(Generic[A]):
     """The work stream of one tool: each call runs once, however often it is asked for."""
 
-    def __init__(self, name: str, args: type[A], run: Run[A]) -> None:
+    def __init__(self, name: str, args: type[A], run: RunFor[A], *, internal: bool = False) -> None:
         self._name = name
         self._args = args
         self._run = run
+        self._internal = internal
         self._subject = TOOL_REQUEST.for_tool(name)
         self._results = TOOL_RESULT.for_tool(name)
         self._running: set[_Call] = set()
@@ -134,6 +147,11 @@ class ToolWork(Generic[A]):
     @property
     def stream(self) -> str:
         return self._subject.stream
+
+    @property
+    def _kept(self) -> int:
+        """Seconds for which a result is stored."""
+        return _INTERNAL_SECONDS if self._internal else self._context.settings.retention
 
     def route(self, context: Context[Any]) -> Route:
         self._context = context
@@ -158,7 +176,7 @@ class ToolWork(Generic[A]):
         """None: run it. A stored result: answer with it. Empty: another entry of the same call is being worked on."""
         bus, request = self._context.bus, message.payload
         key, mark = result_key(self._name, request.call_id), f"running:{message.entry_id}"
-        ttl = self._context.settings.retention
+        ttl = self._kept
         found = await bus.link.call("SET", key, mark, "NX", "GET", "EX", ttl)
         if found is None or found.decode(errors="replace") == mark:
             return None
@@ -205,7 +223,7 @@ class ToolWork(Generic[A]):
         try:
             async with call.limit:
                 self._running.add(call)
-                return await self._run(args)
+                return await self._run(args, request)
         except TimeoutError as exc:
             if not call.limit.expired():
                 raise
@@ -219,7 +237,7 @@ class ToolWork(Generic[A]):
         commands: list[Command] = []
         if store:
             key = result_key(self._name, request.call_id)
-            commands.append(("SET", key, result, "EX", self._context.settings.retention))
+            commands.append(("SET", key, result, "EX", self._kept))
         if request.reply_to:
             commands.append(
                 (
@@ -227,7 +245,7 @@ class ToolWork(Generic[A]):
                     *("type", "tool.result", "call_id", request.call_id, "payload", result),
                 )
             )
-        if store:
+        if store and not self._internal:
             headers = {**message.headers(), "correlation_id": request.query_id, "session_id": request.session_id}
             commands.append(bus.publishing(self._results.of_json(result, **headers)))
         return commands
@@ -260,16 +278,16 @@ class _Generation(Generic[S]):
 
     def __init__(self) -> None:
         self.stack = AsyncExitStack()
-        self.runs: dict[str, Run[Any]] = {}
+        self.runs: dict[str, RunFor[Any]] = {}
         self.calls = 0
         self.idle = asyncio.Event()
         self.idle.set()
 
-    async def run(self, name: str, args: Any) -> ToolResult:
+    async def run(self, name: str, args: Any, request: ToolRequest) -> ToolResult:
         self.calls += 1
         self.idle.clear()
         try:
-            return await self.runs[name](args)
+            return await self.runs[name](args, request)
         finally:
             self.calls -= 1
             if not self.calls:
@@ -280,49 +298,48 @@ class _Generation(Generic[S]):
         await self.stack.aclose()
 
 
-def tools_service(participant: str, settings_cls: type[S], build: BuildTools[S]) -> Service[S]:
-    """A participant that serves several tools. `build` is entered again when the settings change."""
+@contextlib.asynccontextmanager
+async def open_tools(context: Context[S], build: BuildTools[S]) -> AsyncIterator[Sequence[Work]]:
+    """The work of serving several tools, for a participant that may do other work too.
 
-    @contextlib.asynccontextmanager
-    async def opened(context: Context[S]) -> AsyncIterator[Sequence[Work]]:
-        current: _Generation[S] = _Generation()
-        tools = await current.stack.enter_async_context(build(context.settings))
-        current.runs = {tool.name: tool.run for tool in tools}
+    `build` is entered again when the settings change; it names the same tools each time.
+    """
+    current: _Generation[S] = _Generation()
+    tools = await current.stack.enter_async_context(build(context.settings))
+    current.runs = {tool.name: tool.run for tool in tools}
 
-        async def replace(settings: S) -> None:
-            nonlocal current
-            fresh: _Generation[S] = _Generation()
-            fresh.runs = {tool.name: tool.run for tool in await fresh.stack.enter_async_context(build(settings))}
-            old, current = current, fresh
-            context.background.create_task(old.close())
+    async def replace(settings: S) -> None:
+        nonlocal current
+        fresh: _Generation[S] = _Generation()
+        fresh.runs = {tool.name: tool.run for tool in await fresh.stack.enter_async_context(build(settings))}
+        old, current = current, fresh
+        context.background.create_task(old.close())
 
-        def dispatch(name: str) -> Run[Any]:
-            async def run(args: Any) -> ToolResult:
-                return await current.run(name, args)
+    def dispatch(name: str) -> RunFor[Any]:
+        async def run(args: Any, request: ToolRequest) -> ToolResult:
+            return await current.run(name, args, request)
 
-            return run
+        return run
 
-        works = [ToolWork(tool.name, tool.args, dispatch(tool.name)) for tool in tools]
-        schemas = [tool.schema(participant) for tool in tools]
-        context.tools = [schema.model_dump(exclude_none=True) for schema in schemas]
+    works = [ToolWork(tool.name, tool.args, dispatch(tool.name), internal=tool.internal) for tool in tools]
+    schemas = [tool.schema(context.participant) for tool in tools]
+    context.tools = [schema.model_dump(exclude_none=True) for schema in schemas]
 
-        async def announce(_message: Message[ToolSchemaRequest] | None = None) -> None:
-            await context.bus.publish(*(TOOL_SCHEMA.of(schema) for schema in schemas))
+    async def announce(_message: Message[ToolSchemaRequest] | None = None) -> None:
+        await context.bus.publish(*(TOOL_SCHEMA.of(schema) for schema in schemas if not schema.internal))
 
-        async def cancel(message: Message[QueryCancel]) -> None:
-            for work in works:
-                await work.cancel(message.payload.query_id)
+    async def cancel(message: Message[QueryCancel]) -> None:
+        for work in works:
+            await work.cancel(message.payload.query_id)
 
-        context.on_settings(replace)
-        context.observe(TOOL_SCHEMA_REQUEST, announce)
-        context.observe(QUERY_CANCEL, cancel)
-        await announce()
-        try:
-            yield works
-        finally:
-            await current.close()
-
-    return Service(participant, settings_cls, opened)
+    context.on_settings(replace)
+    context.observe(TOOL_SCHEMA_REQUEST, announce)
+    context.observe(QUERY_CANCEL, cancel)
+    await announce()
+    try:
+        yield works
+    finally:
+        await current.close()
 
 
 def tool_service(
@@ -336,9 +353,16 @@ def tool_service(
     @contextlib.asynccontextmanager
     async def single(settings: S) -> AsyncIterator[Sequence[Tool[Any]]]:
         async with build(settings) as run:
-            yield [Tool(participant, args, run)]
 
-    return tools_service(participant, settings_cls, single)
+            async def run_for(args: A, _request: ToolRequest) -> ToolResult:
+                return await run(args)
+
+            yield [Tool(participant, args, run_for)]
+
+    def opened(context: Context[S]) -> AbstractAsyncContextManager[Sequence[Work]]:
+        return open_tools(context, single)
+
+    return Service(participant, settings_cls, opened)
 
 
 def decode_result(data: bytes) -> ToolResultMessage:

@@ -61,7 +61,7 @@ class ToolClient:
         context.on_inbox("tool.result", self._receive)
 
     async def schemas(self) -> dict[str, dict[str, Any]]:
-        """The tools that are alive now, by name, in the OpenAI form."""
+        """The tools that models may be offered now, by name, in the OpenAI form."""
         return await self._context.registry.tools()
 
     async def call(
@@ -74,11 +74,13 @@ class ToolClient:
         timeout: float,
         grace: float = 0.0,
         attempt: int = 1,
+        internal: bool = False,
     ) -> ToolResultMessage:
         """The tool's result; every failure is a result too, with a text for the model.
 
         timeout: seconds; what is left until the caller's deadline bounds it further.
         grace: seconds more for an answer that says itself what took so long.
+        internal: an operation that is meant for participants; models and users cannot name one.
         """
         tool = canonical_tool(name, args)
         request = ToolRequest(
@@ -90,8 +92,9 @@ class ToolClient:
             user_id=caller.user_id,
             reply_to=self._context.inbox,
         )
-        if tool not in await self.schemas():
-            if await self._context.registry.known(tool):
+        served = await self._context.registry.served(tool)
+        if served is None or bool(served.get("internal")) is not internal:
+            if served is None and await self._context.registry.known(tool):
                 return _refused(request, "[tool unavailable]", "tool unavailable")
             return _refused(request, f"[unknown tool: '{name}']", f"unknown tool: '{name}'")
         if caller.deadline is not None:

@@ -50,7 +50,9 @@ async def call(request: Request, name: str, body: ToolCallBody, gateway: Gateway
     timeout = gateway.settings.tool_timeout
     async with gateway.reachable(extra=timeout):
         if tool not in await gateway.tools.schemas():
-            if not await gateway.context.registry.known(tool):
+            registry = gateway.context.registry
+            # what is served, but not to users, is not there for them
+            if await registry.served(tool) is not None or not await registry.known(tool):
                 raise not_found("tool")
             raise ApiError(503, "tool_unavailable", f"no worker of {tool} is running", {"Retry-After": "5"})
         call_id = f"http:{uuid.uuid4().hex}"
