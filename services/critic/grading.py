@@ -1,0 +1,180 @@
+"""What a judge is asked and what its words mean. Prompts are Prometheus 2's own; parsing never guesses.
+
+Source: Kim et al., Prometheus 2, 2024, arXiv:2405.01535.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+Verdict = Literal["A", "B", "tie"]
+JudgePrompt = list[dict[str, str]]
+
+# `[RESULT]` with any closing, `[RESULT: 4]`, `[SCORE]`, and a bare `RESULT:` where a sentence begins.
+_MARKER = re.compile(
+    r"\[ ?(?:final )?result(?![a-z])|[(<{] ?(?:final )?result ?[)>}:]|[\[(<{] ?(?:final )?score ?[\])>}]"
+    r"|(?:^|(?<=[.!?>] )|(?<=\n))\s*(?:the )?(?:final )?result ?[:=]",
+    re.IGNORECASE,
+)
+_LABEL = r"(?:(?:(?:the )?(?:final |overall )?(?:score|result|rating|grade)(?: (?:is|of))?)[\])>}\"' ]*[:=]?)?"
+_TO_NUMBER = re.compile(rf"[\s\])>}}\"':=]*(?:(?:-|–|—|->|=>|→) )?[\s\[(<{{\"']*{_LABEL}[\s\[(<{{\"']*", re.IGNORECASE)
+_NUMBER = re.compile(r"[-+−]?\d+(?:[.,·]\d+)*")
+# A scale behind the number, in the few words that languages have for it.
+_SCALE = re.compile(
+    r"[\s\])>}\"']*[\[(]?\s*(?:/|out of|of|von|sur|de|su|av|af|van|из)\s*[\[(]?\s*(?P<top>\d+)", re.IGNORECASE
+)
+# What makes the number something else than one whole grade: a unit, a range, a fraction, a second number.
+_NOT_ALONE = re.compile(r"[a-z%‰°+]|\s*(?:[-–—~/,;:&⁄]|to|or|and|bis|oder|ou|à|\.\.+)\s*\d|[ \t]+\d", re.IGNORECASE)
+# A last statement that consists of nothing but the grade and its label.
+_LAST_SCORE = re.compile(
+    r"(?:^|[.!?] |[\[(] ?)(?:(?:final|overall) )?score(?: ?[:=] ?|(?<=[\[(]score) )[\[(]?"
+    r"(?P<grade>\d+)(?: ?/ ?5| out of 5)?[\])]*\.?$",
+    re.IGNORECASE,
+)
+
+_TO_SIDE = re.compile(
+    r"[\s\])>}\"':=]*(?:(?:-|–|—|->|=>|→) )?[\s\[(<{\"']*(?:(?:the )?(?:final )?(?:result|verdict|winner)(?: is)? ?[:=]? ?)?"
+    r"(?:(?:response|answer|assistant|option)[\s:\[(\"']*)?",
+    re.IGNORECASE,
+)
+_SIDE = re.compile(r"(?P<side>[AB])(?![\w-])(?!\s*(?:or|and|/|,|&|=|vs\.?)\s*(?:response )?[AB](?!\w))", re.IGNORECASE)
+# `A` may be the article of a sentence; these words make it the name of a response.
+_NAMED = re.compile(r"[ \t]+(?:is|was|wins|won|has|because|since|as|due|over|performs|provides)\b|(?![ \t]*\w)")
+_TIE = re.compile(r"(?:it is )?(?:a )?(?:tie|draw|both|neither|equal)(?![\w])", re.IGNORECASE)
+_LAST_SIDE = re.compile(r"\[ ?response ([AB]) ?\]\.?$", re.IGNORECASE)
+
+_BRACKETS = str.maketrans({"【": "[", "】": "]", "「": "[", "」": "]", "«": '"', "»": '"', "“": '"', "”": '"', "’": "'"})
+
+
+def _plain(text: str) -> str:
+    """The text without emphasis and escapes, with one form of each bracket, digit and space."""
+    text = unicodedata.normalize("NFKC", text).translate(_BRACKETS)
+    text = re.sub(r"[*`\\]|(?<!\w)_+|_+(?!\w)", "", text)
+    return re.sub(r"[^\S\n]+", " ", text)
+
+
+def parse_score(text: str) -> int | None:
+    """The grade that a judge gave, 1 to 5; None when there is none that can be read without guessing.
+
+    It is the number of the last `[RESULT] n`, with or without emphasis, other brackets, a colon, `Score:`, `/5` or
+    `out of 5`. Decimals, ranges, other scales and numbers in prose are no grade. Where no result is marked at all, a
+    last statement of nothing but `Score: n` counts.
+    """
+    plain = _plain(text)
+    grades = [grade for end in _marks(plain) if (grade := _grade(plain, end)) is not None]
+    if grades:
+        return grades[-1] or None
+    if any(_marks(plain)):
+        return None
+    last = _LAST_SCORE.search(plain.strip().rpartition("\n")[2].strip())
+    return _within(int(last.group("grade"))) or None if last else None
+
+
+def _marks(plain: str) -> Iterator[int]:
+    """Where each marker of a result ends."""
+    return (marker.end() for marker in _MARKER.finditer(plain))
+
+
+def _within(grade: int) -> int:
+    """The grade, or 0 for what is none."""
+    return grade if 1 <= grade <= 5 else 0
+
+
+def _grade(plain: str, start: int) -> int | None:
+    """The number after a marker, 0 when it is no whole grade from 1 to 5; None when there is no number."""
+    gap = _TO_NUMBER.match(plain, start)
+    number = _NUMBER.match(plain, gap.end() if gap else start)
+    if number is None:
+        return None
+    # 4.0 is 4
+    whole = re.fullmatch(r"\+?(\d+)(?:[.,·]0+)?", number.group())
+    end = number.end()
+    scale = _SCALE.match(plain, end)
+    if scale is not None:
+        if scale.group("top") != "5":
+            return 0
+        end = scale.end()
+    if whole is None or _NOT_ALONE.match(plain, end):
+        return 0
+    return _within(int(whole.group(1)))
+
+
+def parse_winner(text: str) -> Verdict | None:
+    """The better response as a judge named it; `tie` where it says so itself; None when that is not to be read."""
+    plain = _plain(text)
+    verdicts = [verdict for end in _marks(plain) if (verdict := _side(plain, end)) is not None]
+    if verdicts:
+        return verdicts[-1]
+    if any(_marks(plain)):
+        return None
+    last = _LAST_SIDE.search(plain.strip())
+    return _named(last.group(1)) if last else None
+
+
+def _side(plain: str, start: int) -> Verdict | None:
+    gap = _TO_SIDE.match(plain, start)
+    at = gap.end() if gap else start
+    if _TIE.match(plain, at):
+        return "tie"
+    side = _SIDE.match(plain, at)
+    if side is None:
+        return None
+    name = side.group("side")
+    if name in "Aa" and not _NAMED.match(plain, side.end()):
+        return None
+    if name.islower() and re.match(r"[ \t]*\w", plain[side.end() :]):
+        return None
+    return _named(name)
+
+
+def _named(letter: str) -> Verdict:
+    return "A" if letter in "Aa" else "B"
+
+
+def feedback_of(text: str) -> str:
+    """What the judge wrote before its verdict."""
+    marks = list(_MARKER.finditer(text))
+    words = text[: marks[-1].start()] if marks else text
+    return re.sub(r"^\s*(?:#+\s*)?feedback\s*:\s*", "", words, flags=re.IGNORECASE).strip().rstrip("*_ \n")
+
+
+# ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@cache
+def _text(name: str) -> str:
+    return files("services.critic").joinpath(f"prompts/{name}.txt").read_text(encoding="utf-8")
+
+
+def _filled(name: str, reference: str, values: dict[str, str]) -> JudgePrompt:
+    """The template with its placeholders replaced in one pass: what an answer contains is never taken for one."""
+    template = _text(f"{name}_reference" if reference else name)
+    values = {**values, "reference_answer": reference}
+    user = re.sub(r"\{(\w+)\}", lambda found: values[found.group(1)], template)
+    return [{"role": "system", "content": _text(f"{name}_system").strip()}, {"role": "user", "content": user}]
+
+
+def absolute_prompt(instruction: str, response: str, rubric: str, reference: str = "") -> JudgePrompt:
+    """Asks for a grade of one response. `rubric`: the question and the five score lines."""
+    values = {"instruction": instruction, "response": response, "rubric": rubric}
+    return _filled("absolute", reference, values)
+
+
+def relative_prompt(instruction: str, first: str, second: str, rubric: str, reference: str = "") -> JudgePrompt:
+    """Asks which of two responses is better. `rubric`: the question alone."""
+    values = {"instruction": instruction, "response_A": first, "response_B": second, "rubric": rubric}
+    return _filled("relative", reference, values)
+
+
+def decide(forward: Verdict, swapped: Verdict) -> Verdict:
+    """One verdict of two judgings; `swapped` saw the responses in the other order. What they do not agree on is a tie.
+
+    A judge that prefers a position says the same letter twice; that says nothing about the responses.
+    """
+    back: dict[Verdict, Verdict] = {"A": "B", "B": "A", "tie": "tie"}
+    return forward if forward == back[swapped] else "tie"
