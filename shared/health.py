@@ -2,6 +2,9 @@
 
 It reads what the replica itself wrote into the registry within its last three heartbeats: a process that runs but no
 longer reaches the bus, or whose event loop stands still, is not healthy. Exit status: 0 healthy, 1 not, 2 wrong use.
+
+`--alive` is for whoever restarts what fails (a liveness probe): while Redis itself is away, every replica counts as
+alive, because it comes back by itself and a restart would help nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from shared.settings import Settings
 # A draining replica is on its way out in good order.
 HEALTHY = frozenset({"ready", "draining"})
 PATIENCE = 3.0
+ALIVE = "--alive"
 
 
 def verdict(replicas: Sequence[ReplicaInfo], participant: str, host: str) -> tuple[bool, str]:
@@ -32,24 +36,25 @@ def verdict(replicas: Sequence[ReplicaInfo], participant: str, host: str) -> tup
     return bool(serving), f"{participant}/{chosen.replica} is {chosen.state}, {chosen.in_flight} in flight"
 
 
-async def check(participant: str, url: str, patience: float = PATIENCE) -> tuple[bool, str]:
-    """The verdict for this host, or that Redis did not answer within `patience` seconds."""
+async def check(participant: str, url: str, patience: float = PATIENCE, *, alive: bool = False) -> tuple[bool, str]:
+    """The verdict for this host; `alive` is the verdict when Redis did not answer within `patience` seconds."""
     try:
         async with asyncio.timeout(patience), Bus(url, f"health/{participant}", timeout=patience) as bus:
             replicas = await Registry(bus, freshness=0).replicas()
     except (TimeoutError, BusUnavailable):
-        return False, "Redis does not answer"
+        return alive, "Redis does not answer"
     return verdict(replicas, participant, socket.gethostname())
 
 
 def main(argv: Sequence[str]) -> int:
-    if len(argv) != 1:
-        print("usage: python -m shared.health PARTICIPANT", file=sys.stderr)
+    names = [word for word in argv if word != ALIVE]
+    if len(names) != 1:
+        print(f"usage: python -m shared.health [{ALIVE}] PARTICIPANT", file=sys.stderr)
         return 2
     configure("error", "console")
     try:
-        settings = Settings.load(argv[0])
-        healthy, sentence = asyncio.run(check(argv[0], settings.redis_url))
+        settings = Settings.load(names[0])
+        healthy, sentence = asyncio.run(check(names[0], settings.redis_url, alive=ALIVE in argv))
     except Local2Error as exc:
         healthy, sentence = False, str(exc)
     print(sentence)

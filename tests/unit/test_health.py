@@ -61,6 +61,19 @@ async def test_without_redis_the_answer_is_no_and_comes_in_time(tmp_path: Path) 
     assert sentence == "Redis does not answer"
 
 
+async def test_without_redis_a_replica_counts_as_alive_because_a_restart_would_not_help(tmp_path: Path) -> None:
+    absent = f"unix://{tmp_path / 'absent.sock'}"
+    assert await health.check("web_fetch", absent, patience=0.3, alive=True) == (True, "Redis does not answer")
+
+
+def test_a_replica_that_redis_does_not_know_is_not_alive(
+    redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL2_REDIS_URL", redis.url)
+    assert health.main(["--alive", "web_fetch"]) == 1
+    assert "no replica of web_fetch" in capsys.readouterr().out
+
+
 def test_the_command_takes_one_participant(capsys: pytest.CaptureFixture[str]) -> None:
     assert health.main([]) == 2
     assert "usage" in capsys.readouterr().err
