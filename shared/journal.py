@@ -7,6 +7,7 @@ After the terminal entry other participants append with ids of the server's cloc
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from shared.bus import Bus, Command, Entry, OutOfMemory, ReplyError, order
+from shared.bus import Bus, Command, Entry, OutOfMemory, ReplyError, Script, order
 from shared.contracts import PREFIX
 from shared.envelope import now_ms
 from shared.errors import Fenced, Local2Error
@@ -175,9 +176,46 @@ def closing(key: str, ttl: int) -> Command:
     return ("EXPIRE", key, ttl)
 
 
-def appending(key: str, kind: EntryType, data: dict[str, Any]) -> Command:
-    """An entry of another participant after completion (critique, pairwise, reward)."""
-    return ("XADD", key, "NOMKSTREAM", "*", "type", kind.value, "time", now_ms(), "data", orjson.dumps(data))
+# Adds an entry behind the terminal one, once. KEYS: journal. ARGV: once, type, time, data, terminal types.
+# Returns its id; 'open' while the response is being written: its writer's ids are smaller than the clock's, and such an
+# entry would shut it out; 'gone' when the journal has expired.
+_APPEND_AFTER = Script("""
+local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 500)
+if #last == 0 then return 'gone' end
+for _, entry in ipairs(last) do
+  local f = {}
+  for i = 1, #entry[2], 2 do f[entry[2][i]] = entry[2][i + 1] end
+  if f['once'] == ARGV[1] then return entry[1] end
+  for i = 5, #ARGV do
+    if f['type'] == ARGV[i] then
+      return redis.call('XADD', KEYS[1], '*', 'once', ARGV[1], 'type', ARGV[2], 'time', ARGV[3], 'data', ARGV[4])
+    end
+  end
+end
+return 'open'
+""")
+
+
+async def append_after(
+    bus: Bus, key: str, kind: EntryType, data: dict[str, Any], *, once: str, patience: float = 30.0
+) -> str | None:
+    """The id of an entry that another participant adds after completion (critique, pairwise, reward).
+
+    once: a name under which it is added at most one time.
+    patience: seconds to wait for a response that is still being written.
+    None when the journal has expired or its response is not completed in time.
+    """
+    command = _APPEND_AFTER((key,), once, kind.value, now_ms(), orjson.dumps(data), *(t.value for t in TERMINAL))
+    until = asyncio.get_running_loop().time() + patience
+    pause = 0.02
+    while True:
+        said = (await bus.link.call(*command)).decode()
+        if said != "open":
+            return None if said == "gone" else said
+        if asyncio.get_running_loop().time() >= until:
+            return None
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 1.0)
 
 
 async def read_journal(bus: Bus, key: str) -> list[JournalEntry]:

@@ -15,7 +15,7 @@ from support.waiting import eventually
 
 from shared.bus import Bus, order
 from shared.errors import Fenced, TransientError
-from shared.journal import EntryType, JournalEnded, JournalWriter, appending, closing, journal_key, read_journal
+from shared.journal import EntryType, JournalEnded, JournalWriter, append_after, closing, journal_key, read_journal
 
 KEY = journal_key("1-1", "A")
 
@@ -134,7 +134,7 @@ async def test_an_expired_journal_is_not_made_again_by_its_writer(bus: Bus, raw:
     raw.delete(KEY)
     with pytest.raises(Fenced):
         await writer.append(EntryType.ANSWER, {"text": "x"})
-    await bus.link.call(*appending(KEY, EntryType.CRITIQUE, {"score": 5}))
+    assert await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique") is None
     assert not raw.exists(KEY)
 
 
@@ -146,11 +146,24 @@ async def test_an_abandoned_journal_expires_and_a_completed_one_as_told(bus: Bus
     assert 900 < raw.ttl(KEY) <= 1000
 
 
+async def test_who_appends_early_waits_and_does_not_shut_the_writer_out(bus: Bus) -> None:
+    writer, _ = await claim(bus, "r1", fresh=True)
+    assert await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="c", patience=0.1) is None
+    early = asyncio.create_task(append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="c"))
+    await asyncio.sleep(0.05)
+    await writer.append(EntryType.ANSWER, {"text": "x"})
+    await writer.append(EntryType.COMPLETED, {})
+    assert await early is not None
+    kinds = [entry.type for entry in await read_journal(bus, KEY)]
+    assert kinds[-2:] == [EntryType.COMPLETED, EntryType.CRITIQUE]
+
+
 async def test_what_others_append_after_completion_comes_behind_and_nobody_claims_it_again(bus: Bus) -> None:
     writer, _ = await claim(bus, "r1", fresh=True)
     await writer.append(EntryType.COMPLETED, {})
-    await bus.link.call(*appending(KEY, EntryType.CRITIQUE, {"score": 5}))
-    await bus.link.call(*appending(KEY, EntryType.REWARD, {"reward": 1}))
+    added = await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique")
+    assert await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique") == added
+    await append_after(bus, KEY, EntryType.REWARD, {"reward": 1}, once="reward")
     entries = await read_journal(bus, KEY)
     assert [e.type for e in entries] == [
         EntryType.CLAIMED,
