@@ -1,0 +1,1 @@
+"""memory: remembers every answer, and finds what fits a query."""

@@ -1,0 +1,159 @@
+"""Which engrams answer a query best: one pure function, explained per hit.
+
+1. Relevance (0…1) comes from what was found alone: similarity and the share of the query's words.
+2. What is not relevant is left out; ratings have no say in that.
+3. Ratings (critic, pairwise winner, feedback) and age move a relevant engram by at most `bound`, so that no rating
+   lifts one over another that is more than 2 x bound more relevant.
+4. Of near-identical engrams the best rated stands for all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+GOOD, BAD = 4, 2
+Mark = Literal["GOOD EXAMPLE", "AVOID"]
+
+
+class Weights(BaseModel):
+    """How engrams are weighted. Parts of ratings are added to the relevance, which lies between 0 and 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    keyword: float = Field(default=0.5, ge=0, le=1, description="Share of the keyword search in the relevance")
+    critic: float = Field(default=0.06, ge=0, le=1, description="Of a score of 5; a score of 1 counts as much against")
+    winner: float = Field(default=0.03, ge=0, le=1, description="Of the better of two answers; the other loses as much")
+    feedback: float = Field(default=0.06, ge=0, le=1, description="Of a reward of 1; -1 counts as much against")
+    age: float = Field(default=0.03, ge=0, le=1, description="What the oldest engrams lose")
+    half_life_days: float = Field(default=30.0, gt=0, description="Days after which half of `age` is lost")
+    bound: float = Field(default=0.1, ge=0, le=0.5, description="The most that all these parts together can move")
+    duplicate: float = Field(default=0.8, gt=0, le=1, description="Share of common words of near-identical engrams")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An engram that dense or keyword search has found, and what is known of it."""
+
+    id: str
+    similarity: float | None = None  # cosine; None: not known
+    keyword_rank: int | None = None  # from 1; None: not found by keywords
+    keyword_score: float | None = None  # KeywordHit.score, 0…1
+    score: float | None = None  # the critic's, 1…5
+    won: bool | None = None  # its pairwise comparison; None: a tie, or none was made
+    feedback: float | None = None  # the reward, -1…1
+    age_days: float = 0.0
+    question: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """`score` is what hits are ordered by, between 0 and 1; `why` has what it was made of."""
+
+    id: str
+    score: float
+    relevance: float
+    mark: Mark | None
+    why: dict[str, Any]
+
+
+def mark_of(score: float | None) -> Mark | None:
+    """How an engram with this critic's score is shown to the model."""
+    if score is None:
+        return None
+    return "GOOD EXAMPLE" if score >= GOOD else "AVOID" if score <= BAD else None
+
+
+def rank(candidates: Iterable[Candidate], weights: Weights, *, top_k: int, min_score: float) -> list[Hit]:
+    """The best `top_k` of the relevant candidates, best first; equal ones by age (newest first), then id.
+
+    min_score: the least similarity of a relevant engram, of the embedding model in use. An engram that has words of
+    the query may be less similar, down to half of it when it has them all.
+    """
+    judged = [_Judged.of(candidate, weights, min_score) for candidate in candidates]
+    relevant = sorted((one for one in judged if one.relevant), key=_Judged.place)
+    kept = _without_duplicates(relevant, weights.duplicate)
+    return [one.hit() for one in sorted(kept, key=_Judged.place)[: max(0, top_k)]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    candidate: Candidate
+    relevant: bool
+    relevance: float
+    parts: dict[str, float]
+    shift: float
+
+    @classmethod
+    def of(cls, candidate: Candidate, weights: Weights, min_score: float) -> _Judged:
+        words = candidate.keyword_score or 0.0
+        if candidate.similarity is None:
+            relevant, relevance = words >= 0.5, words
+        else:
+            relevant = candidate.similarity >= min_score * (1 - words / 2)
+            relevance = (1 - weights.keyword) * max(0.0, candidate.similarity) + weights.keyword * words
+        parts = {
+            "critic": 0.0 if candidate.score is None else weights.critic * (candidate.score - 3) / 2,
+            "winner": 0.0 if candidate.won is None else weights.winner * (1 if candidate.won else -1),
+            "feedback": weights.feedback * (candidate.feedback or 0.0),
+            "age": -weights.age * (1 - 0.5 ** (max(0.0, candidate.age_days) / weights.half_life_days)),
+        }
+        shift = max(-weights.bound, min(weights.bound, sum(parts.values())))
+        return cls(candidate, relevant, min(1.0, relevance), parts, shift)
+
+    @property
+    def score(self) -> float:
+        return self.relevance + self.shift
+
+    @property
+    def rating(self) -> float:
+        return self.parts["critic"] + self.parts["winner"] + self.parts["feedback"]
+
+    def place(self) -> tuple[float, float, str]:
+        return (-self.score, self.candidate.age_days, self.candidate.id)
+
+    def hit(self) -> Hit:
+        found = self.candidate
+        why: dict[str, Any] = {
+            "similarity": None if found.similarity is None else round(found.similarity, 4),
+            "keyword_rank": found.keyword_rank,
+            "keyword_score": None if found.keyword_score is None else round(found.keyword_score, 4),
+            "relevance": round(self.relevance, 4),
+            **{name: round(value, 4) for name, value in self.parts.items()},
+            "shift": round(self.shift, 4),
+        }
+        score = min(1.0, max(0.0, self.score))
+        return Hit(found.id, score, self.relevance, mark_of(found.score), why)
+
+
+_WORD = re.compile(r"\w+")
+
+
+def _without_duplicates(ordered: Sequence[_Judged], alike: float) -> list[_Judged]:
+    """One of each group of near-identical engrams: the best rated, then the first in order."""
+    groups: list[tuple[frozenset[str], _Judged]] = []
+    for one in ordered:
+        words = frozenset(_WORD.findall(f"{one.candidate.question} {one.candidate.text}".lower()))
+        for at, (others, chosen) in enumerate(groups):
+            if _alike(words, others, alike):
+                if one.rating > chosen.rating:
+                    groups[at] = (others, one)
+                break
+        else:
+            groups.append((words, one))
+    return [chosen for _, chosen in groups]
+
+
+def _alike(one: frozenset[str], other: frozenset[str], least: float) -> bool:
+    """Whether two texts have nearly the same words, and the same numbers: a changed number is news."""
+    if not one or not other or min(len(one), len(other)) < least * max(len(one), len(other)):
+        return False
+    common = len(one & other)
+    if common < least * (len(one) + len(other) - common):
+        return False
+    return not any(any(map(str.isdigit, word)) for word in one ^ other)

@@ -1,0 +1,90 @@
+"""The words of a text, as the keyword index and the ranking see them, and the texts that an engram is found by."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from datetime import datetime
+from functools import lru_cache
+
+_WORD = re.compile(r"[^\W_]+")
+# Scripts that write words without spaces: each run is indexed by pairs of characters.
+_UNSPACED = re.compile(
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+"
+)
+_VOWEL = re.compile(r"[aeiouy]")
+
+# Words that say nothing about what a question is after. They stay in the index, and are left out of a query that has
+# other words.
+_STOP_WORDS = """
+a about after again all also am an and any are as at be because been before being but by can could d did do does doing
+done don for from get gets getting got had has have having he her hers him his how i if in into is it its just ll m
+may me might mine must my no not now of on or our ours out over own please re s same shall she should so some such t
+tell than that the their theirs them then there these they this those to too under until up us ve very was we were
+what when where which while who whom whose why will with would you your yours remember recall say said know
+"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+
+
+def tokens(text: str) -> list[str]:
+    """Folded and stemmed words in their order, stop words included."""
+    return [part for word in _WORD.findall(_fold(text)) for part in _parts(word)]
+
+
+def query_tokens(text: str) -> list[str]:
+    """The different words that a query is searched by: without stop words, unless it has no others."""
+    words = _WORD.findall(_fold(text))
+    chosen = [word for word in words if word not in STOP_WORDS] or words
+    return list(dict.fromkeys(part for word in chosen for part in _parts(word)))
+
+
+def dense_text(query: str, answer: str, at: datetime) -> str:
+    """What is embedded of a turn: its date in words first, because questions name dates ("in May", "last Friday")."""
+    body = "\n".join(part for part in (query.strip(), answer.strip()) if part)
+    return f"{at:%Y-%m-%d} ({at:%A}, {at.day} {at:%B} {at.year})\n{body}"
+
+
+def _fold(text: str) -> str:
+    lowered = text.lower()
+    if lowered.isascii():
+        return lowered
+    apart = unicodedata.normalize("NFKD", lowered)
+    return unicodedata.normalize("NFKC", "".join(char for char in apart if not unicodedata.combining(char)))
+
+
+@lru_cache(maxsize=65_536)
+def _parts(word: str) -> tuple[str, ...]:
+    if word.isascii():
+        return (_stem(word),)
+    found: list[str] = []
+    end = 0
+    for run in _UNSPACED.finditer(word):
+        if run.start() > end:
+            found.append(_stem(word[end : run.start()]))
+        chars = run.group()
+        found.extend(chars[at : at + 2] for at in range(max(1, len(chars) - 1)))
+        end = run.end()
+    if end < len(word):
+        found.append(_stem(word[end:]))
+    return tuple(found)
+
+
+def _stem(word: str) -> str:
+    """The word without its common English endings; what is left need not be a word, only the same for its forms."""
+    if len(word) < 4 or not word.isalpha():
+        return word
+    for ending in ("ing", "edly", "ed", "ly"):
+        base = word.removesuffix(ending)
+        if base != word and len(base) >= 3 and _VOWEL.search(base):
+            word = base[:-1] if base[-1] == base[-2] and base[-1] not in "lsz" else base
+            break
+    else:
+        if word.endswith("ies") and len(word) > 4:
+            word = word[:-3] + "y"
+        elif word.endswith(("sses", "xes", "ches", "shes", "zes")):
+            word = word[:-2]
+        elif word.endswith("s") and not word.endswith(("ss", "us", "is")):
+            word = word[:-1]
+    if len(word) > 3 and word.endswith("e"):
+        word = word[:-1]
+    return word[:-1] + "i" if len(word) > 3 and word.endswith("y") else word
