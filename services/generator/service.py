@@ -16,7 +16,6 @@ from services.generator.settings import GeneratorSettings
 from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, Outgoing, QueryCancel, QueryReceived
 from shared.envelope import Message
 from shared.errors import SettingsError
-from shared.llm.factory import open_chat_model
 from shared.llm.port import ChatModel
 from shared.logging import get_logger
 from shared.service import Context, Service, Subscription, Work
@@ -29,19 +28,10 @@ PARTICIPANTS = {"A": "generator", "B": "respondent-b"}
 _CHECK_SECONDS = 5.0
 
 
-def backend_address(settings: GeneratorSettings) -> str | None:
-    return settings.ollama_host if settings.backend == "ollama" else settings.base_url
-
-
 @contextlib.asynccontextmanager
 async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[Work]]:
     settings = context.settings
-    model = open_chat_model(
-        settings.backend,
-        base_url=backend_address(settings),
-        api_key=settings.api_key.get_secret_value() if settings.api_key else None,
-        keep_alive=settings.keep_alive,
-    )
+    model = settings.chat_model()
     sessions = Sessions(context.bus)
     lanes = Lanes(context, sessions, settings.respondent_id)
     answering = Answering(Parts(context, model, ToolClient(context), sessions, lanes))

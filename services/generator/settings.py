@@ -7,8 +7,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import AliasChoices, Field, SecretStr, model_validator
+from pydantic import Field, model_validator
 
+from shared.llm.settings import BackendSettings
 from shared.settings import Settings
 
 
@@ -17,7 +18,7 @@ def default_system_prompt() -> str:
     return files("services.generator").joinpath("prompts/system.md").read_text(encoding="utf-8").strip()
 
 
-class GeneratorSettings(Settings):
+class GeneratorSettings(BackendSettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "model", "think", "temperature", "max_tool_iterations", "tool_timeout", "timeout_seconds", "concurrency",
         "history_turns", "system_prompt", "rounds",
@@ -25,21 +26,7 @@ class GeneratorSettings(Settings):
 
     respondent_id: Literal["A", "B"] = Field(default="A", description="A: its answer is shown; B: the shadow")
     agent_id: str = Field(default="", description="Name in events; GeneratorAgent for A, respondent_b for B")
-    backend: Literal["ollama", "openai", "google_genai"] = Field(default="ollama", description="Kind of model server")
     model: str = Field(default="gemma4:e4b", min_length=1, description="Model name at the backend")
-    ollama_host: str = Field(
-        default="http://127.0.0.1:11434",
-        validation_alias=AliasChoices("LOCAL2_OLLAMA_HOST", "OLLAMA_HOST"),
-        description="Address of the Ollama server",
-    )
-    base_url: str | None = Field(default=None, description="Address of an OpenAI-compatible or Gemini API server")
-    api_key: SecretStr | None = Field(
-        default=None,
-        validation_alias=AliasChoices("LOCAL2_BACKEND_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY"),
-        description="Key of the model backend",
-    )
-    keep_alive: str | None = Field(default=None, description="How long Ollama keeps the model loaded, e.g. 30m")
-    num_ctx: int = Field(default=32_000, ge=512, description="Context in tokens; the same for all participants")
     think: bool = Field(default=True, description="Let the model think before it answers, where it can")
     temperature: float | None = Field(default=None, ge=0, le=2, description="Sampling; unset: the backend's own")
     max_tool_iterations: int = Field(default=5, ge=0, le=50, description="Rounds of tool calls per answer")
