@@ -137,6 +137,8 @@ class ResponseGeneration(Payload):
     tool_calls: list[ToolCallRecord] = []
     model: str
     options: dict[str, Any] = {}
+    # tells system prompts apart in statistics
+    prompt_version: str = ""
     usage: Usage = Usage()
     finish_reason: str
     deliberations: list[Deliberation] | None = None
@@ -173,6 +175,9 @@ class PairwiseResult(Payload):
     config_a: dict[str, Any]
     config_b: dict[str, Any]
     session_id: str
+    # what the judge said when A stood first, and when B did
+    forward: Winner | None = None
+    swapped: Winner | None = None
 
 
 class UserFeedback(Payload):
@@ -192,6 +197,36 @@ class RewardEvent(Payload):
     reward: float = Field(ge=-1, le=1)
     source: str
     config: dict[str, Any]
+
+
+class MemorySave(Payload):
+    """A sentence or a topic's content to be remembered; `recorded` is when it was accepted, in ms."""
+
+    id: str
+    user_id: str
+    kind: Literal["note", "topic"]
+    content: str
+    topic: str = ""
+    session_id: str = ""
+    query_id: str = ""
+    recorded: int
+
+
+class MemoryForget(Payload):
+    """Everything remembered of a session that was deleted at `at` (ms)."""
+
+    user_id: str
+    session_id: str
+    at: int
+
+
+class MemoryChanged(Payload):
+    """Engrams of a user that were written or removed; `all`: every one is gone. The replicas of memory follow it."""
+
+    user_id: str
+    put: list[str] = []
+    removed: list[str] = []
+    all: bool = False
 
 
 class AgentTransition(Payload):
@@ -290,6 +325,9 @@ CRITIQUE_RESULT = Subject("critique.result", CritiqueResult, kind="work")
 PAIRWISE_RESULT = Subject("pairwise.result", PairwiseResult, kind="work")
 USER_FEEDBACK = Subject("user.feedback", UserFeedback, kind="work")
 REWARD_EVENT = Subject("reward.event", RewardEvent, kind="work")
+MEMORY_SAVE = Subject("memory.save", MemorySave, kind="work", single_group=True)
+MEMORY_FORGET = Subject("memory.forget", MemoryForget, kind="work", single_group=True)
+MEMORY_CHANGED = Subject("memory.changed", MemoryChanged, keep=100_000)
 AGENT_TRANSITION = Subject("agent.transition", AgentTransition)
 SETTINGS_UPDATE = Subject("settings.update", SettingsUpdate, keep=1_000)
 QUERY_CANCEL = Subject("query.cancel", QueryCancel, keep=1_000)
@@ -306,6 +344,9 @@ SUBJECTS: tuple[Subject[Any], ...] = (
     PAIRWISE_RESULT,
     USER_FEEDBACK,
     REWARD_EVENT,
+    MEMORY_SAVE,
+    MEMORY_FORGET,
+    MEMORY_CHANGED,
     AGENT_TRANSITION,
     SETTINGS_UPDATE,
     QUERY_CANCEL,
