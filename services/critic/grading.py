@@ -38,7 +38,8 @@ _LAST_SCORE = re.compile(
 )
 
 _TO_SIDE = re.compile(
-    r"[\s\])>}\"':=]*(?:(?:-|–|—|->|=>|→) )?[\s\[(<{\"']*(?:(?:the )?(?:final )?(?:result|verdict|winner)(?: is)? ?[:=]? ?)?"
+    r"[\s\])>}\"':=]*(?:(?:-|–|—|->|=>|→) )?[\s\[(<{\"']*"
+    r"(?:(?:the )?(?:final )?(?:result|verdict|winner)(?: is)? ?[:=]? ?)?"
     r"(?:(?:response|answer|assistant|option)[\s:\[(\"']*)?",
     re.IGNORECASE,
 )
@@ -48,7 +49,9 @@ _NAMED = re.compile(r"[ \t]+(?:is|was|wins|won|has|because|since|as|due|over|per
 _TIE = re.compile(r"(?:it is )?(?:a )?(?:tie|draw|both|neither|equal)(?![\w])", re.IGNORECASE)
 _LAST_SIDE = re.compile(r"\[ ?response ([AB]) ?\]\.?$", re.IGNORECASE)
 
-_BRACKETS = str.maketrans({"【": "[", "】": "]", "「": "[", "」": "]", "«": '"', "»": '"', "“": '"', "”": '"', "’": "'"})
+_BRACKETS = str.maketrans(
+    {"【": "[", "】": "]", "「": "[", "」": "]", "«": '"', "»": '"', "“": '"', "”": '"', "’": "'"}
+)
 
 
 def _plain(text: str) -> str:

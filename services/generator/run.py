@@ -15,7 +15,7 @@ from services.generator.loop import Answer, in_order, run_agent
 from services.generator.loop import Message as ChatMessage
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import Recall, partial_text, recall
-from services.generator.settings import GeneratorSettings
+from services.generator.settings import GeneratorSettings, prompt_version
 from services.generator.steps import Conversation, JournalSteps, Ports, show_transition
 from shared.contracts import (
     ANSWER_DIALOG,
@@ -263,6 +263,7 @@ class Run:
             tool_calls=answer.tool_calls,
             model=answer.model,
             options=finished.options,
+            prompt_version=prompt_version(self._settings.system_prompt),
             usage=answer.usage,
             finish_reason=answer.finish_reason,
             deliberations=finished.deliberations,

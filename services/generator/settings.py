@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,6 +17,11 @@ from shared.settings import Settings
 @cache
 def default_system_prompt() -> str:
     return files("services.generator").joinpath("prompts/system.md").read_text(encoding="utf-8").strip()
+
+
+def prompt_version(system_prompt: str) -> str:
+    """A short name of a system prompt: the same words, the same name."""
+    return sha256(system_prompt.encode()).hexdigest()[:8]
 
 
 class GeneratorSettings(BackendSettings):

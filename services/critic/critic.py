@@ -1,0 +1,227 @@
+"""Grades every answer and compares A with B; what it publishes, it publishes once."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+
+from services.critic.judge import Grade, Judge
+from services.critic.machine import IDLE, TABLE
+from services.critic.pairs import Half, Pairs
+from services.critic.rubrics import DEFAULT, Rubric, rubric_for
+from services.critic.settings import CriticSettings
+from shared.bus import order
+from shared.contracts import (
+    AGENT_TRANSITION,
+    CRITIQUE_RESULT,
+    PAIRWISE_RESULT,
+    PREFIX,
+    AgentTransition,
+    CritiqueResult,
+    Outgoing,
+    PairwiseResult,
+    ResponseGeneration,
+)
+from shared.envelope import Message
+from shared.journal import EntryType, append_after, journal_key
+from shared.logging import get_logger
+from shared.machine import Machine
+from shared.service import Context
+from shared.sessions import Sessions, Turn
+
+log = get_logger()
+
+# The judge needs the thread of the conversation, not all of it; in characters.
+_CONTEXT_LIMIT = 6_000
+_REFERENCE_LIMIT = 8_000
+
+
+def gradeable(response: ResponseGeneration, *, skip_tool_answers: bool) -> bool:
+    return bool(response.answer.strip()) and not (skip_tool_answers and response.tool_calls)
+
+
+def chosen(query_id: str, one_in: int) -> bool:
+    """One query in so many; the same for both answers to it."""
+    return zlib.crc32(query_id.encode()) % one_in == 0
+
+
+def reference_of(response: ResponseGeneration) -> str:
+    """The results of the turn's tools, as far as they came."""
+    parts = [f"{call.tool}: {call.result}" for call in response.tool_calls if call.error is None]
+    return "\n\n".join(parts)[:_REFERENCE_LIMIT]
+
+
+def instruction_of(query: str, turns: Iterable[Turn]) -> str:
+    """What the respondent was asked, with the newest part of the conversation that led to it."""
+    said: list[str] = []
+    room = _CONTEXT_LIMIT
+    for turn in reversed(list(turns)):
+        text = f"User: {turn.query}\nAssistant: {turn.answer}"
+        if len(text) > room:
+            break
+        room -= len(text)
+        said.insert(0, text)
+    if not said:
+        return query
+    return "The conversation so far:\n" + "\n".join(said) + f"\n\nThe user's message to answer now:\n{query}"
+
+
+def config_of(response: ResponseGeneration) -> dict[str, Any]:
+    """What made this answer: model, sampling, system prompt."""
+    return {"model": response.model, "options": response.options, "prompt_version": response.prompt_version}
+
+
+class Critic:
+    def __init__(self, context: Context[CriticSettings], judge: Judge, rubrics: dict[str, Rubric]) -> None:
+        self._context = context
+        self._bus = context.bus
+        self._judge = judge
+        self._rubrics = rubrics
+        self._sessions = Sessions(context.bus)
+        self.pairs = Pairs(context.bus)
+
+    async def grade(self, message: Message[ResponseGeneration]) -> Iterable[Outgoing]:
+        """One answer: its grade, then, when its counterpart is there, the comparison."""
+        response, settings = message.payload, self._context.settings
+        async with self._states(response) as step:
+            if not chosen(response.query_id, settings.judge_one_in):
+                await step("SKIP")
+                return ()
+            if not gradeable(response, skip_tool_answers=settings.skip_tool_answers):
+                await self.pairs.close(response.query_id)
+                await step("SKIP")
+                return ()
+            await step("GRADE")
+            instruction = await self._instruction(response)
+            rubric = self._rubric(response)
+            grade = await self._graded(response, instruction, rubric)
+            await step("PUBLISH")
+            await self._publish_grade(message, grade)
+            half = Half(response.response_id, response.answer, reference_of(response), grade.score, config_of(response))
+            offer = await self.pairs.offer(response.query_id, response.respondent_id, half, settings.pairwise_buffer)
+            if offer.evicted:
+                log.info("critic.pairs_evicted", count=len(offer.evicted))
+            if offer.pair is not None:
+                await step("COMPARE")
+                if await self._compare(message, instruction, *offer.pair):
+                    await step("PUBLISH")
+                await self.pairs.close(response.query_id)
+            await step("RESET")
+        return ()
+
+    async def abandon(self, message: Message[ResponseGeneration], reason: str) -> Iterable[Outgoing]:
+        """An answer whose handling failed every time is published as not graded, so that nobody looks for its grade."""
+        await self._publish_grade(message, Grade(None, f"not graded: {reason}", DEFAULT, 0))
+        await self.pairs.close(message.payload.query_id)
+        return ()
+
+    # ── grading ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _rubric(self, response: ResponseGeneration) -> Rubric:
+        tools = [call.tool for call in response.tool_calls if call.error is None]
+        return rubric_for(tools, self._context.settings.rubrics, self._rubrics)
+
+    async def _instruction(self, response: ResponseGeneration) -> str:
+        turns = await self._sessions.turns(response.session_id, response.respondent_id)
+        before = [turn for turn in turns if order(turn.query_id) < order(response.query_id)]
+        return instruction_of(response.query, before)
+
+    async def _graded(self, response: ResponseGeneration, instruction: str, rubric: Rubric) -> Grade:
+        """The grade, asked for once: a takeover after a crash finds it stored."""
+        key = f"{PREFIX}grade:{response.response_id}"
+        stored = await self._bus.link.call("GET", key)
+        if stored is not None:
+            return Grade(**orjson.loads(stored))
+        grade = await self._judge.grade(instruction, response.answer, reference_of(response), rubric)
+        await self._bus.link.call("SET", key, orjson.dumps(asdict(grade)), "EX", self._context.settings.retention)
+        log.info("critic.graded", score=grade.score, rubric=grade.rubric, attempts=grade.attempts)
+        return grade
+
+    async def _publish_grade(self, message: Message[ResponseGeneration], grade: Grade) -> None:
+        response = message.payload
+        critique = CritiqueResult(
+            query_id=response.query_id,
+            response_id=response.response_id,
+            session_id=response.session_id,
+            respondent_id=response.respondent_id,
+            score=grade.score,
+            feedback=grade.feedback,
+            rubric=grade.rubric,
+            query=response.query,
+            answer=response.answer,
+        )
+        await self._bus.publish(CRITIQUE_RESULT.of(critique, once=response.response_id, **message.headers()))
+        shown = {"score": grade.score, "feedback": grade.feedback, "rubric": grade.rubric}
+        await self._journal(response.response_id, EntryType.CRITIQUE, shown)
+
+    # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _compare(self, message: Message[ResponseGeneration], instruction: str, a: Half, b: Half) -> bool:
+        response = message.payload
+        reference = a.reference or b.reference
+        rubric = self._rubric(response)
+        found = await self._judge.compare(instruction, a.answer, b.answer, reference, rubric)
+        if found is None:
+            return False
+        result = PairwiseResult(
+            original_query_id=response.query_id,
+            query_id_a=a.response_id,
+            query_id_b=b.response_id,
+            winner=found.winner,
+            score_a=a.score,
+            score_b=b.score,
+            reason=found.reason,
+            config_a=a.config,
+            config_b=b.config,
+            session_id=response.session_id,
+            forward=found.forward,
+            swapped=found.swapped,
+        )
+        headers = {**message.headers(), "respondent_id": "A"}
+        await self._bus.publish(PAIRWISE_RESULT.of(result, once=response.query_id, **headers))
+        log.info("critic.compared", winner=found.winner, forward=found.forward, swapped=found.swapped)
+        shown = {"winner": found.winner, "reason": found.reason, "score_a": a.score, "score_b": b.score}
+        for half in (a, b):
+            await self._journal(half.response_id, EntryType.PAIRWISE, shown)
+        return True
+
+    async def _journal(self, response_id: str, kind: EntryType, shown: dict[str, Any]) -> None:
+        query_id, _, respondent = response_id.rpartition(":")
+        await append_after(self._bus, journal_key(query_id, respondent), kind, shown, once=kind.value)
+
+    # ── states ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextlib.asynccontextmanager
+    async def _states(self, response: ResponseGeneration) -> AsyncIterator[Any]:
+        machine = Machine(TABLE, IDLE)
+
+        async def step(action: str) -> None:
+            made = machine.step(action)
+            shown = AgentTransition(
+                agent="critic",
+                replica=self._context.replica,
+                query_id=response.query_id,
+                from_state=made.before,
+                action=made.action,
+                to=made.after,
+            )
+            headers = {
+                "correlation_id": response.query_id,
+                "session_id": response.session_id,
+                "respondent_id": response.respondent_id,
+            }
+            await self._bus.publish(AGENT_TRANSITION.of(shown, **headers))
+
+        await step("RECEIVE")
+        try:
+            yield step
+        except BaseException:
+            with contextlib.suppress(Exception):
+                await step("FAIL")
+                await step("RESET")
+            raise

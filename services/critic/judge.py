@@ -1,0 +1,144 @@
+"""Asking the judge: retries, time limits, and what is published when it cannot be understood."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from services.critic.grading import (
+    JudgePrompt,
+    Verdict,
+    absolute_prompt,
+    decide,
+    feedback_of,
+    parse_score,
+    parse_winner,
+    relative_prompt,
+)
+from services.critic.rubrics import Rubric
+from services.critic.settings import CriticSettings
+from shared.errors import ModelError
+from shared.llm.adapter import WiredChatModel
+from shared.llm.port import (
+    ChatRequest,
+    EmptyAnswer,
+    ModelOverloaded,
+    ModelUnavailable,
+    StreamInterrupted,
+    TextDelta,
+)
+from shared.logging import get_logger
+
+log = get_logger()
+
+R = TypeVar("R")
+# A verdict comes after a few sentences; a judge that goes on for longer repeats itself.
+_LONGEST = 1024
+# A judge asked again at temperature 0 would say the same again.
+_WARMER = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """`score` is None when no attempt could be read; the feedback says why."""
+
+    score: int | None
+    feedback: str
+    rubric: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`forward` and `swapped` are what the judge said when A stood first, and when B did."""
+
+    winner: Verdict
+    reason: str
+    forward: Verdict
+    swapped: Verdict
+
+
+class Judge:
+    def __init__(self, model: WiredChatModel, settings: Callable[[], CriticSettings]) -> None:
+        self._model = model
+        self._settings = settings
+        self.unread = 0
+
+    async def grade(self, instruction: str, answer: str, reference: str, rubric: Rubric) -> Grade:
+        """Never raises for the judge's sake: what cannot be judged has no score."""
+        prompt = absolute_prompt(instruction, answer, rubric.text, reference)
+        try:
+            score, said, attempts = await self._ask(prompt, parse_score)
+        except ModelError as exc:
+            log.warning("critic.judge_failed", reason=str(exc))
+            return Grade(None, f"not graded: {exc}", rubric.name, 0)
+        if score is None:
+            log.warning("critic.unreadable_grade", attempts=attempts)
+            return Grade(None, f"not graded: no score could be read from what the judge said: {said[:500]}",
+                         rubric.name, attempts)  # fmt: skip
+        return Grade(score, feedback_of(said), rubric.name, attempts)
+
+    async def compare(self, instruction: str, a: str, b: str, reference: str, rubric: Rubric) -> Comparison | None:
+        """Both orders; None when one of the verdicts cannot be had or read."""
+        verdicts: list[tuple[Verdict, str]] = []
+        verdict: Verdict | None
+        for first, second in ((a, b), (b, a)):
+            prompt = relative_prompt(instruction, first, second, rubric.question, reference)
+            try:
+                verdict, said, attempts = await self._ask(prompt, parse_winner)
+            except ModelError as exc:
+                log.warning("critic.judge_failed", reason=str(exc))
+                return None
+            if verdict is None:
+                log.warning("critic.unreadable_verdict", attempts=attempts)
+                return None
+            verdicts.append((verdict, feedback_of(said)))
+        (forward, why), (swapped, why_swapped) = verdicts
+        winner = decide(forward, swapped)
+        split = winner == "tie" and "tie" not in (forward, swapped)
+        reason = f"The two orders disagree. A first: {why} B first: {why_swapped}" if split else why
+        return Comparison(winner, reason, forward, swapped)
+
+    async def _ask(self, prompt: JudgePrompt, read: Callable[[str], R | None]) -> tuple[R | None, str, int]:
+        """What was read, what was said last, and how many attempts it took. Raises ModelError."""
+        settings, said = self._settings(), ""
+        loop = asyncio.get_running_loop()
+        until, pause = loop.time() + settings.patience, 0.5
+        attempt = 0
+        while attempt < settings.attempts:
+            try:
+                async with asyncio.timeout(settings.grade_timeout):
+                    said = await self._say(prompt, settings, attempt)
+            except (ModelUnavailable, ModelOverloaded):
+                # a judge that is away is waited for; nobody waits for the grade
+                if loop.time() + pause > until:
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 30.0)
+                continue
+            except TimeoutError:
+                said = f"(nothing within {settings.grade_timeout:g} s)"
+            except (EmptyAnswer, StreamInterrupted) as exc:
+                said = f"({exc})"
+            attempt += 1
+            found = read(said)
+            if found is not None:
+                return found, said, attempt
+            self.unread += 1
+        return None, said, attempt
+
+    async def _say(self, prompt: JudgePrompt, settings: CriticSettings, attempt: int) -> str:
+        temperature = settings.temperature if attempt == 0 else max(settings.temperature, _WARMER * attempt)
+        request = ChatRequest(
+            model=settings.model,
+            messages=prompt,
+            think=False,
+            num_ctx=settings.num_ctx,
+            options={"temperature": min(temperature, 2.0), "num_predict": _LONGEST, "seed": attempt},
+            idle_timeout=settings.grade_timeout,
+        )
+        async with aclosing(self._model.stream(request)) as deltas:
+            return "".join([delta.text async for delta in deltas if isinstance(delta, TextDelta)])

@@ -1,0 +1,25 @@
+"""The states of one answer at the critic."""
+
+from shared.machine import Table
+
+IDLE, RECEIVING, GRADING, PAIRWISE_GRADING, PUBLISHING, ERROR = (
+    "IDLE",
+    "RECEIVING",
+    "GRADING",
+    "PAIRWISE_GRADING",
+    "PUBLISHING",
+    "ERROR",
+)
+
+TABLE: Table = {
+    (IDLE, "RECEIVE"): RECEIVING,
+    (RECEIVING, "SKIP"): IDLE,
+    (RECEIVING, "GRADE"): GRADING,
+    (GRADING, "PUBLISH"): PUBLISHING,
+    (PUBLISHING, "COMPARE"): PAIRWISE_GRADING,
+    (PAIRWISE_GRADING, "PUBLISH"): PUBLISHING,
+    (PAIRWISE_GRADING, "RESET"): IDLE,
+    (PUBLISHING, "RESET"): IDLE,
+    **{(state, "FAIL"): ERROR for state in (RECEIVING, GRADING, PAIRWISE_GRADING, PUBLISHING, ERROR)},
+    (ERROR, "RESET"): IDLE,
+}

@@ -1,0 +1,102 @@
+"""The two answers to one query, brought together in Redis: any order of arrival, any number of critic replicas.
+
+The replica that brings the second answer judges the pair, while it holds that answer's entry: when it dies, whoever
+takes the entry over finds that this entry has the pair, and judges it. The counterpart's entry never does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import orjson
+
+from shared.bus import Bus, Script
+from shared.contracts import PREFIX
+from shared.envelope import now_ms
+
+# One hash slot: the script below makes room by removing other pairs.
+_BASE = f"{PREFIX}pairs:{{pairs}}:"
+WAITING = f"{_BASE}waiting"
+# A counterpart that is this late is not waited for.
+_SECONDS = 3600
+
+# KEYS: pair, waiting. ARGV: respondent, answer, query id, limit, seconds, now ms, key prefix.
+# Returns both answers (A, B) to the respondent whose entry judges the pair, else nothing; then the ids given up.
+_OFFER = Script("""
+local side, other = ARGV[1], ARGV[1] == 'A' and 'B' or 'A'
+if redis.call('HGET', KEYS[1], 'closed') then return {false, false} end
+redis.call('HSETNX', KEYS[1], side, ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[5])
+if redis.call('HEXISTS', KEYS[1], other) == 0 then
+  redis.call('ZADD', KEYS[2], 'NX', ARGV[6], ARGV[3])
+  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', ARGV[6] - ARGV[5] * 1000)
+  redis.call('EXPIRE', KEYS[2], ARGV[5])
+  local reply = {false, false}
+  while redis.call('ZCARD', KEYS[2]) > tonumber(ARGV[4]) do
+    local oldest = redis.call('ZPOPMIN', KEYS[2])[1]
+    redis.call('DEL', ARGV[7] .. oldest)
+    reply[#reply + 1] = oldest
+  end
+  return reply
+end
+redis.call('ZREM', KEYS[2], ARGV[3])
+redis.call('HSETNX', KEYS[1], 'judge', side)
+if redis.call('HGET', KEYS[1], 'judge') ~= side then return {false, false} end
+return {redis.call('HGET', KEYS[1], 'A'), redis.call('HGET', KEYS[1], 'B')}
+""")
+
+# Nothing more is expected of this pair. KEYS: pair, waiting. ARGV: query id, seconds.
+_CLOSE = Script("""
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'closed', 1)
+redis.call('EXPIRE', KEYS[1], ARGV[2])
+return redis.call('ZREM', KEYS[2], ARGV[1])
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """One respondent's answer as the comparison needs it. `score` is its grade, None when it has none."""
+
+    response_id: str
+    answer: str
+    reference: str
+    score: int | None
+    config: dict[str, Any]
+
+    def dump(self) -> bytes:
+        return orjson.dumps(asdict(self))
+
+    @staticmethod
+    def parse(data: bytes) -> Half:
+        value = orjson.loads(data)
+        return Half(**{item.name: value[item.name] for item in fields(Half)})
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """`pair`: both answers, when the one who asks is to judge them. `evicted`: queries that were given up for room."""
+
+    pair: tuple[Half, Half] | None
+    evicted: list[str]
+
+
+class Pairs:
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def offer(self, query_id: str, respondent_id: str, half: Half, limit: int) -> Offer:
+        """Puts an answer beside its counterpart; at most `limit` answers wait, the oldest are given up."""
+        keys = (_BASE + query_id, WAITING)
+        args = (respondent_id, half.dump(), query_id, limit, _SECONDS, now_ms(), _BASE)
+        first, second, *evicted = await self._bus.link.call(*_OFFER(keys, *args))
+        pair = (Half.parse(first), Half.parse(second)) if first and second else None
+        return Offer(pair, [name.decode() for name in evicted])
+
+    async def close(self, query_id: str) -> None:
+        """The pair has been judged, or one of its answers cannot be."""
+        await self._bus.link.call(*_CLOSE((_BASE + query_id, WAITING), query_id, _SECONDS))
+
+    async def waiting(self) -> int:
+        return int(await self._bus.link.call("ZCARD", WAITING))

@@ -1,0 +1,58 @@
+"""critic: grades every answer, and compares those of A with those of B."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from services.critic.critic import Critic
+from services.critic.judge import Judge
+from services.critic.rubrics import check_choice, load_rubrics
+from services.critic.settings import CriticSettings
+from shared.bus import ReplyError
+from shared.contracts import RESPONSE_GENERATION
+from shared.errors import TransientError
+from shared.llm.adapter import WiredChatModel
+from shared.service import Context, Service, Subscription, Work
+
+_CHECK_SECONDS = 5.0
+
+
+@contextlib.asynccontextmanager
+async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work]]:
+    rubrics = load_rubrics(context.settings.rubrics_dir)
+    check_choice(context.settings.rubrics, rubrics)
+    model = context.settings.chat_model()
+    judge = Judge(model, lambda: context.settings)
+    critic = Critic(context, judge, rubrics)
+    await _look(context, model, critic, judge)
+    watching = asyncio.create_task(_watch(context, model, critic, judge))
+    try:
+        yield [Subscription(RESPONSE_GENERATION, critic.grade, critic.abandon)]
+    finally:
+        watching.cancel()
+        await model.aclose()
+
+
+async def _watch(context: Context[CriticSettings], model: WiredChatModel, critic: Critic, judge: Judge) -> None:
+    while True:
+        await asyncio.sleep(_CHECK_SECONDS)
+        await _look(context, model, critic, judge)
+
+
+async def _look(context: Context[CriticSettings], model: WiredChatModel, critic: Critic, judge: Judge) -> None:
+    """Says in the registry who judges, whether it can, and what waits for it."""
+    reason = await model.reachable(context.settings.model)
+    context.facts.update(
+        model=context.settings.model,
+        backend=context.settings.backend,
+        backend_ok=reason is None,
+        backend_reason=reason,
+        unreadable=judge.unread,
+    )
+    with contextlib.suppress(TransientError, ReplyError):
+        context.facts["pairs_waiting"] = await critic.pairs.waiting()
+
+
+app = Service("critic", CriticSettings, build)

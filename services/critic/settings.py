@@ -1,0 +1,41 @@
+"""Settings of the critic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import AliasChoices, Field
+
+from shared.llm.settings import BackendSettings
+from shared.settings import Settings
+
+
+class CriticSettings(BackendSettings):
+    runtime: ClassVar[frozenset[str]] = Settings.runtime | {
+        "model", "temperature", "grade_timeout", "attempts", "skip_tool_answers", "judge_one_in", "pairwise_buffer",
+        "rubrics", "concurrency",
+    }  # fmt: skip
+
+    # not LOCAL2_MODEL, which names the respondents' model: a model that grades its own answers is no judge
+    model: str = Field(
+        default="prometheus:7b",
+        min_length=1,
+        validation_alias=AliasChoices("LOCAL2_CRITIC_MODEL"),
+        description="The judge's name at the backend",
+    )
+    temperature: float = Field(default=0.0, ge=0, le=2, description="Sampling of the judge")
+    grade_timeout: float = Field(default=30.0, gt=0, le=600, description="Longest time for one judgement, in seconds")
+    attempts: int = Field(default=3, ge=1, le=10, description="Judgements asked for until one can be read")
+    patience: float = Field(
+        default=600.0, ge=0, description="How long a judge that cannot be reached is waited for, in seconds"
+    )
+    skip_tool_answers: bool = Field(default=True, description="Leave answers that used tools ungraded")
+    judge_one_in: int = Field(default=1, ge=1, le=10_000, description="Judge one query in so many")
+    pairwise_buffer: int = Field(default=100, ge=1, le=10_000, description="Answers that wait for their counterpart")
+    rubrics: dict[str, str] = Field(
+        default={"web_search": "style", "web_fetch": "style", "save_memory": "clarity", "save_topic": "clarity"},
+        description="Which rubric fits a turn that used a tool; the default one is `realistic`",
+    )
+    rubrics_dir: Path | None = Field(default=None, description="Folder of further rubrics, NAME.txt each")
+    concurrency: int = Field(default=1, ge=1, le=64, description="Answers judged at the same time by one replica")

@@ -1,0 +1,305 @@
+"""The critic on a real bus with a scripted judge over HTTP: grades, comparisons, crashes and a judge that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from support.services import announced, running
+from support.stack import Client
+from support.waiting import eventually
+
+from services.critic.critic import Critic
+from services.critic.pairs import WAITING, Half, Pairs
+from services.critic.service import app
+from services.critic.settings import CriticSettings
+from shared.bus import Bus
+from shared.contracts import (
+    CRITIQUE_RESULT,
+    PAIRWISE_RESULT,
+    RESPONSE_GENERATION,
+    CritiqueResult,
+    PairwiseResult,
+    RespondentId,
+    ResponseGeneration,
+    ToolCallRecord,
+)
+from shared.journal import EntryType, JournalWriter, journal_key, read_journal
+from shared.sessions import Turn
+from shared.testing.model_server import Rules, ScriptedModelServer
+
+GRADE = {"when": {"user": "###Score Rubrics"}, "respond": {"text": "Plain and right. [RESULT] 4"}}
+PREFERS_FIRST = {"when": {"user": "###Response B:"}, "respond": {"text": "The first is better. [RESULT] A"}}
+# the same answer wins wherever it stands
+PREFERS_GOOD: Rules = [
+    {"when": {"user": "(?s)###Response A:\\s*good"}, "respond": {"text": "It is right. [RESULT] A"}},
+    {"when": {"user": "(?s)###Response B:\\s*good"}, "respond": {"text": "It is right. [RESULT] B"}},
+]
+
+
+def generation(
+    query_id: str, respondent: RespondentId = "A", answer: str = "good", **fields: Any
+) -> ResponseGeneration:
+    values: dict[str, Any] = {
+        "query_id": query_id,
+        "response_id": f"{query_id}:{respondent}",
+        "session_id": "s1",
+        "user_id": "u1",
+        "respondent_id": respondent,
+        "generator_id": "g",
+        "query": "Is it right?",
+        "answer": answer,
+        "model": f"m-{respondent}",
+        "options": {"temperature": 0.5},
+        "finish_reason": "stop",
+    }
+    return ResponseGeneration(**{**values, **fields})
+
+
+class Court(Client):
+    def __init__(self, bus: Bus, server: ScriptedModelServer, settings: CriticSettings) -> None:
+        super().__init__(bus)
+        self.server = server
+        self.settings = settings
+
+    async def submit(self, *responses: ResponseGeneration) -> None:
+        await self.bus.publish(
+            *(RESPONSE_GENERATION.of(r, correlation_id=r.query_id, respondent_id=r.respondent_id) for r in responses)
+        )
+
+    async def settled(self, timeout: float = 20.0) -> None:
+        """Returns when the critic has finished everything."""
+
+        async def done() -> bool:
+            return await self.bus.backlog(RESPONSE_GENERATION.stream, "critic") == 0
+
+        await eventually(done, timeout, "nothing left for the critic")
+
+    async def critiques(self) -> list[CritiqueResult]:
+        return await self.published(CRITIQUE_RESULT)
+
+    async def verdicts(self) -> list[PairwiseResult]:
+        return await self.published(PAIRWISE_RESULT)
+
+
+@contextlib.asynccontextmanager
+async def court(
+    url: str, rules: Rules = (GRADE, PREFERS_FIRST), *, replicas: int = 1, **values: Any
+) -> AsyncIterator[Court]:
+    async with (
+        ScriptedModelServer(rules) as server,
+        Bus(url, "test/client") as bus,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        common: dict[str, Any] = {"redis_url": url, "heartbeat": 0.2, "drain": 0.2, "ollama_host": server.url}
+        settings = CriticSettings(**{**common, "skip_tool_answers": True, **values})
+        for _ in range(replicas):
+            await stack.enter_async_context(running(app, settings))
+        await announced(url, "critic", replicas)
+        yield Court(bus, server, settings)
+
+
+async def test_an_answer_is_graded_with_feedback_and_rubric(redis_url: str) -> None:
+    async with court(redis_url) as on:
+        await on.submit(generation("1-1"))
+        await on.settled()
+        (critique,) = await on.critiques()
+    assert (critique.score, critique.feedback, critique.rubric) == (4, "Plain and right.", "realistic")
+    assert (critique.response_id, critique.respondent_id, critique.answer) == ("1-1:A", "A", "good")
+
+
+async def test_the_judge_sees_the_question_in_its_conversation_and_the_tools_results(redis_url: str) -> None:
+    call = ToolCallRecord(tool="web_search", args={}, result="Paris has 2 million people.", call_id="c")
+    async with court(redis_url, skip_tool_answers=False) as on:
+        await on.sessions.open("s1", "u1", "hello")
+        for turn in (Turn("1-1", "Tell me of Paris.", "It is a city.", 0), Turn("9-9", "later", "later", 0)):
+            await on.bus.link.pipe(on.sessions.appending("s1", "A", turn))
+        await on.submit(generation("5-1", tool_calls=[call]))
+        await on.settled()
+        (critique,) = await on.critiques()
+        prompt = on.server.requests[-1].body["messages"][-1]["content"]
+    assert critique.rubric == "style"
+    assert "User: Tell me of Paris.\nAssistant: It is a city." in prompt
+    assert "later" not in prompt
+    assert "###Reference Answer (Score 5):\nweb_search: Paris has 2 million people." in prompt
+
+
+async def test_answers_that_used_tools_are_left_out_unless_told_otherwise(redis_url: str) -> None:
+    call = ToolCallRecord(tool="web_search", args={}, result="x", call_id="c")
+    async with court(redis_url) as on:
+        await on.submit(generation("1-1", tool_calls=[call]), generation("1-1", "B"))
+        await on.settled()
+        critiques, verdicts = await on.critiques(), await on.verdicts()
+        waiting = await Pairs(on.bus).waiting()
+    assert [c.respondent_id for c in critiques] == ["B"]
+    assert (verdicts, waiting) == ([], 0)
+
+
+@pytest.mark.parametrize("order", [("A", "B"), ("B", "A")])
+async def test_two_answers_are_compared_in_any_order_of_arrival(redis_url: str, order: Sequence[RespondentId]) -> None:
+    async with court(redis_url, [*PREFERS_GOOD, GRADE]) as on:
+        for respondent in order:
+            await on.submit(generation("1-1", respondent, "good" if respondent == "B" else "bad"))
+            await on.settled()
+        (verdict,) = await on.verdicts()
+    assert (verdict.winner, verdict.forward, verdict.swapped) == ("B", "B", "A")
+    assert (verdict.score_a, verdict.score_b) == (4, 4)
+    assert (verdict.original_query_id, verdict.query_id_a, verdict.query_id_b) == ("1-1", "1-1:A", "1-1:B")
+    assert (verdict.config_a["model"], verdict.config_b["model"]) == ("m-A", "m-B")
+
+
+async def test_a_judge_that_prefers_a_position_makes_a_tie(redis_url: str) -> None:
+    async with court(redis_url) as on:
+        await on.submit(generation("1-1"), generation("1-1", "B"))
+        await on.settled()
+        (verdict,) = await on.verdicts()
+    assert verdict.winner == "tie"
+    assert verdict.reason.startswith("The two orders disagree.")
+
+
+async def test_what_cannot_be_read_is_asked_again_and_then_published_without_a_score(redis_url: str) -> None:
+    vague = {"when": {"user": "###Score Rubrics"}, "respond": {"text": "I would say it is fine, a 4 perhaps."}}
+    async with court(redis_url, [vague], attempts=3) as on:
+        await on.submit(generation("1-1"), generation("1-1", "B"))
+        await on.settled()
+        critiques = await on.critiques()
+        temperatures = {request.body["options"]["temperature"] for request in on.server.requests}
+    assert [c.score for c in critiques] == [None, None]
+    assert "no score could be read" in critiques[0].feedback
+    assert temperatures == {0.0, 0.3, 0.6}
+
+
+async def test_an_unreadable_verdict_publishes_nothing_and_nothing_waits(redis_url: str) -> None:
+    shrug = {"when": {"user": "###Response B:"}, "respond": {"text": "Hard to say."}}
+    async with court(redis_url, [shrug, GRADE], attempts=2) as on:
+        await on.submit(generation("1-1"), generation("1-1", "B"))
+        await on.settled()
+        assert await on.verdicts() == []
+        assert await Pairs(on.bus).waiting() == 0
+
+
+async def test_a_judge_that_is_too_slow_gives_no_score(redis_url: str) -> None:
+    slow = {"when": {"user": "###Score Rubrics"}, "respond": {"text": "Late. [RESULT] 4", "delay": 5}}
+    async with court(redis_url, [slow], attempts=2, grade_timeout=0.2) as on:
+        await on.submit(generation("1-1"))
+        await on.settled()
+        (critique,) = await on.critiques()
+    assert critique.score is None
+
+
+async def test_a_missing_judge_is_said_and_does_not_hold_anything_up(redis_url: str) -> None:
+    gone = {"when": {}, "respond": {"status": 404, "error": "model 'nosuch:7b' not found"}}
+    async with court(redis_url, [gone], model="nosuch:7b") as on:
+        await on.submit(generation("1-1"))
+        await on.settled()
+        (critique,) = await on.critiques()
+    assert critique.score is None
+    assert "nosuch:7b" in critique.feedback
+
+
+async def test_a_judge_that_is_away_is_waited_for(redis_url: str, tmp_path: Path) -> None:
+    async with Bus(redis_url, "test/client") as bus:
+        server = ScriptedModelServer([GRADE])
+        async with server:
+            port = int(server.url.rsplit(":", 1)[1])
+        values: dict[str, Any] = {"redis_url": redis_url, "heartbeat": 0.2, "ollama_host": f"http://127.0.0.1:{port}"}
+        async with running(app, CriticSettings(**values)):
+            client = Court(bus, server, CriticSettings(**values))
+            await client.submit(generation("1-1"))
+            await asyncio.sleep(1.0)
+            assert await client.critiques() == []
+            async with ScriptedModelServer([GRADE], port=port):
+                await client.settled()
+                (critique,) = await client.critiques()
+    assert critique.score == 4
+
+
+async def test_at_most_so_many_answers_wait_and_the_oldest_are_given_up(redis_url: str, raw: redis.Redis) -> None:
+    async with court(redis_url, pairwise_buffer=3) as on:
+        for n in range(1, 6):
+            await on.submit(generation(f"{n}-1"))
+            await on.settled()
+        assert [name.decode() for name in raw.zrange(WAITING, 0, -1)] == ["3-1", "4-1", "5-1"]
+        await on.submit(generation("5-1", "B"), generation("1-1", "B"))
+        await on.settled()
+        assert [v.original_query_id for v in await on.verdicts()] == ["5-1"]
+
+
+async def test_one_query_in_so_many_is_judged_as_a_whole(redis_url: str) -> None:
+    async with court(redis_url, judge_one_in=3) as on:
+        queries = [f"{n}-1" for n in range(1, 31)]
+        await on.submit(*(generation(q, r) for q in queries for r in ("A", "B")))  # type: ignore[arg-type]
+        await on.settled()
+        graded = [(c.query_id, c.respondent_id) for c in await on.critiques()]
+    judged = {query for query, _ in graded}
+    assert 4 <= len(judged) <= 16
+    assert sorted(graded) == sorted((q, r) for q in judged for r in ("A", "B"))
+
+
+async def test_the_grade_and_the_verdict_come_into_the_journals_after_their_end(redis_url: str) -> None:
+    async with court(redis_url) as on:
+        writers = {}
+        for respondent in ("A", "B"):
+            writers[respondent], _ = await JournalWriter.claim(
+                on.bus, journal_key("1-1", respondent), {}, 60, fresh=True
+            )
+        await on.submit(generation("1-1"), generation("1-1", "B"))
+        await asyncio.sleep(0.3)
+        for writer in writers.values():
+            await writer.append(EntryType.COMPLETED, {})
+        await on.settled()
+        kinds = [[e.type.value for e in await read_journal(on.bus, journal_key("1-1", r))] for r in ("A", "B")]
+    assert kinds == [["claimed", "completed", "critique", "pairwise"]] * 2
+
+
+async def test_an_answer_delivered_twice_is_graded_and_compared_once(redis_url: str) -> None:
+    async with court(redis_url, replicas=2) as on:
+        for _ in range(3):
+            await on.submit(generation("1-1"), generation("1-1", "B"))
+        await on.settled()
+        assert len(await on.critiques()) == 2
+        assert len(await on.verdicts()) == 1
+
+
+async def test_a_critic_that_dies_in_the_middle_of_a_comparison_leaves_the_pair_to_its_successor(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = Critic._compare
+    died = asyncio.Event()
+
+    async def dies_once(self: Critic, *args: Any) -> bool:
+        if not died.is_set():
+            died.set()
+            raise RuntimeError("killed")
+        return await compare(self, *args)
+
+    monkeypatch.setattr(Critic, "_compare", dies_once)
+    async with court(redis_url) as on:
+        await on.submit(generation("1-1"), generation("1-1", "B"))
+        await on.settled()
+        assert died.is_set()
+        assert len(await on.verdicts()) == 1
+        assert len(await on.critiques()) == 2
+
+
+async def test_every_pair_has_one_judge_under_any_interleaving(redis_url: str) -> None:
+    async with Bus(redis_url, "a") as first, Bus(redis_url, "b") as second:
+        pools = (Pairs(first), Pairs(second))
+        half = Half("r", "answer", "", 4, {})
+        offers = [(f"{n}-1", side) for n in range(50) for side in ("A", "B") for _ in range(3)]
+        random.Random(7).shuffle(offers)
+        judges: dict[str, set[str]] = {}
+
+        async def offer(n: int, query: str, side: str) -> None:
+            if (await pools[n % 2].offer(query, side, half, 1_000)).pair is not None:
+                judges.setdefault(query, set()).add(side)
+
+        await asyncio.gather(*(offer(n, query, side) for n, (query, side) in enumerate(offers)))
+    assert len(judges) == 50
+    assert all(len(sides) == 1 for sides in judges.values())
