@@ -19,6 +19,11 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def age_ms(entry_id: str) -> int:
+    """Milliseconds since an entry was written."""
+    return now_ms() - int(entry_id.partition("-")[0])
+
+
 def fresh_id() -> str:
     """A new random id: 128 bits, as 32 hexadecimal digits."""
     return os.urandom(16).hex()

@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from shared import metrics
 from shared.bus import Bus, Command, Entry, OutOfMemory, ReplyError, Script, order
 from shared.contracts import PREFIX
 from shared.envelope import now_ms
@@ -141,6 +142,8 @@ class JournalWriter:
 
     def _command(self, kind: EntryType, data: dict[str, Any], create: bool = False) -> Command:
         self._number += 1
+        if (meter := metrics.meter()) is not None:
+            meter.journal(kind.value)
         entry_id = f"{self._epoch}-{self._number}"
         # claims of the same replica at the same time must not look like each other
         flags, claim = ((), ("claim", uuid.uuid4().hex)) if create else (("NOMKSTREAM",), ())

@@ -19,12 +19,15 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
 
+from shared import tracing
 from shared.bus import Bus, Command, Consumer, Delivery, ReplyError, Route, Tail
 from shared.bus.tail import INBOX_LENGTH
 from shared.contracts import PREFIX, SETTINGS_UPDATE, Outgoing, Payload, Subject
 from shared.envelope import Envelope, Message, now_ms
 from shared.errors import BusUnavailable, DecodeError, SettingsError, TransientError
 from shared.logging import BoundIds, configure, get_logger
+from shared.metrics_listener import Text
+from shared.observing import observing, watched
 from shared.registry import Registry, ReplicaInfo, announcing, leaving
 from shared.settings import Settings
 
@@ -37,6 +40,11 @@ _JANITOR_BEATS = 5
 _INBOX_SECONDS = 60
 # For handing over and saying good-bye, after `drain`.
 _LEAVING_SECONDS = 4.0
+# For the last spans, after that.
+_FLUSH_SECONDS = 2.0
+
+# How often replicas of each participant were started.
+STARTS = f"{PREFIX}starts"
 
 Notify = Callable[[Mapping[bytes, bytes]], None]
 
@@ -195,17 +203,25 @@ def new_replica_name() -> str:
 
 @contextlib.asynccontextmanager
 async def open_context(
-    participant: str, settings: S, *, tools: Sequence[dict[str, Any]] = ()
+    participant: str, settings: S, *, tools: Sequence[dict[str, Any]] = (), metrics: Text | None = None
 ) -> AsyncIterator[Context[S]]:
-    """A process on the bus: connected, announced, listening. Waits for Redis as long as it takes."""
+    """A process on the bus: connected, announced, listening. Waits for Redis as long as it takes.
+
+    metrics: what the metrics' port shows, in place of this process's counters alone.
+    """
     replica = new_replica_name()
     source = f"{participant}/{replica}"
-    async with Bus(settings.redis_url, source, timeout=settings.redis_timeout) as bus:
+    async with (
+        observing(participant, replica, settings, metrics) as address,
+        Bus(settings.redis_url, source, timeout=settings.redis_timeout) as bus,
+    ):
         context = Context(participant, await _stored_settings(bus, participant, settings), bus, replica)
         context.tools = list(tools)
+        if address is not None:
+            context.facts["metrics"] = address
         described = {"schema": type(settings).get_settings_schema(), "defaults": settings.runtime_values()}
         context.described = orjson.dumps(described)
-        await bus.link.pipe(context.opening())
+        await bus.link.pipe([*context.opening(), ("HINCRBY", STARTS, participant, 1)])
         async with asyncio.TaskGroup() as background:
             context.background = background
             running = [
@@ -270,6 +286,9 @@ class Subscription(Generic[T]):
 def receive(subject: Subject[T], delivery: Delivery) -> Message[T]:
     """The typed message of a delivery. Raises DecodeError."""
     envelope = Envelope.parse(subject.name, delivery.entry_id, delivery.fields)
+    if tracing.active():
+        # what this message causes is caused by its handling
+        envelope.traceparent = tracing.current() or envelope.traceparent
     payload = subject.decode(envelope)
     return Message(delivery.entry_id, envelope, payload, delivery.deliveries, delivery.parked)
 
@@ -310,7 +329,7 @@ class Service(Generic[S]):
                 context.bus,
                 self.participant,
                 context.replica,
-                {work.stream: work.route(context) for work in works},
+                {work.stream: watched(self.participant, work.stream, work.route(context)) for work in works},
                 concurrency=context.settings.concurrency,
                 heartbeat=settings.heartbeat,
                 max_deliveries=settings.max_deliveries,
@@ -347,7 +366,11 @@ def run_main(run: Callable[[S, asyncio.Event], Awaitable[None]], participant: st
     try:
         settings = settings_cls.load(participant)
         configure(settings.log_level, settings.log_format, participant=participant)
-        uvloop.run(_until_told(run, settings))
+        try:
+            uvloop.run(_until_told(run, settings))
+        finally:
+            if not tracing.stop(min(_FLUSH_SECONDS, settings.drain)):
+                log.warning("tracing.not_all_sent")
     except* SettingsError as wrong:
         for exc in _leaves(wrong):
             print(f"local2: {exc}", file=sys.stderr)

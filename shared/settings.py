@@ -54,6 +54,18 @@ class Settings(BaseSettings):
         default="info", pattern="^(debug|info|warning|error)$", description="Least severe level shown"
     )
     log_format: str = Field(default="auto", pattern="^(auto|json|console)$", description="auto: console on a terminal")
+    otlp_endpoint: str | None = Field(
+        default=None,
+        pattern="^https?://",
+        validation_alias=AliasChoices(
+            "LOCAL2_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
+        ),
+        description="Collector of traces, by OTLP over HTTP; unset: no traces",
+    )
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65_535, description="Port on which /metrics is shown; 0: a free one; unset: none"
+    )
+    metrics_host: str = Field(default="127.0.0.1", min_length=1, description="Address of that port")
 
     @classmethod
     def settings_customise_sources(

@@ -33,6 +33,7 @@ from shared.errors import DecodeError, ToolError
 from shared.logging import get_logger
 from shared.service import Context, Service, Work, bound, receive
 from shared.settings import Settings
+from shared.tool_watch import watched_call
 
 log = get_logger()
 
@@ -192,7 +193,7 @@ class ToolWork(Generic[A]):
     async def _execute(self, message: Message[ToolRequest]) -> Sequence[Command]:
         request, started = message.payload, time.perf_counter()
         try:
-            outcome = await self._bounded(message)
+            outcome = await watched_call(request, self._bounded(message))
             data = ToolResultMessage(
                 query_id=request.query_id,
                 call_id=request.call_id,

@@ -14,6 +14,7 @@ from shared.errors import DecodeError
 from shared.logging import get_logger
 from shared.service import Context
 from shared.tool import decode_result, result_key
+from shared.tool_watch import watched_request
 
 log = get_logger()
 
@@ -92,20 +93,30 @@ class ToolClient:
             user_id=caller.user_id,
             reply_to=self._context.inbox,
         )
+
+        async def send(traceparent: str) -> ToolResultMessage:
+            headers = {**caller.headers(), "attempt": attempt, "traceparent": traceparent}
+            return await self._send(name, request, headers, timeout, grace, internal)
+
+        return await watched_request(request, send, caller.traceparent)
+
+    async def _send(
+        self, name: str, request: ToolRequest, headers: dict[str, Any], timeout: float, grace: float, internal: bool
+    ) -> ToolResultMessage:
+        tool, call_id, deadline = request.tool, request.call_id, headers["deadline"]
         served = await self._context.registry.served(tool)
         if served is None or bool(served.get("internal")) is not internal:
             if served is None and await self._context.registry.known(tool):
                 return _refused(request, "[tool unavailable]", "tool unavailable")
             return _refused(request, f"[unknown tool: '{name}']", f"unknown tool: '{name}'")
-        if caller.deadline is not None:
-            timeout = max(0.0, min(timeout, (caller.deadline - now_ms()) / 1000))
+        if deadline is not None:
+            timeout = max(0.0, min(timeout, (deadline - now_ms()) / 1000))
         place = _Place(asyncio.get_running_loop().create_future())
         places = self._waiting.setdefault(call_id, set())
         places.add(place)
         try:
             until = now_ms() + int((timeout + grace + _AFTERWARDS) * 1000)
-            headers = {**caller.headers(), "deadline": until, "attempt": attempt}
-            message = _request_subject(tool).of(request, **headers)
+            message = _request_subject(tool).of(request, **{**headers, "deadline": until})
             await self._context.bus.publish(message)
             return await self._wait(request, place, timeout, grace)
         finally:

@@ -13,10 +13,10 @@ from services.gateway.auth import Principal, digest
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway
 from services.gateway.records import QueryRecord, load, storing
+from shared import tracing
 from shared.contracts import PREFIX, QUERY_RECEIVED, ChatTurnMessage, Mode, QueryReceived
 from shared.envelope import now_ms
 
-_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _NAMESPACE = uuid.UUID("6f3c2f0e-9d0a-4f5e-8a53-6c6f63616c32")
 
@@ -51,8 +51,11 @@ class Origin:
 
     @property
     def trace(self) -> str:
+        """The span of this request when traces are on; else what the client says, or a new trace."""
+        if here := tracing.current():
+            return here
         given = self.traceparent or ""
-        if _TRACEPARENT.fullmatch(given):
+        if tracing.well_formed(given):
             return given
         return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
 
@@ -128,6 +131,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         payload, once=once, session_id=session_id, user_id=user, deadline=deadline, traceparent=origin.trace
     )
     (query_id,) = await gateway.bus.publish(message)
+    tracing.annotate({"local2.query.id": query_id, "gen_ai.conversation.id": session_id})
     record = QueryRecord(query_id, user, session_id, ask.query, ask.mode, accepted, deadline)
     earlier = await load(gateway, query_id) if origin.idempotency_key else None
     if earlier is not None:

@@ -1,4 +1,7 @@
-"""Counts requests. Plain ASGI: a wrapper that owns the response would cost every streamed event a task switch."""
+"""Counts and traces requests.
+
+Plain ASGI: a wrapper that owns the response would cost every streamed event a task switch.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,10 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.metrics import Metrics
+from shared import tracing
+from shared.tracing import NOTHING, Kind, Span
+
+_LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Entrance:
@@ -18,14 +25,34 @@ class Entrance:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        with self._span(scope) as span:
+            await self._app(scope, receive, self._counting(scope, send, span))
+
+    def _counting(self, scope: Scope, send: Send, span: Span) -> Send:
         started = time.perf_counter()
 
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 # the template, not the path: a label per query id would grow without bound
-                route = getattr(scope.get("route"), "path", "other")
-                self._metrics.requests.labels(scope["method"], route, str(message["status"])).inc()
+                route, status = getattr(scope.get("route"), "path", "other"), message["status"]
+                self._metrics.requests.labels(scope["method"], route, str(status)).inc()
                 self._metrics.latency.labels(route).observe(time.perf_counter() - started)
+                if span is not NOTHING:
+                    span.name(f"{scope['method']} {route}")
+                    span.set({"http.route": route, "http.response.status_code": status})
+                    if status >= 500:
+                        span.fail(str(status))
             await send(message)
 
-        await self._app(scope, receive, counting)
+        return counting
+
+    def _span(self, scope: Scope) -> Span:
+        """One for what puts something on the bus, and for whatever a client traces itself."""
+        if not tracing.active():
+            return NOTHING
+        method: str = scope["method"]
+        parent = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"), "")
+        if method in _LOOKING and not parent:
+            return NOTHING
+        given = {"http.request.method": method, "url.scheme": scope["scheme"]}
+        return tracing.span(method, Kind.SERVER, given, parent=parent)

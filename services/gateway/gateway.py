@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Request
 
 from services.gateway.auth import Keys
-from services.gateway.metrics import Metrics
+from services.gateway.metrics import Metrics, take
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bus
 from shared.contracts import QUERY_RECEIVED
@@ -91,6 +91,15 @@ class Gateway:
             self._backlog_until = now + _BACKLOG_SECONDS
             self._backlog = await self.bus.backlog(QUERY_RECEIVED.stream, "generator")
         return self._backlog
+
+    async def metrics_text(self) -> bytes:
+        """What a scrape is told. That the bus is away is part of it; failing would hide the rest."""
+        try:
+            async with self.reachable():
+                reading = await take(self.bus, self.context.registry)
+        except BusUnavailable:
+            reading = None
+        return self.metrics.text(reading)
 
     # ── long requests ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections import Counter as Tally
-from collections.abc import Iterable
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from shared.bus import StreamState
-from shared.registry import ReplicaInfo
+from services.gateway.bus_state import BusReading, read_bus
+from shared import metrics
+from shared.bus import Bus
+from shared.contracts import QUERY_RECEIVED
+from shared.registry import Registry, ReplicaInfo
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a scrape shows of the bus."""
+
+    bus: BusReading
+    replicas: Sequence[ReplicaInfo]
+
+
+async def take(bus: Bus, registry: Registry) -> Reading:
+    """Raises BusUnavailable."""
+    return Reading(await read_bus(bus), await registry.replicas(fresh=True))
 
 
 class Metrics:
     """One registry per gateway, so that several can live in one process."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+        self._registry = registry = CollectorRegistry()
         self.requests = Counter(
             "local2_http_requests", "HTTP requests answered", ["method", "route", "status"], registry=registry
         )
@@ -32,39 +50,98 @@ class Metrics:
         self.streams = Gauge("local2_sse_streams_open", "Event streams open now", registry=registry)
         self.accepted = Counter("local2_queries_accepted", "Queries put on the bus", ["mode"], registry=registry)
         self.refused = Counter("local2_queries_refused", "Queries answered with 429", ["reason"], registry=registry)
-        self._up = Gauge("local2_bus_up", "1 when the bus answered this scrape", registry=registry)
-        names = ["stream"]
-        self._length = Gauge("local2_stream_length", "Entries kept", names, registry=registry)
-        self._oldest = Gauge("local2_stream_oldest_seconds", "Age of the oldest entry", names, registry=registry)
-        groups = ["stream", "group"]
-        self._lag = Gauge("local2_group_lag", "Entries that the group has not read", groups, registry=registry)
-        self._pending = Gauge("local2_group_pending", "Entries in flight", groups, registry=registry)
-        self._consumers = Gauge("local2_group_consumers", "Consumers of the group", groups, registry=registry)
-        self._dead = Gauge("local2_dead_letters", "Entries set aside", registry=registry)
-        self._replicas = Gauge("local2_replicas", "Live replicas", ["participant"], registry=registry)
 
-    def bus_away(self) -> None:
-        self._forget()
-        self._up.set(0)
+    def text(self, reading: Reading | None) -> bytes:
+        """Everything; with None the bus is away, and what it would have said is left out, not repeated."""
+        shown = CollectorRegistry()
+        shown.register(_Shown(reading))
+        meter = metrics.meter()
+        own = meter.text() if meter is not None else b""
+        return generate_latest(self._registry) + generate_latest(shown) + own
 
-    def bus_state(self, streams: Iterable[StreamState], dead: int, replicas: Iterable[ReplicaInfo]) -> None:
-        self._forget()
-        self._up.set(1)
-        for stream in streams:
-            self._length.labels(stream.name).set(stream.length)
-            self._oldest.labels(stream.name).set((stream.oldest_ms or 0) / 1000)
-            for group in stream.groups:
-                self._lag.labels(stream.name, group.name).set(group.lag)
-                self._pending.labels(stream.name, group.name).set(group.pending)
-                self._consumers.labels(stream.name, group.name).set(group.consumers)
-        self._dead.set(dead)
-        for participant, count in Tally(info.participant for info in replicas).items():
-            self._replicas.labels(participant).set(count)
 
-    def _forget(self) -> None:
-        """What is gone from the bus must not be shown with its last value."""
-        for gauge in (self._length, self._oldest, self._lag, self._pending, self._consumers, self._replicas):
-            gauge.clear()
+class _Shown(Collector):
+    def __init__(self, reading: Reading | None) -> None:
+        self._reading = reading
 
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
+    def collect(self) -> Iterator[Metric]:
+        up = self._reading is not None
+        yield GaugeMetricFamily("local2_bus_up", "1 when the bus answered this scrape", value=float(up))
+        if self._reading is not None:
+            yield from _of_streams(self._reading.bus)
+            yield from _of_groups(self._reading.bus)
+            yield from _of_replicas(self._reading)
+            yield from _of_redis(self._reading.bus)
+
+
+def _of_streams(bus: BusReading) -> Iterator[Metric]:
+    length = GaugeMetricFamily("local2_stream_length", "Entries kept", labels=["stream"])
+    oldest = GaugeMetricFamily("local2_stream_oldest_seconds", "Age of the oldest entry kept", labels=["stream"])
+    for stream, count in bus.lengths.items():
+        length.add_metric([stream], count)
+        oldest.add_metric([stream], bus.ages[stream])
+    yield length
+    yield oldest
+    yield GaugeMetricFamily("local2_dead_letters", "Entries set aside now", value=bus.dead)
+    yield CounterMetricFamily("local2_dead_letters_added", "Entries set aside ever", value=bus.buried)
+
+
+def _of_groups(bus: BusReading) -> Iterator[Metric]:
+    names = ["stream", "group"]
+    lag = GaugeMetricFamily("local2_group_lag", "Entries that the group has not read", labels=names)
+    pending = GaugeMetricFamily("local2_group_pending", "Entries in flight", labels=names)
+    consumers = GaugeMetricFamily("local2_group_consumers", "Consumers of the group", labels=names)
+    handled = CounterMetricFamily("local2_group_handled", "Entries that the group has finished", labels=names)
+    oldest = GaugeMetricFamily(
+        "local2_group_oldest_seconds", "Age of the oldest entry that the group has not finished", labels=names
+    )
+    served = GaugeMetricFamily(
+        "local2_group_served_seconds", "Seconds since a replica of the group was there", labels=names
+    )
+    backlog = 0
+    for one in bus.groups:
+        labels = [one.stream, one.group]
+        lag.add_metric(labels, one.lag)
+        pending.add_metric(labels, one.pending)
+        consumers.add_metric(labels, one.consumers)
+        oldest.add_metric(labels, one.oldest)
+        if one.handled is not None:
+            handled.add_metric(labels, one.handled)
+        if one.served is not None:
+            served.add_metric(labels, one.served)
+        if (one.stream, one.group) == (QUERY_RECEIVED.stream, "generator"):
+            backlog = one.lag + one.pending
+    yield from (lag, pending, consumers, handled, oldest, served)
+    yield GaugeMetricFamily("local2_query_backlog", "Queries waiting for a generator or in its hands", value=backlog)
+
+
+def _of_replicas(reading: Reading) -> Iterator[Metric]:
+    live = GaugeMetricFamily("local2_replicas", "Live replicas", labels=["participant"])
+    busy = GaugeMetricFamily("local2_replicas_in_flight", "Messages in the replicas' hands", labels=["participant"])
+    room = GaugeMetricFamily("local2_replicas_concurrency", "Messages they can have", labels=["participant"])
+    starts = CounterMetricFamily("local2_replica_starts", "Replicas started ever", labels=["participant"])
+    for name in _participants(reading):
+        found = [info for info in reading.replicas if info.participant == name]
+        live.add_metric([name], len(found))
+        busy.add_metric([name], sum(info.in_flight for info in found))
+        room.add_metric([name], sum(info.concurrency for info in found))
+        starts.add_metric([name], reading.bus.starts.get(name, 0))
+    yield from (live, busy, room, starts)
+
+
+def _participants(reading: Reading) -> Collection[str]:
+    """Also those that have work but no replica: that is a 0 to be seen, not a gap. The answering one always."""
+    names = {info.participant for info in reading.replicas} | {one.group for one in reading.bus.groups}
+    return sorted(names | {"generator"})
+
+
+def _of_redis(bus: BusReading) -> Iterator[Metric]:
+    told = (
+        ("used", "local2_redis_memory_used_bytes", "Memory that the bus server uses"),
+        ("max", "local2_redis_memory_max_bytes", "Its limit (maxmemory); 0: none"),
+        ("system", "local2_redis_memory_system_bytes", "Memory of its machine"),
+        ("clients", "local2_redis_clients", "Connections to it"),
+    )
+    for key, name, text in told:
+        if key in bus.redis:
+            yield GaugeMetricFamily(name, text, value=bus.redis[key])

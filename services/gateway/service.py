@@ -12,6 +12,7 @@ import uvicorn
 from services.gateway.app import create_app
 from services.gateway.gateway import Gateway
 from services.gateway.settings import GatewaySettings
+from shared import metrics
 from shared.errors import SettingsError
 from shared.logging import get_logger
 from shared.service import open_context, run_main
@@ -73,7 +74,7 @@ async def run(settings: GatewaySettings, stop: asyncio.Event, *, listener: socke
 
 async def _attached(gateway: Gateway, settings: GatewaySettings) -> None:
     """The gateway on the bus, until cancelled."""
-    async with open_context(PARTICIPANT, settings) as context:
+    async with open_context(PARTICIPANT, settings, metrics=gateway.metrics_text) as context:
         gateway.attach(context)
         await gateway.keys.start()
         context.facts["address"] = f"{settings.host}:{settings.port}"
@@ -85,4 +86,6 @@ async def _attached(gateway: Gateway, settings: GatewaySettings) -> None:
 
 def main() -> None:
     """Runs until SIGTERM or SIGINT. A wrong setting ends the process with a sentence and status 2."""
+    # its own metrics are shown with or without a port for them
+    metrics.start(PARTICIPANT)
     run_main(run, PARTICIPANT, GatewaySettings)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from services.generator.committee import UnknownPersona
 from services.generator.run import Parts, Run, Stopped
+from services.generator.watch import Watch, watched_answer
+from shared import tracing
 from shared.contracts import (
     PREFIX,
     QueryReceived,
@@ -54,6 +56,10 @@ class Answering:
 
     async def answer(self, message: Message[QueryReceived]) -> None:
         """Answers a query, or continues where another replica stopped. Raises Fenced when one has taken over."""
+        with watched_answer(self._parts.context.settings, message) as watch:
+            await self._answer(message, watch)
+
+    async def _answer(self, message: Message[QueryReceived], watch: Watch) -> None:
         query = message.payload
         caller = self._caller(message)
         run = Run(self._parts, message, caller)
@@ -67,18 +73,23 @@ class Answering:
             # a cancel or the deadline comes too late now: the answer is published as a whole or not at all
             if finished is not None:
                 await run.complete(finished)
+                watch.completed(finished.answer)
         except Stopped:
             await run.cancelled()
+            watch.cancelled()
         except TimeoutError:
             if not scope.expired():
                 raise
             if caller.query_id in self._cancelled:
                 await run.cancelled()
+                watch.cancelled()
             else:
                 await run.failed("deadline_exceeded", "the answer was not ready before the query's deadline")
+                watch.failed("deadline_exceeded")
         except ModelError as exc:
             code = next((code for kind, code in _CODES if isinstance(exc, kind)), "model_error")
             await run.failed(code, str(exc))
+            watch.failed(code)
         finally:
             self._cancelled.discard(caller.query_id)
         await self._leave(query, caller.query_id)
@@ -100,7 +111,7 @@ class Answering:
             user_id=message.payload.user_id,
             respondent_id=settings.respondent_id,
             deadline=envelope.deadline or received + int(settings.deadline_seconds * 1000),
-            traceparent=envelope.traceparent,
+            traceparent=tracing.current() or envelope.traceparent,
         )
 
     @contextlib.contextmanager

@@ -21,7 +21,9 @@ from services.generator.deltas import DeltaPump
 from services.generator.loop import Message, Reply, in_order
 from services.generator.recall import Recall, reply_of
 from services.generator.settings import GeneratorSettings
+from shared import metrics
 from shared.contracts import AGENT_TRANSITION, AgentTransition, ToolCallRecord
+from shared.envelope import age_ms
 from shared.journal import EntryType, JournalWriter
 from shared.llm.port import (
     ChatModel,
@@ -84,6 +86,7 @@ class Ports:
     response_id: str
     attempt: int
     shown: int = 0
+    spoken: bool = False
 
 
 @dataclass(slots=True)
@@ -216,9 +219,11 @@ class JournalSteps:
             async for delta in stream:
                 match delta:
                     case ThinkingDelta(text):
+                        self._speaking()
                         taken.thinking.append(text)
                         pump.add(EntryType.THINKING, text)
                     case TextDelta(text):
+                        self._speaking()
                         taken.text.append(text)
                         pump.add(EntryType.ANSWER, text)
                     case ToolCall():
@@ -230,6 +235,14 @@ class JournalSteps:
         finally:
             pump.finish()
             await stream.aclose()  # type: ignore[attr-defined]
+
+    def _speaking(self) -> None:
+        """Measures when a client sees the first sign of an answer; of one taken over it was seen before."""
+        if self.ports.spoken:
+            return
+        self.ports.spoken = True
+        if self.ports.attempt == 1 and (meter := metrics.meter()) is not None:
+            meter.first_token(age_ms(self.ports.caller.query_id) / 1000)
 
     # ── tools ────────────────────────────────────────────────────────────────────────────────────────────────
 

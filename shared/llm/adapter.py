@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 from shared.llm.clean import Cleaner, PrintedCall
 from shared.llm.failures import ThinkingUnsupported, ToolsUnsupported
+from shared.llm.observed import observed
 from shared.llm.port import (
     ChatRequest,
     Delta,
@@ -68,14 +69,19 @@ class WiredChatModel:
     """A chat model (see `shared.llm.port.ChatModel`) over a wire.
 
     `load_timeout`: longest wait in seconds for the first byte of an answer, in which a model may have to be loaded.
+    `provider`: whose model it is, as traces name it.
     """
 
-    def __init__(self, wire: Wire, load_timeout: float) -> None:
+    def __init__(self, wire: Wire, load_timeout: float, provider: str = "") -> None:
         self._wire = wire
+        self._provider = provider
         self._load_timeout = load_timeout
         self._lacking: dict[tuple[str, Ability], float] = {}
 
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
+    def stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
+        return observed(self._provider, request, self._stream(request))
+
+    async def _stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
         noticed: set[Ability] = set()
         retried = False
         while True:

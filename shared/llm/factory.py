@@ -5,23 +5,19 @@ A backend's package is imported only when it is chosen: an idle participant shou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Protocol, assert_never
+from typing import Literal, assert_never
 
 from shared.llm.adapter import Wire, WiredChatModel
+from shared.llm.observed import ClosableEmbeddingModel as ClosableEmbeddingModel
+from shared.llm.observed import ObservedEmbeddings
 
 Backend = Literal["ollama", "openai", "google_genai"]
 
 # Longest wait for the first byte of an answer: a big model is read from disk in it.
 LOAD_TIMEOUT = 600.0
 
-
-class ClosableEmbeddingModel(Protocol):
-    """An embedding model (see `shared.llm.port`) that owns its connections."""
-
-    async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]: ...
-
-    async def aclose(self) -> None: ...
+# As OpenTelemetry's GenAI conventions call them; a server that speaks OpenAI's protocol is not told apart.
+PROVIDERS: dict[Backend, str] = {"ollama": "ollama", "openai": "openai", "google_genai": "gcp.gemini"}
 
 
 def open_chat_model(
@@ -53,25 +49,27 @@ def open_chat_model(
             wire = GoogleWire(base_url, api_key)
         case _:
             assert_never(backend)
-    return WiredChatModel(wire, load_timeout)
+    return WiredChatModel(wire, load_timeout, PROVIDERS[backend])
 
 
 def open_embedding_model(
     backend: Backend, *, base_url: str | None = None, api_key: str | None = None, keep_alive: str | None = None
 ) -> ClosableEmbeddingModel:
     """An embedding model over the same backends; close it with `aclose`."""
+    model: ClosableEmbeddingModel
     match backend:
         case "ollama":
             from shared.llm.ollama_admin import OllamaEmbeddings
 
-            return OllamaEmbeddings(base_url, api_key, keep_alive)
+            model = OllamaEmbeddings(base_url, api_key, keep_alive)
         case "openai":
             from shared.llm.openai import OpenAIEmbeddings
 
-            return OpenAIEmbeddings(base_url, api_key)
+            model = OpenAIEmbeddings(base_url, api_key)
         case "google_genai":
             from shared.llm.google_genai import GoogleEmbeddings
 
-            return GoogleEmbeddings(base_url, api_key)
+            model = GoogleEmbeddings(base_url, api_key)
         case _:
             assert_never(backend)
+    return ObservedEmbeddings(PROVIDERS[backend], model)

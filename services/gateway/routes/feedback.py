@@ -10,6 +10,7 @@ from services.gateway.body import JsonRoute
 from services.gateway.gateway import GatewayDep
 from services.gateway.records import owned
 from services.gateway.schemas import FeedbackBody, told
+from shared import tracing
 from shared.contracts import USER_FEEDBACK, UserFeedback
 
 router = APIRouter(route_class=JsonRoute, tags=["feedback"])
@@ -34,7 +35,6 @@ async def rate(body: FeedbackBody, gateway: GatewayDep, user: UserDep) -> Respon
             stars=body.stars,
             comment=body.comment,
         )
-        await gateway.bus.publish(
-            USER_FEEDBACK.of(rating, correlation_id=record.query_id, session_id=record.session_id, user_id=user.user_id)
-        )
+        headers = {"correlation_id": record.query_id, "session_id": record.session_id, "user_id": user.user_id}
+        await gateway.bus.publish(USER_FEEDBACK.of(rating, **headers, traceparent=tracing.current()))
     return reply({"query_id": record.query_id, "sentiment": rating.sentiment, "stars": rating.stars}, 202)

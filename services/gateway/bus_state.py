@@ -1,0 +1,166 @@
+"""The bus as metrics show it, read at the moment of a scrape: a few round trips, however many streams there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.bus import Bus, Command, ReplyError, Script
+from shared.bus.streams import order, served_key
+from shared.contracts import DEAD_LETTER
+from shared.envelope import now_ms
+from shared.service import STARTS
+
+# Counting is bounded: a backlog beyond it is a disaster in any case, and says so.
+_COUNTED = 10_000
+
+# How many entries come after an id. KEYS: stream. ARGV: id, the most to count.
+_COUNT = Script("return #redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', ARGV[2])")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReading:
+    """handled: entries finished since the group was made; None where Redis has lost count.
+
+    oldest: seconds since the oldest entry was written that the group has not finished; 0 when there is none.
+    served: seconds since one of its replicas said that it reads this stream; None when none ever did.
+    """
+
+    stream: str
+    group: str
+    consumers: int
+    pending: int
+    lag: int
+    handled: int | None
+    oldest: float
+    served: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BusReading:
+    """lengths, ages: of each stream; ages in seconds. dead, buried: dead letters now, and ever.
+
+    starts: replicas started, by participant. redis: what the server says of its memory and clients.
+    """
+
+    lengths: dict[str, int]
+    ages: dict[str, float]
+    groups: list[GroupReading]
+    dead: int
+    buried: int
+    starts: dict[str, int]
+    redis: dict[str, float] = field(default_factory=dict)
+
+
+async def read_bus(bus: Bus) -> BusReading:
+    """Raises BusUnavailable."""
+    streams = list(dict.fromkeys(subject.stream for subject in await bus.subjects()))
+    asked: list[Command] = []
+    for stream in streams:
+        asked += [
+            ("XLEN", stream),
+            ("XRANGE", stream, "-", "+", "COUNT", 1),
+            ("XINFO", "GROUPS", stream),
+            ("HGETALL", served_key(stream)),
+        ]
+    tail: list[Command] = [
+        ("XLEN", DEAD_LETTER.stream),
+        ("XINFO", "STREAM", DEAD_LETTER.stream),
+        ("HGETALL", STARTS),
+        ("INFO", "memory"),
+        ("INFO", "clients"),
+    ]
+    replies = await bus.link.pipe_raw([*asked, *tail])
+    now = now_ms()
+    lengths: dict[str, int] = {}
+    ages: dict[str, float] = {}
+    rows: list[tuple[str, dict[str, Any], int | None]] = []
+    for number, stream in enumerate(streams):
+        length, first, groups, served = replies[4 * number : 4 * number + 4]
+        seen = {name.decode(): int(at) for name, at in _pairs(served)}
+        found = [{key.decode(): value for key, value in _pairs(row)} for row in _listed(groups)]
+        if not isinstance(length, int) or not (length or found):
+            continue
+        lengths[stream] = length
+        ages[stream] = _age(now, _first_id(first))
+        rows += [(stream, row, seen.get(row["name"].decode())) for row in found]
+    dead, about, starts, memory, clients = replies[len(asked) :]
+    dead_letters = {key.decode(): value for key, value in _pairs(about)}
+    return BusReading(
+        lengths=lengths,
+        ages=ages,
+        groups=await _groups(bus, rows, now),
+        dead=dead if isinstance(dead, int) else 0,
+        buried=_number(dead_letters.get("entries-added")),
+        starts={name.decode(): int(count) for name, count in _pairs(starts)},
+        redis={**_figures(memory, _MEMORY), **_figures(clients, _CLIENTS)},
+    )
+
+
+async def _groups(bus: Bus, rows: Sequence[tuple[str, dict[str, Any], int | None]], now: int) -> list[GroupReading]:
+    asked: list[Command] = []
+    for stream, row, _ in rows:
+        last = row["last-delivered-id"].decode()
+        asked += [
+            ("XPENDING", stream, row["name"]),
+            ("XRANGE", stream, f"({last}", "+", "COUNT", 1),
+            # Redis loses count when an entry was deleted that the group has not read
+            ("XLEN", stream) if row.get("lag") is not None else _COUNT((stream,), last, _COUNTED),
+        ]
+    replies = await bus.link.pipe_raw(asked) if asked else []
+    found = []
+    for number, (stream, row, served) in enumerate(rows):
+        summary, unread, counted = replies[3 * number : 3 * number + 3]
+        lowest = _listed(summary)[1] if _listed(summary) else None
+        waiting = [one for one in (lowest.decode() if lowest else None, _first_id(unread)) if one is not None]
+        lag = row.get("lag")
+        read = row.get("entries-read")
+        found.append(
+            GroupReading(
+                stream=stream,
+                group=row["name"].decode(),
+                consumers=row["consumers"],
+                pending=row["pending"],
+                lag=_number(counted) if lag is None else lag,
+                handled=None if read is None else max(0, read - row["pending"]),
+                oldest=_age(now, min(waiting, key=order, default=None)),
+                served=None if served is None else max(0, now - served) / 1000,
+            )
+        )
+    return found
+
+
+# Names in Redis' own report, and ours.
+_MEMORY = {"used_memory": "used", "maxmemory": "max", "total_system_memory": "system"}
+_CLIENTS = {"connected_clients": "clients"}
+
+
+def _figures(report: Any, names: Mapping[str, str]) -> dict[str, float]:
+    """Nothing when the user of the bus may not ask for it."""
+    if not isinstance(report, bytes):
+        return {}
+    lines = dict(line.split(":", 1) for line in report.decode(errors="replace").splitlines() if ":" in line)
+    return {ours: float(lines[name]) for name, ours in names.items() if lines.get(name, "").isdigit()}
+
+
+def _pairs(row: Any) -> list[tuple[Any, Any]]:
+    listed = _listed(row)
+    return list(zip(listed[::2], listed[1::2], strict=True))
+
+
+def _listed(reply: Any) -> list[Any]:
+    return [] if reply is None or isinstance(reply, ReplyError) else list(reply)
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _first_id(reply: Any) -> str | None:
+    listed = _listed(reply)
+    return listed[0][0].decode() if listed else None
+
+
+def _age(now: int, entry_id: str | None) -> float:
+    return 0.0 if entry_id is None else max(0, now - order(entry_id)[0]) / 1000

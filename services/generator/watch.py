@@ -1,0 +1,67 @@
+"""One answer as a span (OpenTelemetry's `invoke_agent`) and in the counters."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from services.generator.loop import Answer
+from services.generator.settings import GeneratorSettings
+from shared import metrics, tracing
+from shared.contracts import QueryReceived
+from shared.envelope import Message, age_ms
+from shared.llm.factory import PROVIDERS
+from shared.tracing import Span
+
+
+class Watch:
+    """Told how the answer ended."""
+
+    def __init__(self, span: Span, query_id: str) -> None:
+        self._span = span
+        self._query_id = query_id
+
+    def completed(self, answer: Answer) -> None:
+        self._span.set(
+            {
+                "gen_ai.response.model": answer.model,
+                "gen_ai.response.finish_reasons": [answer.finish_reason],
+                "gen_ai.usage.input_tokens": answer.usage.prompt_tokens,
+                "gen_ai.usage.output_tokens": answer.usage.completion_tokens,
+                "local2.tool_calls": len(answer.tool_calls),
+            }
+        )
+        self._end("completed")
+
+    def cancelled(self) -> None:
+        self._span.set({"local2.stopped": "cancelled"})
+        self._end("cancelled")
+
+    def failed(self, code: str) -> None:
+        self._span.fail(code)
+        self._end("failed")
+
+    def _end(self, outcome: str) -> None:
+        if (meter := metrics.meter()) is not None:
+            meter.query(outcome, age_ms(self._query_id) / 1000)
+
+
+@contextlib.contextmanager
+def watched_answer(settings: GeneratorSettings, message: Message[QueryReceived]) -> Iterator[Watch]:
+    """The block is the answer; what it asks of others belongs to its span."""
+    query = message.payload
+    with tracing.span(
+        f"invoke_agent {settings.name}",
+        attributes={
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.provider.name": PROVIDERS[settings.backend],
+            "gen_ai.agent.name": settings.name,
+            "gen_ai.conversation.id": query.session_id,
+            "gen_ai.request.model": query.model or settings.model,
+            "local2.query.id": message.entry_id,
+            "local2.respondent.id": settings.respondent_id,
+            "local2.mode": query.mode,
+            "local2.message.deliveries": message.deliveries,
+        },
+    ) as span:
+        yield Watch(span, message.entry_id)
