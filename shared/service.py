@@ -259,11 +259,13 @@ class Subscription(Generic[T]):
     """handle: one message in, the messages to publish out; they are written together with the acknowledgement.
 
     abandon: the same for a message that is given up for good, with the reason.
+    limit: messages held at the same time (see Route); None: as many as the replica has slots.
     """
 
     subject: Subject[T]
     handle: Callable[[Message[T]], Awaitable[Iterable[Outgoing]]]
     abandon: Callable[[Message[T], str], Awaitable[Iterable[Outgoing]]] | None = None
+    limit: int | None = None
 
     @property
     def stream(self) -> str:
@@ -280,7 +282,7 @@ class Subscription(Generic[T]):
                 return ()
             return [context.bus.publishing(out) for out in await self.abandon(receive(self.subject, delivery), reason)]
 
-        return Route(handler, undertaker, self.subject.single_group)
+        return Route(handler, undertaker, self.subject.single_group, self.limit)
 
 
 def receive(subject: Subject[T], delivery: Delivery) -> Message[T]:

@@ -57,9 +57,14 @@ Undertaker = Callable[[Delivery, str], Awaitable[Sequence[Command]]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
+    """limit: entries of this stream held at the same time, parked ones included; None: as many as there are slots.
+    What waits for something else must leave room for the other streams of its replica.
+    """
+
     handler: Handler
     undertaker: Undertaker | None = None
     delete_finished: bool = False
+    limit: int | None = None
 
 
 class Consumer:
@@ -90,6 +95,7 @@ class Consumer:
         self._max_deliveries = max_deliveries
         self._drain = drain
         self.held: dict[tuple[str, str], Delivery] = {}
+        self._held_of = dict.fromkeys(self._routes, 0)
         self.busy = 0
         self.handled = 0
         self.changed = asyncio.Event()
@@ -139,6 +145,11 @@ class Consumer:
     def _room(self) -> int:
         return 0 if self._suspects else self.concurrency - self.busy - self._returning
 
+    def _room_of(self, stream: str) -> int | None:
+        """How many more entries of a stream may be held; None when it has no limit of its own."""
+        limit = self._routes[stream].limit
+        return None if limit is None else max(0, limit - self._held_of[stream])
+
     async def _wait_for_room(self) -> int:
         """The free slots, at least one unless the replica is stopping."""
         while (room := self._room()) <= 0 and not self._stopping:
@@ -185,11 +196,16 @@ class Consumer:
 
     async def _read(self, room: int) -> None:
         """New entries, at most as many as there is room for."""
-        streams = list(self._turn)[:room]
+        limits = {stream: self._room_of(stream) for stream in self._turn}
+        streams = [stream for stream, limit in limits.items() if limit != 0][:room]
         if len(streams) < len(self._turn):
             self._turn.rotate(-room)
+        if not streams:
+            await asyncio.sleep(_GLANCE)
+            return
         block = self._bus.block if len(streams) == len(self._turn) else _GLANCE
-        count = room // len(streams)
+        # Redis knows one count for all streams of a read
+        count = min([room // len(streams), *(limit for stream in streams if (limit := limits[stream]) is not None)])
         self._reading = count * len(streams)
         try:
             reply = await self._bus.reader.call(
@@ -236,6 +252,7 @@ class Consumer:
             return
         delivery = Delivery(stream, entry_id, fields, deliveries, self)
         self.held[key] = delivery
+        self._held_of[stream] += 1
         self.occupy(delivery)
         delivery.task = self._tasks.create_task(self._handle(delivery))
 
@@ -274,6 +291,7 @@ class Consumer:
             log.exception("bus.handler_failed", stream=delivery.stream, entry_id=delivery.entry_id)
         finally:
             del self.held[delivery.stream, delivery.entry_id]
+            self._held_of[delivery.stream] -= 1
             self.vacate(delivery)
 
     async def _attempt(self, delivery: Delivery) -> Sequence[Command]:
@@ -421,6 +439,11 @@ class Consumer:
             if room <= 0:
                 self._claimable = True
                 return
+            if (limit := self._room_of(stream)) is not None:
+                # a full stream's entries are looked for again with the next heartbeat
+                room = min(room, limit)
+                if not room:
+                    continue
             rows = await self._bus.link.call("XPENDING", stream, self._group, "IDLE", self._idle(), "-", "+", room)
             for entry_id, _owner, _idle, deliveries in rows:
                 if (stream, entry_id.decode()) in self.held:

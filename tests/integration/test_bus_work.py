@@ -325,3 +325,52 @@ async def test_stopping_ends_within_seconds_when_redis_is_away(redis_server: Any
         await eventually(lambda: not bus.reader.connected.is_set())
         stop.set()
         await asyncio.wait_for(task, 5.0)
+
+
+async def test_a_stream_with_a_limit_leaves_the_slots_to_the_others(redis_url: str, raw: redis.Redis) -> None:
+    held: list[str] = []
+    release = asyncio.Event()
+    done: list[str] = []
+
+    async def stuck(delivery: Delivery) -> list[Any]:
+        held.append(delivery.entry_id)
+        async with delivery.parked():
+            await release.wait()
+        return []
+
+    async def quick(delivery: Delivery) -> list[Any]:
+        done.append(delivery.entry_id)
+        return []
+
+    streams = {"local2:slow": Route(stuck, limit=3), "local2:quick": Route(quick)}
+    async with consuming(redis_url, streams=streams, concurrency=4):
+        add(raw, 20, "local2:slow")
+        await eventually(lambda: len(held) == 3)
+        add(raw, 20, "local2:quick")
+        await eventually(lambda: len(done) == 20)
+        assert len(held) == 3
+        release.set()
+        await eventually(lambda: len(held) == 20 and pending(raw, "local2:slow") == 0)
+
+
+async def test_a_dead_replicas_entries_are_taken_over_within_the_streams_limit(
+    redis_url: str, raw: redis.Redis
+) -> None:
+    raw.xgroup_create("local2:slow", GROUP, "0", mkstream=True)
+    add(raw, 6, "local2:slow")
+    raw.xreadgroup(GROUP, "dead", {"local2:slow": ">"}, count=6)
+    most = now = 0
+    done: list[str] = []
+
+    async def handler(delivery: Delivery) -> list[Any]:
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.02)
+        now -= 1
+        done.append(delivery.entry_id)
+        return []
+
+    async with consuming(redis_url, streams={"local2:slow": Route(handler, limit=2)}, concurrency=8):
+        await eventually(lambda: len(done) == 6 and pending(raw, "local2:slow") == 0, timeout=10)
+    assert most <= 2
