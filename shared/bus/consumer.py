@@ -469,7 +469,7 @@ class Consumer:
     async def _unblock(self) -> bool:
         """Ends the read in progress; False when it does not wait in Redis."""
         with contextlib.suppress(TransientError, ReplyError):
-            return bool(await self._bus.link.call("CLIENT", "UNBLOCK", self._bus.reader.client_id))
+            return await self._bus.unblock()
         return False
 
     async def _leave(self) -> None:

@@ -14,7 +14,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from hashlib import sha1
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import hiredis
 from redis.asyncio import ConnectionPool
@@ -32,7 +32,7 @@ Command = tuple[Any, ...]
 Reply = Any
 
 # Errors that speak of the server's condition, not of the command: a new connection and another try will help.
-_CONDITIONS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOSCRIPT", "UNBLOCKED")
+CONDITIONS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOSCRIPT", "UNBLOCKED")
 _MAX_BACKOFF = 0.5
 # Longer than an answer takes nearby; from far away, flushes follow each other at this interval.
 _LATE = 0.01
@@ -109,6 +109,11 @@ class Link:
     timeout: seconds without an expected reply after which the connection is replaced.
     """
 
+    # Error replies that mean: replace the connection and send what it carried again.
+    conditions: ClassVar[tuple[str, ...]] = CONDITIONS
+    # Further commands of the handshake, behind CLIENT ID.
+    greeting: ClassVar[tuple[Command, ...]] = ()
+
     def __init__(self, url: str, *, name: str, timeout: float = 5.0) -> None:
         self._url = url
         self._name = name
@@ -126,15 +131,14 @@ class Link:
         self.client_id = 0
         self.connected = asyncio.Event()
 
-    async def __aenter__(self) -> Link:
-        self._pool = ConnectionPool.from_url(
-            self._url,
-            protocol=2,
-            socket_connect_timeout=self._timeout,
-            retry=Retry(NoBackoff(), 0),
-        )
-        self._task = asyncio.create_task(self._run(), name=f"link {self._name}")
+    async def __aenter__(self) -> Self:
+        self.open()
         return self
+
+    def open(self) -> None:
+        """Begins to connect. Raises ValueError for a malformed URL."""
+        self._pool = pool_of(self._url, self._timeout)
+        self._task = asyncio.create_task(self._run(), name=f"link {self._name}")
 
     async def __aexit__(self, *_exc: object) -> None:
         self._closing = True
@@ -144,6 +148,10 @@ class Link:
             await self._task
         self._fail_all(BusUnavailable("the bus is closed"))
 
+    async def unblock(self, other: Link) -> bool:
+        """Ends the blocking read that `other` waits in, a connection to the same server; False when there is none."""
+        return bool(await self.call("CLIENT", "UNBLOCK", other.client_id))
+
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def call(self, *command: Any, retry: bool = True, block: float = 0.0) -> Reply:
@@ -152,29 +160,27 @@ class Link:
         With `retry` the command is sent again after a reconnect: only for what may safely happen twice.
         block: seconds that the server may legitimately keep the reply back.
         """
-        (reply,) = await self._submit((command,), retry, block=block)
-        return _checked(reply)
+        (reply,) = await self.submit((command,), retry, block=block)
+        return checked(reply)
 
     async def pipe(self, commands: Sequence[Command], *, retry: bool = True, until: float | None = None) -> list[Reply]:
         """The replies of several commands, sent in order in one write. The first error among them is raised.
 
         until: the loop's time after which they are not sent (again); ConnectionLost is raised then.
         """
-        replies = await self._submit(commands, retry, until=until)
+        replies = await self.submit(commands, retry, until=until)
         for reply in replies:
-            _checked(reply)
+            checked(reply)
         return replies
 
     async def pipe_raw(self, commands: Sequence[Command]) -> list[Reply]:
         """Like `pipe`, with errors as values (ReplyError) at their place."""
-        return [
-            ReplyError(str(reply)) if isinstance(reply, hiredis.ReplyError) else reply
-            for reply in await self._submit(commands, True)
-        ]
+        return as_values(await self.submit(commands, True))
 
-    def _submit(
+    def submit(
         self, commands: Sequence[Command], retry: bool, *, block: float = 0.0, until: float | None = None
     ) -> asyncio.Future[list[Reply]]:
+        """The replies to come, error replies as the parser makes them; cancelled before it is sent, it never is."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Reply]] = loop.create_future()
         if self._closing:
@@ -236,7 +242,7 @@ class Link:
             connection: AbstractConnection | None = None
             served = self.generation
             try:
-                connection = _quiet(self._pool.make_connection())
+                connection = _quiet(await self._connection())
                 # redis-py's own limit does not cover the replies of its handshake
                 async with asyncio.timeout(self._timeout):
                     await connection.connect()
@@ -252,6 +258,16 @@ class Link:
             delay = 0.02 if self.generation > served else min(_MAX_BACKOFF, delay * 2 or 0.02)
             await asyncio.sleep(delay)
 
+    async def _connection(self) -> AbstractConnection:
+        """A connection to be opened, to the server that is asked now."""
+        return self._pool.make_connection()
+
+    def _check(self, replies: list[Reply]) -> None:
+        """Looks at the replies of the handshake. Raises ConnectionError when this is the wrong server."""
+        for reply in replies:
+            if isinstance(reply, hiredis.ReplyError):
+                raise ConnectionError(str(reply))
+
     def _report(self, reason: str, served: int) -> None:
         """Says once per outage, and once per new reason, that the connection is away."""
         if self.generation > served or reason != self._reason:
@@ -263,17 +279,11 @@ class Link:
         if connection._writer is None:
             raise ConnectionError("the connection closed during its handshake")
         wire = _Wire(connection._writer.transport)
-        handshake = [
-            ("CLIENT", "ID"),
-            ("CLIENT", "SETNAME", self._name),
-            *(("SCRIPT", "LOAD", script.source) for script in Script.known.values()),
-        ]
+        handshake = [("CLIENT", "ID"), *self.greeting, ("CLIENT", "SETNAME", self._name), *loading()]
         wire.transport.write(b"".join(hiredis.pack_command(command) for command in handshake))
         async with asyncio.timeout(self._timeout):
             replies = await wire.first(len(handshake))
-        for reply in replies:
-            if isinstance(reply, hiredis.ReplyError):
-                raise ConnectionError(str(reply))
+        self._check(replies)
         self.client_id = int(replies[0])
         wire.receive = self._receive
         self._transport = wire.transport
@@ -309,7 +319,7 @@ class Link:
         if reply != batch.marker:
             raise _Desync("replies do not match their commands")
         for answer in batch.replies:
-            if isinstance(answer, hiredis.ReplyError) and str(answer).startswith(_CONDITIONS):
+            if isinstance(answer, hiredis.ReplyError) and str(answer).startswith(self.conditions):
                 raise ConnectionError(str(answer))
         self._inflight.popleft()
         start = 0
@@ -344,6 +354,16 @@ class Link:
             if not unit.future.done():
                 unit.future.set_exception(error)
         self._queue.clear()
+
+
+def loading() -> list[Command]:
+    """The commands that make every script known to a server."""
+    return [("SCRIPT", "LOAD", script.source) for script in Script.known.values()]
+
+
+def pool_of(url: str, timeout: float) -> ConnectionPool:
+    """Makes connections to one server, without tries of their own. Raises ValueError for a malformed URL."""
+    return ConnectionPool.from_url(url, protocol=2, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0))
 
 
 class _Desync(Exception):
@@ -417,7 +437,18 @@ def _abort(connection: AbstractConnection) -> None:
     connection._reader = connection._writer = None
 
 
-def _checked(reply: Reply) -> Reply:
+def refused(reply: Reply) -> str | None:
+    """The text of an error reply."""
+    return str(reply) if isinstance(reply, hiredis.ReplyError) else None
+
+
+def as_values(replies: Sequence[Reply]) -> list[Reply]:
+    """Replies with their errors as ReplyError."""
+    return [ReplyError(str(reply)) if isinstance(reply, hiredis.ReplyError) else reply for reply in replies]
+
+
+def checked(reply: Reply) -> Reply:
+    """The reply. Raises the error that it is."""
     if isinstance(reply, hiredis.ReplyError):
         text = str(reply)
         raise OutOfMemory(text) if text.startswith("OOM") else ReplyError(text)

@@ -8,8 +8,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shared.bus.cluster import ClusterLink
+from shared.bus.cluster_reads import ClusterReader, ClusterTailer
+from shared.bus.endpoint import Endpoint
 from shared.bus.link import Command, Link, Reply, ReplyError
 from shared.bus.scripts import PUBLISH_ONCE
+from shared.bus.sentinel import SentinelLink
 from shared.contracts import DEAD_LETTER, PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, Outgoing, Subject
 from shared.envelope import Envelope, now_ms
 
@@ -44,16 +48,28 @@ class StreamState:
 class Bus:
     """A process's access to Redis: `link` for commands, `reader` for blocking group reads, `tailer` for blocking tails.
 
-    The number of connections is these three, however many queries or clients the process serves.
+    The number of connections is these three, however many queries or clients the process serves; with a Redis Cluster
+    one per master, one per work stream that is read, and one for the inbox.
     """
 
+    link: Link | ClusterLink
+    reader: Link | ClusterReader
+    tailer: Link | ClusterTailer
+
     def __init__(self, url: str, source: str, *, timeout: float = 5.0) -> None:
+        """Raises SettingsError when the URL has none of the forms that there are."""
         self.source = source
         # seconds that a blocking read waits: a lost reply to one is noticed this much later than another's
         self.block = min(2.0, 2 * timeout)
-        self.link = Link(url, name=f"{source}:commands", timeout=timeout)
-        self.reader = Link(url, name=f"{source}:groups", timeout=timeout)
-        self.tailer = Link(url, name=f"{source}:tail", timeout=timeout)
+        names = [f"{source}:{kind}" for kind in ("commands", "groups", "tail")]
+        endpoint = Endpoint.parse(url)
+        if endpoint.kind == "cluster":
+            self.link = cluster = ClusterLink(endpoint, name=names[0], timeout=timeout)
+            self.reader, self.tailer = ClusterReader(cluster), ClusterTailer(cluster)
+        elif endpoint.kind == "sentinel":
+            self.link, self.reader, self.tailer = (SentinelLink(endpoint, name=n, timeout=timeout) for n in names)
+        else:
+            self.link, self.reader, self.tailer = (Link(url, name=n, timeout=timeout) for n in names)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Bus:
@@ -63,6 +79,13 @@ class Bus:
 
     async def __aexit__(self, *exc: Any) -> None:
         await self._stack.aclose()
+
+    async def unblock(self) -> bool:
+        """Ends the group read in progress; False when it does not wait in Redis."""
+        if isinstance(self.reader, ClusterReader):
+            return await self.reader.unblock()
+        assert isinstance(self.link, Link)
+        return await self.link.unblock(self.reader)
 
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────
 
