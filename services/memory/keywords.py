@@ -29,6 +29,8 @@ OPEN_FILES = 32
 # the engrams have cost the most and tell the least.
 MAX_WORDS = 32
 MAX_SCORED = 2_000
+# How many engrams with a word are counted; beyond, their number is estimated from how densely these lie.
+MAX_COUNTED = 2_000
 # A word of the turn before counts for less than one of the turn itself.
 BEFORE_WEIGHT = 0.4
 
@@ -38,6 +40,15 @@ CREATE TABLE engram(n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, turn TEXT NO
 CREATE VIRTUAL TABLE words USING fts5(turn, before, content='engram', content_rowid='n',
     tokenize='unicode61 remove_diacritics 0');
 PRAGMA user_version = {VERSION};
+"""
+
+
+_COUNT = "SELECT count(*), max(n) FROM (SELECT rowid AS n FROM words WHERE words MATCH ? ORDER BY n LIMIT ?)"
+# Newer engrams come first among those that fit as well.
+_BEST = """
+SELECT engram.id, engram.turn, engram.before FROM (
+    SELECT rowid AS n, bm25(words, 1.0, ?) AS score FROM words WHERE words MATCH ? ORDER BY score, n DESC LIMIT ?
+) JOIN engram USING (n) ORDER BY score, n DESC
 """
 
 
@@ -289,11 +300,11 @@ def _delete(db: sqlite3.Connection, id_: str) -> bool:
 
 
 def _search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> list[KeywordHit]:
-    total = db.execute("SELECT count(*) FROM engram").fetchone()[0]
-    counts = {
-        word: db.execute("SELECT count(*) FROM words WHERE words MATCH ?", (f'"{word}"',)).fetchone()[0]
-        for word in words
-    }
+    total, last = db.execute("SELECT (SELECT count(*) FROM engram), (SELECT max(n) FROM engram)").fetchone()
+    counts: dict[str, int] = {}
+    for word in words:
+        n, seen = db.execute(_COUNT, (f'"{word}"', MAX_COUNTED)).fetchone()
+        counts[word] = n if n < MAX_COUNTED else min(total, n * last // seen)
     rarity = {word: math.log(1 + (total - n + 0.5) / (n + 0.5)) for word, n in counts.items()}
     looked_up: list[str] = []
     scored = 0
@@ -303,11 +314,8 @@ def _search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> list[Ke
             scored += n
     if not looked_up:
         return []
-    found = db.execute(
-        "SELECT engram.id, engram.turn, engram.before FROM (SELECT rowid AS n, bm25(words, 1.0, ?) AS score FROM words"
-        " WHERE words MATCH ? ORDER BY score, rowid DESC LIMIT ?) JOIN engram USING (n) ORDER BY score, n DESC",
-        (BEFORE_WEIGHT, " OR ".join(f'"{word}"' for word in looked_up), limit),
-    ).fetchall()
+    either = " OR ".join(f'"{word}"' for word in looked_up)
+    found = db.execute(_BEST, (BEFORE_WEIGHT, either, limit)).fetchall()
     whole = sum(rarity.values())
     return [
         KeywordHit(id_, rank, _share(rarity, set(turn.split()), set(before.split())) / whole)

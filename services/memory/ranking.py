@@ -1,9 +1,9 @@
 """Which engrams answer a query best: one pure function, explained per hit.
 
-1. Relevance (0…1) comes from what was found alone: similarity and the share of the query's words.
+1. Relevance (0…1) comes from what was found alone: the similarity, and the share of the query's words.
 2. What is not relevant is left out; ratings have no say in that.
-3. Ratings (critic, pairwise winner, feedback) and age move a relevant engram by at most `bound`, so that no rating
-   lifts one over another that is more than 2 x bound more relevant.
+3. Ratings (critic, pairwise winner, feedback) and age change the relevance of a relevant engram by at most `bound`
+   of it. So no rating lifts an engram over one whose relevance is more than (1 + bound) / (1 - bound) times as high.
 4. Of near-identical engrams the best rated stands for all.
 """
 
@@ -21,18 +21,29 @@ Mark = Literal["GOOD EXAMPLE", "AVOID"]
 
 
 class Weights(BaseModel):
-    """How engrams are weighted. Parts of ratings are added to the relevance, which lies between 0 and 1."""
+    """How engrams are weighted. The parts of ratings and age are shares of the relevance, added up."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    keyword: float = Field(default=0.5, ge=0, le=1, description="Share of the keyword search in the relevance")
-    critic: float = Field(default=0.06, ge=0, le=1, description="Of a score of 5; a score of 1 counts as much against")
-    winner: float = Field(default=0.03, ge=0, le=1, description="Of the better of two answers; the other loses as much")
-    feedback: float = Field(default=0.06, ge=0, le=1, description="Of a reward of 1; -1 counts as much against")
-    age: float = Field(default=0.03, ge=0, le=1, description="What the oldest engrams lose")
-    half_life_days: float = Field(default=30.0, gt=0, description="Days after which half of `age` is lost")
-    bound: float = Field(default=0.1, ge=0, le=0.5, description="The most that all these parts together can move")
+    keyword: float = Field(default=0.3, ge=0, le=1, description="Share of the keyword search in the relevance")
+    critic: float = Field(default=0.04, ge=0, le=1, description="For a score of 5; a score of 1 counts as much against")
+    winner: float = Field(default=0.06, ge=0, le=1, description="For the better of two answers, and against the other")
+    feedback: float = Field(default=0.1, ge=0, le=1, description="For a reward of 1, and against one of -1")
+    age: float = Field(default=0.04, ge=0, le=1, description="Against what is very old")
+    half_life_days: float = Field(default=60.0, gt=0, description="Days after which half of `age` counts")
+    bound: float = Field(default=0.15, ge=0, le=0.5, description="The most that ratings and age can change together")
     duplicate: float = Field(default=0.8, gt=0, le=1, description="Share of common words of near-identical engrams")
+
+
+# Similarities of one embedding model say nothing about another's: what is unrelated lies below these.
+_MIN_SCORES = {"nomic": 0.3, "minilm": 0.2}
+_MIN_SCORE = 0.3
+
+
+def min_score_for(embedding_model: str) -> float:
+    """The `min_score` that suits an embedding model, by its name."""
+    name = embedding_model.lower()
+    return next((value for part, value in _MIN_SCORES.items() if part in name), _MIN_SCORE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +83,9 @@ def mark_of(score: float | None) -> Mark | None:
 def rank(candidates: Iterable[Candidate], weights: Weights, *, top_k: int, min_score: float) -> list[Hit]:
     """The best `top_k` of the relevant candidates, best first; equal ones by age (newest first), then id.
 
-    min_score: the least similarity of a relevant engram, of the embedding model in use. An engram that has words of
-    the query may be less similar, down to half of it when it has them all.
+    min_score: the least similarity of an engram that shares no word with the query, in terms of the embedding model
+    in use. One that shares words may be less similar by what they add to its relevance. Where no similarity is known,
+    half of the query's words (by rarity) are needed.
     """
     judged = [_Judged.of(candidate, weights, min_score) for candidate in candidates]
     relevant = sorted((one for one in judged if one.relevant), key=_Judged.place)
@@ -93,10 +105,10 @@ class _Judged:
     def of(cls, candidate: Candidate, weights: Weights, min_score: float) -> _Judged:
         words = candidate.keyword_score or 0.0
         if candidate.similarity is None:
-            relevant, relevance = words >= 0.5, words
+            relevance, least = words, 0.5
         else:
-            relevant = candidate.similarity >= min_score * (1 - words / 2)
             relevance = (1 - weights.keyword) * max(0.0, candidate.similarity) + weights.keyword * words
+            least = (1 - weights.keyword) * min_score
         parts = {
             "critic": 0.0 if candidate.score is None else weights.critic * (candidate.score - 3) / 2,
             "winner": 0.0 if candidate.won is None else weights.winner * (1 if candidate.won else -1),
@@ -104,11 +116,11 @@ class _Judged:
             "age": -weights.age * (1 - 0.5 ** (max(0.0, candidate.age_days) / weights.half_life_days)),
         }
         shift = max(-weights.bound, min(weights.bound, sum(parts.values())))
-        return cls(candidate, relevant, min(1.0, relevance), parts, shift)
+        return cls(candidate, relevance >= least and relevance > 0, min(1.0, relevance), parts, shift)
 
     @property
     def score(self) -> float:
-        return self.relevance + self.shift
+        return self.relevance * (1 + self.shift)
 
     @property
     def rating(self) -> float:
@@ -127,8 +139,7 @@ class _Judged:
             **{name: round(value, 4) for name, value in self.parts.items()},
             "shift": round(self.shift, 4),
         }
-        score = min(1.0, max(0.0, self.score))
-        return Hit(found.id, score, self.relevance, mark_of(found.score), why)
+        return Hit(found.id, min(1.0, self.score), self.relevance, mark_of(found.score), why)
 
 
 _WORD = re.compile(r"\w+")

@@ -12,6 +12,12 @@ _WORD = re.compile(r"[^\W_]+")
 _UNSPACED = re.compile(
     r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+"
 )
+# Not from the locale: what is indexed must not depend on where the program runs.
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _VOWEL = re.compile(r"[aeiouy]")
 
 # Words that say nothing about what a question is after. They stay in the index, and are left out of a query that has
@@ -39,9 +45,17 @@ def query_tokens(text: str) -> list[str]:
 
 
 def dense_text(query: str, answer: str, at: datetime) -> str:
-    """What is embedded of a turn: its date in words first, because questions name dates ("in May", "last Friday")."""
-    body = "\n".join(part for part in (query.strip(), answer.strip()) if part)
-    return f"{at:%Y-%m-%d} ({at:%A}, {at.day} {at:%B} {at.year})\n{body}"
+    """What is embedded of a turn. Its date stands between the two, where a cut of a long answer leaves it."""
+    return "\n".join(part for part in (query.strip(), f"({_day(at)})", answer.strip()) if part)
+
+
+def keyword_text(query: str, answer: str, at: datetime) -> str:
+    """What is indexed of a turn: with its date, because questions name days and months ("on 14 March")."""
+    return f"{query}\n{answer}\n{_day(at)} {_WEEKDAYS[at.weekday()]} {at:%Y-%m-%d}"
+
+
+def _day(at: datetime) -> str:
+    return f"{at.day} {_MONTHS[at.month - 1]} {at.year}"
 
 
 def _fold(text: str) -> str:
