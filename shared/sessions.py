@@ -150,11 +150,11 @@ class SessionInfo:
     updated: int
 
 
-def _key(session_id: str, *parts: str) -> str:
+def session_key(session_id: str, *parts: str) -> str:
     return ":".join((f"{PREFIX}session:{{{session_id}}}", *parts))
 
 
-def _user_key(user_id: str) -> str:
+def user_sessions_key(user_id: str) -> str:
     return f"{PREFIX}sessions:{user_id}"
 
 
@@ -177,7 +177,7 @@ class Sessions:
 
     async def open(self, session_id: str, user_id: str, title: str) -> str:
         """Makes the session if it is new; returns the user who owns it."""
-        key, now = _key(session_id), now_ms()
+        key, now = session_key(session_id), now_ms()
         replies = await self._bus.link.pipe(
             [
                 ("HSETNX", key, "user_id", user_id),
@@ -186,16 +186,16 @@ class Sessions:
                 ("HSETNX", key, "updated", now),
                 ("HGET", key, "user_id"),
                 # one round trip for the usual case; what is not the user's is taken out again, and never listed
-                ("ZADD", _user_key(user_id), now, session_id),
+                ("ZADD", user_sessions_key(user_id), now, session_id),
             ]
         )
         owner: str = replies[-2].decode()
         if owner != user_id:
-            await self._bus.link.call("ZREM", _user_key(user_id), session_id)
+            await self._bus.link.call("ZREM", user_sessions_key(user_id), session_id)
         return owner
 
     async def info(self, session_id: str) -> SessionInfo | None:
-        raw = await self._bus.link.call("HGETALL", _key(session_id))
+        raw = await self._bus.link.call("HGETALL", session_key(session_id))
         if not raw:
             return None
         values = {name.decode(): value.decode() for name, value in zip(raw[::2], raw[1::2], strict=True)}
@@ -209,21 +209,21 @@ class Sessions:
 
     async def of_user(self, user_id: str, limit: int, offset: int = 0) -> list[SessionInfo]:
         """A user's sessions, the one used last first."""
-        ids = await self._bus.link.call("ZREVRANGE", _user_key(user_id), offset, offset + limit - 1)
+        ids = await self._bus.link.call("ZREVRANGE", user_sessions_key(user_id), offset, offset + limit - 1)
         found = [await self.info(session_id.decode()) for session_id in ids]
         return [info for info in found if info is not None and info.user_id == user_id]
 
     async def delete(self, info: SessionInfo, respondents: Sequence[str] = ("A", "B")) -> list[str]:
         """Removes a session and its turns; returns the ids of its queries that are not finished, to be cancelled."""
-        lanes = [_key(info.session_id, "lane", respondent) for respondent in respondents]
+        lanes = [session_key(info.session_id, "lane", respondent) for respondent in respondents]
         open_queries: set[str] = set()
         for lane in lanes:
             members = await self._bus.link.call("ZRANGE", lane, 0, -1)
             open_queries.update(_query_id(m.decode()) for m in members if m.startswith(b"q:"))
         await self._bus.link.pipe(
             [
-                ("DEL", _key(info.session_id), *(_key(info.session_id, "turns", r) for r in respondents)),
-                ("ZREM", _user_key(info.user_id), info.session_id),
+                ("DEL", session_key(info.session_id), *(session_key(info.session_id, "turns", r) for r in respondents)),
+                ("ZREM", user_sessions_key(info.user_id), info.session_id),
             ]
         )
         return sorted(open_queries, key=order)
@@ -232,7 +232,7 @@ class Sessions:
 
     async def turns(self, session_id: str, respondent_id: str) -> list[Turn]:
         """Oldest first."""
-        raw = await self._bus.link.call("HGETALL", _key(session_id, "turns", respondent_id))
+        raw = await self._bus.link.call("HGETALL", session_key(session_id, "turns", respondent_id))
         found = []
         for query_id, data in zip(raw[::2], raw[1::2], strict=True):
             value: dict[str, Any] = orjson.loads(data)
@@ -241,7 +241,7 @@ class Sessions:
 
     def appending(self, session_id: str, respondent_id: str, turn: Turn, most: int = MAX_TURNS) -> list[Command]:
         """Stores a turn under its query's id: a repeat changes nothing."""
-        keys = (_key(session_id), _key(session_id, "turns", respondent_id))
+        keys = (session_key(session_id), session_key(session_id, "turns", respondent_id))
         return [_APPEND(keys, turn.query_id, turn.dump(), now_ms(), most)]
 
     # ── lanes ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -249,7 +249,7 @@ class Sessions:
     async def reserve(self, session_id: str, respondents: Sequence[str], limit: int) -> str | None:
         """A ticket for a query about to be published; None when the session has `limit` unfinished queries."""
         ticket = uuid.uuid4().hex
-        commands = [_RESERVE((_key(session_id, "lane", r),), ticket, limit) for r in respondents]
+        commands = [_RESERVE((session_key(session_id, "lane", r),), ticket, limit) for r in respondents]
         granted = await self._bus.link.pipe(commands)
         if all(granted):
             return ticket
@@ -259,13 +259,15 @@ class Sessions:
     async def confirm(self, session_id: str, respondents: Sequence[str], ticket: str, query_id: str | None) -> None:
         """Puts the accepted query in the ticket's place; with None the ticket is given back."""
         member = "" if query_id is None else _member(query_id)
-        await self._bus.link.pipe([_CONFIRM((_key(session_id, "lane", r),), ticket, member) for r in respondents])
+        await self._bus.link.pipe(
+            [_CONFIRM((session_key(session_id, "lane", r),), ticket, member) for r in respondents]
+        )
 
     async def turn(
         self, session_id: str, respondent_id: str, query_id: str, ticket: str | None, inbox: str
     ) -> str | None:
         """None when it is this query's turn. Else what is before it: a query id, or '' for one not yet published."""
-        keys = (_key(session_id, "lane", respondent_id), _key(session_id, "waiting", respondent_id))
+        keys = (session_key(session_id, "lane", respondent_id), session_key(session_id, "waiting", respondent_id))
         reply = await self._bus.link.call(*_TURN(keys, _member(query_id), ticket or "", inbox, TICKET_MS))
         first = reply.decode()
         if not first:
@@ -274,7 +276,7 @@ class Sessions:
 
     async def release(self, session_id: str, respondent_id: str, query_id: str) -> None:
         """Leaves the lane and wakes whoever waits next."""
-        keys = (_key(session_id, "lane", respondent_id), _key(session_id, "waiting", respondent_id))
+        keys = (session_key(session_id, "lane", respondent_id), session_key(session_id, "waiting", respondent_id))
         inbox = await self._bus.link.call(*_RELEASE(keys, _member(query_id)))
         if inbox:
             await self._bus.link.call(

@@ -16,6 +16,7 @@ from services.cli.answer_view import printable
 from services.cli.api import Api
 from services.cli.ask import ask as ask_query
 from services.cli.ask import chat as chat_loop
+from services.cli.backup import backup, restore
 from services.cli.doctor import World, configured_redis, examine
 from services.cli.plan import RunOptions
 from services.cli.run import Run
@@ -40,6 +41,8 @@ app.add_typer(operate.dead_letters, name="dead-letters")
 app.add_typer(operate.keys, name="keys")
 app.add_typer(operate.sessions, name="sessions")
 app.add_typer(operate.export, name="export")
+app.command()(backup)
+app.command()(restore)
 
 Session = Annotated[str | None, typer.Option("--session", "-s", help="Goes on in this conversation")]
 NoThinking = Annotated[bool, typer.Option("--no-thinking", help="Shows the answer and the tools only")]

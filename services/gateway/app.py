@@ -10,6 +10,7 @@ from services.gateway.entrance import Entrance
 from services.gateway.errors import install
 from services.gateway.gateway import Gateway
 from services.gateway.routes import (
+    backup,
     bus,
     console,
     dead_letters,
@@ -35,6 +36,7 @@ _ROUTERS: tuple[APIRouter, ...] = (
     bus.router,
     dead_letters.router,
     keys.router,
+    backup.router,
     openai.router,
     metrics.router,
     console.router,

@@ -120,7 +120,7 @@ class Keys:
         link = self._gateway.bus.link
         if self._configured:
             # the configured key is the same everywhere: an earlier one must not open any door
-            stale = [h for h, record in await self._all() if record.start and h != self._admin]
+            stale = [h for h, record in await self.stored() if record.start and h != self._admin]
             if stale:
                 await link.call("HDEL", KEYS, *stale)
         record = KeyRecord(self._admin[:12], "start key", ADMIN, "admin", now_ms(), start=True)
@@ -157,14 +157,14 @@ class Keys:
         return record, key
 
     async def listed(self) -> list[KeyRecord]:
-        return sorted((record for _, record in await self._all()), key=lambda record: (record.created, record.id))
+        return sorted((record for _, record in await self.stored()), key=lambda record: (record.created, record.id))
 
     async def revoke(self, key_id: str) -> KeyRecord | None:
         """The record of the key that no longer works; None when there is none.
 
         A start key is left alone: the gateway that has it would accept it all the same.
         """
-        for hashed, record in await self._all():
+        for hashed, record in await self.stored():
             if record.id == key_id:
                 if not record.start:
                     await self._gateway.bus.link.call("HDEL", KEYS, hashed)
@@ -172,7 +172,8 @@ class Keys:
                 return record
         return None
 
-    async def _all(self) -> list[tuple[str, KeyRecord]]:
+    async def stored(self) -> list[tuple[str, KeyRecord]]:
+        """Every key's record by its SHA-256."""
         raw = await self._gateway.bus.link.call("HGETALL", KEYS)
         found = [(h.decode(), _record(value)) for h, value in zip(raw[::2], raw[1::2], strict=True)]
         return [(hashed, record) for hashed, record in found if record is not None]

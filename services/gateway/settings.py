@@ -45,6 +45,11 @@ class GatewaySettings(Settings):
     )
     bus_wait: float = Field(default=3.0, gt=0, description="Seconds that a request waits for the bus before it fails")
     tool_timeout: float = Field(default=30.0, gt=0, description="Seconds that a tool call over HTTP may take")
+    restore_max_bytes: int = Field(
+        default=16 * 1024**3,
+        ge=1,
+        description="Largest backup that may be sent to be restored; it is kept in data_dir meanwhile",
+    )
     keepalive: float = Field(default=15.0, gt=0, description="Seconds of silence after which a stream says it lives")
     follow_seconds: float = Field(
         default=120.0, gt=0, description="Seconds that a followed stream waits for the critique after the answer"

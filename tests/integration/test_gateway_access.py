@@ -29,12 +29,14 @@ ROUTES = [
     ("PATCH", "/participants/gateway/settings"), ("GET", "/bus/events"), ("GET", "/bus/streams"),
     ("GET", "/dead-letters"), ("POST", "/dead-letters/1-0/replay"), ("DELETE", "/dead-letters/1-0"),
     ("DELETE", "/dead-letters"), ("GET", "/keys"), ("POST", "/keys"), ("DELETE", "/keys/x"), ("GET", "/v1/models"),
+    ("GET", "/backup"), ("POST", "/restore"),
     ("POST", "/v1/chat/completions"), ("GET", "/metrics"), ("GET", "/openapi.json"),
 ]  # fmt: skip
 OPERATORS = [
     ("PATCH", "/participants/gateway/settings"), ("GET", "/bus/events"), ("GET", "/bus/streams"),
     ("GET", "/dead-letters"), ("POST", "/dead-letters/1-0/replay"), ("DELETE", "/dead-letters/1-0"),
     ("DELETE", "/dead-letters"), ("GET", "/keys"), ("POST", "/keys"), ("DELETE", "/keys/x"),
+    ("GET", "/backup"), ("POST", "/restore"),
 ]  # fmt: skip
 
 

@@ -1,0 +1,73 @@
+"""API keys: what they are recognised by, never the keys themselves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.gateway.auth import KEYS, KeyRecord
+from services.gateway.backup.section import Tally
+from services.gateway.gateway import Gateway
+from shared.backup import Record
+
+
+class StoredKey(BaseModel):
+    """An API key by its SHA-256."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    name: str = Field(min_length=1, max_length=200)
+    user_id: str = Field(min_length=1, max_length=200)
+    role: Literal["admin", "user"]
+    created: int = Field(ge=0)
+
+
+class KeysSection:
+    """A record is one key. An administrator's start key is none: it belongs to the installation, not to its data."""
+
+    name = "keys"
+    version = 1
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def absent(self) -> str | None:
+        return None
+
+    async def export(self) -> AsyncIterator[Sequence[Record]]:
+        yield [
+            {"sha256": hashed, "name": k.name, "user_id": k.user_id, "role": k.role, "created": k.created}
+            for hashed, k in await self._gateway.keys.stored()
+            if not k.start
+        ]
+
+    def check(self, record: Record) -> None:
+        StoredKey.model_validate(record)
+
+    async def empty(self) -> bool:
+        return all(record.start for _, record in await self._gateway.keys.stored())
+
+    async def clear(self) -> AsyncIterator[None]:
+        gone = [hashed for hashed, record in await self._gateway.keys.stored() if not record.start]
+        if gone:
+            await self._gateway.bus.link.call("HDEL", KEYS, *gone)
+        yield
+
+    async def write(self, records: Sequence[Record], tally: Tally) -> None:
+        keys = [StoredKey.model_validate(record) for record in records]
+        commands = [
+            (
+                "HSETNX",
+                KEYS,
+                key.sha256,
+                KeyRecord(key.sha256[:12], key.name, key.user_id, key.role, key.created).dump(),
+            )
+            for key in keys
+        ]
+        if commands:
+            added = sum(await self._gateway.bus.link.pipe(commands))
+            tally.written += added
+            tally.kept += len(keys) - added

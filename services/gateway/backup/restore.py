@@ -1,0 +1,228 @@
+"""Putting a backup back: everything is checked before the first write, and an interrupted restore can be repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Collection, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO, Literal
+
+import orjson
+from pydantic import ValidationError
+
+from services.gateway.backup.section import Section, Tally
+from services.gateway.errors import ApiError, sentence
+from services.gateway.gateway import Gateway
+from shared.backup import BackupError, Header, Reader, Record, Summary
+from shared.bus import Bus
+from shared.contracts import PREFIX
+from shared.errors import Local2Error
+from shared.logging import get_logger
+
+log = get_logger()
+
+Mode = Literal["empty", "merge", "replace"]
+
+LOCK = f"{PREFIX}restore:lock"
+UNFINISHED = f"{PREFIX}restore:unfinished"
+# A restore whose gateway died stands in the way of the next one for this long.
+_LEASE_MS = 10_000
+_BATCH = 64
+# Seconds that one batch may take beyond what any request may ask of the bus.
+_STEP = 60.0
+# Two clocks may differ by this much.
+_CLOCK_MS = 5_000
+_END = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A restore that has begun to write: which file, and how."""
+
+    digest: str
+    mode: Mode
+
+
+async def unfinished(bus: Bus) -> Unfinished | None:
+    raw = await bus.link.call("GET", UNFINISHED)
+    return None if raw is None else Unfinished(**orjson.loads(raw))
+
+
+async def redis_clock(bus: Bus) -> int:
+    """The clock that query ids come from, in ms since the epoch."""
+    seconds, micros = await bus.link.call("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+# ── before the first write ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def wanted(header: Header, sections: dict[str, Section], without: Collection[str]) -> dict[str, Section]:
+    """The sections to restore. Raises BackupError for one that this version does not know."""
+    found = {}
+    for name, version in header.sections.items():
+        if name in without:
+            continue
+        section = sections.get(name)
+        if section is None or version > section.version:
+            raise BackupError(
+                "newer_section",
+                f"the file has {name} in form {version}, which this version cannot read: restore it with LoCAL2 "
+                f"{header.product} or newer, or leave it out: --without {name}",
+            )
+        found[name] = section
+    return found
+
+
+def validate(file: BinaryIO, sections: dict[str, Section], without: Collection[str]) -> Summary:
+    """Reads the whole file and every record in it. Raises BackupError."""
+    reader = Reader(file)
+    taken = wanted(reader.header, sections, without)
+    for number, (name, record) in enumerate(reader.records(), 1):
+        if name not in taken:
+            continue
+        try:
+            taken[name].check(record)
+        except ValueError as exc:
+            told = sentence(exc.errors()[0]) if isinstance(exc, ValidationError) else str(exc)
+            raise BackupError("invalid_record", f"record {number} of the file, of {name}: {told}") from exc
+    assert reader.summary is not None, "records() ends with a summary or raises"
+    return reader.summary
+
+
+async def admit(gateway: Gateway, summary: Summary, sections: dict[str, Section], mode: Mode) -> None:
+    """Whether this file may be written into this stack now. Raises ApiError 409."""
+    if await redis_clock(gateway.bus) + _CLOCK_MS < summary.header.created:
+        # ids of new queries would sort before those of the file, and a session's turns would change their order
+        raise ApiError(
+            409,
+            "clock_behind",
+            "the clock of the bus is behind the one that the file was made by: set it, then restore",
+        )
+    begun = await unfinished(gateway.bus)
+    if mode == "replace" or begun == Unfinished(summary.digest, mode):
+        return
+    if begun is not None:
+        again = "" if begun.mode == "empty" else f" with --{begun.mode}"
+        which = "this file" if begun.digest == summary.digest else "another file"
+        raise ApiError(
+            409,
+            "restore_unfinished",
+            f"a restore of {which} was interrupted here: run it again{again}, or give it up: restore with --replace",
+        )
+    if mode == "empty":
+        for name, section in sections.items():
+            if await section.absent() is None and not await section.empty():
+                raise ApiError(
+                    409,
+                    "not_empty",
+                    f"there are {name} in this stack: --merge keeps them and adds what is missing, "
+                    "--replace removes them first",
+                    section=name,
+                )
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.asynccontextmanager
+async def alone(gateway: Gateway) -> AsyncIterator[str]:
+    """The only restore of this stack, as long as the block. Raises ApiError 409."""
+    token, link = uuid.uuid4().hex, gateway.bus.link
+    if not await link.call("SET", LOCK, token, "NX", "PX", _LEASE_MS):
+        raise ApiError(
+            409,
+            "restore_running",
+            "another restore is under way: wait for its end (one that died is forgotten after "
+            f"{_LEASE_MS // 1000} seconds)",
+        )
+    renewal = gateway.context.background.create_task(_renew(gateway, token))
+    try:
+        yield token
+    finally:
+        renewal.cancel()
+        with contextlib.suppress(Local2Error):
+            async with gateway.reachable():
+                if await link.call("GET", LOCK) == token.encode():
+                    await link.call("DEL", LOCK)
+
+
+async def _renew(gateway: Gateway, token: str) -> None:
+    while True:
+        await asyncio.sleep(_LEASE_MS / 4000)
+        with contextlib.suppress(Local2Error):
+            await gateway.bus.link.call("SET", LOCK, token, "XX", "PX", _LEASE_MS)
+
+
+async def restore(
+    gateway: Gateway, file: BinaryIO, summary: Summary, sections: dict[str, Section], mode: Mode, token: str
+) -> AsyncIterator[dict[str, Any]]:
+    """Writes a validated file. Yields how far it is, at last what became of it, or why it stopped."""
+    header = summary.header
+    yield {"checked": {"product": header.product, "created": header.created, "counts": summary.counts}}
+    tallies = {name: Tally() for name in sections}
+    try:
+        bus = gateway.bus
+        async with gateway.reachable():
+            await bus.link.call("SET", UNFINISHED, orjson.dumps(asdict(Unfinished(summary.digest, mode))))
+        batches = _batches(file, sections)
+        cleared: set[str] = set()
+        done = 0
+        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            name, records = batch
+            if name not in cleared:
+                done = 0
+                await _clear(gateway, sections, cleared, name, mode)
+            async with gateway.reachable(extra=_STEP):
+                if await bus.link.call("GET", LOCK) != token.encode():
+                    raise Local2Error("another restore has begun")
+                await sections[name].write(records, tallies[name])
+            done += len(records)
+            yield {"section": name, "done": done, "of": summary.counts[name]}
+        await _clear(gateway, sections, cleared, None, mode)
+        async with gateway.reachable():
+            await bus.link.call("DEL", UNFINISHED)
+    except Local2Error as exc:
+        log.warning("restore.failed", reason=str(exc))
+        message = f"{exc}; the restore is not complete: run the same command again, it goes on where it stopped"
+        yield {"error": {"code": "interrupted", "message": message}}
+        return
+    log.info("restore.complete", mode=mode, **{name: tally.written for name, tally in tallies.items()})
+    yield {"restored": {name: asdict(tally) for name, tally in tallies.items()}}
+
+
+async def _clear(
+    gateway: Gateway, sections: dict[str, Section], cleared: set[str], until: str | None, mode: Mode
+) -> None:
+    """Empties the sections up to this one, in the order of the file; those without a record in it too."""
+    for name, section in sections.items():
+        if name not in cleared:
+            cleared.add(name)
+            if mode == "replace":
+                await _steps(gateway, section.clear())
+        if name == until:
+            return
+
+
+async def _steps(gateway: Gateway, steps: AsyncIterator[None]) -> None:
+    while True:
+        async with gateway.reachable(extra=_STEP):
+            if await anext(steps, _END) is _END:
+                return
+
+
+def _batches(file: BinaryIO, sections: Collection[str]) -> Iterator[tuple[str, list[Record]]]:
+    """Records of one section at a time."""
+    file.seek(0)
+    records = (item for item in Reader(file).records() if item[0] in sections)
+    name, batch = "", list[Record]()
+    for section, record in records:
+        if batch and (section != name or len(batch) >= _BATCH):
+            yield name, batch
+            batch = []
+        name = section
+        batch.append(record)
+    if batch:
+        yield name, batch

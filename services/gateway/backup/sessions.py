@@ -1,0 +1,77 @@
+"""The conversations of all users."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from services.gateway.backup.section import Tally
+from services.gateway.gateway import Gateway
+from services.gateway.records import record_key
+from services.gateway.routes.queries import cancel_all
+from shared.backup import Record
+from shared.bus import Command
+from shared.journal import journal_key
+from shared.session_records import (
+    RESPONDENTS,
+    SessionRecord,
+    read_sessions,
+    session_ids,
+    write_sessions,
+)
+
+# Sessions are read so many at a time: most are small, a few may have megabytes.
+_PAGE = 16
+
+
+class SessionsSection:
+    """A record is one session with the turns of both respondents, as they were at one moment."""
+
+    name = "sessions"
+    version = 1
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def absent(self) -> str | None:
+        return None
+
+    async def export(self) -> AsyncIterator[Sequence[Record]]:
+        bus = self._gateway.bus
+        async for ids in session_ids(bus):
+            for start in range(0, len(ids), _PAGE):
+                yield await read_sessions(bus, ids[start : start + _PAGE])
+
+    def check(self, record: Record) -> None:
+        SessionRecord.model_validate(record)
+
+    async def empty(self) -> bool:
+        async for ids in session_ids(self._gateway.bus):
+            if ids:
+                return False
+        return True
+
+    async def clear(self) -> AsyncIterator[None]:
+        gateway = self._gateway
+        async for ids in session_ids(gateway.bus):
+            for session_id in ids:
+                info = await gateway.sessions.info(session_id)
+                if info is None:
+                    continue
+                turns = [t.query_id for r in RESPONDENTS for t in await gateway.sessions.turns(session_id, r)]
+                unfinished = await gateway.sessions.delete(info)
+                await cancel_all(gateway, unfinished)
+                gone: list[Command] = [("DEL", journal_key(q, r)) for q in set(turns) for r in RESPONDENTS]
+                gone += [("DEL", record_key(query_id)) for query_id in {*turns, *unfinished}]
+                if gone:
+                    await gateway.bus.link.pipe(gone)
+                yield
+
+    async def write(self, records: Sequence[Record], tally: Tally) -> None:
+        sessions = [SessionRecord.model_validate(record) for record in records]
+        for session, added in zip(sessions, await write_sessions(self._gateway.bus, sessions), strict=True):
+            if added < 0:
+                tally.skip(f"session {session.session_id} belongs to another user here")
+            elif added or not any(session.turns.values()):
+                tally.written += 1
+            else:
+                tally.kept += 1

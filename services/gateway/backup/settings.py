@@ -1,0 +1,98 @@
+"""Run-time settings of all participants."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.gateway.backup.section import Tally
+from services.gateway.gateway import Gateway
+from services.gateway.routes.participants import complaint
+from shared.backup import Record
+from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
+from shared.service import schema_key, settings_key
+from shared.session_records import scan
+
+
+class SettingsRecord(BaseModel):
+    """What an operator changed at one participant."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    participant: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")
+    values: dict[str, Any]
+
+
+class SettingsSection:
+    """A record is one participant's changed values. Running replicas hear of them at once."""
+
+    name = "settings"
+    version = 1
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def absent(self) -> str | None:
+        return None
+
+    async def _participants(self) -> list[str]:
+        found: set[str] = set()
+        async for keys in scan(self._gateway.bus, f"{settings_key('')}*"):
+            found.update(key.removeprefix(settings_key("")) for key in keys)
+        return sorted(found)
+
+    async def _changed(self, participant: str) -> dict[str, Any]:
+        raw = await self._gateway.bus.link.call("HGETALL", settings_key(participant))
+        return {k.decode(): orjson.loads(v) for k, v in zip(raw[::2], raw[1::2], strict=True)}
+
+    async def _described(self, participant: str) -> dict[str, Any] | None:
+        """The schema and the start values; None for a participant that was never here."""
+        raw = await self._gateway.bus.link.call("GET", schema_key(participant))
+        return None if raw is None else dict(orjson.loads(raw))
+
+    async def export(self) -> AsyncIterator[Sequence[Record]]:
+        for participant in await self._participants():
+            if values := await self._changed(participant):
+                yield [{"participant": participant, "values": values}]
+
+    def check(self, record: Record) -> None:
+        SettingsRecord.model_validate(record)
+
+    async def empty(self) -> bool:
+        return not await self._participants()
+
+    async def clear(self) -> AsyncIterator[None]:
+        for participant in await self._participants():
+            changed = await self._changed(participant)
+            described = await self._described(participant) or {"defaults": {}}
+            start = {name: described["defaults"][name] for name in changed if name in described["defaults"]}
+            await self._gateway.bus.link.call("DEL", settings_key(participant))
+            await self._tell(participant, start)
+            yield
+
+    async def write(self, records: Sequence[Record], tally: Tally) -> None:
+        for record in records:
+            wanted = SettingsRecord.model_validate(record)
+            participant = wanted.participant
+            described, there = await self._described(participant), await self._changed(participant)
+            fresh = {}
+            for name, value in wanted.values.items():
+                wrong = complaint(described["schema"], {name: value}) if described else None
+                if wrong:
+                    tally.skip(f"setting of {participant}: {wrong}")
+                elif name in there:
+                    tally.kept += 1
+                else:
+                    fresh[name] = value
+            if fresh:
+                stored = [part for name, value in fresh.items() for part in (name, orjson.dumps(value))]
+                await self._gateway.bus.link.call("HSET", settings_key(participant), *stored)
+                await self._tell(participant, fresh)
+                tally.written += len(fresh)
+
+    async def _tell(self, participant: str, values: dict[str, Any]) -> None:
+        if values:
+            await self._gateway.bus.publish(SETTINGS_UPDATE.of(SettingsUpdate(participant=participant, values=values)))

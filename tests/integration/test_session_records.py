@@ -1,0 +1,145 @@
+"""Sessions read whole and written elsewhere: nothing is added, lost or changed, however often it is done."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from services.cli.embedded_redis import EmbeddedRedis
+from shared.bus import Bus
+from shared.session_records import SessionRecord, read_sessions, session_ids, write_sessions
+from shared.sessions import MAX_TURNS, Sessions, Turn
+
+_text = st.text(max_size=20)
+_ids = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,20}\Z")
+_times = st.integers(0, 2**45)
+_query_ids = st.builds(lambda ms, seq: f"{ms}-{seq}", st.integers(1, 10**12), st.integers(0, 99))
+_turn = st.fixed_dictionaries(
+    {
+        "query": _text,
+        "answer": _text,
+        "time": _times,
+        "interrupted": st.booleans(),
+        "ratio": st.none() | st.floats(0.1, 10),
+    }
+)
+_turns = st.dictionaries(_query_ids, _turn, max_size=5)
+_session = st.fixed_dictionaries(
+    {
+        "user_id": st.sampled_from(["ann", "bob", "local"]),
+        "title": _text,
+        "created": _times,
+        "updated": _times,
+        "used": _times,
+        "turns": st.dictionaries(st.sampled_from(["A", "B"]), _turns.filter(bool)),
+    }
+)
+
+
+def records(sessions: dict[str, Any]) -> list[dict[str, Any]]:
+    def order(query_id: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in query_id.split("-"))
+
+    return [
+        {
+            **session,
+            "session_id": session_id,
+            "turns": {
+                respondent: [{"query_id": query_id, **turns[query_id]} for query_id in sorted(turns, key=order)]
+                for respondent, turns in session["turns"].items()
+            },
+        }
+        for session_id, session in sessions.items()
+    ]
+
+
+@pytest.fixture
+async def elsewhere(redis_server: EmbeddedRedis) -> AsyncIterator[Bus]:
+    async with Bus(redis_server.url, "test/2") as opened:
+        yield opened
+
+
+async def everything(bus: Bus) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    async for ids in session_ids(bus):
+        found.update({record["session_id"]: record for record in await read_sessions(bus, ids)})
+    return found
+
+
+async def write(bus: Bus, values: list[dict[str, Any]]) -> list[int]:
+    return await write_sessions(bus, [SessionRecord.model_validate(value) for value in values])
+
+
+@given(sessions=st.dictionaries(_ids, _session, max_size=6))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_sessions_arrive_as_they_were(bus: Bus, elsewhere: Bus, sessions: dict[str, Any]) -> None:
+    await bus.link.call("FLUSHALL")
+    await elsewhere.link.call("FLUSHALL")
+    wanted = {record["session_id"]: record for record in records(sessions)}
+    await write(bus, list(wanted.values()))
+    assert await everything(bus) == wanted
+    for _ in range(2):
+        await write(elsewhere, list((await everything(bus)).values()))
+        assert await everything(elsewhere) == wanted
+    for session_id, record in wanted.items():
+        turns = await Sessions(elsewhere).turns(session_id, "A")
+        assert [turn.query_id for turn in turns] == [turn["query_id"] for turn in record["turns"].get("A", [])]
+        assert session_id in {info.session_id for info in await Sessions(elsewhere).of_user(record["user_id"], 100)}
+
+
+async def test_a_turn_is_kept_byte_for_byte(bus: Bus, elsewhere: Bus) -> None:
+    turn = Turn("5-1", "naïve\u2028?", "\x00 \U0001f600 ", 7, True, 3.0000000000000004)
+    sessions = Sessions(bus)
+    await sessions.open("s", "ann", "t")
+    await bus.link.pipe(sessions.appending("s", "A", turn))
+    await write(elsewhere, list((await everything(bus)).values()))
+    key = "local2:session:{s}:turns:A"
+    assert await elsewhere.link.call("HGETALL", key) == await bus.link.call("HGETALL", key)
+    assert await Sessions(elsewhere).turns("s", "A") == [turn]
+
+
+async def test_a_merge_keeps_the_newest_turns_and_the_later_times(bus: Bus) -> None:
+    def session(first: int, **values: Any) -> dict[str, Any]:
+        turns = {f"{n}-0": {"query": f"q{n}", "answer": "a", "time": n} for n in range(first, first + 40)}
+        return {"user_id": "ann", "title": "t", "created": 5, "used": 1, **values, "turns": {"A": turns}}
+
+    await write(bus, records({"s": session(30, updated=100, used=100)}))
+    assert await write(bus, records({"s": session(1, updated=50, used=50, created=1, title="older")})) == [29]
+    (found,) = (await everything(bus)).values()
+    assert [turn["query"] for turn in found["turns"]["A"]] == [f"q{n}" for n in range(70 - MAX_TURNS, 70)]
+    assert (found["title"], found["created"], found["updated"], found["used"]) == ("t", 5, 100, 100)
+
+
+async def test_another_users_session_is_not_touched(bus: Bus) -> None:
+    session = {"title": "t", "created": 1, "updated": 1, "used": 1, "turns": {}}
+    await write(bus, records({"s": {**session, "user_id": "ann"}}))
+    before = await everything(bus)
+    turns = {"A": {"1-0": {"query": "q", "answer": "a", "time": 1}}}
+    assert await write(bus, records({"s": {**session, "user_id": "bob", "updated": 9, "turns": turns}})) == [-1]
+    assert await everything(bus) == before
+    assert await Sessions(bus).of_user("bob", 10) == []
+
+
+async def test_a_session_that_is_deleted_meanwhile_is_left_out(bus: Bus) -> None:
+    await Sessions(bus).open("there", "ann", "t")
+    assert [record["session_id"] for record in await read_sessions(bus, ["gone", "there"])] == ["there"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"session_id": "a}{b"}, {"session_id": ""}, {"user_id": ""}, {"created": -1}, {"updated": "7"}, {"used": None},
+        {"turns": {"C": []}}, {"turns": {"A": [{"query_id": "x", "query": "q", "answer": "a", "time": 1}]}},
+        {"turns": {"A": [{"query_id": "1-0", "query": "q", "answer": 5, "time": 1}]}}, {"lane": "q"},
+    ],
+)  # fmt: skip
+def test_a_record_of_another_form_is_refused(wrong: dict[str, Any]) -> None:
+    good = {"session_id": "s", "user_id": "u", "title": "", "created": 1, "updated": 1, "used": 1, "turns": {}}
+    SessionRecord.model_validate(good)
+    with pytest.raises(ValidationError):
+        SessionRecord.model_validate({**good, **wrong})
