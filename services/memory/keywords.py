@@ -25,8 +25,8 @@ from shared.errors import Local2Error
 VERSION = 1
 # Databases held open at the same time.
 OPEN_FILES = 32
-# Words of a query that are looked up, the rarest first, and engrams that may be scored for them: words that half of
-# the engrams have cost the most and tell the least.
+# Words of a query that are looked up, and engrams that are scored for them: words that many engrams have cost the most
+# and tell the least. Where all words of a query are common, the newest engrams are scored that have them all.
 MAX_WORDS = 32
 MAX_SCORED = 2_000
 # How many engrams with a word are counted; beyond, their number is estimated from how densely these lie.
@@ -47,7 +47,8 @@ _COUNT = "SELECT count(*), max(n) FROM (SELECT rowid AS n FROM words WHERE words
 # Newer engrams come first among those that fit as well.
 _BEST = """
 SELECT engram.id, engram.turn, engram.before FROM (
-    SELECT rowid AS n, bm25(words, 1.0, ?) AS score FROM words WHERE words MATCH ? ORDER BY score, n DESC LIMIT ?
+    SELECT rowid AS n, bm25(words, 1.0, ?) AS score FROM words
+    WHERE words MATCH ? AND rowid >= ? ORDER BY score, n DESC LIMIT ?
 ) JOIN engram USING (n) ORDER BY score, n DESC
 """
 
@@ -301,26 +302,60 @@ def _delete(db: sqlite3.Connection, id_: str) -> bool:
 
 def _search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> list[KeywordHit]:
     total, last = db.execute("SELECT (SELECT count(*) FROM engram), (SELECT max(n) FROM engram)").fetchone()
-    counts: dict[str, int] = {}
-    for word in words:
-        n, seen = db.execute(_COUNT, (f'"{word}"', MAX_COUNTED)).fetchone()
-        counts[word] = n if n < MAX_COUNTED else min(total, n * last // seen)
-    rarity = {word: math.log(1 + (total - n + 0.5) / (n + 0.5)) for word, n in counts.items()}
-    looked_up: list[str] = []
-    scored = 0
-    for word, n in sorted(counts.items(), key=lambda item: item[1]):
-        if n and (not looked_up or scored + n <= MAX_SCORED):
-            looked_up.append(word)
-            scored += n
-    if not looked_up:
+    counts = {word: _count(db, _quoted(word), total, last) for word in words}
+    there = sorted((word for word in words if counts[word]), key=lambda word: counts[word])
+    if not there:
         return []
-    either = " OR ".join(f'"{word}"' for word in looked_up)
-    found = db.execute(_BEST, (BEFORE_WEIGHT, either, limit)).fetchall()
+    rarity = {word: math.log(1 + (total - n + 0.5) / (n + 0.5)) for word, n in counts.items()}
     whole = sum(rarity.values())
+    if counts[there[0]] > MAX_SCORED:
+        expression, matching = _narrowed(db, there, counts, total, last)
+        first = last - last * MAX_SCORED // matching if matching > MAX_SCORED else 0
+    else:
+        expression, first = " OR ".join(map(_quoted, _rarest(there, counts))), 0
+    found = db.execute(_BEST, (BEFORE_WEIGHT, expression, first, limit)).fetchall()
     return [
         KeywordHit(id_, rank, _share(rarity, set(turn.split()), set(before.split())) / whole)
         for rank, (id_, turn, before) in enumerate(found, start=1)
     ]
+
+
+def _quoted(word: str) -> str:
+    return f'"{word}"'
+
+
+def _count(db: sqlite3.Connection, expression: str, total: int, last: int) -> int:
+    """How many engrams match: exact while they are few."""
+    n: int
+    seen: int
+    n, seen = db.execute(_COUNT, (expression, MAX_COUNTED)).fetchone()
+    return n if n < MAX_COUNTED else min(total, n * last // seen)
+
+
+def _rarest(there: Sequence[str], counts: dict[str, int]) -> list[str]:
+    """As many words, from the rarest on, as are quickly scored."""
+    chosen, scored = [there[0]], counts[there[0]]
+    for word in there[1:]:
+        scored += counts[word]
+        if scored > MAX_SCORED:
+            break
+        chosen.append(word)
+    return chosen
+
+
+def _narrowed(
+    db: sqlite3.Connection, there: Sequence[str], counts: dict[str, int], total: int, last: int
+) -> tuple[str, int]:
+    """Where every word is common: words that must all be there, and how many engrams that leaves."""
+    expression, matching = _quoted(there[0]), counts[there[0]]
+    for word in there[1:]:
+        narrower = f"{expression} AND {_quoted(word)}"
+        left = _count(db, narrower, total, last)
+        if left:
+            expression, matching = narrower, left
+        if matching <= MAX_SCORED:
+            break
+    return expression, matching
 
 
 def _share(rarity: dict[str, float], turn: set[str], before: set[str]) -> float:
