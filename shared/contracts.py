@@ -197,6 +197,9 @@ class RewardEvent(Payload):
     reward: float = Field(ge=-1, le=1)
     source: str
     config: dict[str, Any]
+    intent: str = ""
+    # the entry of the vote: a larger one is a later vote on the same answer
+    vote_id: str = ""
 
 
 class MemorySave(Payload):
@@ -326,7 +329,7 @@ PAIRWISE_RESULT = Subject("pairwise.result", PairwiseResult, kind="work")
 USER_FEEDBACK = Subject("user.feedback", UserFeedback, kind="work")
 REWARD_EVENT = Subject("reward.event", RewardEvent, kind="work")
 MEMORY_SAVE = Subject("memory.save", MemorySave, kind="work", single_group=True)
-MEMORY_FORGET = Subject("memory.forget", MemoryForget, kind="work", single_group=True)
+MEMORY_FORGET = Subject("memory.forget", MemoryForget, kind="work")
 MEMORY_CHANGED = Subject("memory.changed", MemoryChanged, keep=100_000)
 AGENT_TRANSITION = Subject("agent.transition", AgentTransition)
 SETTINGS_UPDATE = Subject("settings.update", SettingsUpdate, keep=1_000)
