@@ -270,7 +270,7 @@ T = TypeVar("T", bound=Payload)
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message to publish. `once` is a key under which it is published at most one time (kept for a day)."""
+    """A message to publish. `once` is a key under which it is published at most one time."""
 
     envelope: Envelope
     once: str | None = None

@@ -146,13 +146,12 @@ class Context(Generic[S]):
             await asyncio.sleep(self.settings.heartbeat)
 
     async def _tidy(self) -> None:
-        """One replica of all trims the work streams."""
+        """One replica of all trims the streams."""
         period = int(self.settings.heartbeat * _JANITOR_BEATS * 1000)
         if not await self.bus.link.call("SET", f"{PREFIX}janitor", self.bus.source, "NX", "PX", period):
             return
         for subject in await self.bus.subjects():
-            if subject.kind == "work":
-                await self.bus.trim(subject)
+            await self.bus.trim(subject)
 
     async def _read_inbox(self) -> None:
         follower = self.tail.follow(self.inbox)
@@ -213,7 +212,7 @@ async def open_context(
     source = f"{participant}/{replica}"
     async with (
         observing(participant, replica, settings, metrics) as address,
-        Bus(settings.redis_url, source, timeout=settings.redis_timeout) as bus,
+        Bus(settings.redis_url, source, timeout=settings.redis_timeout, retention=settings.retention) as bus,
     ):
         context = Context(participant, await _stored_settings(bus, participant, settings), bus, replica)
         context.tools = list(tools)

@@ -17,7 +17,9 @@ from shared.bus.sentinel import SentinelLink
 from shared.contracts import DEAD_LETTER, PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, Outgoing, Subject
 from shared.envelope import Envelope, now_ms
 
-ONCE_SECONDS = 86_400
+RETENTION = 86_400
+# A message may come again as long as its first delivery is not finished; no retention is shorter than that.
+_ONCE_AT_LEAST = 60
 # A group that nobody has served for this long no longer holds entries back …
 ABANDONED_MS = 3_600_000
 # … except the one that answers: its backlog is bounded by the gateway.
@@ -56,9 +58,10 @@ class Bus:
     reader: Link | ClusterReader
     tailer: Link | ClusterTailer
 
-    def __init__(self, url: str, source: str, *, timeout: float = 5.0) -> None:
+    def __init__(self, url: str, source: str, *, timeout: float = 5.0, retention: int = RETENTION) -> None:
         """Raises SettingsError when the URL has none of the forms that there are."""
         self.source = source
+        self._retention = retention
         # seconds that a blocking read waits: a lost reply to one is noticed this much later than another's
         self.block = min(2.0, 2 * timeout)
         names = [f"{source}:{kind}" for kind in ("commands", "groups", "tail")]
@@ -96,10 +99,16 @@ class Bus:
         keep = event_length(subject)
         if message.once is not None:
             key = f"{PREFIX}once:{{{stream}}}:{message.once}"
-            return PUBLISH_ONCE((stream, key), ONCE_SECONDS, keep or 0, *fields)
+            return PUBLISH_ONCE((stream, key), self._once_seconds(message), keep or 0, *fields)
         if keep is not None:
             return ("XADD", stream, "MAXLEN", "~", keep, "*", *fields)
         return ("XADD", stream, "*", *fields)
+
+    def _once_seconds(self, message: Outgoing) -> int:
+        """How long a message is known: as long as what is kept of its query."""
+        deadline = message.envelope.deadline
+        ahead = 0 if deadline is None else max(0, deadline - now_ms()) // 1000
+        return int(ahead) + max(self._retention, _ONCE_AT_LEAST)
 
     async def publish(self, *messages: Outgoing) -> list[str]:
         """The ids of the entries. A repeated send after a lost connection may add an entry twice: a message for
@@ -196,7 +205,7 @@ class Bus:
         else:
             fields = [part for pair in letter.fields.items() for part in pair]
         key = f"{PREFIX}once:{{{letter.stream}}}:replay:{dead_id}"
-        entry_id = await self.link.call(*PUBLISH_ONCE((letter.stream, key), ONCE_SECONDS, 0, *fields))
+        entry_id = await self.link.call(*PUBLISH_ONCE((letter.stream, key), RETENTION, 0, *fields))
         await self.drop(dead_id)
         return str(entry_id.decode())
 
@@ -207,10 +216,15 @@ class Bus:
     # ── retention ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def trim(self, subject: Subject[Any]) -> int:
-        """Removes what every group of a work stream has finished; the number of entries removed.
+        """Removes what every group of a work stream has finished, and what is old of an event stream; the number of
+        entries removed.
 
-        A work stream that no group reads, or none any more, is bounded like an event stream.
+        A work stream that no group reads, or none any more, is bounded by length. Dead letters wait for an operator.
         """
+        if subject.kind == "event":
+            if subject.name == DEAD_LETTER.name:
+                return 0
+            return int(await self.link.call("XTRIM", subject.stream, "MINID", "~", now_ms() - self._retention * 1000))
         raw, served = await self.link.pipe_raw(
             [("XINFO", "GROUPS", subject.stream), ("HGETALL", served_key(subject.stream))]
         )

@@ -13,6 +13,7 @@ from shared.bus import Bus
 from shared.bus.streams import ABANDONED_MS, served_key
 from shared.contracts import (
     AGENT_TRANSITION,
+    DEAD_LETTER,
     PREFIX,
     QUERY_RECEIVED,
     RESPONSE_GENERATION,
@@ -155,3 +156,29 @@ async def test_an_entry_is_finished_when_its_group_has_read_and_acknowledged_it(
     raw.xack(WORK, "g", first)
     assert await bus.finished(WORK, "g", first)
     assert not await bus.finished(WORK, "g", second)
+
+
+async def test_an_event_stream_forgets_what_is_older_than_the_retention_and_dead_letters_stay(redis_url: str) -> None:
+    async with Bus(redis_url, "test/short", retention=60) as bus:
+        old, young = now_ms() - 61_000, now_ms() - 50_000
+        for stream in (AGENT_TRANSITION.stream, DEAD_LETTER.stream):
+            # whole nodes of a stream are forgotten at once: each is far more than one node
+            for base in (old, young):
+                await bus.link.pipe([("XADD", stream, f"{base}-{n}", "x", "y" * 100) for n in range(1, 1_001)])
+        assert await bus.trim(AGENT_TRANSITION) >= 900
+        assert (await bus.state(AGENT_TRANSITION.stream)).length >= 1_000
+        assert await bus.trim(DEAD_LETTER) == 0
+
+
+@pytest.mark.parametrize(("retention", "expected"), [(100, 100), (5, 60)])
+async def test_that_a_message_was_published_is_known_as_long_as_its_query(
+    redis_url: str, raw: redis.Redis, retention: int, expected: int
+) -> None:
+    async with Bus(redis_url, "test/short", retention=retention) as bus:
+        transition = AgentTransition(agent="a", replica="r", query_id="1-0", from_state="A", action="B", to="C")
+        for once, deadline in (("without", None), ("with", now_ms() + 30_000)):
+            first, second = (AGENT_TRANSITION.of(transition, once=once, deadline=deadline) for _ in range(2))
+            assert await bus.publish(first) == await bus.publish(second)
+        ttl = {key.decode().rpartition(":")[2]: raw.ttl(key) for key in raw.scan_iter("local2:once:*")}
+    assert expected - 2 <= ttl["without"] <= expected
+    assert expected + 27 <= ttl["with"] <= expected + 30
