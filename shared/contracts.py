@@ -175,7 +175,7 @@ class PairwiseResult(Payload):
     config_a: dict[str, Any]
     config_b: dict[str, Any]
     session_id: str
-    # what the judge said when A stood first, and when B did
+    # who won when A stood first, and when B did
     forward: Winner | None = None
     swapped: Winner | None = None
 

@@ -174,10 +174,14 @@ def relative_prompt(instruction: str, first: str, second: str, rubric: str, refe
     return _filled("relative", reference, values)
 
 
-def decide(forward: Verdict, swapped: Verdict) -> Verdict:
-    """One verdict of two judgings; `swapped` saw the responses in the other order. What they do not agree on is a tie.
+def unswap(verdict: Verdict) -> Verdict:
+    """Who won, of a judging that saw the responses in the other order: its A is B."""
+    return {"A": "B", "B": "A", "tie": "tie"}[verdict]  # type: ignore[return-value]
 
-    A judge that prefers a position says the same letter twice; that says nothing about the responses.
+
+def decide(forward: Verdict, swapped: Verdict) -> Verdict:
+    """The winner when both orders agree on it, else a tie.
+
+    A judge that prefers a position names another winner in the other order; that says nothing about the responses.
     """
-    back: dict[Verdict, Verdict] = {"A": "B", "B": "A", "tie": "tie"}
-    return forward if forward == back[swapped] else "tie"
+    return forward if forward == swapped else "tie"

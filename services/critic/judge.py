@@ -17,6 +17,7 @@ from services.critic.grading import (
     parse_score,
     parse_winner,
     relative_prompt,
+    unswap,
 )
 from services.critic.rubrics import Rubric
 from services.critic.settings import CriticSettings
@@ -53,7 +54,7 @@ class Grade:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`forward` and `swapped` are what the judge said when A stood first, and when B did."""
+    """`forward` and `swapped`: who won when A stood first, and when B did."""
 
     winner: Verdict
     reason: str
@@ -96,7 +97,8 @@ class Judge:
                 log.warning("critic.unreadable_verdict", attempts=attempts)
                 return None
             verdicts.append((verdict, feedback_of(said)))
-        (forward, why), (swapped, why_swapped) = verdicts
+        (forward, why), (second, why_swapped) = verdicts
+        swapped = unswap(second)
         winner = decide(forward, swapped)
         split = winner == "tie" and "tie" not in (forward, swapped)
         reason = f"The two orders disagree. A first: {why} B first: {why_swapped}" if split else why

@@ -148,7 +148,7 @@ async def test_two_answers_are_compared_in_any_order_of_arrival(redis_url: str, 
             await on.submit(generation("1-1", respondent, "good" if respondent == "B" else "bad"))
             await on.settled()
         (verdict,) = await on.verdicts()
-    assert (verdict.winner, verdict.forward, verdict.swapped) == ("B", "B", "A")
+    assert (verdict.winner, verdict.forward, verdict.swapped) == ("B", "B", "B")
     assert (verdict.score_a, verdict.score_b) == (4, 4)
     assert (verdict.original_query_id, verdict.query_id_a, verdict.query_id_b) == ("1-1", "1-1:A", "1-1:B")
     assert (verdict.config_a["model"], verdict.config_b["model"]) == ("m-A", "m-B")

@@ -7,12 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.critic.grading import (
+    Verdict,
     absolute_prompt,
     decide,
     feedback_of,
     parse_score,
     parse_winner,
     relative_prompt,
+    unswap,
 )
 
 SCORES: list[tuple[str, int | None]] = [
@@ -157,7 +159,11 @@ def test_numbers_in_prose_are_no_grade(words: str, number: int) -> None:
     assert parse_score(f"{words} {number} {words}") is None
 
 
-@given(PROSE, st.sampled_from("12345"), st.sampled_from(["[RESULT] {}", "**[RESULT]** {}", "[RESULT]: {}/5", "[Result] ({})"]))
+@given(
+    PROSE,
+    st.sampled_from("12345"),
+    st.sampled_from(["[RESULT] {}", "**[RESULT]** {}", "[RESULT]: {}/5", "[Result] ({})"]),
+)
 def test_a_marked_grade_is_found_behind_any_prose(words: str, grade: str, form: str) -> None:
     assert parse_score(f"{words} {form.format(grade)}") == int(grade)
 
@@ -210,11 +216,18 @@ def test_a_winner_is_read_exactly_or_not_at_all(text: str, winner: str | None) -
 
 
 @pytest.mark.parametrize(
-    ("forward", "swapped", "winner"),
-    [("A", "B", "A"), ("B", "A", "B"), ("A", "A", "tie"), ("B", "B", "tie"), ("tie", "A", "tie"), ("tie", "tie", "tie")],
+    ("first_said", "second_said", "winner"),
+    [
+        ("A", "B", "A"),
+        ("B", "A", "B"),
+        ("A", "A", "tie"),
+        ("B", "B", "tie"),
+        ("tie", "A", "tie"),
+        ("tie", "tie", "tie"),
+    ],
 )
-def test_only_what_both_orders_agree_on_is_a_win(forward: str, swapped: str, winner: str) -> None:
-    assert decide(forward, swapped) == winner  # type: ignore[arg-type]
+def test_only_what_both_orders_agree_on_is_a_win(first_said: Verdict, second_said: Verdict, winner: Verdict) -> None:
+    assert decide(first_said, unswap(second_said)) == winner
 
 
 def test_the_feedback_is_what_stands_before_the_verdict() -> None:

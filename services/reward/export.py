@@ -1,0 +1,187 @@
+"""Preference data as trainers load it: rows of the conversational formats that TRL documents.
+
+dpo: `prompt`, `chosen`, `rejected`. kto: `prompt`, `completion`, `label`. critiques: `prompt`, `completion` (the
+judge's words) with its `score`. Messages are `{role, content}`. Every row of a file has the same columns of the same
+types, so that `datasets.load_dataset("json", …)` reads it unchanged.
+
+Source: TRL documentation, "Dataset formats and types" (preference and unpaired preference, conversational).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Literal
+
+import orjson
+
+Format = Literal["dpo", "kto", "critiques"]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """min_margin: least difference of the two grades (dpo), or distance of a grade or vote from the middle (kto).
+
+    human_only: dpo keeps verdicts that a person's vote on one of the answers bears out; kto and critiques keep votes
+    and what was voted on. since, until: of the answer, in ms. consent: only users who agreed to training on their data.
+    test_share: part of the sessions that is marked `test`.
+    """
+
+    min_margin: float = 0.0
+    human_only: bool = False
+    since: int | None = None
+    until: int | None = None
+    consent: bool = False
+    test_share: float = 0.0
+
+    def admits(self, answer: Mapping[str, Any], consents: Mapping[str, bool]) -> bool:
+        return (
+            (self.since is None or answer["time"] >= self.since)
+            and (self.until is None or answer["time"] < self.until)
+            and (not self.consent or consents.get(answer["user_id"], False))
+        )
+
+    def split(self, session_id: str) -> str:
+        """A session is in one part as a whole."""
+        place = int.from_bytes(sha256(session_id.encode()).digest()[:8]) / 2**64
+        return "test" if place < self.test_share else "train"
+
+
+def _said(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]
+
+
+def _prompt(answer: Mapping[str, Any]) -> list[dict[str, str]]:
+    messages: list[dict[str, str]] = orjson.loads(answer["messages"])
+    return messages
+
+
+def _row(answer: Mapping[str, Any], filters: Filters, content: Row, provenance: Row) -> Row:
+    """Columns in a fixed order; what a row does not have is null, never left out."""
+    return {
+        **content,
+        "split": filters.split(answer["session_id"]),
+        "provenance": {
+            "query_id": answer["query_id"],
+            "session_id": answer["session_id"],
+            "intent": answer["intent"],
+            "time": answer["time"],
+            **provenance,
+        },
+    }
+
+
+def dpo_rows(pairs: Iterable[Mapping[str, Any]], consents: Mapping[str, bool], filters: Filters) -> Iterator[Row]:
+    """`pairs`: verdicts with both answers (`a`, `b`) and the votes on them (`vote_a`, `vote_b`, None without)."""
+    for pair in pairs:
+        a, b = pair["a"], pair["b"]
+        if pair["winner"] == "tie" or not filters.admits(a, consents) or a["answer"].strip() == b["answer"].strip():
+            continue
+        chosen, rejected = (a, b) if pair["winner"] == "A" else (b, a)
+        vote_chosen, vote_rejected = (
+            (pair["vote_a"], pair["vote_b"]) if pair["winner"] == "A" else (pair["vote_b"], pair["vote_a"])
+        )
+        against = (vote_chosen is not None and vote_chosen < 0) or (vote_rejected is not None and vote_rejected > 0)
+        borne_out = not against and (
+            (vote_chosen is not None and vote_chosen > 0) or (vote_rejected is not None and vote_rejected < 0)
+        )
+        if against or (filters.human_only and not borne_out):
+            continue
+        margin = _margin(pair)
+        if filters.min_margin > 0 and (margin is None or margin < filters.min_margin):
+            continue
+        yield _row(
+            a,
+            filters,
+            {"prompt": _prompt(a), "chosen": _said(chosen["answer"]), "rejected": _said(rejected["answer"])},
+            {
+                "source": "judge and person" if borne_out else "judge",
+                "margin": margin,
+                "chosen_config": chosen["config"],
+                "rejected_config": rejected["config"],
+                "chosen_id": chosen["response_id"],
+                "rejected_id": rejected["response_id"],
+            },
+        )
+
+
+def _margin(pair: Mapping[str, Any]) -> float | None:
+    """By how much the winner's grade exceeds the loser's; None when one has none."""
+    if pair["score_a"] is None or pair["score_b"] is None:
+        return None
+    difference = float(pair["score_a"]) - float(pair["score_b"])
+    return difference if pair["winner"] == "A" else -difference
+
+
+def kto_rows(answers: Iterable[Mapping[str, Any]], consents: Mapping[str, bool], filters: Filters) -> Iterator[Row]:
+    """`answers`: answers with their `vote` and `score`, None where there is none. A person's vote outweighs a grade."""
+    for answer in answers:
+        vote, score = answer["vote"], answer["score"]
+        if vote is not None and vote != 0:
+            value, source = float(vote), "person"
+        elif not filters.human_only and score is not None and score != 3:
+            # a grade of 1 to 5 on the scale of a vote
+            value, source = (score - 3) / 2, "judge"
+        else:
+            continue
+        if not filters.admits(answer, consents) or abs(value) * 2 < filters.min_margin:
+            continue
+        yield _row(
+            answer,
+            filters,
+            {"prompt": _prompt(answer), "completion": _said(answer["answer"]), "label": value > 0},
+            {
+                "source": source,
+                "value": value,
+                "config": answer["config"],
+                "response_id": answer["response_id"],
+            },
+        )
+
+
+def critique_rows(
+    answers: Iterable[Mapping[str, Any]], consents: Mapping[str, bool], filters: Filters
+) -> Iterator[Row]:
+    """`answers`: graded answers with `score`, `feedback`, `rubric` and `vote` (None without)."""
+    for answer in answers:
+        if answer["score"] is None or not filters.admits(answer, consents):
+            continue
+        if filters.human_only and answer["vote"] is None:
+            continue
+        if abs(answer["score"] - 3) < filters.min_margin:
+            continue
+        judged = [*_prompt(answer), *_said(answer["answer"])]
+        yield _row(
+            answer,
+            filters,
+            {
+                "prompt": judged,
+                "completion": _said(f"{answer['feedback']} [RESULT] {answer['score']}"),
+                "score": int(answer["score"]),
+            },
+            {
+                "source": "judge",
+                "rubric": answer["rubric"],
+                "vote": None if answer["vote"] is None else float(answer["vote"]),
+                "config": answer["config"],
+                "response_id": answer["response_id"],
+            },
+        )
+
+
+def row_digest(row: Row) -> bytes:
+    """The same for rows of the same content, whatever their origin: duplicates are found by it."""
+    content = {name: value for name, value in row.items() if name not in ("split", "provenance")}
+    return sha256(orjson.dumps(_normalised(content))).digest()
+
+
+def _normalised(value: Any) -> Any:
+    if isinstance(value, str):
+        return " ".join(value.split())
+    if isinstance(value, list):
+        return [_normalised(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _normalised(item) for name, item in value.items()}
+    return value

@@ -1,0 +1,210 @@
+"""What the gateway asks of reward: the ranking, preference data, consent, and its part of a backup."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Literal, TypeVar, assert_never
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.reward.export import Filters, Format, critique_rows, dpo_rows, kto_rows, row_digest
+from services.reward.ranking import BAR, Comparison, Ranking, agreement, from_ratings, rank
+from services.reward.settings import RewardSettings
+from services.reward.store import TABLES, Store, key_of
+from shared.contracts import ToolRequest
+from shared.envelope import now_ms
+from shared.errors import ToolError
+from shared.tool import ToolResult
+
+R = TypeVar("R")
+NAME = "preferences_manage"
+# A page of rows; a message on the bus should stay small.
+_PAGE_BYTES = 400_000
+# A prompt holds a session's history: some rows are large.
+_PAGE_ROWS = 200
+
+
+class Manage(BaseModel):
+    """Reads and writes preference data."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    op: Literal["leaderboard", "export", "consent", "counts", "dump", "load", "clear"]
+    # export
+    format: Format = "dpo"
+    min_margin: float = Field(default=0.0, ge=0, le=4)
+    human_only: bool = False
+    since: int | None = None
+    until: int | None = None
+    consented: bool = False
+    test_share: float = Field(default=0.0, ge=0, le=1)
+    # export, dump
+    cursor: str = ""
+    table: str = ""
+    # consent: null asks
+    given: bool | None = None
+    # load
+    rows: list[dict[str, Any]] = []
+
+
+class Desk:
+    """The operations, each in a thread of its own turn: SQLite and the bootstrap are blocking."""
+
+    def __init__(self, store: Store, settings: Callable[[], RewardSettings]) -> None:
+        self._store = store
+        self._settings = settings
+        self._lock = threading.Lock()
+
+    async def with_store(self, work: Callable[[Store], R]) -> R:
+        def locked() -> R:
+            with self._lock:
+                return work(self._store)
+
+        return await asyncio.to_thread(locked)
+
+    async def manage(self, args: Manage, request: ToolRequest) -> ToolResult:
+        match args.op:
+            case "leaderboard":
+                data = await self.leaderboard()
+            case "export":
+                data = await self.with_store(lambda store: export_page(store, args))
+            case "consent":
+                data = await self.with_store(lambda store: consent(store, request.user_id, args.given))
+            case "counts":
+                data = await self.with_store(lambda store: store.counts())
+            case "dump":
+                data = await self.with_store(lambda store: dump_page(store, args.table, args.cursor))
+            case "load":
+                data = await self.with_store(lambda store: load(store, args))
+            case "clear":
+                data = await self.with_store(lambda store: {"removed": store.clear()})
+            case _:
+                assert_never(args.op)
+        return ToolResult("done", data)
+
+    async def leaderboard(self) -> dict[str, Any]:
+        """Rankings by the judge's comparisons and by people's votes, over all and for each intent."""
+        samples = self._settings().samples
+
+        def read(store: Store) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+            return store.comparisons(), store.ratings(), store.judged_and_rated()
+
+        pairs, ratings, both = await self.with_store(read)
+        return await asyncio.to_thread(_leaderboard, pairs, ratings, both, samples)
+
+
+def _leaderboard(
+    pairs: Sequence[Mapping[str, Any]],
+    ratings: Sequence[Mapping[str, Any]],
+    both: Sequence[Mapping[str, Any]],
+    samples: int,
+) -> dict[str, Any]:
+    by_intent: dict[str, tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]] = defaultdict(lambda: ([], []))
+    for pair in pairs:
+        by_intent[pair["intent"] or "unknown"][0].append(pair)
+    for rating in ratings:
+        by_intent[rating["intent"]][1].append(rating)
+    agreed = agreement([(row["score"] >= 4, row["reward"] > 0) for row in both if row["score"] != 3 and row["reward"]])
+    return {
+        "judge": _by_judge(pairs, samples),
+        "people": _by_people(ratings, samples),
+        "agreement": asdict(agreed),
+        "intents": {
+            intent: {"judge": _by_judge(own_pairs, samples), "people": _by_people(own_ratings, samples)}
+            for intent, (own_pairs, own_ratings) in sorted(by_intent.items())
+        },
+    }
+
+
+def _by_judge(pairs: Sequence[Mapping[str, Any]], samples: int) -> dict[str, Any]:
+    return _shown(
+        rank(
+            [
+                Comparison(pair["config_a"], pair["config_b"], pair["winner"], pair["forward"], pair["swapped"])
+                for pair in pairs
+                # one configuration against itself tells nothing of it
+                if pair["config_a"] != pair["config_b"]
+            ],
+            samples=samples,
+        )
+    )
+
+
+def _by_people(ratings: Sequence[Mapping[str, Any]], samples: int) -> dict[str, Any]:
+    votes: list[tuple[Hashable, float]] = [(rating["config"], rating["reward"]) for rating in ratings]
+    return _shown(rank(from_ratings(votes), samples=samples))
+
+
+def _shown(ranking: Ranking) -> dict[str, Any]:
+    value = asdict(ranking)
+    for row in value["rows"]:
+        row["config"] = None if row["name"] == BAR else orjson.loads(row["name"])
+        row["name"] = row["name"] if row["name"] == BAR else label(row["config"])
+    return value
+
+
+def label(config: Mapping[str, Any]) -> str:
+    """A configuration in a few words: model, sampling, prompt."""
+    options = " ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+                       for name, value in sorted((config.get("options") or {}).items()))  # fmt: skip
+    parts = [str(config.get("model", "?")), options, f"prompt {v}" if (v := config.get("prompt_version")) else ""]
+    return " · ".join(part for part in parts if part)
+
+
+def export_page(store: Store, args: Manage) -> dict[str, Any]:
+    """Rows from the cursor on, each with the digest of its content, and where the next page begins (null: nowhere)."""
+    filters = Filters(args.min_margin, args.human_only, args.since, args.until, args.consented, args.test_share)
+    consents = store.consents()
+    cursor, found, size = args.cursor, list[dict[str, Any]](), 0
+    while size < _PAGE_BYTES:
+        source = (store.pair_rows if args.format == "dpo" else store.answer_rows)(cursor, _PAGE_ROWS)
+        if not source:
+            return {"rows": found, "cursor": None}
+        shapes = {"dpo": dpo_rows, "kto": kto_rows, "critiques": critique_rows}
+        for item in source:
+            cursor = item["query_id"] if args.format == "dpo" else item["response_id"]
+            for row in shapes[args.format]([item], consents, filters):
+                found.append({"digest": row_digest(row).hex(), "row": row})
+                size += len(orjson.dumps(row))
+            if size >= _PAGE_BYTES:
+                break
+    return {"rows": found, "cursor": cursor}
+
+
+def consent(store: Store, user_id: str, given: bool | None) -> dict[str, Any]:
+    """What a user said about training on their data; asks only when `given` is None."""
+    if given is not None:
+        store.put("consents", {"user_id": user_id, "given": int(given), "time": now_ms()})
+    return {"user_id": user_id, "consent": store.consent(user_id)}
+
+
+def dump_page(store: Store, table: str, cursor: str) -> dict[str, Any]:
+    """Rows of a table from the cursor on, for a backup."""
+    _existing(table)
+    rows: list[dict[str, Any]] = []
+    size = 0
+    for row in store.page(table, cursor, _PAGE_ROWS):
+        rows.append(row)
+        size += len(orjson.dumps(row))
+        if size >= _PAGE_BYTES:
+            break
+    return {"rows": rows, "cursor": key_of(table, rows[-1]) if rows else None}
+
+
+def load(store: Store, args: Manage) -> dict[str, Any]:
+    """Puts rows of a backup back; what is there stays."""
+    _existing(args.table)
+    try:
+        return {"written": store.load(args.table, args.rows, replace=False)}
+    except (ValueError, KeyError) as exc:
+        raise ToolError(f"a row of {args.table} cannot be used: {exc}") from exc
+
+
+def _existing(table: str) -> None:
+    if table not in TABLES:
+        raise ToolError(f"there is no table {table}; there are: {', '.join(TABLES)}")

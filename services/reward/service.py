@@ -1,0 +1,213 @@
+"""reward: turns users' feedback into reward, ranks configurations, and keeps preference data."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+import orjson
+
+from services.reward.manage import NAME, Desk, Manage
+from services.reward.settings import RewardSettings
+from services.reward.store import Store, config_name
+from shared.bus import order
+from shared.contracts import (
+    CRITIQUE_RESULT,
+    MEMORY_FORGET,
+    PAIRWISE_RESULT,
+    RESPONSE_GENERATION,
+    REWARD_EVENT,
+    USER_FEEDBACK,
+    CritiqueResult,
+    MemoryForget,
+    Outgoing,
+    PairwiseResult,
+    ResponseGeneration,
+    RewardEvent,
+    UserFeedback,
+)
+from shared.envelope import Message, now_ms
+from shared.intents import intent_of
+from shared.journal import EntryType, append_after, journal_key, response_id
+from shared.logging import get_logger
+from shared.service import Context, Service, Subscription, Work
+from shared.sessions import Sessions
+from shared.tool import Tool, open_tools
+
+log = get_logger()
+
+_LOOK_SECONDS = 0.1
+_VOTES = 4
+_DAY_MS = 86_400_000
+
+
+def reward_of(feedback: UserFeedback) -> float:
+    """-1 to 1; stars say more than a thumb."""
+    if feedback.stars is not None:
+        return (feedback.stars - 3) / 2
+    return 1.0 if feedback.sentiment == "positive" else -1.0
+
+
+class Rewarding:
+    def __init__(self, context: Context[RewardSettings], desk: Desk) -> None:
+        self._context = context
+        self._desk = desk
+        self._sessions = Sessions(context.bus)
+        # votes on one answer are published in the order in which they were cast
+        self._voting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def response(self, message: Message[ResponseGeneration]) -> Iterable[Outgoing]:
+        """Keeps an answer with the conversation that led to it: what a trainer calls the prompt."""
+        r = message.payload
+        turns = await self._sessions.turns(r.session_id, r.respondent_id)
+        before = [said for turn in turns if order(turn.query_id) < order(r.query_id) for said in turn.messages()]
+        config = {"model": r.model, "options": r.options, "prompt_version": r.prompt_version}
+        row = {
+            "response_id": r.response_id,
+            "query_id": r.query_id,
+            "session_id": r.session_id,
+            "user_id": r.user_id,
+            "respondent": r.respondent_id,
+            "query": r.query,
+            "answer": r.answer,
+            "messages": orjson.dumps([*before, {"role": "user", "content": r.query}]).decode(),
+            "config": config_name(config),
+            "intent": intent_of(r.query, [call.tool for call in r.tool_calls if call.error is None]).value,
+            "tools": len(r.tool_calls),
+            "time": order(r.query_id)[0],
+        }
+        await self._desk.with_store(lambda store: store.put("responses", row))
+        return ()
+
+    async def critique(self, message: Message[CritiqueResult]) -> Iterable[Outgoing]:
+        c = message.payload
+        row = {
+            "response_id": c.response_id,
+            "query_id": c.query_id,
+            "session_id": c.session_id,
+            "score": c.score,
+            "feedback": c.feedback,
+            "rubric": c.rubric,
+            "time": now_ms(),
+        }
+        await self._desk.with_store(lambda store: store.put("critiques", row))
+        return ()
+
+    async def pairwise(self, message: Message[PairwiseResult]) -> Iterable[Outgoing]:
+        p = message.payload
+        row = {
+            "query_id": p.original_query_id,
+            "response_a": p.query_id_a,
+            "response_b": p.query_id_b,
+            "winner": p.winner,
+            "forward": p.forward,
+            "swapped": p.swapped,
+            "score_a": p.score_a,
+            "score_b": p.score_b,
+            "reason": p.reason,
+            "config_a": config_name(p.config_a),
+            "config_b": config_name(p.config_b),
+            "session_id": p.session_id,
+            "time": now_ms(),
+        }
+        await self._desk.with_store(lambda store: store.put("pairs", row))
+        return ()
+
+    async def feedback(self, message: Message[UserFeedback]) -> Iterable[Outgoing]:
+        """A vote: the last one on an answer counts, in the order in which they were cast."""
+        f = message.payload
+        rated = response_id(f.query_id, f.respondent_id)
+        reward = reward_of(f)
+        cast_ms, cast_no = order(message.entry_id)
+        row = {
+            "response_id": rated,
+            "query_id": f.query_id,
+            "session_id": f.session_id,
+            "user_id": f.user_id,
+            "reward": reward,
+            "stars": f.stars,
+            "comment": f.comment,
+            "cast_ms": cast_ms,
+            "cast_no": cast_no,
+        }
+        answer = await self._awaited(rated)
+        async with self._voting.setdefault(rated, asyncio.Lock()):
+            counts = await self._desk.with_store(lambda store: store.vote(row))
+            if not counts:
+                return ()
+            event = RewardEvent(
+                query_id=f.query_id,
+                response_id=rated,
+                respondent_id=f.respondent_id,
+                reward=reward,
+                source="stars" if f.stars is not None else "thumbs",
+                config=orjson.loads(answer["config"]) if answer else {},
+                intent=answer["intent"] if answer else "",
+                vote_id=message.entry_id,
+            )
+            once = f"{rated}:{message.entry_id}"
+            await self._context.bus.publish(REWARD_EVENT.of(event, once=once, **message.headers()))
+        shown = {"reward": reward, "sentiment": f.sentiment, "stars": f.stars, "comment": f.comment}
+        key = journal_key(f.query_id, f.respondent_id)
+        await append_after(self._context.bus, key, EntryType.REWARD, shown, once=f"reward:{message.entry_id}")
+        log.info("reward.voted", reward=reward)
+        return ()
+
+    async def _awaited(self, rated: str) -> dict[str, Any] | None:
+        """The answer that is rated; a vote may be quicker than the answer's way here."""
+        until = asyncio.get_running_loop().time() + self._context.settings.patience
+        while True:
+            answer = await self._desk.with_store(lambda store: store.response(rated))
+            if answer is not None or asyncio.get_running_loop().time() >= until:
+                return answer
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def forget(self, message: Message[MemoryForget]) -> Iterable[Outgoing]:
+        gone = message.payload
+        await self._desk.with_store(lambda store: store.forget(gone.session_id, gone.at))
+        return ()
+
+
+@contextlib.asynccontextmanager
+async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work]]:
+    store = await asyncio.to_thread(Store, context.settings.path)
+    desk = Desk(store, lambda: context.settings)
+    rewarding = Rewarding(context, desk)
+
+    @contextlib.asynccontextmanager
+    async def tools(_settings: RewardSettings) -> AsyncIterator[Sequence[Tool[Any]]]:
+        yield [Tool(NAME, Manage, desk.manage, internal=True)]
+
+    tending = asyncio.create_task(_tend(context, desk))
+    try:
+        async with open_tools(context, tools) as works:
+            yield [
+                *works,
+                Subscription(RESPONSE_GENERATION, rewarding.response),
+                Subscription(CRITIQUE_RESULT, rewarding.critique),
+                Subscription(PAIRWISE_RESULT, rewarding.pairwise),
+                # fewer than there are slots: what a vote waits for must get through
+                Subscription(USER_FEEDBACK, rewarding.feedback, limit=_VOTES),
+                Subscription(MEMORY_FORGET, rewarding.forget),
+            ]
+    finally:
+        tending.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await tending
+        store.close()
+
+
+async def _tend(context: Context[RewardSettings], desk: Desk) -> None:
+    """Says in the registry what is kept, and removes what is old."""
+    while True:
+        context.facts.update(await desk.with_store(lambda store: store.counts()))
+        if context.settings.keep_days:
+            await desk.with_store(partial(Store.prune, before=now_ms() - context.settings.keep_days * _DAY_MS))
+        await asyncio.sleep(60)
+
+
+app = Service("reward", RewardSettings, build)

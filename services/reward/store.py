@@ -1,0 +1,225 @@
+"""What is known of answers and of what people and the judge think of them: one SQLite file.
+
+Every write is an upsert under the response's or the query's id, so that a message handled twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from shared.errors import SettingsError
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS responses (
+    response_id TEXT PRIMARY KEY, query_id TEXT NOT NULL, session_id TEXT NOT NULL, user_id TEXT NOT NULL,
+    respondent TEXT NOT NULL, query TEXT NOT NULL, answer TEXT NOT NULL, messages TEXT NOT NULL,
+    config TEXT NOT NULL, intent TEXT NOT NULL, tools INTEGER NOT NULL, time INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS responses_session ON responses (session_id);
+CREATE TABLE IF NOT EXISTS pairs (
+    query_id TEXT PRIMARY KEY, response_a TEXT NOT NULL, response_b TEXT NOT NULL, winner TEXT NOT NULL,
+    forward TEXT, swapped TEXT, score_a REAL, score_b REAL, reason TEXT NOT NULL, config_a TEXT NOT NULL,
+    config_b TEXT NOT NULL, session_id TEXT NOT NULL, time INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS critiques (
+    response_id TEXT PRIMARY KEY, query_id TEXT NOT NULL, session_id TEXT NOT NULL, score INTEGER,
+    feedback TEXT NOT NULL, rubric TEXT NOT NULL, time INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS votes (
+    response_id TEXT PRIMARY KEY, query_id TEXT NOT NULL, session_id TEXT NOT NULL, user_id TEXT NOT NULL,
+    reward REAL NOT NULL, stars INTEGER, comment TEXT, cast_ms INTEGER NOT NULL, cast_no INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS consents (user_id TEXT PRIMARY KEY, given INTEGER NOT NULL, time INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS forgotten (session_id TEXT PRIMARY KEY, at INTEGER NOT NULL);
+"""
+TABLES = ("responses", "pairs", "critiques", "votes", "consents", "forgotten")
+_KEYS = {"responses": "response_id", "pairs": "query_id", "critiques": "response_id", "votes": "response_id",
+         "consents": "user_id", "forgotten": "session_id"}  # fmt: skip
+_BUSY_SECONDS = 10.0
+
+
+def config_name(config: Mapping[str, Any]) -> str:
+    """One text for one configuration: model, sampling, prompt version, in a fixed order."""
+    kept = {name: value for name, value in config.items() if value not in (None, "", {})}
+    return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS).decode()
+
+
+class Store:
+    """One connection; used by one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises SettingsError when the file cannot be used."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False, isolation_level=None)
+            self._db.row_factory = sqlite3.Row
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(_SCHEMA)
+        except (OSError, sqlite3.Error) as exc:
+            raise SettingsError(f"database: {path} cannot be used: {exc}") from exc
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._db
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def rows(self, sql: str, *values: Any) -> list[dict[str, Any]]:
+        with closing(self._db.execute(sql, values)) as found:
+            return [dict(row) for row in found]
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def put(self, table: str, row: Mapping[str, Any]) -> bool:
+        """An upsert under the table's key; False when its session was deleted."""
+        with self._transaction() as db:
+            return self._put(db, table, row)
+
+    def _put(self, db: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> bool:
+        session = row.get("session_id")
+        if table != "forgotten" and session and self._gone(db, session):
+            return False
+        names = list(row)
+        # a backup's rows name their columns
+        columns = {info["name"] for info in db.execute(f"PRAGMA table_info({table})")}
+        if not set(names) <= columns:
+            raise ValueError(f"{table} has no {', '.join(sorted(set(names) - columns))}")
+        updates = ", ".join(f"{name}=excluded.{name}" for name in names if name != _KEYS[table])
+        db.execute(
+            f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) "
+            f"ON CONFLICT ({_KEYS[table]}) DO UPDATE SET {updates}",
+            list(row.values()),
+        )
+        return True
+
+    def _gone(self, db: sqlite3.Connection, session_id: str) -> bool:
+        return db.execute("SELECT 1 FROM forgotten WHERE session_id=?", (session_id,)).fetchone() is not None
+
+    def vote(self, row: Mapping[str, Any]) -> bool:
+        """Keeps the vote unless a later one is there already; False then. `cast_ms`, `cast_no`: when it was cast."""
+        with self._transaction() as db:
+            before = db.execute(
+                "SELECT cast_ms, cast_no FROM votes WHERE response_id=?", (row["response_id"],)
+            ).fetchone()
+            if before is not None and tuple(before) > (row["cast_ms"], row["cast_no"]):
+                return False
+            return self._put(db, "votes", row)
+
+    def forget(self, session_id: str, at: int) -> None:
+        """Removes all that is known of a session, and refuses what still comes of it."""
+        with self._transaction() as db:
+            self._put(db, "forgotten", {"session_id": session_id, "at": at})
+            for table in ("responses", "pairs", "critiques", "votes"):
+                db.execute(f"DELETE FROM {table} WHERE session_id=?", (session_id,))
+
+    def prune(self, before: int) -> int:
+        """Removes answers older than `before` (ms) that nobody compared, graded or rated."""
+        with self._transaction() as db:
+            done = db.execute(
+                "DELETE FROM responses WHERE time < ? AND response_id NOT IN "
+                "(SELECT response_id FROM votes UNION SELECT response_a FROM pairs UNION SELECT response_b FROM pairs)",
+                (before,),
+            )
+            return done.rowcount
+
+    def clear(self) -> int:
+        """Removes everything, for a restore that replaces. The number of rows."""
+        with self._transaction() as db:
+            return sum(db.execute(f"DELETE FROM {table}").rowcount for table in TABLES)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def response(self, response_id: str) -> dict[str, Any] | None:
+        return next(iter(self.rows("SELECT * FROM responses WHERE response_id=?", response_id)), None)
+
+    def consent(self, user_id: str) -> bool | None:
+        """None: the user was never asked."""
+        found = self.rows("SELECT given FROM consents WHERE user_id=?", user_id)
+        return bool(found[0]["given"]) if found else None
+
+    def comparisons(self, intent: str | None = None) -> list[dict[str, Any]]:
+        return self.rows(
+            "SELECT p.config_a, p.config_b, p.winner, p.forward, p.swapped, r.intent FROM pairs p "
+            "LEFT JOIN responses r ON r.response_id = p.response_a "
+            "WHERE ? IS NULL OR r.intent = ? ORDER BY p.query_id",
+            intent, intent,
+        )  # fmt: skip
+
+    def ratings(self, intent: str | None = None) -> list[dict[str, Any]]:
+        return self.rows(
+            "SELECT r.config, r.respondent, v.reward, r.intent FROM votes v JOIN responses r USING (response_id) "
+            "WHERE ? IS NULL OR r.intent = ? ORDER BY v.response_id",
+            intent, intent,
+        )  # fmt: skip
+
+    def judged_and_rated(self) -> list[dict[str, Any]]:
+        """Answers with a grade and a vote."""
+        return self.rows(
+            "SELECT c.score, v.reward FROM critiques c JOIN votes v USING (response_id) WHERE c.score IS NOT NULL"
+        )
+
+    def pair_rows(self, after: str, limit: int) -> list[dict[str, Any]]:
+        """Verdicts whose two answers are both known, with the votes on them, in the order of their query ids."""
+        found = self.rows(
+            "SELECT p.*, va.reward AS vote_a, vb.reward AS vote_b FROM pairs p "
+            "JOIN responses a ON a.response_id = p.response_a JOIN responses b ON b.response_id = p.response_b "
+            "LEFT JOIN votes va ON va.response_id = p.response_a LEFT JOIN votes vb ON vb.response_id = p.response_b "
+            "WHERE p.query_id > ? ORDER BY p.query_id LIMIT ?",
+            after, limit,
+        )  # fmt: skip
+        return [{**row, "a": self.response(row["response_a"]), "b": self.response(row["response_b"])} for row in found]
+
+    def answer_rows(self, after: str, limit: int) -> list[dict[str, Any]]:
+        """Answers that were graded or rated, in the order of their ids."""
+        return self.rows(
+            "SELECT r.*, c.score, c.feedback, c.rubric, v.reward AS vote FROM responses r "
+            "LEFT JOIN critiques c USING (response_id) LEFT JOIN votes v USING (response_id) "
+            "WHERE r.response_id > ? AND (c.score IS NOT NULL OR v.reward IS NOT NULL) ORDER BY r.response_id LIMIT ?",
+            after, limit,
+        )  # fmt: skip
+
+    def consents(self) -> dict[str, bool]:
+        return {row["user_id"]: bool(row["given"]) for row in self.rows("SELECT user_id, given FROM consents")}
+
+    def intents(self) -> list[str]:
+        return [row["intent"] for row in self.rows("SELECT DISTINCT intent FROM responses ORDER BY intent")]
+
+    def counts(self) -> dict[str, int]:
+        return {table: self.rows(f"SELECT count(*) AS n FROM {table}")[0]["n"] for table in TABLES}
+
+    # ── backup ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def page(self, table: str, after: str, limit: int) -> list[dict[str, Any]]:
+        """Rows of a table behind a key, in its order."""
+        key = _KEYS[_known(table)]
+        return self.rows(f"SELECT * FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT ?", after, limit)
+
+    def load(self, table: str, rows: list[dict[str, Any]], *, replace: bool) -> int:
+        """Puts rows of a backup back; those that are there stay unless `replace`. The number written."""
+        key, written = _KEYS[_known(table)], 0
+        with self._transaction() as db:
+            for row in rows:
+                there = db.execute(f"SELECT 1 FROM {table} WHERE {key}=?", (row[key],)).fetchone()
+                if there is None or replace:
+                    written += self._put(db, table, row)
+        return written
+
+
+def _known(table: str) -> str:
+    if table not in TABLES:
+        raise ValueError(f"there is no table {table}")
+    return table
+
+
+def key_of(table: str, row: Mapping[str, Any]) -> str:
+    return str(row[_KEYS[table]])

@@ -1,0 +1,131 @@
+"""The ranking recovers what was planted, says how sure it is, and is not fooled by a judge's bias."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.reward.ranking import BAR, Comparison, Outcome, agreement, from_ratings, rank
+
+STRENGTHS = {"w": 0.9, "x": 0.3, "y": -0.2, "z": -1.0}
+
+
+def judged(rng: random.Random, names: list[str], bias: float) -> Comparison:
+    """A judge that adds `bias` to whatever it reads first, and decides by a logistic draw each time."""
+    a, b = rng.sample(names, 2)
+    ahead = STRENGTHS[a] - STRENGTHS[b]
+    forward: Outcome = "A" if rng.random() < 1 / (1 + math.exp(-(ahead + bias))) else "B"
+    swapped: Outcome = "A" if rng.random() < 1 / (1 + math.exp(-(ahead - bias))) else "B"
+    return Comparison(a, b, forward if forward == swapped else "tie", forward, swapped)
+
+
+def test_the_planted_order_strengths_and_bias_come_back() -> None:
+    rng = random.Random(3)
+    result = rank([judged(rng, list(STRENGTHS), 0.7) for _ in range(3000)], samples=200)
+    assert [row.name for row in result.rows] == ["w", "x", "y", "z"]
+    for row in result.rows:
+        assert row.strength == pytest.approx(STRENGTHS[row.name], abs=0.2)
+        assert row.low < row.strength < row.high
+    assert result.bias == pytest.approx(0.7, abs=0.1)
+    assert result.disagreement is not None
+    assert 0.2 < result.disagreement < 0.6
+
+
+def test_swapping_removes_a_bias_that_one_order_puts_into_the_ranking() -> None:
+    """The weaker configuration always stands first: judged in that order alone, it seems to be the stronger one."""
+    rng = random.Random(5)
+    both = []
+    for _ in range(2000):
+        forward: Outcome = "A" if rng.random() < 1 / (1 + math.exp(-(-0.4 + 1.0))) else "B"
+        swapped: Outcome = "A" if rng.random() < 1 / (1 + math.exp(-(-0.4 - 1.0))) else "B"
+        both.append(Comparison("weak", "strong", forward if forward == swapped else "tie", forward, swapped))
+    single = rank([Comparison(c.a, c.b, c.forward or "tie") for c in both], samples=100)
+    swapped_too = rank(both, samples=100)
+    assert single.rows[0].name == "weak"
+    assert single.rows[0].low > single.rows[1].high
+    assert swapped_too.rows[0].name == "strong"
+    gap = swapped_too.rows[0].strength - swapped_too.rows[1].strength
+    assert gap == pytest.approx(0.4, abs=0.15)
+
+
+def test_about_95_of_100_intervals_hold_the_truth() -> None:
+    """A short form; the full one is in the evaluation of the ranking."""
+    rng = random.Random(11)
+    truth = {name: s - np.mean(list(STRENGTHS.values())) for name, s in STRENGTHS.items()}
+    hits = [
+        row.low <= truth[row.name] <= row.high
+        for _ in range(60)
+        for row in rank([judged(rng, list(STRENGTHS), 0.5) for _ in range(300)], samples=200).rows
+    ]
+    assert 0.88 <= np.mean(hits) <= 0.99
+
+
+def test_who_never_lost_has_a_finite_strength_and_comes_first() -> None:
+    result = rank([Comparison("a", "b", "A")] * 5 + [Comparison("b", "c", "A")] * 5, samples=100)
+    assert [row.name for row in result.rows] == ["a", "b", "c"]
+    assert all(math.isfinite(row.high) and abs(row.high) < 50 for row in result.rows)
+    assert (result.rows[0].wins, result.rows[0].ties, result.rows[0].losses) == (5, 0, 0)
+
+
+def test_only_ties_are_equal_strengths() -> None:
+    result = rank([Comparison("a", "b", "tie", "A", "B")] * 20, samples=100)
+    assert [row.strength for row in result.rows] == pytest.approx([0, 0], abs=1e-6)
+    assert result.disagreement == 1.0
+    assert result.bias is not None
+    assert result.bias > 2
+
+
+def test_nothing_to_compare_is_an_empty_ranking() -> None:
+    assert rank([]).rows == []
+    assert rank([]).disagreement is None
+    assert rank([Comparison("a", "a", "A")]).rows == []
+
+
+OUTCOMES: st.SearchStrategy[Outcome] = st.sampled_from(["A", "B", "tie"])
+COMPARISONS = st.lists(
+    st.builds(Comparison, a=st.sampled_from("ab"), b=st.sampled_from("cde"), winner=OUTCOMES,
+              forward=OUTCOMES, swapped=OUTCOMES),
+    min_size=1, max_size=30,
+)  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None)
+@given(COMPARISONS, st.randoms(use_true_random=False))
+def test_the_order_of_comparisons_does_not_matter(comparisons: list[Comparison], rng: random.Random) -> None:
+    shuffled = list(comparisons)
+    rng.shuffle(shuffled)
+    assert rank(shuffled, samples=50) == rank(comparisons, samples=50)
+
+
+@settings(max_examples=30, deadline=None)
+@given(COMPARISONS)
+def test_naming_the_sides_the_other_way_round_changes_no_strength(comparisons: list[Comparison]) -> None:
+    other: dict[Outcome, Outcome] = {"A": "B", "B": "A", "tie": "tie"}
+    mirrored = [
+        Comparison(c.b, c.a, other[c.winner], other[c.swapped or "tie"], other[c.forward or "tie"]) for c in comparisons
+    ]
+    strengths = {row.name: row.strength for row in rank(comparisons, samples=50).rows}
+    for row in rank(mirrored, samples=50).rows:
+        assert row.strength == pytest.approx(strengths[row.name], abs=1e-5)
+
+
+def test_votes_rank_configurations_by_how_often_people_are_content() -> None:
+    votes = [("good", 1.0)] * 18 + [("good", -1.0)] * 2 + [("poor", 1.0)] * 6 + [("poor", -0.5)] * 14
+    result = rank(from_ratings(votes), samples=200)
+    assert [row.name for row in result.rows] == ["good", BAR, "poor"]
+    assert result.bias is None
+    bar = next(row.strength for row in result.rows if row.name == BAR)
+    assert result.rows[0].strength - bar == pytest.approx(math.log(18 / 2), abs=0.1)
+
+
+def test_agreement_is_also_told_beyond_chance() -> None:
+    assert agreement([]).share is None
+    told = agreement([(True, True)] * 40 + [(False, False)] * 40 + [(True, False)] * 10 + [(False, True)] * 10)
+    assert (told.cases, told.share) == (100, 0.8)
+    assert told.kappa == pytest.approx(0.6)
+    assert agreement([(True, True)] * 9).kappa is None
