@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 
 from shared.bus.link import Command, ConnectionLost, OutOfMemory, ReplyError
-from shared.bus.scripts import HAND_OVER, REAP, RENEW
+from shared.bus.scripts import HAND_OVER, REAP, REMOVE_FINISHED, RENEW
 from shared.bus.streams import Bus, Entry, entries, served_key
 from shared.envelope import now_ms
 from shared.errors import Fenced, Local2Error, PermanentError, TransientError
@@ -462,7 +462,7 @@ class Consumer:
             _, stream, entry_id = self._finished.popleft()
             ids.setdefault(stream, []).append(entry_id)
         for stream, gone in ids.items():
-            await self._bus.link.call("XDEL", stream, *gone)
+            await self._bus.link.call(*REMOVE_FINISHED((stream,), self._group, *gone))
 
     # ── leaving ──────────────────────────────────────────────────────────────────────────────────────────────
 

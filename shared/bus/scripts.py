@@ -48,6 +48,48 @@ end
 return redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
 """)
 
+# Removes finished entries of a stream that one group reads. When the entry that was delivered last is deleted while an
+# earlier one is still there, Redis cannot tell the group's lag any more (null): whoever scales by it would see no work.
+# Trimming from the front has no such effect: that comes first, and the entry delivered last stays until it is trimmed.
+# Nothing newer than the entries named is removed: observers may not have seen it yet. KEYS: stream. ARGV: group, id, …
+REMOVE_FINISHED = Script("""
+local function parts(id)
+  local ms, seq = string.match(id, '(%d+)-(%d+)')
+  return tonumber(ms), tonumber(seq)
+end
+local function earlier(a, b)
+  local am, as = parts(a)
+  local bm, bs = parts(b)
+  return am < bm or (am == bm and as < bs)
+end
+local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
+if groups['err'] then return 0 end
+local last
+for _, row in ipairs(groups) do
+  local g = {}
+  for i = 1, #row, 2 do g[row[i]] = row[i + 1] end
+  if g['name'] == ARGV[1] then last = g['last-delivered-id'] end
+end
+local removed = 0
+if last then
+  local newest = ARGV[2]
+  for i = 3, #ARGV do
+    if earlier(newest, ARGV[i]) then newest = ARGV[i] end
+  end
+  -- a group that was made anew has not read them yet
+  if earlier(last, newest) then newest = last end
+  local ms, seq = parts(newest)
+  local bound = string.format('%.0f-%.0f', ms, seq + 1)
+  local pending = redis.call('XPENDING', KEYS[1], ARGV[1])
+  if pending[1] > 0 and earlier(pending[2], bound) then bound = pending[2] end
+  removed = redis.call('XTRIM', KEYS[1], 'MINID', '=', bound)
+end
+for i = 2, #ARGV do
+  if ARGV[i] ~= last then removed = removed + redis.call('XDEL', KEYS[1], ARGV[i]) end
+end
+return removed
+""")
+
 # Removes consumers that hold nothing and have been silent for a while. KEYS: stream. ARGV: group, idle ms.
 REAP = Script("""
 local removed = 0
