@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from services.cli import eval as evaluate
 from services.cli import operate
 from services.cli.answer_view import printable
 from services.cli.api import Api
@@ -41,6 +42,7 @@ app.add_typer(operate.dead_letters, name="dead-letters")
 app.add_typer(operate.keys, name="keys")
 app.add_typer(operate.sessions, name="sessions")
 app.add_typer(operate.export, name="export")
+app.add_typer(evaluate.app, name="eval")
 app.command()(backup)
 app.command()(restore)
 

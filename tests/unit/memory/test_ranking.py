@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.memory.ranking import Candidate, Hit, Weights, mark_of, rank
+
+LEAST = 0.2
+EVERYTHING = {"top_k": 1_000, "min_score": LEAST}
+NO_DUPLICATES = Weights(duplicate=1.0)
+
+share = st.floats(0, 1, allow_nan=False)
+ratings = st.fixed_dictionaries(
+    {
+        "score": st.none() | st.floats(1, 5),
+        "won": st.none() | st.booleans(),
+        "feedback": st.none() | st.floats(-1, 1),
+        "age_days": st.floats(0, 5_000),
+    }
+)
+
+
+@st.composite
+def candidates(draw: st.DrawFn) -> list[Candidate]:
+    """Engrams with nothing in common but the shape, found in every way that there is."""
+    found = []
+    for number in range(draw(st.integers(0, 25))):
+        similarity = draw(st.none() | st.floats(-1, 1))
+        words = draw(st.none() | share)
+        one = Candidate(
+            f"e{number}",
+            similarity,
+            keyword_rank=None if words is None else number + 1,
+            keyword_score=words,
+            text=f"word{chr(97 + number)} thing{chr(97 + number)}",
+        )
+        found.append(replace(one, **draw(ratings)))
+    return found
+
+
+weights = st.builds(
+    Weights,
+    keyword=share,
+    critic=share,
+    winner=share,
+    feedback=share,
+    age=share,
+    half_life_days=st.floats(0.1, 1_000),
+    bound=st.floats(0, 0.5),
+    duplicate=st.just(1.0),
+)
+
+
+def stripped(candidate: Candidate) -> Candidate:
+    return replace(candidate, score=None, won=None, feedback=None, age_days=0.0)
+
+
+def ids(hits: list[Hit]) -> list[str]:
+    return [hit.id for hit in hits]
+
+
+def best(*found: Candidate, weights: Weights = Weights(), top_k: int = 5) -> list[str]:
+    return ids(rank(found, weights, top_k=top_k, min_score=LEAST))
+
+
+@given(candidates(), weights)
+def test_ratings_and_age_have_no_say_in_what_is_relevant(found: list[Candidate], chosen: Weights) -> None:
+    with_ratings = rank(found, chosen, **EVERYTHING)
+    without = rank([stripped(one) for one in found], chosen, **EVERYTHING)
+    assert set(ids(with_ratings)) == set(ids(without))
+
+
+@given(candidates(), weights)
+def test_no_rating_lifts_an_engram_over_a_clearly_more_relevant_one(found: list[Candidate], chosen: Weights) -> None:
+    hits = rank(found, chosen, **EVERYTHING)
+    for place, higher in enumerate(hits):
+        for lower in hits[place + 1 :]:
+            assert lower.relevance * (1 - chosen.bound) <= higher.relevance * (1 + chosen.bound) + 1e-9
+
+
+@given(candidates(), weights)
+def test_with_a_bound_of_zero_relevance_alone_orders(found: list[Candidate], chosen: Weights) -> None:
+    hits = rank(found, chosen.model_copy(update={"bound": 0.0}), **EVERYTHING)
+    assert [hit.relevance for hit in hits] == sorted((hit.relevance for hit in hits), reverse=True)
+
+
+@given(candidates(), weights, st.randoms())
+def test_the_order_in_which_candidates_come_does_not_matter(found: list[Candidate], chosen: Weights, dice) -> None:
+    shuffled = list(found)
+    dice.shuffle(shuffled)
+    assert rank(found, chosen, top_k=7, min_score=LEAST) == rank(shuffled, chosen, top_k=7, min_score=LEAST)
+
+
+@given(candidates(), weights, st.integers(0, 30))
+def test_a_shorter_result_is_the_beginning_of_a_longer_one(found: list[Candidate], chosen: Weights, top_k: int) -> None:
+    assert rank(found, chosen, top_k=top_k, min_score=LEAST) == rank(found, chosen, **EVERYTHING)[:top_k]
+
+
+@given(candidates(), weights)
+def test_why_explains_the_score(found: list[Candidate], chosen: Weights) -> None:
+    for hit in rank(found, chosen, **EVERYTHING):
+        parts = sum(hit.why[name] for name in ("critic", "winner", "feedback", "age"))
+        assert hit.why["shift"] == pytest.approx(max(-chosen.bound, min(chosen.bound, parts)), abs=3e-4)
+        assert hit.score == pytest.approx(min(1.0, hit.why["relevance"] * (1 + hit.why["shift"])), abs=3e-4)
+        assert 0 <= hit.score <= 1
+
+
+@given(candidates(), weights, st.data())
+def test_a_better_rating_never_makes_the_place_worse(
+    found: list[Candidate], chosen: Weights, data: st.DataObject
+) -> None:
+    before = ids(rank(found, chosen, **EVERYTHING))
+    if not before:
+        return
+    lucky = data.draw(st.sampled_from(before))
+    praised = [replace(one, score=5, won=True, feedback=1.0) if one.id == lucky else one for one in found]
+    assert ids(rank(praised, chosen, **EVERYTHING)).index(lucky) <= before.index(lucky)
+
+
+def test_what_shares_no_word_needs_the_least_similarity() -> None:
+    assert best(Candidate("near", 0.2), Candidate("far", 0.19)) == ["near"]
+
+
+def test_words_make_up_for_a_lower_similarity() -> None:
+    assert best(Candidate("worded", 0.05, 1, 1.0), Candidate("silent", 0.05)) == ["worded"]
+
+
+def test_nothing_relevant_gives_nothing() -> None:
+    assert best(Candidate("a", -0.3, score=5, won=True, feedback=1.0), Candidate("b", 0.0)) == []
+
+
+def test_without_a_least_score_what_has_nothing_in_common_is_still_left_out() -> None:
+    assert rank([Candidate("a", 0.0)], Weights(), top_k=5, min_score=0.0) == []
+
+
+def test_while_the_embedding_model_is_away_words_alone_decide() -> None:
+    found = [Candidate("half", None, 2, 0.5), Candidate("all", None, 1, 1.0), Candidate("few", None, 3, 0.3)]
+    assert best(*found) == ["all", "half"]
+
+
+def test_of_equally_relevant_answers_the_better_rated_comes_first() -> None:
+    found = [
+        Candidate("plain", 0.6, text="one"),
+        Candidate("graded", 0.6, score=5, text="two"),
+        Candidate("bad", 0.6, score=1, text="three"),
+        Candidate("praised", 0.6, score=5, feedback=1.0, text="four"),
+    ]
+    assert best(*found) == ["praised", "graded", "plain", "bad"]
+
+
+def test_the_winner_of_a_comparison_comes_before_the_loser() -> None:
+    assert best(Candidate("lost", 0.6, won=False, text="one"), Candidate("won", 0.6, won=True, text="two")) == [
+        "won",
+        "lost",
+    ]
+
+
+def test_of_equally_relevant_answers_the_newer_comes_first() -> None:
+    assert best(Candidate("old", 0.6, age_days=90, text="one"), Candidate("new", 0.6, age_days=1, text="two")) == [
+        "new",
+        "old",
+    ]
+
+
+def test_ties_are_broken_by_age_then_id() -> None:
+    ageless = Weights(age=0.0)
+    found = [Candidate("c", 0.6, age_days=1), Candidate("b", 0.6, age_days=2), Candidate("a", 0.6, age_days=2)]
+    assert best(*found, weights=ageless) == ["c", "a", "b"]
+
+
+STORY = "The cottage has a network called larkhouse and everybody may use it while the owners are away in summer"
+
+
+def test_near_identical_engrams_take_one_place() -> None:
+    found = [Candidate(f"copy{number}", 0.8 - number / 100, question="wifi?", text=STORY) for number in range(4)]
+    assert best(*found, Candidate("other", 0.4, text="something else"), top_k=2) == ["copy0", "other"]
+
+
+def test_the_best_rated_stands_for_its_copies() -> None:
+    found = [
+        Candidate("first", 0.81, score=2, text=STORY),
+        Candidate("good", 0.80, score=5, text=STORY + " too"),
+        Candidate("last", 0.79, text=STORY),
+    ]
+    assert best(*found) == ["good"]
+
+
+def test_a_changed_number_is_news_and_no_copy() -> None:
+    found = [Candidate("old", 0.8, text=STORY + " room 12"), Candidate("new", 0.8, text=STORY + " room 14")]
+    assert len(best(*found)) == 2
+
+
+def test_engrams_without_any_text_are_not_copies_of_each_other() -> None:
+    assert len(best(Candidate("a", 0.8), Candidate("b", 0.8))) == 2
+
+
+@pytest.mark.parametrize(
+    ("score", "mark"),
+    [(5, "GOOD EXAMPLE"), (4, "GOOD EXAMPLE"), (3, None), (2, "AVOID"), (1, "AVOID"), (None, None)],
+)
+def test_grades_are_marked_for_the_model(score: float | None, mark: str | None) -> None:
+    assert mark_of(score) == mark
+    (hit,) = rank([Candidate("a", 0.9, score=score)], Weights(), top_k=1, min_score=LEAST)
+    assert hit.mark == mark
+
+
+def test_weights_are_checked_and_described() -> None:
+    with pytest.raises(ValueError, match="bound"):
+        Weights(bound=0.9)
+    with pytest.raises(ValueError, match="extra"):
+        Weights.model_validate({"criticc": 1})
+    assert all("description" in part for part in Weights.model_json_schema()["properties"].values())
