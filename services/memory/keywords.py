@@ -108,20 +108,20 @@ class KeywordIndex:
     def add(self, user_id: str, entries: Iterable[Entry]) -> None:
         """Adds or replaces; an entry that is there unchanged costs a look-up. All or nothing."""
         rows = [(entry.id, " ".join(tokens(entry.text)), " ".join(tokens(entry.before))) for entry in entries]
-        with self._writing(user_id) as db:
+        with self._using(user_id) as db, _transaction(db):
             _insert(db, rows)
 
     def remove(self, user_id: str, ids: Iterable[str]) -> int:
         """Forgets these engrams, on disk too. Returns how many there were."""
         if not self._path(user_id).exists():
             return 0
-        with self._writing(user_id) as db:
-            removed = sum(_delete(db, id_) for id_ in ids)
+        with self._using(user_id) as db:
+            with _transaction(db):
+                removed = sum(_delete(db, id_) for id_ in ids)
+                if removed:
+                    # merged into one segment, in which nothing of the removed texts is left
+                    db.execute("INSERT INTO words(words) VALUES('optimize')")
             if removed:
-                # merged into one segment, in which nothing of the removed texts is left
-                db.execute("INSERT INTO words(words) VALUES('optimize')")
-        if removed:
-            with self._using(user_id) as db:
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return removed
 
@@ -218,18 +218,6 @@ class KeywordIndex:
                 return file
             file.lock.release()
 
-    @contextmanager
-    def _writing(self, user_id: str) -> Iterator[sqlite3.Connection]:
-        with self._using(user_id) as db:
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    db.execute("ROLLBACK")
-                raise
-            db.execute("COMMIT")
-
     def _file(self, user_id: str) -> _File:
         path = self._path(user_id)
         file = self._open.get(path.name)
@@ -259,6 +247,18 @@ class KeywordIndex:
             file.finish()
         for suffix in ("", "-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        with suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
 
 
 def _opened(path: Path, user_id: str) -> sqlite3.Connection:

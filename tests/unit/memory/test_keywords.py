@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.memory import keywords
+from services.memory.keywords import Entry, KeywordHit, KeywordIndex, KeywordIndexDamaged
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[KeywordIndex]:
+    index = KeywordIndex(tmp_path / "keywords")
+    yield index
+    index.close()
+
+
+def ids(hits: list[KeywordHit]) -> list[str]:
+    return [hit.id for hit in hits]
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "keywords").glob("*.db"))
+
+
+COFFEE = Entry("coffee", "I take my coffee with oat milk")
+LISBON = Entry("lisbon", "We moved to Lisbon in May")
+
+
+def test_an_engram_is_found_by_forms_of_its_words(index: KeywordIndex) -> None:
+    index.add("ann", [COFFEE, LISBON])
+    assert ids(index.search("ann", "When did I move to Lisbon?", 5)) == ["lisbon"]
+    assert ids(index.search("ann", "coffees", 5)) == ["coffee"]
+
+
+def test_hits_are_ranked_and_scored_by_the_share_of_the_words(index: KeywordIndex) -> None:
+    index.add("ann", [COFFEE, Entry("tea", "tea with milk"), Entry("other", "bread and butter")])
+    first, second = index.search("ann", "coffee with oat milk", 5)
+    assert (first.id, first.rank, first.score) == ("coffee", 1, pytest.approx(1.0))
+    assert (second.id, second.rank) == ("tea", 2)
+    assert 0 < second.score < 0.5
+
+
+def test_a_word_that_no_engram_has_lowers_the_score(index: KeywordIndex) -> None:
+    index.add("ann", [COFFEE, LISBON])
+    (hit,) = index.search("ann", "coffee zeppelin", 5)
+    assert 0.2 < hit.score < 0.6
+
+
+def test_a_turn_is_found_by_the_words_of_the_turn_before_it_but_counts_less(index: KeywordIndex) -> None:
+    index.add("ann", [Entry("booked", "Casa Lume, at seven", "the restaurant for our anniversary")])
+    index.add("ann", [Entry("restaurant", "a restaurant guide")])
+    assert ids(index.search("ann", "anniversary", 5)) == ["booked"]
+    assert ids(index.search("ann", "restaurant", 5)) == ["restaurant", "booked"]
+
+
+def test_no_user_finds_anything_of_another(index: KeywordIndex, tmp_path: Path) -> None:
+    index.add("ann", [COFFEE])
+    index.add("bob", [Entry("coffee", "Bob drinks coffee black")])
+    assert index.search("eve", "coffee", 5) == []
+    index.remove("bob", ["coffee"])
+    assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
+    assert index.search("bob", "coffee", 5) == []
+    index.remove_user("ann")
+    assert index.search("ann", "coffee", 5) == []
+    assert len(files(tmp_path)) == 1
+
+
+def test_one_users_words_do_not_change_anothers_scores(index: KeywordIndex) -> None:
+    index.add("ann", [COFFEE, LISBON])
+    before = index.search("ann", "coffee in Lisbon", 5)
+    index.add("bob", [Entry(f"b{number}", "coffee coffee coffee") for number in range(50)])
+    assert index.search("ann", "coffee in Lisbon", 5) == before
+
+
+def test_searching_makes_no_file(index: KeywordIndex, tmp_path: Path) -> None:
+    assert index.search("ann", "coffee", 5) == []
+    assert index.count("ann") == 0
+    assert index.remove("ann", ["coffee"]) == 0
+    assert files(tmp_path) == []
+
+
+def test_adding_again_replaces(index: KeywordIndex) -> None:
+    index.add("ann", [COFFEE])
+    index.add("ann", [COFFEE])
+    index.add("ann", [Entry("coffee", "I drink tea now")])
+    assert index.count("ann") == 1
+    assert index.search("ann", "coffee oat milk", 5) == []
+    assert ids(index.search("ann", "tea", 5)) == ["coffee"]
+
+
+def test_an_addition_that_fails_leaves_nothing_behind(index: KeywordIndex) -> None:
+    index.add("ann", [LISBON])
+    with pytest.raises(sqlite3.Error):
+        index.add("ann", [COFFEE, Entry({}, "no id")])  # type: ignore[arg-type]
+    assert index.search("ann", "coffee", 5) == []
+    index.add("ann", [COFFEE])
+    assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
+
+
+def test_what_is_removed_is_not_on_the_disk_any_more(index: KeywordIndex, tmp_path: Path) -> None:
+    index.add("ann", [Entry("secret", "the codeword is xylophone", "zanzibar"), COFFEE])
+    assert index.remove("ann", ["secret", "unknown"]) == 1
+    for path in (tmp_path / "keywords").iterdir():
+        content = path.read_bytes()
+        assert b"xylophone" not in content
+        assert b"zanzibar" not in content
+    assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
+
+
+def test_it_is_still_there_after_a_restart(index: KeywordIndex, tmp_path: Path) -> None:
+    index.add("ann", [COFFEE])
+    index.close()
+    again = KeywordIndex(tmp_path / "keywords")
+    assert ids(again.search("ann", "coffee", 5)) == ["coffee"]
+    again.close()
+
+
+def test_what_was_added_survives_a_crash(index: KeywordIndex, tmp_path: Path) -> None:
+    index.add("ann", [COFFEE])
+    # no close: another process opens what the first has left
+    after = KeywordIndex(tmp_path / "keywords")
+    assert ids(after.search("ann", "coffee", 5)) == ["coffee"]
+    after.close()
+
+
+def test_the_mark_says_how_far_it_follows_the_store(index: KeywordIndex, tmp_path: Path) -> None:
+    assert index.mark() is None
+    index.set_mark("17-0")
+    assert KeywordIndex(tmp_path / "keywords").mark() == "17-0"
+
+
+def test_an_index_of_another_version_has_no_mark(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    index.set_mark("17-0")
+    monkeypatch.setattr(keywords, "VERSION", keywords.VERSION + 1)
+    assert index.mark() is None
+
+
+def test_a_rebuild_has_exactly_what_the_store_has(index: KeywordIndex) -> None:
+    index.add("ann", [Entry("stale", "coffee")])
+    index.add("bob", [Entry("gone", "coffee")])
+    index.rebuild([("ann", [COFFEE]), ("ann", [LISBON]), ("eve", [COFFEE])])
+    assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
+    assert index.count("ann") == 2
+    assert index.count("bob") == 0
+    assert index.count("eve") == 1
+
+
+def test_a_rebuild_that_did_not_end_is_seen(index: KeywordIndex) -> None:
+    index.set_mark("17-0")
+
+    def broken() -> Iterator[tuple[str, list[Entry]]]:
+        yield "ann", [COFFEE]
+        raise ConnectionError("the store is away")
+
+    with pytest.raises(ConnectionError):
+        index.rebuild(broken())
+    assert index.mark() is None
+
+
+@pytest.mark.parametrize("damage", ["garbage", "pages", "version"])
+def test_a_damaged_file_is_reported_and_made_anew(index: KeywordIndex, tmp_path: Path, damage: str) -> None:
+    index.add("ann", [COFFEE, *(Entry(f"e{number}", f"coffee number{number} " * 40) for number in range(200))])
+    index.close()
+    (path,) = files(tmp_path)
+    if damage == "garbage":
+        path.write_bytes(b"this is no database " * 500)
+    elif damage == "pages":
+        content = bytearray(path.read_bytes())
+        content[8_192:] = b"\xa5" * (len(content) - 8_192)
+        path.write_bytes(content)
+    else:
+        with sqlite3.connect(path) as db:
+            db.execute("PRAGMA user_version = 99")
+        db.close()
+    with pytest.raises(KeywordIndexDamaged) as caught:
+        index.search("ann", "coffee", 5)
+    assert caught.value.user_id == "ann"
+    index.replace("ann", [COFFEE])
+    assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
+    assert index.count("ann") == 1
+
+
+def test_more_users_than_open_files(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keywords, "OPEN_FILES", 3)
+    for number in range(10):
+        index.add(f"user{number}", [Entry("e", f"thing{number} coffee")])
+    assert len(index._open) <= 3
+    for number in range(10):
+        assert ids(index.search(f"user{number}", f"thing{number}", 5)) == ["e"]
+        assert index.search(f"user{number}", f"thing{number + 1}", 5) == []
+
+
+def test_many_threads_add_search_and_forget(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keywords, "OPEN_FILES", 2)
+    stop = threading.Event()
+
+    def search(user: str) -> None:
+        while not stop.is_set():
+            assert all(hit.id.startswith(user) for hit in index.search(user, "coffee", 50))
+
+    def write(user: str) -> None:
+        for number in range(15):
+            index.add(user, [Entry(f"{user}-{number}", "coffee"), Entry(f"{user}-x{number}", "coffee")])
+            index.remove(user, [f"{user}-x{number}"])
+        if user == "u4":
+            index.remove_user(user)
+
+    users = [f"u{number}" for number in range(5)]
+    with ThreadPoolExecutor(10) as pool:
+        searches = [pool.submit(search, user) for user in users]
+        try:
+            for done in [pool.submit(write, user) for user in users]:
+                done.result(30)
+        finally:
+            stop.set()
+        for done in searches:
+            done.result(30)
+    assert [index.count(user) for user in users] == [15, 15, 15, 15, 0]
+
+
+def test_where_every_word_is_common_what_has_them_all_is_found(
+    index: KeywordIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keywords, "MAX_SCORED", 20)
+    monkeypatch.setattr(keywords, "MAX_COUNTED", 20)
+    index.add("ann", [Entry("both", "tea and coffee, a long time ago")])
+    index.add("ann", [Entry(f"c{number}", f"coffee {number}") for number in range(200)])
+    index.add("ann", [Entry(f"t{number}", f"tea {number}") for number in range(200)])
+    assert ids(index.search("ann", "coffee or tea", 5))[0] == "both"
+
+
+def test_where_one_word_is_common_the_newest_are_found(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keywords, "MAX_SCORED", 20)
+    monkeypatch.setattr(keywords, "MAX_COUNTED", 20)
+    index.add("ann", [Entry(f"c{number}", "coffee") for number in range(400)])
+    found = ids(index.search("ann", "coffee", 5))
+    assert found == ["c399", "c398", "c397", "c396", "c395"]
+
+
+def test_a_common_word_does_not_hide_a_rare_one(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keywords, "MAX_SCORED", 20)
+    index.add("ann", [Entry("rare", "coffee from Sumatra"), *(Entry(f"c{n}", "coffee") for n in range(200))])
+    first, *_ = index.search("ann", "coffee Sumatra", 5)
+    assert (first.id, first.score) == ("rare", pytest.approx(1.0))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(max_size=80), st.text(max_size=80))
+def test_no_text_breaks_a_search(index: KeywordIndex, stored: str, asked: str) -> None:
+    index.add("ann", [Entry("any", stored, asked)])
+    for hit in index.search("ann", asked, 5):
+        assert 0 <= hit.score <= 1 + 1e-9
+    index.search("ann", f'{asked}" OR turn:* NEAR({stored}) -{asked}', 5)
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "remove", "forget"]),
+        st.sampled_from(["ann", "bob", "eve"]),
+        st.integers(0, 5),
+        st.sampled_from(["alpha", "beta", "gamma"]),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps)
+def test_after_any_history_each_user_finds_exactly_their_own(tmp_path: Path, history: list) -> None:
+    index = KeywordIndex(tmp_path / "history")
+    index.rebuild([])
+    kept: dict[str, dict[str, str]] = {"ann": {}, "bob": {}, "eve": {}}
+    for action, user, number, word in history:
+        if action == "add":
+            index.add(user, [Entry(f"e{number}", word)])
+            kept[user][f"e{number}"] = word
+        elif action == "remove":
+            index.remove(user, [f"e{number}"])
+            kept[user].pop(f"e{number}", None)
+        else:
+            index.remove_user(user)
+            kept[user].clear()
+    for user, theirs in kept.items():
+        assert index.count(user) == len(theirs)
+        for word in ("alpha", "beta", "gamma"):
+            expected = {id_ for id_, said in theirs.items() if said == word}
+            assert {hit.id for hit in index.search(user, word, 20)} == expected
+    index.close()
