@@ -1,4 +1,4 @@
-"""A Redis Cluster, and a master with replica and sentinels, of the embedded server's own binary, thrown away at the end."""
+"""A Redis Cluster, and a master with a replica behind sentinels, of the embedded server's binary: thrown away after."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -107,7 +107,7 @@ class Cluster:
             "appendonly": "yes",
             "appendfsync": "always",
             "save": '""',
-            **({"requirepass": password, "primaryauth": password} if password else {}),
+            **({"requirepass": password, "masterauth": password} if password else {}),
             **config,
         }
         self._password = password
@@ -238,7 +238,7 @@ class Watched:
             "appendonly": "yes",
             "appendfsync": "always",
             "save": '""',
-            **({"requirepass": password, "primaryauth": password} if password else {}),
+            **({"requirepass": password, "masterauth": password} if password else {}),
         }
         self.servers = [Node(folder / f"server-{n}", **common) for n in range(2)]
         self._password, self._sentinel_password = password, sentinel_password

@@ -1,0 +1,402 @@
+"""A Redis Cluster of three nodes: order, moved slots, nodes that go and come back, connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cluster import Cluster, Node
+from support.consuming import GROUP, STREAM, Recorder, consuming
+from support.waiting import always, eventually
+
+from shared.bus import Bus, ConnectionLost, Delivery, OutOfMemory, ReplyError, Route, Script, Tail
+from shared.bus.slots import slot_of_key
+from shared.errors import SettingsError
+from shared.journal import EntryType, JournalWriter, journal_key, read_journal
+
+
+@pytest.fixture(scope="module")
+def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster"), appendfsync="everysec", password="secret") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(_cluster: Cluster) -> Cluster:
+    """An empty cluster, shared by the tests of this module one after the other."""
+    _cluster.flush()
+    return _cluster
+
+
+def elsewhere(cluster: Cluster, key: str, but: str) -> str:
+    """A key like `key` whose node is not that of `but`."""
+    return next(f"{key}{n}" for n in range(100) if cluster.master(f"{key}{n}") is not cluster.master(but))
+
+
+def pending(cluster: Cluster) -> int:
+    return int(cluster.ask("XPENDING", STREAM, GROUP)["pending"])
+
+
+@contextlib.contextmanager
+def stopped(node: Node) -> Iterator[None]:
+    """A node that answers nothing, but not so long that the others give it up."""
+    node.send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        node.send(signal.SIGCONT)
+
+
+@asynccontextmanager
+async def tailing(url: str, inbox: str = "inbox") -> AsyncIterator[Tail]:
+    async with Bus(url, "test/tail", timeout=0.5) as bus:
+        await bus.link.call("XADD", inbox, "*", "type", "started")
+        tail = Tail(bus, inbox)
+        running = asyncio.create_task(tail.run())
+        try:
+            yield tail
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+
+
+# ── order ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_acknowledgement_waits_for_the_effects_on_another_node(cluster: Cluster) -> None:
+    effect = elsewhere(cluster, "effect", STREAM)
+    node = cluster.master(effect)
+    handled = asyncio.Event()
+
+    async def handler(delivery: Delivery) -> list[Any]:
+        handled.set()
+        return [("XADD", effect, "*", "by", delivery.entry_id)]
+
+    async with consuming(cluster.url, handler, timeout=0.5):
+        # the last command of a handler goes to a node that does not answer; that of the acknowledgement does
+        await eventually(lambda: cluster.ask("EXISTS", STREAM))
+        with stopped(node):
+            cluster.ask("XADD", STREAM, "*", "payload", "1")
+            await asyncio.wait_for(handled.wait(), 5)
+            await always(lambda: pending(cluster) == 1, 0.4)
+        await eventually(lambda: pending(cluster) == 0, 5)
+    assert cluster.ask("XLEN", effect) >= 1
+
+
+async def test_an_acknowledgement_waits_for_an_effect_that_is_redirected_out_of_its_own_slot(cluster: Cluster) -> None:
+    effect = f"{{{STREAM}}}:effect"
+    source = cluster.master(STREAM)
+    target = next(node for node in cluster.masters() if node is not source)
+    slot, handled = slot_of_key(STREAM), asyncio.Event()
+    ids = {node: node.client.execute_command("CLUSTER", "MYID") for node in (source, target)}
+
+    async def handler(delivery: Delivery) -> list[Any]:
+        handled.set()
+        return [("SET", effect, delivery.entry_id)]
+
+    async with consuming(cluster.url, handler, timeout=0.5):
+        await eventually(lambda: cluster.ask("EXISTS", STREAM))
+        # the stream is still here, what is new goes there: a node that does not answer
+        target.client.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
+        source.client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
+        try:
+            with stopped(target):
+                cluster.ask("XADD", STREAM, "*", "payload", "1")
+                await asyncio.wait_for(handled.wait(), 5)
+                await always(lambda: pending(cluster) == 1, 0.4)
+            await eventually(lambda: pending(cluster) == 0, 5)
+        finally:
+            await asyncio.to_thread(cluster.migrate, slot, target)
+    assert cluster.ask("GET", effect) is not None
+    await asyncio.to_thread(cluster.migrate, slot, source)
+
+
+async def test_nothing_is_acknowledged_behind_an_effect_that_a_full_node_refuses(cluster: Cluster) -> None:
+    effect = elsewhere(cluster, "effect", STREAM)
+    node = cluster.master(effect)
+    async with Bus(cluster.url, "test/1") as bus:
+        node.client.config_set("maxmemory", 1)
+        try:
+            with pytest.raises(OutOfMemory):
+                await bus.link.pipe([("XADD", effect, "*", "a", "b"), ("SET", elsewhere(cluster, "k", effect), 1)])
+            assert await bus.link.call("EXISTS", elsewhere(cluster, "k", effect)) == 0
+        finally:
+            node.client.config_set("maxmemory", 0)
+        replies = await bus.link.pipe_raw([("SET", "x", 1), ("XADD", "x", "*", "a", "b"), ("SET", "y", 2)])
+        assert (replies[0], replies[1].code, replies[2]) == (b"OK", "WRONGTYPE", b"OK")
+
+
+# ── moved slots ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_slots_that_move_under_load_lose_and_repeat_nothing(cluster: Cluster) -> None:
+    journals = [journal_key(f"{n}-1", "A") for n in range(6)]
+    seen: dict[str, list[str]] = {key: [] for key in journals}
+    first, second = Recorder(0.002), Recorder(0.002)
+    accepted: list[str] = []
+    working = True
+
+    async def publish(bus: Bus) -> None:
+        while working:
+            accepted.append((await bus.link.call("XADD", STREAM, "*", "payload", "x")).decode())
+            await asyncio.sleep(0.002)
+
+    async def write(bus: Bus, key: str) -> str:
+        writer, _ = await JournalWriter.claim(bus, key, {}, 60, fresh=True)
+        while working:
+            await writer.append(EntryType.ANSWER, {"text": "x"})
+            await asyncio.sleep(0.003)
+        return writer.position
+
+    async def follow(tail: Tail, key: str) -> None:
+        follower = tail.follow(key)
+        while True:
+            seen[key] += [entry_id for entry_id, _ in await follower.next()]
+
+    def move() -> None:
+        """The work stream, two journals and the inbox of the tail go from node to node and back."""
+        for _ in range(2):
+            for key in (STREAM, journals[0], journals[1], "inbox"):
+                home = cluster.master(key)
+                target = next(node for node in cluster.masters() if node is not home)
+                cluster.migrate(slot_of_key(key), target, pause=0.05)
+
+    async with (
+        consuming(cluster.url, first, replica="r1", timeout=0.5),
+        consuming(cluster.url, second, replica="r2", timeout=0.5),
+        Bus(cluster.url, "test/publisher", timeout=0.5) as bus,
+        tailing(cluster.url) as tail,
+        asyncio.timeout(40),
+    ):
+        followers = [asyncio.create_task(follow(tail, key)) for key in journals]
+        writers = [asyncio.create_task(write(bus, key)) for key in journals]
+        publishing = asyncio.create_task(publish(bus))
+        await eventually(lambda: len(accepted) > 20)
+        await asyncio.to_thread(move)
+        working = False
+        await publishing
+        lasts = dict(zip(journals, await asyncio.gather(*writers), strict=True))
+        await eventually(lambda: set(first.seen + second.seen) >= set(accepted), 10, "all that was accepted is handled")
+        for key in journals:
+            await eventually(lambda key=key: seen[key] and seen[key][-1] == lasts[key], 10, "the follower is there")
+            written = [entry.id for entry in await read_journal(bus, key)]
+            assert seen[key] == written == [f"1-{n}" for n in range(1, len(written) + 1)]
+        for task in followers:
+            task.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+    # nothing was lost on the way, so nothing was delivered twice
+    assert sorted(first.seen + second.seen) == sorted(accepted)
+
+
+async def test_a_script_goes_on_when_its_second_key_is_already_elsewhere(cluster: Cluster) -> None:
+    both = Script("redis.call('SET', KEYS[1], ARGV[1]) redis.call('SET', KEYS[2], ARGV[1]) return 'done'")
+    one, two = "{pair}:one", "{pair}:two"
+    home = cluster.master(one)
+    target = next(node for node in cluster.masters() if node is not home)
+    async with Bus(cluster.url, "test/1", timeout=0.5) as bus:
+        await bus.link.pipe([("SET", one, 0), ("SET", two, 0)])
+        # one key moves, then half a second nothing: TRYAGAIN for whoever needs both
+        moving = asyncio.create_task(asyncio.to_thread(cluster.migrate, slot_of_key(one), target, pause=0.5))
+        await eventually(lambda: target.client.execute_command("CLUSTER", "COUNTKEYSINSLOT", slot_of_key(one)) == 1)
+        assert await bus.link.call(*both((one, two), 5)) == b"done"
+        await moving
+        assert await bus.link.pipe([("GET", one), ("GET", two)]) == [b"5", b"5"]
+
+
+async def test_scripts_that_a_node_has_forgotten_are_loaded_again(cluster: Cluster) -> None:
+    script = Script("return redis.call('INCR', KEYS[1])")
+    async with Bus(cluster.url, "test/1") as bus:
+        assert await bus.link.call(*script(("a",))) == 1
+        for node in cluster.nodes:
+            node.client.script_flush()
+        assert await asyncio.gather(*(bus.link.call(*script((key,))) for key in "abc")) == [2, 1, 1]
+
+
+# ── nodes that go ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_node_killed_and_started_again_under_load_loses_nothing_accepted(tmp_path: Path) -> None:
+    first, second = Recorder(0.002), Recorder(0.002)
+    accepted: list[str] = []
+    working = True
+    with Cluster(tmp_path / "cluster") as cluster:
+
+        async def publish(bus: Bus, stream: str) -> None:
+            while working:
+                accepted.append(f"{stream} {(await bus.link.call('XADD', stream, '*', 'payload', 'x')).decode()}")
+                await asyncio.sleep(0.002)
+
+        streams = [STREAM, elsewhere(cluster, "local2:other", STREAM)]
+        handled: set[str] = set()
+
+        async def handler(delivery: Delivery) -> list[Any]:
+            handled.add(f"{delivery.stream} {delivery.entry_id}")
+            return [("INCR", f"done:{delivery.entry_id}")]
+
+        routes = {stream: Route(handler) for stream in streams}
+        async with (
+            consuming(cluster.url, streams=routes, replica="r1", timeout=0.5),
+            consuming(cluster.url, streams=routes, replica="r2", timeout=0.5),
+            Bus(cluster.url, "test/publisher", timeout=0.5) as bus,
+            asyncio.timeout(40),
+        ):
+            publishing = [asyncio.create_task(publish(bus, stream)) for stream in streams]
+            for stream in streams:
+                count = len(accepted)
+                await eventually(lambda count=count: len(accepted) > count + 30)
+                node = cluster.master(stream)
+                node.kill()
+                await asyncio.to_thread(node.start)
+                await asyncio.to_thread(_whole, cluster)
+            count = len(accepted)
+            await eventually(lambda: len(accepted) > count + 30, what="publishing goes on")
+            working = False
+            await asyncio.gather(*publishing)
+            await eventually(lambda: handled >= set(accepted), 10, "all that was accepted is handled")
+    assert not first.seen + second.seen
+
+
+def _whole(cluster: Cluster) -> None:
+    deadline = time.monotonic() + 15
+    while not cluster.whole():
+        assert time.monotonic() < deadline, "the cluster did not become whole again"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("how", ["asked", "killed"])
+async def test_a_replica_takes_over_and_the_work_goes_on(how: str, tmp_path: Path) -> None:
+    recorder, accepted, working = Recorder(0.002), list[str](), True
+    with Cluster(tmp_path / "cluster", replicas=1) as cluster:
+        old = cluster.master(STREAM)
+        old_id = old.client.execute_command("CLUSTER", "MYID")
+        successor = next(
+            node for node in cluster.nodes if old_id in str(node.client.info("replication")) or _replicates(node, old)
+        )
+
+        async def publish(bus: Bus) -> None:
+            while working:
+                accepted.append((await bus.link.call("XADD", STREAM, "*", "payload", "x")).decode())
+                await asyncio.sleep(0.005)
+
+        async with (
+            consuming(cluster.url, recorder, timeout=0.5),
+            Bus(cluster.url, "test/publisher", timeout=0.5) as bus,
+            tailing(cluster.url) as tail,
+            asyncio.timeout(40),
+        ):
+            publishing = asyncio.create_task(publish(bus))
+            await eventually(lambda: len(accepted) > 50)
+            if how == "asked":
+                # the master waits until the replica has everything: nothing can be lost
+                await asyncio.to_thread(successor.client.execute_command, "CLUSTER", "FAILOVER")
+            else:
+                old.kill()
+            await eventually(lambda: cluster.master(STREAM) is successor, 20)
+            count = len(accepted)
+            await eventually(lambda: len(accepted) > count + 50, 20, "publishing goes on")
+            working = False
+            await publishing
+            lost = await _lost(recorder, accepted)
+            follower = tail.follow(STREAM, accepted[-2])
+            assert (await follower.next())[0][0] == accepted[-1]
+    # a crash may lose what the master had confirmed and not yet sent on: at most what one moment holds
+    assert len(lost) <= (0 if how == "asked" else 1)
+
+
+def _replicates(node: Node, master: Node) -> bool:
+    info = node.client.info("replication")
+    return info["role"] == "slave" and int(info["master_port"]) == master.port
+
+
+async def _lost(recorder: Recorder, accepted: list[str]) -> set[str]:
+    """What was accepted and not handled, when no more comes."""
+    with contextlib.suppress(AssertionError):
+        await eventually(lambda: set(recorder.seen) >= set(accepted), 5)
+    return set(accepted) - set(recorder.seen)
+
+
+# ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_entry_of_any_stream_is_read_at_once(cluster: Cluster) -> None:
+    streams = [f"local2:work{n}" for n in range(6)]
+    assert len({cluster.master(stream).port for stream in streams}) == 3
+    recorder = Recorder()
+    async with consuming(cluster.url, streams={name: Route(recorder) for name in streams}, concurrency=12):
+        await eventually(lambda: all(cluster.ask("EXISTS", name) for name in streams))
+        await asyncio.sleep(0.1)
+        for name in streams:
+            started, count = time.monotonic(), len(recorder.seen)
+            cluster.ask("XADD", name, "*", "payload", "1")
+            await eventually(lambda count=count: len(recorder.seen) > count, every=0.002)
+            assert time.monotonic() - started < 0.5
+
+
+async def test_connections_do_not_grow_with_what_is_followed(cluster: Cluster) -> None:
+    def connections() -> list[str]:
+        return sorted(
+            row["name"] for node in cluster.nodes for row in node.client.client_list() if row["name"].startswith("test")
+        )
+
+    async with tailing(cluster.url) as tail, consuming(cluster.url, Recorder(), timeout=0.5):
+        expected = sorted([*["test/tail:commands"] * 3, "test/tail:tail", *["test/r1:commands"] * 3, "test/r1:groups"])
+        await eventually(lambda: connections() == expected, 5, "one per master, one per work stream, one for the inbox")
+        followers = [tail.follow(f"j{n}") for n in range(200)]
+        reading = [asyncio.create_task(follower.next()) for follower in followers]
+        for n in range(200):
+            await tail.bus.link.call("XADD", f"j{n}", "1-1", "a", "b")
+        found = await asyncio.wait_for(asyncio.gather(*reading), 10)
+        assert [entries[0][0] for entries in found] == ["1-1"] * 200
+        assert connections() == expected
+
+
+async def test_a_command_without_a_key_is_for_all_for_any_or_refused(cluster: Cluster) -> None:
+    async with Bus(cluster.url, "test/1", timeout=0.5) as bus:
+        assert await bus.link.call("PING") == b"PONG"
+        assert b"redis_version" in await bus.link.call("INFO", "server")
+        await bus.link.pipe([("SET", f"k{n}", n) for n in range(50)])
+        cursor, keys = "0", list[bytes]()
+        while True:
+            raw, page = await bus.link.call("SCAN", cursor, "MATCH", "k*", "COUNT", 7)
+            cursor, keys = raw.decode(), keys + page
+            if cursor == "0":
+                break
+        assert sorted(keys) == sorted(b"k%d" % n for n in range(50))
+        for command in (("FLUSHALL",), ("WAIT", 1, 10), ("CLIENT", "LIST"), ("SELECT", 1)):
+            with pytest.raises(ReplyError, match="has no meaning for a Redis Cluster"):
+                await bus.link.call(*command)
+        # one node that does not answer is enough for "the bus does not answer"
+        with stopped(cluster.nodes[2]), pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await bus.link.call("PING")
+
+
+async def test_a_command_that_must_not_be_repeated_is_not(cluster: Cluster) -> None:
+    node = cluster.master("count")
+    async with Bus(cluster.url, "test/1", timeout=0.2) as bus:
+        await bus.link.call("PING")
+        with stopped(node):
+            calling = asyncio.create_task(bus.link.call("INCR", "count", retry=False))
+            with pytest.raises(ConnectionLost):
+                await asyncio.wait_for(calling, 5)
+        await eventually(lambda: cluster.ask("GET", "count") == "1")
+        assert await bus.link.call("INCR", "count") == 2
+
+
+async def test_nodes_of_the_url_that_are_away_do_not_matter(cluster: Cluster) -> None:
+    url = cluster.url.replace("@", "@127.0.0.1:1,", 1)
+    async with Bus(url, "test/1", timeout=0.5) as bus:
+        assert await asyncio.wait_for(bus.link.call("SET", "a", 1), 5) == b"OK"
+
+
+def test_a_database_other_than_0_is_refused() -> None:
+    with pytest.raises(SettingsError, match="database 0 only"):
+        Bus("redis+cluster://127.0.0.1:6379/1", "test/1")
