@@ -20,6 +20,7 @@ from services.cli.ask import chat as chat_loop
 from services.cli.backup import backup, restore
 from services.cli.doctor import World, configured_redis, examine
 from services.cli.plan import RunOptions
+from services.cli.preferences import leaderboard
 from services.cli.run import Run
 from services.cli.run_lock import UnusableFolder
 from services.cli.settings import ClientSettings
@@ -45,6 +46,7 @@ app.add_typer(operate.export, name="export")
 app.add_typer(evaluate.app, name="eval")
 app.command()(backup)
 app.command()(restore)
+app.command()(leaderboard)
 
 Session = Annotated[str | None, typer.Option("--session", "-s", help="Goes on in this conversation")]
 NoThinking = Annotated[bool, typer.Option("--no-thinking", help="Shows the answer and the tools only")]

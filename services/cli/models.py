@@ -72,5 +72,8 @@ def demo_env(url: str, model: str) -> dict[str, str]:
         "LOCAL2_MODEL": model,
         "LOCAL2_GENERATOR_MODEL": model,
         "LOCAL2_RESPONDENT_B_MODEL": model,
+        "LOCAL2_CRITIC_MODEL": model,
+        # as a judge it is hardly ever to be understood, and asking it again costs the answers their time
+        "LOCAL2_CRITIC_ATTEMPTS": "1",
         "LOCAL2_DEMO": "1",
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from services.cli.child import ChildSpec
 
-PARTICIPANTS = ("gateway", "generator", "respondent-b", "web_search", "web_fetch")
+PARTICIPANTS = ("gateway", "generator", "respondent-b", "web_search", "web_fetch", "critic", "reward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,8 @@ def participants(options: RunOptions, redis_url: str, models: Mapping[str, str],
             {**common, **({"LOCAL2_WEB_SEARCH_PROVIDER": search} if search else {})},
         ),
         ChildSpec("web_fetch", python("services.web_fetch"), common),
+        ChildSpec("critic", python("services.critic"), {**common, **models}),
+        ChildSpec("reward", python("services.reward"), common),
     ]
     if options.respondent_b:
         respondent_b = {

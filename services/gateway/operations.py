@@ -1,0 +1,39 @@
+"""Operations of other participants, as routes need them: an answer, or an error of the API."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from services.gateway.errors import ApiError
+from services.gateway.gateway import Gateway
+from shared.envelope import now_ms
+from shared.tool_client import Caller
+
+_SECONDS = 30.0
+_AWAY = ("unavailable: ", "tool timeout", "tool unavailable", "unknown tool")
+
+
+async def operate(gateway: Gateway, participant: str, user_id: str, **args: Any) -> dict[str, Any]:
+    """One operation of a participant's `…_manage`. Raises ApiError: 503 when nobody can carry it out, 422 when the
+    participant refuses it."""
+    operation = f"{participant}_manage"
+    async with gateway.reachable(extra=_SECONDS):
+        if await gateway.context.registry.served(operation) is None:
+            raise _unavailable(participant, f"no {participant} is running")
+        call_id = f"http:{uuid.uuid4().hex}"
+        caller = Caller(query_id=call_id, user_id=user_id, deadline=now_ms() + int(_SECONDS * 1000))
+        outcome = await gateway.tools.call(
+            operation, args, call_id=call_id, caller=caller, timeout=_SECONDS, internal=True
+        )
+    if outcome.error is None:
+        found: dict[str, Any] = outcome.data
+        return found
+    if outcome.error.startswith(_AWAY):
+        raise _unavailable(participant, outcome.error.removeprefix("unavailable: "))
+    raise ApiError(422, "invalid_request", outcome.error)
+
+
+def _unavailable(participant: str, why: str) -> ApiError:
+    text = f"{participant} is not available: {why}"[:500]
+    return ApiError(503, f"{participant}_unavailable", text, {"Retry-After": "5"})

@@ -1,0 +1,105 @@
+"""What judge and people prefer: the ranking of configurations, data for trainers, and who agrees to its use."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
+
+from services.gateway.answers import reply
+from services.gateway.auth import AdminDep, UserDep
+from services.gateway.body import JsonRoute
+from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.operations import operate
+from services.gateway.schemas import Body, told
+
+router = APIRouter(route_class=JsonRoute, tags=["preferences"])
+
+_ROW = {
+    "name": "gemma4:e4b · temperature=0.5", "config": {"model": "gemma4:e4b", "options": {"temperature": 0.5}},
+    "strength": 0.41, "low": 0.12, "high": 0.7, "win_rate": 0.6, "win_rate_low": 0.53, "win_rate_high": 0.67,
+    "comparisons": 120, "wins": 60, "ties": 20, "losses": 40,
+}  # fmt: skip
+_RANKING = {"rows": [_ROW], "comparisons": 120, "bias": 0.3, "bias_low": 0.1, "bias_high": 0.5, "disagreement": 0.17}
+_BOARD = {
+    "judge": _RANKING,
+    "people": {**_RANKING, "bias": None, "bias_low": None, "bias_high": None, "disagreement": None},
+    "agreement": {"cases": 40, "share": 0.8, "kappa": 0.6},
+    "intents": {"question": {"judge": _RANKING, "people": _RANKING}},
+}
+
+
+class ConsentBody(Body):
+    """Whether your conversations may be used for training."""
+
+    consent: bool
+
+
+@router.get(
+    "/preferences/leaderboard",
+    summary="Configurations ranked by the judge's comparisons and by people's votes",
+    description="Bradley-Terry strengths (log-odds, 0 is the mean) with 95 % bootstrap intervals. `bias`: what the "
+    "judge adds to the answer that stands first; `disagreement`: share of pairs whose two orders name another winner.",
+    responses=told("The ranking, over all and for each intent", _BOARD, 503),
+)
+async def leaderboard(gateway: GatewayDep, _user: UserDep) -> Response:
+    return reply(await operate(gateway, "reward", "", op="leaderboard"))
+
+
+@router.get(
+    "/preferences/export",
+    summary="Preference data of all users as JSON lines, in the formats that trainers load",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/x-ndjson": {}}, "description": "One row a line"}},
+)
+async def export(
+    gateway: GatewayDep,
+    _admin: AdminDep,
+    format: Annotated[Literal["dpo", "kto", "critiques"], Query(description="Kind of rows")] = "dpo",
+    min_margin: Annotated[float, Query(ge=0, le=4, description="Least difference of grades")] = 0.0,
+    human_only: Annotated[bool, Query(description="Only what a person's vote bears out")] = False,
+    since: Annotated[int | None, Query(description="Answers from then on, ms since the epoch")] = None,
+    until: Annotated[int | None, Query(description="Answers before then, ms since the epoch")] = None,
+    consented: Annotated[bool, Query(description="Only users who agreed to training")] = False,
+    test_share: Annotated[float, Query(ge=0, le=1, description="Part of the sessions marked `test`")] = 0.0,
+) -> Response:
+    asked = {
+        "op": "export", "format": format, "min_margin": min_margin, "human_only": human_only, "since": since,
+        "until": until, "consented": consented, "test_share": test_share,
+    }  # fmt: skip
+    # the first page before the answer begins: what is wrong then is still an error
+    first = await operate(gateway, "reward", "", **asked)
+    return StreamingResponse(_rows(gateway, asked, first), media_type="application/x-ndjson")
+
+
+async def _rows(gateway: Gateway, asked: dict[str, Any], page: dict[str, Any]) -> AsyncIterator[bytes]:
+    seen: set[str] = set()
+    while True:
+        lines: list[bytes] = []
+        for found in page["rows"]:
+            if found["digest"] not in seen:
+                seen.add(found["digest"])
+                lines.append(orjson.dumps(found["row"]) + b"\n")
+        yield b"".join(lines)
+        if page["cursor"] is None:
+            return
+        # a failure from here on breaks the connection off: a file that is cut off must not look whole
+        page = await operate(gateway, "reward", "", **asked, cursor=page["cursor"])
+
+
+_CONSENT = {"user_id": "ann", "consent": True}
+
+
+@router.get("/preferences/consent", summary="Whether your conversations may be used for training",
+            responses=told("What you said; null when you were never asked", _CONSENT, 503))  # fmt: skip
+async def consent(gateway: GatewayDep, user: UserDep) -> Response:
+    return reply(await operate(gateway, "reward", user.user_id, op="consent"))
+
+
+@router.put("/preferences/consent", summary="Say whether your conversations may be used for training",
+            responses=told("Kept", _CONSENT, 400, 415, 422, 503))  # fmt: skip
+async def say_consent(body: ConsentBody, gateway: GatewayDep, user: UserDep) -> Response:
+    return reply(await operate(gateway, "reward", user.user_id, op="consent", given=body.consent))

@@ -1,0 +1,312 @@
+"""reward on a real bus with a real database: votes, verdicts, ranking, export, and what happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+from support.services import announced, running
+from support.stack import Client
+from support.waiting import eventually
+
+from services.reward.service import app
+from services.reward.settings import RewardSettings
+from shared.bus import Bus
+from shared.contracts import (
+    CRITIQUE_RESULT,
+    MEMORY_FORGET,
+    PAIRWISE_RESULT,
+    RESPONSE_GENERATION,
+    REWARD_EVENT,
+    USER_FEEDBACK,
+    CritiqueResult,
+    MemoryForget,
+    PairwiseResult,
+    ResponseGeneration,
+    RewardEvent,
+    ToolCallRecord,
+    UserFeedback,
+    Winner,
+)
+from shared.envelope import now_ms
+from shared.journal import EntryType, JournalWriter, journal_key
+from shared.service import open_context
+from shared.sessions import Turn
+from shared.settings import Settings
+from shared.tool_client import Caller, ToolClient
+
+STREAMS = (RESPONSE_GENERATION, CRITIQUE_RESULT, PAIRWISE_RESULT, USER_FEEDBACK, MEMORY_FORGET)
+
+
+class Office(Client):
+    """Publishes what other participants say, and asks reward as the gateway does."""
+
+    def __init__(self, bus: Bus, tools: ToolClient) -> None:
+        super().__init__(bus)
+        self._tools = tools
+
+    async def answered(self, query_id: str, respondent: Any = "A", answer: str = "Yes.", **fields: Any) -> None:
+        values: dict[str, Any] = {
+            "query_id": query_id, "response_id": f"{query_id}:{respondent}", "session_id": "s1", "user_id": "ann",
+            "respondent_id": respondent, "generator_id": "g", "query": "Is it so?", "answer": answer,
+            "model": f"model-{respondent}", "options": {"temperature": 0.5}, "finish_reason": "stop",
+        }  # fmt: skip
+        await self.bus.publish(RESPONSE_GENERATION.of(ResponseGeneration(**{**values, **fields})))
+
+    async def compared(self, query_id: str, winner: Winner, score_a: float = 4, score_b: float = 2) -> None:
+        config = {"options": {"temperature": 0.5}, "prompt_version": ""}
+        result = PairwiseResult(
+            original_query_id=query_id, query_id_a=f"{query_id}:A", query_id_b=f"{query_id}:B", winner=winner,
+            score_a=score_a, score_b=score_b, reason="because", session_id="s1", forward=winner, swapped=winner,
+            config_a={"model": "model-A", **config}, config_b={"model": "model-B", **config},
+        )  # fmt: skip
+        await self.bus.publish(PAIRWISE_RESULT.of(result))
+
+    async def graded(self, query_id: str, score: int | None, respondent: Any = "A") -> None:
+        result = CritiqueResult(
+            query_id=query_id, response_id=f"{query_id}:{respondent}", session_id="s1", respondent_id=respondent,
+            score=score, feedback="Plain.", rubric="realistic", query="Is it so?", answer="Yes.",
+        )  # fmt: skip
+        await self.bus.publish(CRITIQUE_RESULT.of(result))
+
+    async def votes(self, query_id: str, *, stars: int | None = None, good: bool = True) -> None:
+        vote = UserFeedback(
+            query_id=query_id, session_id="s1", user_id="ann", sentiment="positive" if good else "negative", stars=stars
+        )
+        await self.bus.publish(USER_FEEDBACK.of(vote, correlation_id=query_id, session_id="s1", user_id="ann"))
+
+    async def settled(self) -> None:
+        async def done() -> bool:
+            return not any([await self.bus.backlog(subject.stream, "reward") for subject in STREAMS])
+
+        await eventually(done, 20, "nothing left for reward")
+
+    async def ask(self, op: str, user: str = "ann", **args: Any) -> dict[str, Any]:  # type: ignore[override]
+        caller = Caller(uuid.uuid4().hex, user_id=user)
+        outcome = await self._tools.call(
+            "reward_manage", {"op": op, **args}, call_id=caller.query_id, caller=caller, timeout=10, internal=True
+        )
+        assert outcome.error is None, outcome.error
+        data: dict[str, Any] = outcome.data
+        return data
+
+    async def exported(self, kind: str, **filters: Any) -> list[dict[str, Any]]:
+        found, cursor = [], ""
+        while cursor is not None:
+            page = await self.ask("export", format=kind, cursor=cursor, **filters)
+            found += [item["row"] for item in page["rows"]]
+            cursor = page["cursor"]
+        return found
+
+    async def rewards(self) -> list[RewardEvent]:
+        return await self.published(REWARD_EVENT)
+
+
+@contextlib.asynccontextmanager
+async def office(url: str, folder: Path, **values: Any) -> AsyncIterator[Office]:
+    common: dict[str, Any] = {"redis_url": url, "heartbeat": 0.2, "drain": 0.5, "data_dir": folder}
+    settings = RewardSettings(**{**common, "samples": 50, "patience": 1.0, **values})
+    async with running(app, settings):
+        await announced(url, "reward")
+        async with open_context("office", Settings(**common)) as context, Bus(url, "test/office") as bus:
+            yield Office(bus, ToolClient(context))
+
+
+async def test_a_vote_becomes_reward_with_the_configuration_and_intent_of_its_answer(
+    redis_url: str, tmp_path: Path
+) -> None:
+    async with office(redis_url, tmp_path) as on:
+        writer, _ = await JournalWriter.claim(on.bus, journal_key("1-1", "A"), {}, 60, fresh=True)
+        await writer.append(EntryType.COMPLETED, {})
+        await on.answered("1-1", tool_calls=[ToolCallRecord(tool="web_search", args={}, result="x", call_id="c")])
+        await on.votes("1-1", stars=4)
+        await on.settled()
+        (event,) = await on.rewards()
+        assert (await on.journal("1-1"))[-1].value()["reward"] == 0.5
+    assert (event.response_id, event.reward, event.source, event.intent) == ("1-1:A", 0.5, "stars", "lookup")
+    assert event.config == {"model": "model-A", "options": {"temperature": 0.5}}
+
+
+async def test_the_last_vote_counts_and_the_same_vote_changes_nothing(redis_url: str, tmp_path: Path) -> None:
+    async with office(redis_url, tmp_path) as on:
+        await on.answered("1-1")
+        for stars in (5, 5, 1, 2):
+            await on.votes("1-1", stars=stars)
+        await on.settled()
+        events = await on.rewards()
+        (row,) = (await on.ask("dump", table="votes"))["rows"]
+    assert [event.reward for event in events] == [1.0, 1.0, -1.0, -0.5]
+    assert sorted(events, key=lambda event: event.vote_id) == events
+    assert (row["reward"], row["stars"]) == (-0.5, 2)
+
+
+async def test_a_vote_that_is_quicker_than_its_answer_waits_for_it(redis_url: str, tmp_path: Path) -> None:
+    async with office(redis_url, tmp_path, patience=10) as on:
+        await on.votes("1-1")
+        await asyncio.sleep(0.3)
+        assert await on.rewards() == []
+        await on.answered("1-1")
+        await on.settled()
+        (event,) = await on.rewards()
+    assert event.config["model"] == "model-A"
+
+
+async def test_many_votes_that_wait_do_not_keep_their_answers_out(redis_url: str, tmp_path: Path) -> None:
+    async with office(redis_url, tmp_path, patience=30) as on:
+        for n in range(20):
+            await on.votes(f"{n + 1}-1")
+        for n in range(20):
+            await on.answered(f"{n + 1}-1")
+        async with asyncio.timeout(15):
+            await on.settled()
+        assert all(event.config for event in await on.rewards())
+
+
+async def test_a_vote_on_an_answer_that_never_comes_is_still_a_reward(redis_url: str, tmp_path: Path) -> None:
+    async with office(redis_url, tmp_path, patience=0.2) as on:
+        await on.votes("1-1", good=False)
+        await on.settled()
+        (event,) = await on.rewards()
+    assert (event.reward, event.source, event.config) == (-1.0, "thumbs", {})
+
+
+async def test_nothing_is_lost_while_reward_is_away(redis_url: str, tmp_path: Path) -> None:
+    async with office(redis_url, tmp_path):
+        pass
+    async with Bus(redis_url, "test/away") as bus:
+        away = Office(bus, None)  # type: ignore[arg-type]
+        for n in range(1, 21):
+            await away.answered(f"{n}-1")
+            await away.answered(f"{n}-1", "B")
+            await away.compared(f"{n}-1", "A" if n % 3 else "B")
+            await away.graded(f"{n}-1", 4)
+            await away.votes(f"{n}-1")
+    async with office(redis_url, tmp_path) as on:
+        await on.settled()
+        counts = await on.ask("counts")
+        rewards = await on.rewards()
+    assert (counts["responses"], counts["pairs"], counts["critiques"], counts["votes"]) == (40, 20, 20, 20)
+    assert len(rewards) == 20
+
+
+async def test_the_leaderboard_ranks_by_judge_and_by_people_and_tells_their_agreement(
+    redis_url: str, tmp_path: Path
+) -> None:
+    async with office(redis_url, tmp_path) as on:
+        for n in range(1, 13):
+            await on.answered(f"{n}-1")
+            await on.answered(f"{n}-1", "B")
+            await on.compared(f"{n}-1", "A" if n > 2 else "B")
+            await on.graded(f"{n}-1", 5)
+            await on.votes(f"{n}-1", good=n > 3)
+        await on.settled()
+        board = await on.ask("leaderboard")
+    judge, people = board["judge"], board["people"]
+    assert [row["config"]["model"] for row in judge["rows"]] == ["model-A", "model-B"]
+    assert (judge["rows"][0]["wins"], judge["rows"][0]["losses"], judge["disagreement"]) == (10, 2, 0.0)
+    assert judge["rows"][0]["low"] < judge["rows"][0]["strength"] < judge["rows"][0]["high"]
+    assert people["rows"][0]["config"]["model"] == "model-A"
+    assert board["agreement"]["cases"] == 12
+    assert board["agreement"]["share"] == 0.75
+    assert board["intents"]["question"]["judge"]["comparisons"] == 12
+
+
+async def test_dpo_rows_have_the_conversation_as_prompt(redis_url: str, tmp_path: Path) -> None:
+    async with office(redis_url, tmp_path) as on:
+        await on.sessions.open("s1", "ann", "Hello")
+        await on.bus.link.pipe(on.sessions.appending("s1", "A", Turn("1-1", "Hello", "Good day.", 0)))
+        await on.answered("2-1", answer="Yes, it is.")
+        await on.answered("2-1", "B", answer="No.")
+        await on.compared("2-1", "A")
+        await on.settled()
+        (row,) = await on.exported("dpo")
+        assert await on.exported("dpo", min_margin=3) == []
+        assert await on.exported("dpo", human_only=True) == []
+        await on.votes("2-1")
+        await on.settled()
+        (borne_out,) = await on.exported("dpo", human_only=True)
+        await on.votes("2-1", good=False)
+        await on.settled()
+        assert await on.exported("dpo") == []
+    assert row["prompt"] == [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Good day."},
+        {"role": "user", "content": "Is it so?"},
+    ]
+    assert row["chosen"] == [{"role": "assistant", "content": "Yes, it is."}]
+    assert row["rejected"] == [{"role": "assistant", "content": "No."}]
+    assert (row["provenance"]["margin"], row["provenance"]["source"], row["split"]) == (2.0, "judge", "train")
+    assert borne_out["provenance"]["source"] == "judge and person"
+
+
+async def test_kto_and_critique_rows(redis_url: str, tmp_path: Path) -> None:
+    async with office(redis_url, tmp_path) as on:
+        for n, (score, good) in enumerate([(5, None), (1, None), (3, None), (5, False), (None, True)], 1):
+            await on.answered(f"{n}-1", answer=f"answer {n}")
+            await on.graded(f"{n}-1", score)
+            if good is not None:
+                await on.votes(f"{n}-1", good=good)
+        await on.settled()
+        kto = {row["completion"][0]["content"]: row for row in await on.exported("kto")}
+        human = await on.exported("kto", human_only=True)
+        critiques = await on.exported("critiques")
+    assert {name: row["label"] for name, row in kto.items()} == {
+        "answer 1": True, "answer 2": False, "answer 4": False, "answer 5": True,
+    }  # fmt: skip
+    assert kto["answer 4"]["provenance"]["source"] == "person"
+    assert len(human) == 2
+    assert {row["score"] for row in critiques} == {1, 3, 5}
+    assert critiques[0]["completion"][0]["content"].endswith(f"[RESULT] {critiques[0]['score']}")
+
+
+async def test_consent_and_time_limit_what_is_exported(redis_url: str, tmp_path: Path) -> None:
+    async with office(redis_url, tmp_path) as on:
+        for n, user in enumerate(("ann", "bob", "cyd"), 1):
+            await on.answered(f"{n}000-1", answer=f"answer {n}", user_id=user)
+            await on.graded(f"{n}000-1", 5)
+        await on.settled()
+        assert (await on.ask("consent", "ann"))["consent"] is None
+        await on.ask("consent", "ann", given=True)
+        await on.ask("consent", "bob", given=False)
+        consented = await on.exported("kto", consented=True)
+        recent = await on.exported("kto", since=2000, until=3000)
+    assert [row["completion"][0]["content"] for row in consented] == ["answer 1"]
+    assert [row["completion"][0]["content"] for row in recent] == ["answer 2"]
+
+
+async def test_a_deleted_session_leaves_nothing_behind_and_nothing_of_it_comes_back(
+    redis_url: str, tmp_path: Path
+) -> None:
+    async with office(redis_url, tmp_path) as on:
+        await on.answered("1-1")
+        await on.graded("1-1", 5)
+        await on.votes("1-1")
+        await on.settled()
+        await on.bus.publish(MEMORY_FORGET.of(MemoryForget(user_id="ann", session_id="s1", at=now_ms())))
+        await on.settled()
+        await on.graded("1-1", 4)
+        await on.settled()
+        counts = await on.ask("counts")
+    assert {name: n for name, n in counts.items() if n} == {"forgotten": 1}
+
+
+async def test_a_backup_of_the_preferences_can_be_put_back(redis_url: str, tmp_path: Path) -> None:
+    async with office(redis_url, tmp_path) as on:
+        for n in range(1, 4):
+            await on.answered(f"{n}-1")
+            await on.compared(f"{n}-1", "A")
+            await on.votes(f"{n}-1")
+        await on.settled()
+        tables = ("responses", "pairs", "votes")
+        saved = {table: (await on.ask("dump", table=table))["rows"] for table in tables}
+        assert (await on.ask("clear"))["removed"] == 9
+        for table in tables:
+            assert (await on.ask("load", table=table, rows=saved[table]))["written"] == 3
+            assert (await on.ask("load", table=table, rows=saved[table]))["written"] == 0
+        restored = {table: (await on.ask("dump", table=table))["rows"] for table in tables}
+    assert orjson.dumps(restored) == orjson.dumps(saved)
