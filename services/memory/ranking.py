@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -80,6 +80,31 @@ def rank(candidates: Iterable[Candidate], weights: Weights, *, top_k: int, min_s
     relevant = sorted((one for one in judged if one.relevant), key=_Judged.place)
     kept = _without_duplicates(relevant, weights.duplicate)
     return [one.hit() for one in sorted(kept, key=_Judged.place)[: max(0, top_k)]]
+
+
+def contenders(
+    candidates: Iterable[Candidate], weights: Weights, *, top_k: int, min_score: float, ceiling: float
+) -> list[str]:
+    """Which of the candidates can be among the best `top_k`, whatever turns out about their ratings and ages; the most
+    promising first. So that only of these more has to be read.
+
+    ceiling: the highest similarity that a candidate of unknown similarity can have.
+    """
+    most, least = 1 + weights.bound, 1 - weights.bound
+    sure: list[float] = []
+    possible: list[tuple[float, str]] = []
+    for one in candidates:
+        known = one.similarity is not None
+        judged = _Judged.of(one if known else replace(one, similarity=ceiling), weights, min_score)
+        if judged.relevant:
+            possible.append((judged.relevance, one.id))
+            if known:
+                sure.append(judged.relevance)
+    sure.sort(reverse=True)
+    needed = sure[top_k - 1] * least if len(sure) >= top_k > 0 else 0.0
+    return [
+        id_ for relevance, id_ in sorted(possible, key=lambda item: (-item[0], item[1])) if relevance * most >= needed
+    ]
 
 
 @dataclass(frozen=True, slots=True)

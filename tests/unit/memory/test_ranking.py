@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.memory.ranking import Candidate, Hit, Weights, mark_of, rank
+from services.memory.ranking import Candidate, Hit, Weights, contenders, mark_of, rank
 
 LEAST = 0.2
 EVERYTHING = {"top_k": 1_000, "min_score": LEAST}
@@ -118,6 +118,27 @@ def test_a_better_rating_never_makes_the_place_worse(
     lucky = data.draw(st.sampled_from(before))
     praised = [replace(one, score=5, won=True, feedback=1.0) if one.id == lucky else one for one in found]
     assert ids(rank(praised, chosen, **EVERYTHING)).index(lucky) <= before.index(lucky)
+
+
+@given(candidates(), weights, st.integers(1, 6), st.floats(-1, 1))
+def test_what_is_no_contender_is_never_among_the_best(
+    drawn: list[Candidate], chosen: Weights, top_k: int, ceiling: float
+) -> None:
+    found = [one for one in drawn if one.similarity is not None]
+    hidden = [
+        replace(one, similarity=None) if one.keyword_score is not None and one.similarity <= ceiling else one
+        for one in map(stripped, found)
+    ]
+    kept = contenders(hidden, chosen, top_k=top_k, min_score=LEAST, ceiling=ceiling)
+    best = rank(found, chosen, top_k=top_k, min_score=LEAST)
+    assert {hit.id for hit in best} <= set(kept)
+
+
+def test_few_of_many_are_contenders() -> None:
+    found = [Candidate(f"e{number}", 0.9 - number / 50) for number in range(40)]
+    kept = contenders(found, Weights(), top_k=5, min_score=LEAST, ceiling=0.1)
+    assert kept[:5] == [f"e{number}" for number in range(5)]
+    assert 5 <= len(kept) < 20
 
 
 def test_what_shares_no_word_needs_the_least_similarity() -> None:

@@ -1,0 +1,251 @@
+"""Search in memory against a bare Chroma query of the same data; how fast it is filled; memory of the process.
+
+As a program it is the process that is measured: it fills a store to each of the sizes, and prints a line of JSON each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import psutil
+from children import Child
+from tables import Target, middle, table
+
+from services.memory.engram import Engram
+from services.memory.index import entry
+from services.memory.keywords import KeywordHit, KeywordIndex
+from services.memory.recall import Recall
+from services.memory.settings import MemorySettings
+from services.memory.store import Store, open_store
+from shared.envelope import now_ms
+
+DIMENSION = 384
+MODEL = "bench"
+USER = "ann"
+BATCH = 500
+TARGET_SIZE = 100_000
+# Clusters in which the vectors lie, as texts of a few hundred topics do.
+TOPICS = 300
+VOCABULARY = 30_000
+WORDS = {"query": 10, "answer": 45}
+DAY_MS = 86_400_000
+
+
+class Writer:
+    """Texts and vectors like those of conversations: few words are common, most are rare; topics lie together."""
+
+    def __init__(self) -> None:
+        self._dice = random.Random(1)
+        self._numbers = np.random.default_rng(1)
+        self.words = [_word(number) for number in range(VOCABULARY)]
+        self._weights = list(itertools.accumulate(1 / (number + 3) for number in range(VOCABULARY)))
+        self._centres = self._numbers.normal(size=(TOPICS, DIMENSION))
+
+    def text(self, words: int) -> str:
+        return " ".join(self._dice.choices(self.words, cum_weights=self._weights, k=words))
+
+    def vectors(self, count: int) -> np.ndarray:
+        places = self._centres[self._numbers.integers(0, TOPICS, count)]
+        return self._unit(places + 0.8 * self._numbers.normal(size=(count, DIMENSION)))
+
+    def near(self, vector: Sequence[float]) -> list[float]:
+        """The vector of a question about it."""
+        place: list[float] = self._unit(np.asarray(vector) + 0.04 * self._numbers.normal(size=DIMENSION)).tolist()
+        return place
+
+    def question(self, engram: Engram) -> str:
+        """Words of the engram as a person would ask with them, and one that it does not have."""
+        own = [word for word in f"{engram.query} {engram.answer}".split() if word not in self.words[:50]]
+        return " ".join([*self._dice.sample(own, min(4, len(own))), self._dice.choice(self.words)])
+
+    def engrams(self, first: int, count: int) -> list[Engram]:
+        now, before, made = now_ms(), "", []
+        for number in range(first, first + count):
+            query, answer = self.text(WORDS["query"]), self.text(WORDS["answer"])
+            at = now - self._dice.randrange(200 * DAY_MS)
+            made.append(
+                Engram(
+                    f"{at}-{number}:A",
+                    USER,
+                    "turn",
+                    at,
+                    at,
+                    f"s{number // 8}",
+                    f"{at}-{number}",
+                    "A",
+                    query,
+                    answer,
+                    before=before,
+                    model="bench",
+                    generator_id="GeneratorAgent",
+                )
+            )
+            before = f"{query}\n{answer}"
+        return made
+
+    @staticmethod
+    def _unit(vectors: np.ndarray) -> np.ndarray:
+        unit: np.ndarray = (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).astype(np.float32)
+        return unit
+
+
+def _word(number: int) -> str:
+    """A pronounceable word of its own for each number."""
+    letters, number = "", number + 80
+    while number:
+        letters += "bcdfghklmnprstvz"[number % 16] + "aeiou"[number // 16 % 5]
+        number //= 80
+    return letters
+
+
+class Words:
+    """The part of memory's index that a search uses."""
+
+    def __init__(self, keywords: KeywordIndex) -> None:
+        self._keywords = keywords
+
+    async def search(self, user_id: str, query: str, limit: int) -> list[KeywordHit]:
+        return await asyncio.to_thread(self._keywords.search, user_id, query, limit)
+
+
+class Vectors:
+    """In the place of the embedding model: the vector of the next question, at once."""
+
+    model = MODEL
+    away = None
+
+    def __init__(self) -> None:
+        self.next: list[float] = []
+
+    async def query(self, _text: str) -> list[float]:
+        return self.next
+
+
+async def fill(folder: Path, sizes: Sequence[int], questions: int) -> None:
+    """Prints what was measured at each size."""
+    settings = MemorySettings(data_dir=folder, min_score=0.2)
+    writer, vectors = Writer(), Vectors()
+    keywords = KeywordIndex(folder / "words")
+    async with open_store(settings) as store:
+        recall = Recall(store, Words(keywords), vectors)  # type: ignore[arg-type]
+        there: list[tuple[Engram, np.ndarray]] = []
+        for size in sizes:
+            began, first = time.perf_counter(), len(there)
+            for at in range(first, size, BATCH):
+                count = min(BATCH, size - at)
+                batch = list(zip(writer.engrams(at, count), writer.vectors(count), strict=True))
+                await store.put(USER, MODEL, [(engram, place.tolist()) for engram, place in batch])
+                await asyncio.to_thread(keywords.add, USER, [entry(engram) for engram, _ in batch])
+                there += batch
+            rate = (size - first) / (time.perf_counter() - began)
+            found = await search(store, recall, keywords, vectors, writer, settings, there, questions)
+            resident = psutil.Process().memory_info().rss / 1e6
+            print(orjson.dumps({**found, "size": size, "engrams/s": rate, "resident": resident}).decode(), flush=True)
+    keywords.close()
+
+
+async def search(
+    store: Store,
+    recall: Recall,
+    keywords: KeywordIndex,
+    vectors: Vectors,
+    writer: Writer,
+    settings: MemorySettings,
+    there: Sequence[tuple[Engram, np.ndarray]],
+    questions: int,
+) -> dict[str, float]:
+    """Milliseconds of a search, of the bare query, and of the keywords alone; they take turns question by question."""
+    (collection,) = store._collections(USER)
+    dice = random.Random(len(there))
+    times: dict[str, list[float]] = {"recall": [], "bare": [], "words": []}
+    hits = 0
+    for number in range(questions + 3):
+        engram, place = dice.choice(there)
+        question, vectors.next = writer.question(engram), writer.near(place)
+
+        async def recalled(question: str = question) -> Any:
+            return await recall.search(USER, question, settings)
+
+        async def bare() -> Any:
+            return collection.handle.query(query_embeddings=[vectors.next], n_results=settings.top_k)
+
+        async def words(question: str = question) -> Any:
+            return keywords.search(USER, question, 30)
+
+        order = list(zip(times, (recalled, bare, words), strict=True))
+        dice.shuffle(order)
+        for name, run in order:
+            began = time.perf_counter()
+            result = await run()
+            took = 1_000 * (time.perf_counter() - began)
+            # what is loaded at first use does not count
+            if number >= 3:
+                times[name].append(took)
+                hits += name == "recall" and engram.id in [hit.id for hit, _ in result.hits]
+    found = {
+        f"{name} p{part}": float(np.percentile(values, part)) for name, values in times.items() for part in (50, 99)
+    }
+    return {**found, "found": hits / questions}
+
+
+def measure(folder: Path, sizes: Sequence[int], questions: int, rounds: int) -> list[dict[str, float]]:
+    """One line a size, the middle of the rounds; each round is a process with an empty store."""
+    found: dict[int, list[dict[str, float]]] = {size: [] for size in sizes}
+    for number in range(rounds):
+        home = folder / f"memory-{number}"
+        args = [__file__, str(home), str(questions), *map(str, sizes)]
+        with Child(args, folder / "memory-search.log", {}) as child:
+            for size in sizes:
+                found[size].append(child.read())
+    return [middle(values) for values in found.values()]
+
+
+def report(lines: Sequence[dict[str, float]]) -> tuple[str, list[Target]]:
+    rows = [list(_row(line)) for line in lines]
+    heads = [
+        "engrams",
+        "search p50",
+        "p99",
+        "bare p50",
+        "p99",
+        "ratio p50",
+        "words p50",
+        "found",
+        "stored/s",
+        "resident",
+    ]
+    targets = [
+        Target(f"search at {line['size']:,.0f} engrams, p50 against a bare query", _ratio(line), 1.3, " x")
+        for line in lines
+        if line["size"] >= TARGET_SIZE
+    ]
+    return table("Memory: hybrid search against a bare Chroma query (top 5), vectors given", heads, rows), targets
+
+
+def _ratio(line: dict[str, float]) -> float:
+    return line["recall p50"] / line["bare p50"]
+
+
+def _row(line: dict[str, float]) -> Iterator[str]:
+    yield f"{line['size']:,.0f}"
+    for name in ("recall", "bare"):
+        yield f"{line[f'{name} p50']:.1f} ms"
+        yield f"{line[f'{name} p99']:.1f} ms"
+    yield f"{_ratio(line):.2f} x"
+    yield f"{line['words p50']:.1f} ms"
+    yield f"{100 * line['found']:.0f} %"
+    yield f"{line['engrams/s']:,.0f}"
+    yield f"{line['resident']:,.0f} MB"
+
+
+if __name__ == "__main__":
+    asyncio.run(fill(Path(sys.argv[1]), [int(size) for size in sys.argv[3:]], int(sys.argv[2])))
