@@ -9,7 +9,9 @@ from pathlib import Path
 
 from services.cli.child import ChildSpec
 
-PARTICIPANTS = ("gateway", "generator", "respondent-b", "web_search", "web_fetch", "critic", "reward")
+# What the demonstration model server has beside its chat model.
+DEMO_EMBEDDING = "all-minilm"
+PARTICIPANTS = ("gateway", "generator", "respondent-b", "web_search", "web_fetch", "critic", "reward", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,11 @@ class RunOptions:
 
 def python(module: str, *args: str) -> list[str]:
     return [sys.executable, "-m", module, *args]
+
+
+def memory_env(models: Mapping[str, str]) -> dict[str, str]:
+    """With the demonstration model comes an embedding model; another one could not be had then."""
+    return {"LOCAL2_MEMORY_EMBEDDING_MODEL": DEMO_EMBEDDING} if "LOCAL2_DEMO" in models else {}
 
 
 def participants(options: RunOptions, redis_url: str, models: Mapping[str, str], search: str | None) -> list[ChildSpec]:
@@ -56,6 +63,7 @@ def participants(options: RunOptions, redis_url: str, models: Mapping[str, str],
         ChildSpec("web_fetch", python("services.web_fetch"), common),
         ChildSpec("critic", python("services.critic"), {**common, **models}),
         ChildSpec("reward", python("services.reward"), common),
+        ChildSpec("memory", python("services.memory"), {**respondent_a, **memory_env(models)}),
     ]
     if options.respondent_b:
         respondent_b = {

@@ -19,7 +19,7 @@ from services.cli.probes import port_state, redis_version, writable
 from services.cli.pull_view import PullView
 from services.cli.run_lock import UnusableFolder, run_lock
 from services.cli.search_choice import choose_search
-from services.cli.settings import ClientSettings, DrainWish, ModelWish, SearchWish
+from services.cli.settings import ClientSettings, DrainWish, MemoryWish, ModelWish, SearchWish
 from services.cli.supervisor import StartError, Supervisor, grace, until_signal
 from services.cli.typed import typed
 from shared.errors import Local2Error
@@ -84,10 +84,12 @@ class Run:
         return self._redis_url
 
     def _models(self, wish: ModelWish) -> Sequence[str]:
+        remembering = MemoryWish.load("memory")
+        embedding = [remembering.embedding_model] if remembering.backend == "ollama" else []
         if not self._options.respondent_b:
-            return [wish.model]
+            return [wish.model, *embedding]
         second = self._options.model_b or self._options.model
-        return [wish.model, second or ModelWish.load("respondent-b").model]
+        return [wish.model, second or ModelWish.load("respondent-b").model, *embedding]
 
     async def _demo(self, supervisor: Supervisor) -> dict[str, str]:
         say = self._view.say

@@ -125,6 +125,15 @@ class ModelWish(Settings):
     )
 
 
+class MemoryWish(Settings):
+    """The part of memory's settings that decides which model must be there."""
+
+    whole: ClassVar[bool] = False
+
+    backend: str = Field(default="ollama", description="ollama, openai or google_genai")
+    embedding_model: str = Field(default="nomic-embed-text", description="Name of the embedding model")
+
+
 class SearchWish(Settings):
     """The part of web_search's settings that decides which search service is asked."""
 

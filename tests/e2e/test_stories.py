@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from services.cli.plan import PARTICIPANTS
+
 HERE = Path(__file__).parent
 
 
@@ -49,6 +51,14 @@ def test_stories_s1_to_s4_pass_with_every_check_evaluated(client: dict[str, str]
     assert any(check.startswith("in order: tool.request.web_search → tool.result.web_search") for check in checks["S3"])
     four = ("tool.request.web_search", "tool.result.web_search", "tool.request.web_fetch", "tool.result.web_fetch")
     assert f"in order: {' → '.join(four)}" in checks["S4"]
+
+
+@pytest.mark.slow
+def test_what_was_said_and_what_was_saved_is_found_in_another_conversation(client: dict[str, str]) -> None:
+    done = run.local2(client, "stories", "S5", "S6b", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    reports = {report["id"]: report["result"] for report in json.loads(done.stdout)}
+    assert reports == {"S5": "passed", "S6b": "passed"}
 
 
 @pytest.mark.slow
@@ -126,8 +136,8 @@ def test_after_kill_9_of_local2_run_no_process_is_left_and_it_can_start_again(tm
     with run.stack(log, options=("--respondent-b",)) as env:
         supervisor = psutil.Process(int((Path(env["LOCAL2_DATA_DIR"]) / "run.lock").read_text()))
         children = supervisor.children(recursive=True)
-        # gateway, generator, respondent-b, web_search, web_fetch, Redis, the guardian
-        assert len(children) == 7, [child.cmdline() for child in children]
+        # every participant, Redis, the guardian
+        assert len(children) == len(PARTICIPANTS) + 2, [child.cmdline() for child in children]
         assert run.local2(env, "ask", "What is the capital of France?").returncode == 0
         supervisor.kill()
         _, alive = psutil.wait_procs(children, timeout=25)

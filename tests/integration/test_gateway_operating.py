@@ -394,7 +394,8 @@ async def test_the_description_is_complete(site: Site) -> None:
         "/sessions", "/sessions/{session_id}", "/tools", "/tools/{name}/call", "/participants",
         "/participants/{name}/settings", "/bus/streams", "/bus/events", "/dead-letters", "/dead-letters/{letter_id}",
         "/dead-letters/{letter_id}/replay", "/keys", "/keys/{key_id}", "/v1/models", "/v1/chat/completions", "/metrics",
-        "/openapi.json",
+        "/openapi.json", "/memory", "/memory/engrams", "/memory/engrams/{engram_id}", "/memory/topics",
+        "/memory/topics/{topic}", "/memory/export", "/memory/import", "/backup", "/restore",
     }  # fmt: skip
     names = set()
     for path, methods in described["paths"].items():

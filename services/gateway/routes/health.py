@@ -13,12 +13,16 @@ from shared.registry import ReplicaInfo
 
 router = APIRouter(tags=["health"])
 
+# Queries are answered without these too, only less well.
+HELPFUL = frozenset({"memory"})
+
 _READY = {
     "status": "ready",
     "parts": {
         "bus": {"ok": True, "reason": None},
         "generator": {"ok": True, "reason": None, "replicas": 1},
         "model": {"ok": True, "reason": None, "backend": "ollama", "model": "gemma4:e4b", "demo": False},
+        "memory": {"ok": True, "reason": None, "replicas": 1},
     },
 }
 
@@ -42,7 +46,7 @@ async def health() -> Response:
 )
 async def ready(gateway: GatewayDep) -> Response:
     parts = await readiness(gateway)
-    able = all(part["ok"] for part in parts.values())
+    able = all(part["ok"] for name, part in parts.items() if name not in HELPFUL)
     return reply({"status": "ready" if able else "not ready", "parts": parts}, 200 if able else 503)
 
 
@@ -54,7 +58,7 @@ async def readiness(gateway: Gateway) -> dict[str, dict[str, Any]]:
             replicas = await gateway.context.registry.replicas(fresh=True)
     except BusUnavailable as exc:
         away = {"ok": False, "reason": unknown}
-        return {"bus": {"ok": False, "reason": str(exc)}, "generator": away, "model": away}
+        return {"bus": {"ok": False, "reason": str(exc)}, "generator": away, "model": away, "memory": away}
     generators = [info for info in replicas if info.participant == "generator" and info.state == "ready"]
     return {
         "bus": {"ok": True, "reason": None},
@@ -64,7 +68,16 @@ async def readiness(gateway: Gateway) -> dict[str, dict[str, Any]]:
             "replicas": len(generators),
         },
         "model": _model(generators),
+        "memory": _memory([info for info in replicas if info.participant == "memory" and info.state == "ready"]),
     }
+
+
+def _memory(replicas: list[ReplicaInfo]) -> dict[str, Any]:
+    """What hinders it is told by each replica; `ok` says whether one of them works as it should."""
+    reasons = [info.facts.get("degraded") for info in replicas]
+    able = any(reason is None for reason in reasons)
+    reason = None if able else str(reasons[0]) if reasons else "no memory is running"
+    return {"ok": able, "reason": reason, "replicas": len(replicas)}
 
 
 def _model(generators: list[ReplicaInfo]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.records import is_session_id, record_key
 from services.gateway.routes.queries import cancel_all
 from services.gateway.schemas import told
+from shared.contracts import MEMORY_FORGET, MemoryForget
 from shared.journal import journal_key
 from shared.service import schema_key, settings_key
 from shared.sessions import SessionInfo
@@ -106,6 +107,10 @@ async def delete(session_id: str, gateway: GatewayDep, user: UserDep) -> Respons
         turns = [
             turn.query_id for respondent in RESPONDENTS for turn in await gateway.sessions.turns(session_id, respondent)
         ]
+        # first, and on the bus: whoever keeps something of the session hears of its end, also one that is away now
+        seconds, micros = await gateway.bus.link.call("TIME")
+        ended = MemoryForget(user_id=user.user_id, session_id=session_id, at=int(seconds) * 1000 + int(micros) // 1000)
+        await gateway.bus.publish(MEMORY_FORGET.of(ended, user_id=user.user_id, session_id=session_id))
         unfinished = await gateway.sessions.delete(info)
         await cancel_all(gateway, unfinished)
         # the journals of open queries end with their cancellation; nobody can ask for them any more

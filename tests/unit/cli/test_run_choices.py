@@ -122,6 +122,14 @@ def test_respondent_b_is_the_generator_with_its_own_model_and_temperature() -> N
     assert "LOCAL2_WEB_SEARCH_PROVIDER" not in specs["web_search"].env
 
 
+def test_memory_embeds_with_what_the_demonstration_model_has() -> None:
+    demo = {spec.name: spec for spec in participants(OPTIONS, "redis://x", demo_env("http://d", "smol"), None)}
+    assert demo["memory"].env["LOCAL2_MEMORY_EMBEDDING_MODEL"] == "all-minilm"
+    assert demo["memory"].env["LOCAL2_OLLAMA_HOST"] == "http://d"
+    real = {spec.name: spec for spec in participants(OPTIONS, "redis://x", {}, None)}
+    assert "LOCAL2_MEMORY_EMBEDDING_MODEL" not in real["memory"].env
+
+
 def test_the_demonstration_model_wins_over_a_model_that_nobody_can_serve() -> None:
     options = RunOptions(Path("d"), model="m:1", respondent_b=True, model_b="m:2")
     specs = {s.name: s for s in participants(options, "redis://x", demo_env("http://127.0.0.1:5", "tiny"), None)}

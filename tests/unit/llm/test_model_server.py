@@ -252,7 +252,7 @@ PAGE = "URL: http://127.0.0.1:9/page\nExtracted text:\nHow LoCAL2 calls tools\n\
                 "search_memory": "[Memory recall — 2026-05-31]\n\n1. (relevance: 0.91) 2026-05-30\n   Q: The capital\n"
                 "   A: The capital of Australia is Canberra."
             },
-            [("search_memory", {"query": "Australian geography capital"})],
+            [("search_memory", {"query": "capital of Australia"})],
             ["Canberra"],
         ),
         (

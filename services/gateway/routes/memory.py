@@ -1,0 +1,247 @@
+"""A user's memory: search, engrams, topics, moving in and out. Everything here is about the caller's own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+
+from services.gateway.answers import reply
+from services.gateway.auth import UserDep
+from services.gateway.body import JsonRoute
+from services.gateway.errors import ApiError, not_found
+from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.schemas import Body, told
+from shared.envelope import now_ms
+from shared.errors import Local2Error
+from shared.logging import get_logger
+from shared.tool_client import Caller
+
+log = get_logger()
+
+router = APIRouter(tags=["memory"], route_class=JsonRoute)
+# The body of an import is read line by line, however long it is.
+lines_router = APIRouter(tags=["memory"])
+
+MANAGE = "memory_manage"
+# One call of memory_manage: an import's page is embedded in it.
+_SECONDS = 30.0
+_IMPORT_LINES, _IMPORT_BYTES = 64, 300_000
+MAX_LINE = 400_000
+_MOST_ERRORS = 100
+
+_ENGRAM = {
+    "id": "1700000000000-0:A", "response_id": "1700000000000-0:A", "query_id": "1700000000000-0",
+    "session_id": "geography-1", "kind": "turn", "respondent_id": "A", "time": 1_700_000_000_000, "age_seconds": 60,
+    "query": "What is the capital of France?", "answer": "Paris.", "intent": "question", "entities": ["France"],
+    "tainted": False, "score": 5, "winner": None, "sentiment": "positive", "reward": 1.0,
+}  # fmt: skip
+_HIT = {**_ENGRAM, "relevance": 0.91, "mark": "GOOD EXAMPLE", "why": {"similarity": 0.83, "keyword_rank": 1}}
+_TOPIC = {"topic": "user.preferred_language", "content": "The user prefers Elixir.", "time": 1_700_000_000_000}
+_LINE = {"query": "…", "answer": "…", "session_id": "s", "time": 1_700_000_000_000, "user_id": "ann", "metadata": {}}
+
+
+class TopicBody(Body):
+    content: str = Field(min_length=1, max_length=20_000, description="What is kept under the topic")
+
+
+async def manage(gateway: Gateway, user_id: str, **args: Any) -> dict[str, Any]:
+    """One operation of the memory. Raises ApiError: 503 memory_unavailable when nobody can carry it out."""
+    async with gateway.reachable(extra=_SECONDS):
+        if await gateway.context.registry.served(MANAGE) is None:
+            raise _unavailable("no memory is running")
+        call_id = f"http:{uuid.uuid4().hex}"
+        caller = Caller(query_id=call_id, user_id=user_id, deadline=now_ms() + int(_SECONDS * 1000))
+        outcome = await gateway.tools.call(
+            MANAGE, args, call_id=call_id, caller=caller, timeout=_SECONDS, internal=True
+        )
+    if outcome.error is None:
+        found: dict[str, Any] = outcome.data
+        return found
+    if outcome.error.startswith(("unavailable: ", "tool timeout", "tool unavailable", "unknown tool")):
+        raise _unavailable(outcome.error.removeprefix("unavailable: "))
+    raise ApiError(422, "invalid_request", outcome.error)
+
+
+def _unavailable(why: str) -> ApiError:
+    return ApiError(503, "memory_unavailable", f"the memory is not available: {why}"[:500], {"Retry-After": "5"})
+
+
+def _there(found: dict[str, Any], what: str) -> dict[str, Any]:
+    if not found.pop("found"):
+        raise not_found(what)
+    return found
+
+
+@router.get("/memory", summary="Search, ranked as the model gets it",
+            responses=told("The hits, best first", {"query": "capital", "hits": [_HIT], "text": "[Memory recall — …]",
+                                                    "degraded": None}, 422, 503))  # fmt: skip
+async def search(
+    gateway: GatewayDep,
+    user: UserDep,
+    query: Annotated[str, Query(min_length=1, max_length=4_000, description="What to look for")],
+    limit: Annotated[int, Query(ge=1, le=50, description="Most hits")] = 5,
+) -> Response:
+    return reply({"query": query, **await manage(gateway, user.user_id, op="search", query=query, limit=limit)})
+
+
+@router.get("/memory/engrams", summary="Your engrams, newest first",
+            responses=told("A page", {"engrams": [_ENGRAM], "cursor": None, "total": 1}, 422, 503))  # fmt: skip
+async def engrams(
+    gateway: GatewayDep,
+    user: UserDep,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[str | None, Query(max_length=300, description="Of the page before")] = None,
+) -> Response:
+    return reply(await manage(gateway, user.user_id, op="list", limit=limit, cursor=cursor))
+
+
+@router.get("/memory/engrams/{engram_id}", summary="One engram with everything that is known of it",
+            responses=told("The engram", _ENGRAM, 404, 503))  # fmt: skip
+async def engram(engram_id: str, gateway: GatewayDep, user: UserDep) -> Response:
+    found = _there(await manage(gateway, user.user_id, op="get", id=engram_id), "engram")
+    return reply(found["engram"])
+
+
+@router.delete("/memory/engrams/{engram_id}", summary="Forget one engram, for good",
+               responses=told("Forgotten", {"id": _ENGRAM["id"], "deleted": True}, 404, 503))  # fmt: skip
+async def forget(engram_id: str, gateway: GatewayDep, user: UserDep) -> Response:
+    _there(await manage(gateway, user.user_id, op="delete", id=engram_id), "engram")
+    return reply({"id": engram_id, "deleted": True})
+
+
+@router.delete("/memory", summary="Forget everything: all engrams and topics; export first what is to be kept",
+               responses=told("Forgotten", {"deleted": 12}, 422, 503))  # fmt: skip
+async def forget_all(
+    gateway: GatewayDep,
+    user: UserDep,
+    everything: Annotated[bool, Query(description="Must be true: there is no way back")] = False,
+) -> Response:
+    if not everything:
+        raise ApiError(422, "invalid_request", "everything: must be true to delete the whole memory")
+    return reply(await manage(gateway, user.user_id, op="delete_user"))
+
+
+# ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.get("/memory/topics", summary="Your topics",
+            responses=told("All of them", {"topics": [_TOPIC]}, 503))  # fmt: skip
+async def topics(gateway: GatewayDep, user: UserDep) -> Response:
+    return reply(await manage(gateway, user.user_id, op="topics"))
+
+
+@router.get("/memory/topics/{topic}", summary="What is kept under a topic",
+            responses=told("The topic", _TOPIC, 404, 503))  # fmt: skip
+async def topic_of(topic: str, gateway: GatewayDep, user: UserDep) -> Response:
+    return reply(_there(await manage(gateway, user.user_id, op="topic_get", topic=topic), "topic"))
+
+
+@router.put("/memory/topics/{topic}", summary="Keep something under a topic (user.…, project.…, constraint.…)",
+            responses=told("The topic", _TOPIC, 400, 415, 422, 503))  # fmt: skip
+async def put_topic(topic: str, body: TopicBody, gateway: GatewayDep, user: UserDep) -> Response:
+    return reply(await manage(gateway, user.user_id, op="topic_put", topic=topic, content=body.content))
+
+
+@router.delete("/memory/topics/{topic}", summary="Forget a topic",
+               responses=told("Forgotten", {"topic": _TOPIC["topic"], "deleted": True}, 404, 503))  # fmt: skip
+async def delete_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Response:
+    _there(await manage(gateway, user.user_id, op="topic_delete", topic=topic), "topic")
+    return reply({"topic": topic, "deleted": True})
+
+
+# ── moving in and out ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@lines_router.get(
+    "/memory/export",
+    summary="All your engrams and topics, one JSON object a line",
+    responses=told("JSON lines", orjson.dumps(_LINE).decode(), 503, media="application/x-ndjson"),
+)
+async def export(gateway: GatewayDep, user: UserDep) -> Response:
+    # the first page before the answer begins: what is wrong then is still an error
+    first = await manage(gateway, user.user_id, op="export", limit=100)
+    return StreamingResponse(_exported(gateway, user.user_id, first), media_type="application/x-ndjson")
+
+
+async def _exported(gateway: Gateway, user_id: str, page: dict[str, Any]) -> AsyncIterator[bytes]:
+    while True:
+        yield b"".join(orjson.dumps(line) + b"\n" for line in page["lines"])
+        if page["cursor"] is None:
+            return
+        try:
+            page = await manage(gateway, user_id, op="export", limit=100, cursor=page["cursor"])
+        except (ApiError, Local2Error) as exc:
+            log.warning("memory.export_broken", reason=str(exc))
+            # an answer that is cut off must not look whole: the connection is broken off
+            raise
+
+
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/x-ndjson": {"schema": {"type": "string"}, "example": orjson.dumps(_LINE).decode()}},
+    }
+}
+
+
+@lines_router.post("/memory/import", summary="Take in engrams: JSON lines as /memory/export writes them",
+                   openapi_extra=_BODY,
+                   responses=told("What was taken", {"imported": 2, "errors": [{"line": 3, "message": "…"}]},
+                                  400, 413, 503))  # fmt: skip
+async def take_in(request: Request, gateway: GatewayDep, user: UserDep) -> Response:
+    imported, errors, number = 0, list[dict[str, Any]](), 0
+    page: list[tuple[int, dict[str, Any]]] = []
+    size = 0
+
+    async def send() -> None:
+        nonlocal imported, size
+        found = await manage(gateway, user.user_id, op="import", lines=[line for _, line in page])
+        imported += found["imported"]
+        errors.extend({"line": page[bad["line"]][0], "message": bad["message"]} for bad in found["errors"])
+        page.clear()
+        size = 0
+
+    async for raw in _lines(request):
+        number += 1
+        if not raw.strip():
+            continue
+        try:
+            line = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            line = None
+        if not isinstance(line, dict):
+            errors.append({"line": number, "message": "a JSON object is expected"})
+            continue
+        if page and (len(page) >= _IMPORT_LINES or size + len(raw) > _IMPORT_BYTES):
+            await send()
+        page.append((number, line))
+        size += len(raw)
+    if page:
+        await send()
+    return reply({"imported": imported, "errors": errors[:_MOST_ERRORS], "failed": len(errors)})
+
+
+async def _lines(request: Request) -> AsyncIterator[bytes]:
+    """The body's lines as they come. Raises ApiError for one that is too long."""
+    rest = b""
+    async for part in request.stream():
+        *whole, rest = (rest + part).split(b"\n")
+        for line in whole:
+            yield _bounded(line)
+        _bounded(rest)
+    if rest:
+        yield rest
+
+
+def _bounded(line: bytes) -> bytes:
+    if len(line) > MAX_LINE:
+        raise ApiError(
+            413, "body_too_large", f"a line is longer than {MAX_LINE} bytes", headers={"Connection": "close"}
+        )
+    return line

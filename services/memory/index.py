@@ -1,0 +1,188 @@
+"""What is made from the store and follows it: the keyword index and the catalog of one replica.
+
+A replica applies its own changes at once, and those of others as it hears of them on `memory.changed`. One that has
+missed some (its mark is older than what the stream still has) makes everything anew from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from services.memory.catalog import Catalog
+from services.memory.engram import Engram
+from services.memory.keywords import Entry, KeywordHit, KeywordIndex, KeywordIndexDamaged
+from services.memory.store import Store
+from services.memory.text import keyword_text
+from shared.bus import order
+from shared.contracts import MEMORY_CHANGED, MemoryChanged
+from shared.envelope import Envelope
+from shared.errors import DecodeError, TransientError
+from shared.logging import get_logger
+from shared.service import Context
+
+log = get_logger()
+
+_MARK_SECONDS = 2.0
+_RETRY_SECONDS = 1.0
+
+
+def entry(engram: Engram) -> Entry:
+    at = datetime.fromtimestamp(engram.time / 1000, UTC)
+    return Entry(engram.id, keyword_text(*engram.said(), at), engram.before)
+
+
+class Index:
+    def __init__(self, context: Context[Any], store: Store, keywords: KeywordIndex) -> None:
+        self._context = context
+        self._store = store
+        self._keywords = keywords
+        self.catalog = Catalog()
+        self.ready = asyncio.Event()
+        # what was removed while the store was being read, and may have been read before
+        self._removed: list[tuple[str, list[str] | None]] = []
+        self._at = "0-0"
+
+    # ── this replica's own changes ───────────────────────────────────────────────────────────────────────────
+
+    async def put(self, user_id: str, engrams: Sequence[Engram]) -> None:
+        """Call it after the store has them."""
+        await self._add(user_id, engrams)
+        await self._tell(MemoryChanged(user_id=user_id, put=[engram.id for engram in engrams]))
+
+    async def remove(self, user_id: str, ids: Sequence[str]) -> None:
+        await self._remove(user_id, ids)
+        await self._tell(MemoryChanged(user_id=user_id, removed=list(ids)))
+
+    async def remove_user(self, user_id: str) -> None:
+        await self._remove_user(user_id)
+        await self._tell(MemoryChanged(user_id=user_id, all=True))
+
+    async def search(self, user_id: str, query: str, limit: int) -> list[KeywordHit]:
+        try:
+            return await asyncio.to_thread(self._keywords.search, user_id, query, limit)
+        except KeywordIndexDamaged as exc:
+            log.error("keywords.damaged", reason=str(exc))
+            self._context.background.create_task(self._repair(user_id))
+            return []
+
+    async def _tell(self, change: MemoryChanged) -> None:
+        await self._context.bus.publish(MEMORY_CHANGED.of(change, user_id=change.user_id))
+
+    async def _add(self, user_id: str, engrams: Sequence[Engram]) -> None:
+        self.catalog.add(engrams)
+        try:
+            await asyncio.to_thread(self._keywords.add, user_id, [entry(engram) for engram in engrams])
+        except KeywordIndexDamaged as exc:
+            log.error("keywords.damaged", reason=str(exc))
+            await self._repair(user_id)
+
+    async def _remove(self, user_id: str, ids: Sequence[str]) -> None:
+        if not self.ready.is_set():
+            self._removed.append((user_id, list(ids)))
+        self.catalog.remove(user_id, ids)
+        try:
+            await asyncio.to_thread(self._keywords.remove, user_id, list(ids))
+        except KeywordIndexDamaged as exc:
+            # the damaged file is gone, and what was to be removed with it
+            log.error("keywords.damaged", reason=str(exc))
+            await self._repair(user_id)
+
+    async def _remove_user(self, user_id: str) -> None:
+        if not self.ready.is_set():
+            self._removed.append((user_id, None))
+        self.catalog.remove_user(user_id)
+        await asyncio.to_thread(self._keywords.remove_user, user_id)
+
+    async def _repair(self, user_id: str) -> None:
+        ids = self.catalog.ids(user_id)
+        engrams = await self._store.get(user_id, ids)
+        await asyncio.to_thread(self._keywords.replace, user_id, [entry(engram) for engram in engrams.values()])
+
+    # ── the store and the other replicas ─────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> None:
+        """Reads the store, then follows the changes of other replicas; until cancelled."""
+        follower = None
+        while True:
+            try:
+                if follower is None:
+                    start = await self._start()
+                    follower = self._context.tail.follow(MEMORY_CHANGED.stream, start)
+                await self._follow(follower)
+            except TransientError as exc:
+                log.warning("index.waits", reason=str(exc))
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _start(self) -> str:
+        """Makes catalog and keywords, or what of them is missing; where to follow the changes from."""
+        newest: str = await self._context.tail.newest(MEMORY_CHANGED.stream)
+        mark = await asyncio.to_thread(self._keywords.mark)
+        whole = mark is None or await self._missed(mark)
+        if whole:
+            log.info("index.rebuild", mark=mark)
+            await self._store.reading(lambda: self._keywords.rebuild(self._scanned()))
+            start = newest
+        else:
+            assert mark is not None
+            await self._store.reading(lambda: [None for _ in self._scanned()])
+            start = mark
+        self.ready.set()
+        removed, self._removed = self._removed, []
+        for user_id, ids in removed:
+            await (self._remove_user(user_id) if ids is None else self._remove(user_id, ids))
+        if whole:
+            await asyncio.to_thread(self._keywords.set_mark, start)
+        log.info("index.ready", engrams=len(self.catalog), users=len(self.catalog.users()))
+        return start
+
+    def _scanned(self) -> Iterator[tuple[str, Sequence[Entry]]]:
+        """In a thread: a page's dictionary writes are short, and each is complete in itself."""
+        for user_id, engrams in self._store.scan():
+            self.catalog.add(engrams)
+            yield user_id, [entry(engram) for engram in engrams]
+
+    async def _missed(self, mark: str) -> bool:
+        """Whether the stream no longer has everything after the mark."""
+        oldest = await self._context.bus.range(MEMORY_CHANGED.stream, "-", "+", 1)
+        if not oldest:
+            # an empty stream behind an old mark: Redis has lost what was told
+            return mark != "0-0"
+        return order(mark) < order(oldest[0][0]) and mark != "0-0"
+
+    async def _follow(self, follower: Any) -> None:
+        loop = asyncio.get_running_loop()
+        saved = loop.time()
+        while True:
+            for entry_id, fields in await follower.next():
+                try:
+                    envelope = Envelope.parse(MEMORY_CHANGED.name, entry_id, fields)
+                    change = MEMORY_CHANGED.decode(envelope)
+                except DecodeError as exc:
+                    log.warning("index.malformed_change", entry_id=entry_id, reason=str(exc))
+                    continue
+                if envelope.source != self._context.bus.source:
+                    await self._apply(change)
+                self._at = entry_id
+            if loop.time() - saved > _MARK_SECONDS:
+                saved = loop.time()
+                await asyncio.to_thread(self._keywords.set_mark, self._at)
+
+    async def _apply(self, change: MemoryChanged) -> None:
+        while True:
+            try:
+                self._store.forget_lists(change.user_id)
+                if change.all:
+                    await self._remove_user(change.user_id)
+                    return
+                found = await self._store.get(change.user_id, change.put)
+                if found:
+                    await self._add(change.user_id, list(found.values()))
+                if gone := [*change.removed, *(one for one in change.put if one not in found)]:
+                    await self._remove(change.user_id, gone)
+                return
+            except TransientError as exc:
+                log.warning("index.waits", reason=str(exc))
+                await asyncio.sleep(_RETRY_SECONDS)

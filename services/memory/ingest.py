@@ -1,0 +1,203 @@
+"""What comes from the bus into the memory: responses, saves that waited for the model, grades, verdicts, rewards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from services.memory.classify import Classifier, by_rules
+from services.memory.embedding import Embedder
+from services.memory.engram import Engram, Note, NoteKind, of_response, stamp, topic_id
+from services.memory.keeper import Keeper
+from services.memory.machine import ANNOTATING, ANNOTATING_PAIRWISE, IDLE, INGESTING, TABLE
+from services.memory.text import dense_text
+from shared.bus import order
+from shared.contracts import (
+    AGENT_TRANSITION,
+    AgentTransition,
+    CritiqueResult,
+    MemoryForget,
+    MemorySave,
+    Outgoing,
+    PairwiseResult,
+    ResponseGeneration,
+    RewardEvent,
+)
+from shared.envelope import Message
+from shared.errors import DecodeError, TransientError
+from shared.logging import get_logger
+from shared.machine import Machine
+from shared.service import Context
+from shared.sessions import Sessions
+
+log = get_logger()
+
+R = TypeVar("R")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+
+
+def embedded_text(engram: Engram) -> str:
+    query, answer = engram.said()
+    return dense_text(query, answer, datetime.fromtimestamp(engram.time / 1000, UTC))
+
+
+class Ingest:
+    def __init__(self, context: Context[Any], keeper: Keeper, embedder: Embedder, classifier: Classifier) -> None:
+        self._context = context
+        self._keeper = keeper
+        self._embedder = embedder
+        self._classifier = classifier
+        self._sessions = Sessions(context.bus)
+
+    # ── handlers ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def response(self, message: Message[ResponseGeneration]) -> Iterable[Outgoing]:
+        response = message.payload
+        steps = self._steps(message, response.query_id)
+        steps("INGEST", INGESTING)
+        before = await _patiently(lambda: self._before(response))
+        engram = of_response(response, accepted(response.query_id, message.envelope.time), before)
+        if self._context.settings.classify != "off":
+            engram = engram.annotated({"class": by_rules(engram).note(engram)})
+        await self._remember(engram)
+        return steps("DONE", IDLE)
+
+    async def save(self, message: Message[MemorySave]) -> Iterable[Outgoing]:
+        wish = message.payload
+        if wish.kind == "topic":
+            now = await _patiently(lambda: self._keeper.store.topic(wish.user_id, wish.topic))
+            if now is None or now.time != wish.recorded:
+                # saved again or deleted since
+                return ()
+        await self._remember(saved(wish))
+        return ()
+
+    async def forget(self, message: Message[MemoryForget]) -> Iterable[Outgoing]:
+        wish = message.payload
+        count = await _patiently(lambda: self._keeper.delete_session(wish.user_id, wish.session_id, wish.at))
+        log.info("memory.session_forgotten", engrams=count)
+        return ()
+
+    async def critique(self, message: Message[CritiqueResult]) -> Iterable[Outgoing]:
+        result = message.payload
+        if result.score is None:
+            # a grade that could not be read is no grade
+            return ()
+        values = {"score": result.score, "critique": result.feedback, "rubric": result.rubric}
+        return await self._annotated(message, result.query_id, [(result.response_id, "critique", values)])
+
+    async def pairwise(self, message: Message[PairwiseResult]) -> Iterable[Outgoing]:
+        result = message.payload
+        values = {"winner": result.winner, "reason": result.reason}
+        both: list[tuple[str, NoteKind, dict[str, Any]]] = [
+            (result.query_id_a, "pairwise", {**values, "score": result.score_a, "against": result.query_id_b}),
+            (result.query_id_b, "pairwise", {**values, "score": result.score_b, "against": result.query_id_a}),
+        ]
+        return await self._annotated(message, result.original_query_id, both, ANNOTATING_PAIRWISE)
+
+    async def reward(self, message: Message[RewardEvent]) -> Iterable[Outgoing]:
+        event = message.payload
+        values = {"reward": event.reward, "source": event.source}
+        mark = vote_stamp(event.vote_id) if event.vote_id else None
+        return await self._annotated(message, event.query_id, [(event.response_id, "reward", values)], mark=mark)
+
+    # ── how ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _remember(self, engram: Engram) -> None:
+        (vector,) = await self._embedder.documents([embedded_text(engram)])
+        kept = await _patiently(lambda: self._keeper.put(engram.user_id, [(engram, vector)]))
+        for one in kept:
+            self._classifier.later(one)
+
+    async def _before(self, response: ResponseGeneration) -> str:
+        """The turn before it in the session."""
+        turns = await self._sessions.turns(response.session_id, response.respondent_id)
+        earlier = [turn for turn in turns if order(turn.query_id) < order(response.query_id)]
+        return f"{earlier[-1].query}\n{earlier[-1].answer}" if earlier else ""
+
+    async def _annotated(
+        self,
+        message: Message[Any],
+        query_id: str,
+        notes: list[tuple[str, NoteKind, dict[str, Any]]],
+        state: str = ANNOTATING,
+        mark: str | None = None,
+    ) -> Iterable[Outgoing]:
+        steps = self._steps(message, query_id)
+        steps("ANNOTATE" if state == ANNOTATING else "ANNOTATE_PAIRWISE", state)
+        mark = mark or stamp(message.envelope.time, message.envelope.id)
+        for engram_id, kind, values in notes:
+            note = Note(mark, values)
+
+            async def annotate(engram_id: str = engram_id, kind: NoteKind = kind, note: Note = note) -> bool:
+                return await self._keeper.annotate(engram_id, kind, note)
+
+            await _patiently(annotate)
+        return steps("DONE", IDLE)
+
+    def _steps(self, message: Message[Any], query_id: str) -> Callable[[str, str], list[Outgoing]]:
+        """Takes the machine's steps, and gives all of them so far as events."""
+        machine = Machine(TABLE, IDLE)
+        events: list[Outgoing] = []
+
+        def step(action: str, expected: str) -> list[Outgoing]:
+            taken = machine.step(action)
+            assert machine.state == expected
+            event = AgentTransition(
+                agent="memory",
+                replica=self._context.replica,
+                query_id=query_id,
+                from_state=taken.before,
+                action=action,
+                to=taken.after,
+            )
+            events.append(AGENT_TRANSITION.of(event, **{**message.headers(), "correlation_id": query_id}))
+            return events
+
+        return step
+
+
+def accepted(query_id: str, otherwise: int) -> int:
+    """When a query was accepted, in ms: its id says it. Raises DecodeError."""
+    try:
+        return order(query_id)[0] or otherwise
+    except ValueError as exc:
+        raise DecodeError(f"{query_id!r} is no query id") from exc
+
+
+def vote_stamp(vote_id: str) -> str:
+    """Orders rewards by their votes. Raises DecodeError."""
+    try:
+        time_ms, number = order(vote_id)
+    except ValueError as exc:
+        raise DecodeError(f"{vote_id!r} is no entry's id") from exc
+    return f"{time_ms:015d}{number:020d}"
+
+
+def saved(wish: MemorySave) -> Engram:
+    engram = Engram(
+        id=wish.id,
+        user_id=wish.user_id,
+        kind=wish.kind,
+        time=wish.recorded,
+        recorded=wish.recorded,
+        session_id=wish.session_id,
+        query_id=wish.query_id,
+        content=wish.content,
+    )
+    return replace(engram, id=topic_id(wish.user_id, wish.topic), topic=wish.topic) if wish.kind == "topic" else engram
+
+
+async def _patiently(work: Callable[[], Awaitable[R]]) -> R:
+    """The work's result, however long the store is away: an entry that waits is not one that cannot be handled."""
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            return await work()
+        except TransientError as exc:
+            log.warning("ingest.waits", reason=str(exc))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)

@@ -1,0 +1,143 @@
+"""Writing engrams so that nothing is lost, written twice or comes back, whoever else writes them at the same time.
+
+The store can only replace a record. Therefore what replicas must agree on is in Redis (see `notes`), and every writer
+reads it before and after its write: when it has changed meanwhile, the writer writes again. A writer that dies in
+between leaves its message unacknowledged, and the one who takes the message over does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from services.memory.engram import Engram, Note, NoteKind
+from services.memory.index import Index
+from services.memory.notes import State, States
+from services.memory.store import Store
+from shared.logging import get_logger
+
+log = get_logger()
+
+Vector = Sequence[float]
+# Called at each step with its name: where tests let a process die.
+Hook = Callable[[str], None]
+
+
+def _nothing(_step: str) -> None:
+    """No fault."""
+
+
+class Keeper:
+    def __init__(self, store: Store, states: States, index: Index, model: str, fault: Hook = _nothing) -> None:
+        self.store = store
+        self.states = states
+        self.index = index
+        self._model = model
+        self._fault = fault
+
+    async def put(self, user_id: str, items: Sequence[tuple[Engram, Vector]]) -> list[Engram]:
+        """Upserts engrams of one user with what is known of them; what was deleted stays deleted.
+
+        Returns those that are in the store now.
+        """
+        open_items = {engram.id: (engram, vector) for engram, vector in items}
+        kept: dict[str, Engram] = {}
+        await self.states.own([engram for engram, _ in open_items.values()])
+        self._fault("owned")
+        while open_items:
+            engrams = [engram for engram, _ in open_items.values()]
+            before = await self.states.read(engrams)
+            gone = [e.id for e, state in zip(engrams, before, strict=True) if state.gone(e)]
+            if gone:
+                await self.store.delete(user_id, gone)
+                for engram_id in gone:
+                    open_items.pop(engram_id)
+                    if kept.pop(engram_id, None) is not None:
+                        await self.index.remove(user_id, [engram_id])
+            states = {e.id: state for e, state in zip(engrams, before, strict=True) if e.id in open_items}
+            there = await self.store.get(user_id, list(open_items))
+            writing = []
+            for engram_id, (engram, vector) in open_items.items():
+                known = there.get(engram_id)
+                if known is not None and known.recorded > engram.recorded:
+                    # a topic that was saved again since: the later content counts
+                    kept[engram_id] = known
+                    continue
+                whole = engram.annotated(known.notes if known else {}).annotated(states[engram_id].notes)
+                writing.append((whole, vector))
+                kept[engram_id] = whole
+            if writing:
+                await self.store.put(user_id, self._model, writing)
+            self._fault("stored")
+            open_items = await self._changed(open_items, states)
+        if kept:
+            await self.index.put(user_id, list(kept.values()))
+        self._fault("indexed")
+        return list(kept.values())
+
+    async def _changed(
+        self, items: dict[str, tuple[Engram, Vector]], before: dict[str, State]
+    ) -> dict[str, tuple[Engram, Vector]]:
+        """Those whose state is another one now."""
+        engrams = [engram for engram, _ in items.values()]
+        after = await self.states.read(engrams) if engrams else []
+        return {e.id: items[e.id] for e, state in zip(engrams, after, strict=True) if state != before[e.id]}
+
+    async def annotate(self, engram_id: str, kind: NoteKind, note: Note) -> bool:
+        """Adds an annotation; one for an engram that is not there yet waits for it. False: it was deleted."""
+        owner = await self.states.annotate(engram_id, kind, note)
+        self._fault("noted")
+        if owner is None:
+            return False
+        owner = owner or self.index.catalog.owner(engram_id) or ""
+        if owner:
+            await self._apply(owner, engram_id, note, kind)
+        self._fault("annotated")
+        return True
+
+    async def _apply(self, user_id: str, engram_id: str, note: Note, kind: NoteKind) -> None:
+        while True:
+            found = (await self.store.get(user_id, [engram_id])).get(engram_id)
+            if found is None:
+                # it is being written: its writer looks again afterwards
+                return
+            (before,) = await self.states.read([found])
+            if before.gone(found):
+                await self.store.delete(user_id, [engram_id])
+                await self.index.remove(user_id, [engram_id])
+                return
+            whole = found.annotated(before.notes).annotated({kind: note})
+            if whole is not found:
+                await self.store.update(user_id, [whole])
+            self._fault("updated")
+            (after,) = await self.states.read([found])
+            if after == before:
+                return
+
+    async def delete(self, user_id: str, ids: Sequence[str]) -> None:
+        """For good: text, vector, words, annotations that wait; what comes late is refused for some weeks."""
+        if not ids:
+            return
+        await self.states.delete(ids)
+        self._fault("marked")
+        await self.store.delete(user_id, ids)
+        self._fault("removed")
+        await self.index.remove(user_id, ids)
+
+    async def delete_session(self, user_id: str, session_id: str, until: int) -> int:
+        """Everything of a session that entered the memory until then; the number of engrams."""
+        await self.states.forget(user_id, session_id, until)
+        ids = await self.store.ids_of_session(user_id, session_id)
+        found = await self.store.get(user_id, ids)
+        gone = [engram.id for engram in found.values() if engram.recorded <= until]
+        await self.delete(user_id, gone)
+        return len(gone)
+
+    async def delete_user(self, user_id: str) -> int:
+        """Everything of a user, topics too; the number of engrams."""
+        await self.index.ready.wait()
+        await self.states.forget(user_id, "", await self.states.now())
+        ids = self.index.catalog.ids(user_id)
+        await self.states.delete(ids)
+        await self.store.drop_user(user_id)
+        await self.index.remove_user(user_id)
+        return len(ids)

@@ -1,0 +1,124 @@
+"""What must be agreed on between replicas of one engram: its newest annotations, and whether it was deleted.
+
+A hash per engram holds both, so that one read sees them together. Whoever writes an engram reads this state before and
+after: when it has changed in between, it writes again (see `keeper`). The hash goes after some days; by then the
+annotations are in the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from services.memory.engram import Engram, Note, NoteKind
+from shared.bus import Bus, Command
+from shared.bus.link import Script
+from shared.contracts import PREFIX
+
+OWNER, DELETED = "owner", "deleted"
+_PAGE = 500
+
+# Keeps the annotation of a kind with the largest stamp. KEYS: state. ARGV: kind, stamp, note, seconds.
+# Returns who owns the engram ('' when nobody has begun to write it), or nil when it was deleted.
+_ANNOTATE = Script("""
+if redis.call('HEXISTS', KEYS[1], 'deleted') == 1 then return nil end
+local old = redis.call('HGET', KEYS[1], ARGV[1])
+if not old or string.sub(old, 1, #ARGV[2]) < ARGV[2] then redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+return redis.call('HGET', KEYS[1], 'owner') or ''
+""")
+
+# Says that somebody is about to write the engram, unless it was deleted. KEYS: state. ARGV: user, seconds.
+_OWN = Script("""
+if redis.call('HEXISTS', KEYS[1], 'deleted') == 1 then return 0 end
+redis.call('HSET', KEYS[1], 'owner', ARGV[1])
+redis.call('EXPIRE', KEYS[1], ARGV[2])
+return 1
+""")
+
+# Forgets the annotations and keeps the engram from coming back. KEYS: state. ARGV: seconds.
+_DELETE = Script("""
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'deleted', '1')
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+return 1
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """`gone_before`: what entered the memory until then (ms) is deleted, by its session or its user."""
+
+    notes: Mapping[str, Note] = field(default_factory=dict)
+    deleted: bool = False
+    gone_before: int = 0
+
+    def gone(self, engram: Engram) -> bool:
+        return self.deleted or engram.recorded <= self.gone_before
+
+
+def state_key(engram_id: str) -> str:
+    return f"{PREFIX}memory:state:{engram_id}"
+
+
+def _gone_key(user_id: str, session_id: str = "") -> str:
+    return f"{PREFIX}memory:gone:{user_id}" + (f":{session_id}" if session_id else "")
+
+
+class States:
+    def __init__(self, bus: Bus, pending_days: float, forget_days: float) -> None:
+        self._bus = bus
+        self._pending = int(pending_days * 86_400)
+        self._forget = int(forget_days * 86_400)
+
+    async def now(self) -> int:
+        """Redis' clock in ms: the one that query ids are made of."""
+        seconds, micros = await self._bus.link.call("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    async def annotate(self, engram_id: str, kind: NoteKind, note: Note) -> str | None:
+        """The engram's owner, '' when it is not there yet, None when it was deleted."""
+        command = _ANNOTATE((state_key(engram_id),), kind, note.stamp, note.dump(), self._pending)
+        owner = await self._bus.link.call(*command)
+        return None if owner is None else str(owner.decode())
+
+    async def own(self, engrams: Sequence[Engram]) -> None:
+        """To be called before an engram is written: from here on an annotation finds its owner."""
+        await self._bus.link.pipe([_OWN((state_key(e.id),), e.user_id, self._pending) for e in engrams])
+
+    async def read(self, engrams: Sequence[Engram]) -> list[State]:
+        commands: list[Command] = []
+        for engram in engrams:
+            commands += [
+                ("HGETALL", state_key(engram.id)),
+                ("GET", _gone_key(engram.user_id)),
+                ("GET", _gone_key(engram.user_id, engram.session_id)),
+            ]
+        replies = await self._bus.link.pipe(commands)
+        return [_state(*replies[at : at + 3]) for at in range(0, len(replies), 3)]
+
+    async def delete(self, ids: Sequence[str]) -> None:
+        for at in range(0, len(ids), _PAGE):
+            page = ids[at : at + _PAGE]
+            await self._bus.link.pipe([_DELETE((state_key(engram_id),), self._forget) for engram_id in page])
+
+    async def restore(self, ids: Sequence[str]) -> None:
+        """What is imported on purpose may come back."""
+        for at in range(0, len(ids), _PAGE):
+            page = ids[at : at + _PAGE]
+            found = await self._bus.link.pipe([("HEXISTS", state_key(one), DELETED) for one in page])
+            if gone := [state_key(one) for one, deleted in zip(page, found, strict=True) if deleted]:
+                await self._bus.link.pipe([("DEL", key) for key in gone])
+
+    async def forget(self, user_id: str, session_id: str, until: int) -> None:
+        """What entered until then is deleted: of one session, or with '' of the user."""
+        await self._bus.link.call("SET", _gone_key(user_id, session_id), until, "EX", self._forget)
+
+
+def _state(raw: Sequence[bytes], of_user: bytes | None, of_session: bytes | None) -> State:
+    fields = {name.decode(): value.decode() for name, value in zip(raw[::2], raw[1::2], strict=True)}
+    return State(
+        {name: Note.load(value) for name, value in fields.items() if name not in (OWNER, DELETED)},
+        DELETED in fields,
+        max(int(of_user or 0), int(of_session or 0)),
+    )

@@ -1,0 +1,155 @@
+"""memory: remembers every answer, and finds what fits a question."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from services.memory.classify import open_classifier
+from services.memory.embedding import Embedder, open_embedder
+from services.memory.index import Index
+from services.memory.ingest import Ingest
+from services.memory.keeper import Hook, Keeper
+from services.memory.keywords import KeywordIndex
+from services.memory.manage import Manage
+from services.memory.notes import States
+from services.memory.recall import Recall
+from services.memory.reembed import Reembedding, refuse_other_models
+from services.memory.settings import MemorySettings
+from services.memory.store import Store, open_store
+from services.memory.tools import MemoryTools
+from shared.contracts import (
+    CRITIQUE_RESULT,
+    MEMORY_FORGET,
+    MEMORY_SAVE,
+    PAIRWISE_RESULT,
+    RESPONSE_GENERATION,
+    REWARD_EVENT,
+)
+from shared.errors import TransientError
+from shared.logging import get_logger
+from shared.service import Context, Service, Subscription, Work
+from shared.tool import Tool, open_tools
+
+log = get_logger()
+
+_LOOK_SECONDS = 2.0
+# Annotations are quick; when the store is away they wait, and must not take the tools' slots.
+_ANNOTATIONS = 8
+
+
+def builder(fault: Hook | None = None) -> Any:
+    """How the participant is built. `fault` is called at each step of a write: where tests let a process die."""
+
+    @contextlib.asynccontextmanager
+    async def build(context: Context[MemorySettings]) -> AsyncIterator[Sequence[Work]]:
+        settings = context.settings
+        async with contextlib.AsyncExitStack() as stack:
+            store = await stack.enter_async_context(open_store(settings))
+            keywords = KeywordIndex(stack.enter_context(_index_folder(settings)))
+            stack.callback(keywords.close)
+            embedder = await stack.enter_async_context(
+                open_embedder(settings.embeddings(), settings.embedding_model, settings.embed_batch)
+            )
+            index = Index(context, store, keywords)
+            states = States(context.bus, settings.pending_days, settings.forget_days)
+            keeper = Keeper(store, states, index, settings.embedding_model, *([fault] if fault else []))
+            if settings.on_model_change == "refuse":
+                await refuse_other_models(keeper, settings.embedding_model)
+            recall = Recall(store, index, embedder)
+            model = settings.chat_model()
+            stack.push_async_callback(model.aclose)
+            classifier = await stack.enter_async_context(open_classifier(context, keeper, model))
+            ingest = Ingest(context, keeper, embedder, classifier)
+            tools = MemoryTools(context, keeper, recall, embedder)
+            offered = [*tools.tools(), Manage(context, keeper, recall, embedder, tools).tool()]
+
+            @contextlib.asynccontextmanager
+            async def same(_settings: MemorySettings) -> AsyncIterator[Sequence[Tool[Any]]]:
+                # they look at the context's settings at each call
+                yield offered
+
+            works = await stack.enter_async_context(open_tools(context, same))
+            await _facts(context, store, embedder, index, 0)
+            reembedding = Reembedding(context, keeper, embedder)
+            async with _background(
+                index.run(), reembedding.run(), _watch(context, store, embedder, index, reembedding)
+            ):
+                yield [
+                    *works,
+                    Subscription(RESPONSE_GENERATION, ingest.response, limit=settings.ingest_limit),
+                    Subscription(MEMORY_SAVE, ingest.save, limit=settings.ingest_limit),
+                    Subscription(CRITIQUE_RESULT, ingest.critique, limit=_ANNOTATIONS),
+                    Subscription(PAIRWISE_RESULT, ingest.pairwise, limit=_ANNOTATIONS),
+                    Subscription(REWARD_EVENT, ingest.reward, limit=_ANNOTATIONS),
+                    Subscription(MEMORY_FORGET, ingest.forget, limit=_ANNOTATIONS),
+                ]
+
+    return build
+
+
+@contextlib.contextmanager
+def _index_folder(settings: MemorySettings) -> Any:
+    """Beside the embedded store, whose one replica keeps it; else one of this process, which goes with it."""
+    if settings.chroma_url is None:
+        path = (settings.chroma_path or settings.data_dir / "chroma").absolute()
+        yield path.with_name(f"{path.name}-words")
+        return
+    with tempfile.TemporaryDirectory(prefix="local2-words-") as folder:
+        yield Path(folder)
+
+
+@contextlib.asynccontextmanager
+async def _background(*work: Any) -> AsyncIterator[None]:
+    """Runs coroutines beside the block. One that fails is a bug: it ends the process, and whoever supervises starts it
+    again."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in work]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def _watch(
+    context: Context[Any], store: Store, embedder: Embedder, index: Index, reembedding: Reembedding
+) -> None:
+    while True:
+        await _facts(context, store, embedder, index, reembedding.left)
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _facts(context: Context[Any], store: Store, embedder: Embedder, index: Index, left: int) -> None:
+    """Says in the registry what works: /ready and the console show it."""
+    trouble = None
+    try:
+        async with asyncio.timeout(_LOOK_SECONDS):
+            await store.ping()
+    except (TransientError, TimeoutError) as exc:
+        trouble = str(exc) or "the store does not answer"
+    reasons = [
+        trouble,
+        embedder.away and f"embedding model {embedder.model}: {embedder.away}",
+        None if index.ready.is_set() else "the store is being read",
+    ]
+    context.facts.update(
+        {
+            "embedding_model": embedder.model,
+            "embedding_ok": embedder.away is None,
+            "store": "server" if context.settings.chroma_url else "embedded",
+            "store_ok": trouble is None,
+            "indexed": index.ready.is_set(),
+            "engrams": len(index.catalog),
+            "waiting": embedder.waiting,
+            "reembedding": left,
+            "degraded": "; ".join(reason for reason in reasons if reason) or None,
+        }
+    )
+
+
+app: Service[MemorySettings] = Service("memory", MemorySettings, builder())

@@ -1,0 +1,65 @@
+"""Settings of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, SecretStr
+
+from services.memory.ranking import Weights
+from shared.llm.settings import BackendSettings
+from shared.settings import Settings
+
+
+class MemorySettings(BackendSettings):
+    """`backend` and its address are those of the embedding model, and of the model that classifies."""
+
+    runtime: ClassVar[frozenset[str]] = Settings.runtime | {
+        "top_k", "min_score", "weights", "classify", "model", "concurrency", "answer_chars", "question_chars",
+    }  # fmt: skip
+
+    chroma_path: Path | None = Field(
+        default=None, description="Folder of the embedded store; unset: `chroma` in the data folder"
+    )
+    chroma_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s/]+",
+        description="Address of a Chroma server, instead of the embedded store",
+    )
+    chroma_token: SecretStr | None = Field(default=None, description="Sent to the Chroma server as x-chroma-token")
+    collection: str = Field(
+        default="local2.memory",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{1,60}[A-Za-z0-9]$",
+        description="What the names of the collections begin with",
+    )
+    embedding_model: str = Field(default="nomic-embed-text", min_length=1, description="Model of the vectors")
+    on_model_change: Literal["reembed", "refuse"] = Field(
+        default="reembed", description="What happens to engrams whose vectors are another model's"
+    )
+    top_k: int = Field(default=5, ge=1, le=50, description="Memories given to the model")
+    min_score: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Least similarity of a relevant memory; unset: what suits the embedding model (0.3 for most)",
+    )
+    weights: Weights = Field(default=Weights(), description="How ratings, words and age are weighted")
+    question_chars: int = Field(default=300, ge=40, le=10_000, description="Of a recalled question")
+    answer_chars: int = Field(default=800, ge=40, le=10_000, description="Of a recalled answer")
+    classify: Literal["auto", "model", "rules", "off"] = Field(
+        default="auto",
+        description="Who names intent and entities; auto: the model, unless it is the demonstration model",
+    )
+    model: str = Field(default="gemma4:e4b", min_length=1, description="Model that classifies")
+    classify_timeout: float = Field(default=30.0, gt=0, le=600, description="Seconds for one classification")
+    embed_batch: int = Field(default=32, ge=1, le=512, description="Most texts of one embedding call")
+    ingest_limit: int = Field(default=64, ge=1, le=1_000, description="Responses taken into memory at the same time")
+    concurrency: int = Field(default=96, ge=2, description="Messages handled at the same time by one replica")
+    pending_days: float = Field(
+        default=7.0, gt=0, le=365, description="How long a grade or rating waits for an engram that is not there yet"
+    )
+    forget_days: float = Field(
+        default=30.0, gt=0, le=3650, description="How long what was deleted is kept from coming back by a late message"
+    )
+    demo: bool = Field(default=False, description="Set by `local2 run` when the demonstration model answers")

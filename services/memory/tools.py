@@ -1,0 +1,183 @@
+"""The tools that models call: search, save, and topics by their exact name."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+from services.memory.embedding import Embedder
+from services.memory.ingest import embedded_text, saved
+from services.memory.keeper import Keeper
+from services.memory.recall import NOTHING, Recall, shown_hit, told
+from services.memory.settings import MemorySettings
+from services.memory.store import StoreUnavailable, Topic
+from shared.contracts import MEMORY_SAVE, MemorySave, ToolRequest
+from shared.errors import ToolError
+from shared.logging import get_logger
+from shared.service import Context
+from shared.tool import Tool, ToolResult
+
+log = get_logger()
+
+TOPIC_PREFIXES = ("user.", "project.", "constraint.")
+MAX_TOPIC, MAX_CONTENT = 200, 20_000
+_AWAY = "the memory is away; try again later"
+
+
+class _Args(BaseModel):
+    model_config = ConfigDict(str_strip_whitespace=True)
+
+
+class SearchMemory(_Args):
+    """Search what was said in earlier conversations with this user. Call it when the user refers to the past ("what do
+    you remember about ...", "did I tell you ...", "how do I like my coffee?", "what did we decide"), or when something
+    personal would help to answer."""
+
+    query: str = Field(
+        min_length=1,
+        max_length=4_000,
+        validation_alias=AliasChoices("query", "q", "text"),
+        description="What to look for, in a few words or as a question",
+    )
+
+
+class SaveMemory(_Args):
+    """Keep one sentence for later conversations. Call it when the user asks to remember something that has no topic of
+    its own ("please remember that the meeting went well", "make a note: ...")."""
+
+    content: str = Field(
+        min_length=1,
+        max_length=MAX_CONTENT,
+        validation_alias=AliasChoices("content", "text", "memory"),
+        description="One sentence worth keeping, complete in itself",
+    )
+
+
+class SaveTopic(_Args):
+    """Keep a lasting fact under an exact name, replacing what was there. Call it when the user states a preference, a
+    fact about himself or a project, or a rule to obey ("please remember my preferred language is Elixir", "our project
+    uses Postgres", "never answer in German")."""
+
+    topic: str = Field(
+        min_length=1,
+        validation_alias=AliasChoices("topic", "key", "name"),
+        description="Name that begins with user., project. or constraint., such as user.preferred_language",
+    )
+    content: str = Field(
+        min_length=1,
+        max_length=MAX_CONTENT,
+        validation_alias=AliasChoices("content", "value", "text"),
+        description="The fact as one sentence",
+    )
+
+
+class RecallTopic(_Args):
+    """Read what is kept under an exact topic name. Call it when the name is known, such as user.preferred_language
+    ("what language do I prefer?"); search_memory finds things without their name."""
+
+    topic: str = Field(
+        min_length=1, validation_alias=AliasChoices("topic", "key", "name"), description="The exact name"
+    )
+
+
+def checked_topic(topic: str) -> str:
+    """Raises ToolError."""
+    if not topic.startswith(TOPIC_PREFIXES) or topic in TOPIC_PREFIXES:
+        raise ToolError("topic must start with user., project. or constraint.")
+    if len(topic) > MAX_TOPIC or not topic.isprintable():
+        raise ToolError(f"topic must be at most {MAX_TOPIC} printable characters")
+    return topic
+
+
+class MemoryTools:
+    def __init__(self, context: Context[MemorySettings], keeper: Keeper, recall: Recall, embedder: Embedder) -> None:
+        self._context = context
+        self._keeper = keeper
+        self._recall = recall
+        self._embedder = embedder
+
+    def tools(self) -> list[Tool[Any]]:
+        return [
+            Tool("search_memory", SearchMemory, self.search),
+            Tool("save_memory", SaveMemory, self.save),
+            Tool("save_topic", SaveTopic, self.save_topic),
+            Tool("recall_topic", RecallTopic, self.recall_topic),
+        ]
+
+    async def search(self, args: SearchMemory, request: ToolRequest) -> ToolResult:
+        settings = self._context.settings
+        try:
+            found = await self._recall.search(request.user_id, args.query, settings)
+        except StoreUnavailable as exc:
+            raise ToolError(_AWAY) from exc
+        hits = [shown_hit(hit, engram) for hit, engram in found.hits]
+        return ToolResult(told(found, settings, datetime.now(UTC)), {"hits": hits, "degraded": found.degraded})
+
+    async def save(self, args: SaveMemory, request: ToolRequest) -> ToolResult:
+        digest = hashlib.sha256(f"{request.user_id}\0{request.call_id}".encode()).hexdigest()[:32]
+        engram_id = await self._keep(request, "note", f"note:{digest}", args.content)
+        return ToolResult("Memory saved.", {"id": engram_id})
+
+    async def save_topic(self, args: SaveTopic, request: ToolRequest) -> ToolResult:
+        topic = checked_topic(args.topic)
+        await self.put_topic(request, topic, args.content)
+        return ToolResult(f"Memory saved: {topic}", {"topic": topic})
+
+    async def recall_topic(self, args: RecallTopic, request: ToolRequest) -> ToolResult:
+        try:
+            found = await self._keeper.store.topic(request.user_id, args.topic)
+        except StoreUnavailable as exc:
+            raise ToolError(_AWAY) from exc
+        if found is None:
+            return ToolResult(NOTHING, {"topic": args.topic, "content": None})
+        data = {"topic": found.name, "content": found.content, "time": found.time}
+        return ToolResult(f"[Memory: {found.name}]\n{found.content}", data)
+
+    async def put_topic(self, request: ToolRequest, topic: str, content: str) -> Topic:
+        """Keeps it under its name, and as an engram that a search finds."""
+        kept = Topic(topic, content, await self._keeper.states.now())
+        try:
+            await self._keeper.store.save_topic(request.user_id, kept)
+        except StoreUnavailable as exc:
+            raise ToolError(_AWAY) from exc
+        await self._keep(request, "topic", "", content, topic, kept.time)
+        return kept
+
+    async def _keep(
+        self,
+        request: ToolRequest,
+        kind: Any,
+        engram_id: str,
+        content: str,
+        topic: str = "",
+        recorded: int | None = None,
+    ) -> str:
+        """At once where the model is there; else as soon as it is: then the wish stays on the bus."""
+        wish = MemorySave(
+            id=engram_id,
+            user_id=request.user_id,
+            kind=kind,
+            content=content,
+            topic=topic,
+            session_id=request.session_id,
+            query_id=request.query_id,
+            recorded=await self._keeper.states.now() if recorded is None else recorded,
+        )
+        engram = saved(wish)
+        if topic:
+            # deleted once, it may be saved again
+            await self._keeper.states.restore([engram.id])
+        vectors = await self._embedder.soon([embedded_text(engram)])
+        if vectors is not None:
+            try:
+                await self._keeper.put(request.user_id, [(engram, vectors[0])])
+            except StoreUnavailable as exc:
+                log.warning("memory.saved_later", reason=str(exc))
+            else:
+                return engram.id
+        once = f"{request.call_id}:{wish.recorded}"
+        await self._context.bus.publish(MEMORY_SAVE.of(wish, once=once, user_id=request.user_id))
+        return engram.id
