@@ -1,0 +1,250 @@
+"""The whole stack as processes on a Redis Cluster of three masters with a replica each, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.cluster import Cluster
+from support.http_gateway import gateway_settings, serving
+from support.http_stack import (
+    HEARTBEAT,
+    SSE,
+    HttpStack,
+    ModelProcess,
+    Rules,
+    answer_in,
+    event_types,
+    follow,
+    parsed,
+)
+from support.services import announced, running
+from support.stack import Participants, respondent
+from support.waiting import eventually
+
+from services.generator.settings import GeneratorSettings
+from services.web_search.service import app as web_search
+from shared.bus import Bus, Command, Link, ReplyError
+from shared.bus.slots import name_of, slot_of, slot_of_key
+from shared.testing.model_server import ScriptedModelServer
+
+WORDS = " ".join(f"word{number}" for number in range(20))
+RULES: Rules = [
+    {
+        "when": {"user": "^research", "tool_results": 0},
+        "respond": {"tool_calls": [{"name": "web_search", "args": {"query": "LoCAL2"}}], "pace": 0.01},
+    },
+    {"when": {"user": "^research", "tool_results": 1}, "respond": {"text": WORDS, "pace": 0.01}},
+    {"when": {"user": "^hold"}, "respond": {"text": WORDS, "pace": 1.0}},
+    {"respond": {"text": "Hello."}},
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster"), replicas=1, appendfsync="everysec") as formed:
+        yield formed
+
+
+@pytest.fixture(scope="module")
+def stack(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpStack]:
+    folder: Path = tmp_path_factory.mktemp("stack")
+    model = ModelProcess(folder / "model.log")
+    try:
+        model.start()
+        model.play(RULES)
+        with Participants(cluster.url, model.url, folder / "people", heartbeat=HEARTBEAT) as people:
+            made = HttpStack(cluster, model, people, 2)  # type: ignore[arg-type]
+            made.start(generators=2)
+            yield made
+    finally:
+        model.close()
+
+
+async def test_a_query_with_a_tool_is_streamed_and_resumed_on_another_gateway(stack: HttpStack) -> None:
+    async with stack.http(0) as first, stack.http(1) as second:
+        accepted = await first.post("/query?wait=false", json={"query": "research it", "session_id": "s1"})
+        assert accepted.status_code == 202, accepted.text
+        query_id = accepted.json()["query_id"]
+        seen = await follow([first, second], query_id, itertools.cycle([3, 7]))
+        full = (await second.get(f"/queries/{query_id}/events")).content
+        assert seen == full
+        assert answer_in(full) == WORDS
+        kinds = event_types(full)
+        assert kinds.count("tool.request") == kinds.count("tool.result") == 1
+        turns = (await second.get("/sessions/s1")).json()["turns"]
+        assert [turn["answer"] for turn in turns] == [WORDS]
+        assert (await first.delete("/sessions/s1")).status_code == 200
+        assert (await second.get("/sessions/s1")).status_code == 404
+
+
+async def test_a_cancel_stops_the_answer_within_a_second(stack: HttpStack) -> None:
+    async with stack.http(0) as first, stack.http(1) as second:
+        accepted = await first.post("/query?wait=false", json={"query": "hold on"})
+        query_id = accepted.json()["query_id"]
+
+        async def begun() -> bool:
+            return bool((await second.get(f"/queries/{query_id}")).json()["state"] == "running")
+
+        await eventually(begun)
+        assert (await second.post(f"/queries/{query_id}/cancel")).status_code == 200
+
+        async def over() -> bool:
+            return bool((await first.get(f"/queries/{query_id}")).json()["state"] == "cancelled")
+
+        await eventually(over, 1.5, "the query is cancelled")
+
+
+async def test_a_run_time_setting_reaches_every_replica(stack: HttpStack) -> None:
+    async with stack.http(0) as first:
+        changed = await first.patch("/participants/generator/settings", json={"temperature": 0.25})
+        assert changed.status_code == 200, changed.text
+
+        async def applied() -> bool:
+            stack.model.http.delete("/script/requests")
+            await asyncio.gather(*(first.post("/query", json={"query": f"hello {n}"}) for n in range(4)))
+            asked = await asyncio.to_thread(stack.model.requests)
+            return bool(asked) and all(one["body"]["options"].get("temperature") == 0.25 for one in asked)
+
+        await eventually(applied, 5)
+        described = (await first.get("/participants/generator/settings")).json()
+        assert described["values"]["temperature"] == 0.25
+
+
+async def test_what_operators_look_at_is_there(stack: HttpStack) -> None:
+    async with stack.http(0) as first:
+        ready = await first.get("/ready")
+        assert ready.status_code == 200, ready.text
+        streams = {row["subject"]: row for row in (await first.get("/bus/streams")).json()["streams"]}
+        assert {group["name"] for group in streams["query.received"]["groups"]} == {"generator"}
+        called = await first.post("/tools/web_search/call", json={"args": {"query": "x"}})
+        assert called.json()["error"] is None, called.text
+        assert (await first.get("/metrics")).status_code == 200
+
+
+async def test_everything_accepted_is_answered_while_slots_move_nodes_change_and_generators_die(
+    stack: HttpStack, cluster: Cluster
+) -> None:
+    answers: dict[str, list[str]] = {}
+    refused = 0
+
+    async def one(http: httpx.AsyncClient, number: int) -> None:
+        nonlocal refused
+        for turn in range(6):
+            body = {"query": f"research {number} {turn}", "session_id": f"load-{number}"}
+            asked = await http.post("/query?wait=false", json=body)
+            if asked.status_code in (429, 503):
+                refused += 1
+                await asyncio.sleep(0.3)
+                continue
+            assert asked.status_code == 202, asked.text
+            query_id = asked.json()["query_id"]
+            answers[query_id] = []
+            stream = await http.get(f"/queries/{query_id}/events", headers=SSE, timeout=60)
+            for block in stream.content.split(b"\n\n")[:-1]:
+                if block.startswith(b"id:"):
+                    _, kind, data = parsed(block + b"\n\n")
+                    if kind in ("completed", "failed", "cancelled"):
+                        answers[query_id].append(data.get("answer") or kind)
+
+    def disturb() -> None:
+        for key in ("local2:query.received", "local2:tool.request.web_search", "local2:session:{load-1}"):
+            target = next(node for node in cluster.masters() if node is not cluster.master(key))
+            cluster.migrate(slot_of_key(key), target, pause=0.02)
+        stack.running("generator")[0].send(signal.SIGKILL)
+        # a master steps down in good order, another one dies
+        for replica, how in zip(_replicas(cluster)[:2], ("asked", "killed"), strict=True):
+            node = _master_of(cluster, replica)
+            if how == "asked":
+                replica.client.execute_command("CLUSTER", "FAILOVER")
+            else:
+                node.kill()
+            _until(lambda replica=replica: replica in cluster.masters())
+            if how == "killed":
+                node.start()
+            _until(cluster.whole)
+
+    async with stack.http(0, timeout=60) as first, stack.http(1, timeout=60) as second, asyncio.timeout(90):
+        asking = [asyncio.create_task(one((first, second)[n % 2], n)) for n in range(8)]
+        await eventually(lambda: len(answers) > 8, 20)
+        await asyncio.to_thread(disturb)
+        await asyncio.gather(*asking)
+        await asyncio.to_thread(stack.mend)
+    assert len(answers) >= 8 * 6 - refused > 24
+    assert {query_id: found for query_id, found in answers.items() if found != [WORDS]} == {}
+
+
+def _replicas(cluster: Cluster) -> list[Any]:
+    return [node for node in cluster.nodes if node.client.info("replication")["role"] == "slave"]
+
+
+def _master_of(cluster: Cluster, replica: Any) -> Any:
+    port = int(replica.client.info("replication")["master_port"])
+    return next(node for node in cluster.nodes if node.port == port)
+
+
+def _until(fact: Any) -> None:
+    from support.cluster import wait_for
+
+    wait_for(fact, 20, "the cluster has changed")
+
+
+async def test_every_command_of_a_whole_run_keeps_to_one_slot(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one server, where nothing would refuse it: what Redis itself takes for the keys is what we route by."""
+    sent: dict[tuple[str, int], Command] = {}
+    submit = Link.submit
+
+    def noting(self: Link, commands: Any, *args: Any, **kwargs: Any) -> Any:
+        for command in commands:
+            # one of each kind and length: keys stand where they stand
+            sent.setdefault(
+                (f"{name_of(command)} {command[1] if len(command) > 1 else ''}"[:60], len(command)), command
+            )
+        return submit(self, commands, *args, **kwargs)
+
+    monkeypatch.setattr(Link, "submit", noting)
+    async with ScriptedModelServer(RULES) as model:
+        common: dict[str, Any] = {"redis_url": redis_url, "heartbeat": 0.2, "drain": 0.5, "data_dir": tmp_path}
+        generator = GeneratorSettings(**common, ollama_host=model.url)
+        searching = web_search.settings_cls(**common, provider="mock")
+        async with (
+            running(respondent(generator), generator),
+            running(web_search, searching),
+            serving(gateway_settings(redis_url, tmp_path)) as site,
+        ):
+            await announced(redis_url, "generator")
+            await announced(redis_url, "web_search")
+            headers = {"Idempotency-Key": "k"}
+            for _ in range(2):
+                body = {"query": "research", "session_id": "s"}
+                assert (await site.http.post("/query", json=body, headers=headers)).json()["answer"] == WORDS
+            held = (await site.http.post("/query?wait=false", json={"query": "hold", "session_id": "s"})).json()
+            await site.http.post(f"/queries/{held['query_id']}/cancel")
+            await site.http.patch("/participants/generator/settings", json={"temperature": 0.5})
+            for path in ("/sessions", "/sessions/s", "/participants", "/bus/streams", "/dead-letters", "/metrics"):
+                assert (await site.http.get(path)).status_code == 200, path
+            assert (await site.http.delete("/sessions/s")).status_code == 200
+            # the janitor of one of them
+            await eventually(lambda: any(kind.startswith("XTRIM") for kind, _ in sent), 5)
+    assert len(sent) > 60
+    keyless = {"PING", "SCRIPT", "CLIENT", "INFO"}
+    monkeypatch.undo()
+    async with Bus(redis_url, "test/keys") as bus:
+        for command in sent.values():
+            if name_of(command) in keyless:
+                continue
+            keys = await bus.link.call("COMMAND", "GETKEYS", *command)
+            assert not isinstance(keys, ReplyError)
+            if name_of(command) in ("XREAD", "XREADGROUP"):
+                # those are taken apart, stream by stream
+                assert slot_of_key(keys[0]) == slot_of(command), command
+            else:
+                assert {slot_of_key(key) for key in keys} == {slot_of(command)}, command
