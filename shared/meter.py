@@ -11,12 +11,15 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
 
 from shared.metrics import Outcome
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+# A second series for each counter, of which nothing is asked here.
+disable_created_metrics()
 
 # A client may name any model, and a model may name any tool: beyond these, they are counted as one.
 _MOST_VALUES = 64

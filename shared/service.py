@@ -220,7 +220,9 @@ async def open_context(
             context.facts["metrics"] = address
         described = {"schema": type(settings).get_settings_schema(), "defaults": settings.runtime_values()}
         context.described = orjson.dumps(described)
-        await bus.link.pipe([*context.opening(), ("HINCRBY", STARTS, participant, 1)])
+        await bus.link.pipe(context.opening())
+        # a statistic: a user of the bus who may not write it can do without
+        await bus.link.pipe_raw([("HINCRBY", STARTS, participant, 1)])
         async with asyncio.TaskGroup() as background:
             context.background = background
             running = [
