@@ -35,6 +35,17 @@ class Weights(BaseModel):
     duplicate: float = Field(default=0.8, gt=0, le=1, description="Share of common words of near-identical engrams")
 
 
+# Similarities of one embedding model say nothing about another's: what is unrelated lies below these.
+_MIN_SCORES = {"nomic": 0.3, "minilm": 0.2}
+_MIN_SCORE = 0.3
+
+
+def min_score_for(embedding_model: str) -> float:
+    """The `min_score` that suits an embedding model, by its name."""
+    name = embedding_model.lower()
+    return next((value for part, value in _MIN_SCORES.items() if part in name), _MIN_SCORE)
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """An engram that dense or keyword search has found, and what is known of it."""

@@ -20,9 +20,8 @@ import numpy as np
 from services.cli.eval_data import DEPTH, DataSet, Measures, Question, Turn, load, report
 from services.demo_model.embedder import Embedder
 from services.demo_model.wheels import embedding_file
-from services.memory.embedding import profile
 from services.memory.keywords import Entry, KeywordIndex
-from services.memory.ranking import Candidate, Weights, rank
+from services.memory.ranking import Candidate, Weights, min_score_for, rank
 from services.memory.text import dense_text, keyword_text
 
 HERE = Path(__file__).parent
@@ -119,7 +118,7 @@ def measure(data: DataSet, embedder: Embedder, folder: Path) -> dict[str, Measur
     vectors, _ = embedder.embed([question.query for question in data.questions])
     for question, vector in zip(data.questions, vectors, strict=True):
         candidates = memories[question.user].candidates(question, vector)
-        for way, find in ways(profile(MODEL).min_score).items():
+        for way, find in ways(min_score_for(MODEL)).items():
             results[way].add(question, find(candidates))
     keywords.close()
     return results
@@ -138,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="local2-eval-") as folder:
             results = measure(data, embedder, Path(folder))
         turns = sum(len(one.turns) for one in data.conversations)
-        least = profile(MODEL).min_score
+        least = min_score_for(MODEL)
         print(f"{path.name}: {len(data.users())} users, {turns} turns, {len(data.questions)} questions; ", end="")
         print(f"least similarity {least:g} ({MODEL})\n")
         print(report(path.stem, results), end="\n\n")

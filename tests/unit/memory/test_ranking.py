@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.memory.ranking import Candidate, Hit, Weights, contenders, mark_of, rank
+from services.memory.ranking import Candidate, Hit, Weights, contenders, mark_of, min_score_for, rank
 
 LEAST = 0.2
 EVERYTHING = {"top_k": 1_000, "min_score": LEAST}
@@ -234,3 +234,9 @@ def test_weights_are_checked_and_described() -> None:
     with pytest.raises(ValueError, match="extra"):
         Weights.model_validate({"criticc": 1})
     assert all("description" in part for part in Weights.model_json_schema()["properties"].values())
+
+
+def test_the_least_score_belongs_to_the_embedding_model() -> None:
+    assert min_score_for("nomic-embed-text:latest") == 0.3
+    assert min_score_for("sentence-transformers/all-MiniLM-L6-v2") == 0.2
+    assert min_score_for("another") == 0.3
