@@ -90,17 +90,28 @@ lock: $(DEV_STAMP) ## write the installed versions to requirements.lock
 env: .env ## write .env with fresh secrets, if there is none
 
 .env:
-	@umask 077; sed \
-		-e "s/^LOCAL2_REDIS_PASSWORD=.*/LOCAL2_REDIS_PASSWORD=$$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')/" \
-		-e "s/^SEARXNG_SECRET=.*/SEARXNG_SECRET=$$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')/" .env.example > $@
+	@umask 077; secret() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }; sed \
+		-e "s/^LOCAL2_REDIS_PASSWORD=.*/LOCAL2_REDIS_PASSWORD=$$(secret)/" \
+		-e "s/^LOCAL2_REDIS_WEB_PASSWORD=.*/LOCAL2_REDIS_WEB_PASSWORD=$$(secret)/" \
+		-e "s/^SEARXNG_SECRET=.*/SEARXNG_SECRET=$$(secret)/" .env.example > $@
 	@echo 'Wrote .env with fresh secrets (from .env.example)'
 
-# Docker: the GPU override is added when the engine has NVIDIA's runtime, unless .env chooses the files itself.
+# What .env or the environment says counts; what it leaves open is found out.
 up: .env ## the containers: build, start, wait until healthy
-	@if ! grep -q '^COMPOSE_FILE=' .env && docker info --format '{{json .Runtimes}}' 2>/dev/null | grep nvidia >/dev/null; then \
-		echo 'NVIDIA runtime found: with compose.gpu.yaml'; export COMPOSE_FILE=compose.yaml:compose.gpu.yaml; fi; \
-	docker compose build gateway && docker compose up --detach --wait $(ARGS)
-	@echo 'Up. The admin key is in: docker compose logs gateway   Ask: docker compose exec gateway local2 ask "Hello"'
+	@given() { [ -n "$${!1:-}" ] || grep -q "^$$1=." .env; }; \
+	if given COMPOSE_FILE; then :; \
+	elif given LOCAL2_OLLAMA_HOST || given LOCAL2_BASE_URL; then \
+		echo 'A model server elsewhere: with compose.remote.yaml'; export COMPOSE_FILE=compose.yaml:compose.remote.yaml; \
+	elif docker info --format '{{json .Runtimes}}' 2>/dev/null | grep nvidia >/dev/null; then \
+		echo 'NVIDIA runtime found: with compose.gpu.yaml'; export COMPOSE_FILE=compose.yaml:compose.gpu.yaml; \
+	fi; \
+	if ! given LOCAL2_API_PORT && ! given LOCAL2_GATEWAY_REPLICAS && [[ '$(ARGS)' != *gateway=* ]]; then \
+		export LOCAL2_API_PORT=8765; \
+	fi; \
+	docker compose build gateway memory; \
+	docker compose up --detach --wait $(ARGS); \
+	docker compose ps --format '{{.Service}} {{.Ports}}' | sed -nE 's/^(gateway|proxy) (.*)->.*/Up: http:\/\/\2/p'
+	@echo 'The admin key is in: docker compose logs gateway   Ask: docker compose exec gateway local2 ask "Hello"'
 
 down: ## stop and remove the containers (the data stay in their volumes)
 	@docker compose --profile '*' down $(ARGS)

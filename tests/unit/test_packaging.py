@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import re
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -22,8 +25,9 @@ ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = {name: service for name, service in SERVICES.items() if service["image"].startswith("local2:")}
-EXTRA_FILES = ("compose.gpu.yaml", "compose.remote.yaml")
+OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+OVERLAYS = sorted(path.name for path in ROOT.glob("compose.*.yaml"))
+DRAIN = "10s${LOCAL2_DRAIN:-5}s"
 
 
 def read(name: str) -> str:
@@ -43,38 +47,87 @@ def test_a_container_is_closed_as_far_as_it_can_be(name: str) -> None:
     assert service["deploy"]["resources"]["limits"]["pids"] > 0
 
 
-def test_every_container_with_a_bound_on_its_memory_but_the_model_server() -> None:
-    unbounded = [name for name, s in SERVICES.items() if "memory" not in s["deploy"]["resources"]["limits"]]
-    assert unbounded == ["ollama"]
+def test_no_container_runs_as_root() -> None:
+    users = {name: str(service["user"]) for name, service in SERVICES.items() if name not in OURS}
+    assert all(user == "redis" or int(user.partition(":")[0]) > 0 for user in users.values())
+
+
+def test_every_container_has_a_bound_on_its_memory_and_only_the_model_servers_is_the_users_choice() -> None:
+    bounds = {name: service["deploy"]["resources"]["limits"]["memory"] for name, service in SERVICES.items()}
+    assert [name for name, bound in bounds.items() if ":-0}" in bound] == ["ollama"]
 
 
 def test_every_lasting_service_has_a_health_check_and_time_to_stop() -> None:
     lasting = {name: s for name, s in SERVICES.items() if s["restart"] != "no"}
-    assert SERVICES.keys() - lasting.keys() == {"ollama-pull"}
-    assert all("healthcheck" in s and int(s["stop_grace_period"].rstrip("s")) >= 10 for s in lasting.values())
+    assert SERVICES.keys() - lasting.keys() == {"ollama-pull", "critic-pull"}
+    assert all("healthcheck" in service and "stop_grace_period" in service for service in lasting.values())
 
 
-def test_the_time_to_stop_is_longer_than_the_time_to_drain() -> None:
+def test_the_time_to_stop_follows_the_time_to_drain() -> None:
+    from shared.service import _LEAVING_SECONDS
     from shared.settings import Settings
 
-    drain = Settings.model_fields["drain"].default
-    assert all(int(service["stop_grace_period"].rstrip("s")) > 2 * drain for service in OURS.values())
+    assert {service["stop_grace_period"] for service in OURS.values()} == {DRAIN}
+    fixed, _, default = DRAIN.partition("s${LOCAL2_DRAIN:-")
+    assert float(default.rstrip("}s")) == Settings.model_fields["drain"].default
+    assert int(fixed) > _LEAVING_SECONDS
 
 
-def test_only_the_gateway_is_published_and_only_on_loopback() -> None:
+@pytest.mark.skipif(shutil.which("docker") is None, reason="there is no docker command here to ask")
+@pytest.mark.parametrize(("drain", "seconds"), [("", 15), ("0", 10), ("2.5", 12.5), ("60", 70), ("300", 310)])
+def test_compose_adds_the_drain_to_the_time_to_stop(drain: str, seconds: float) -> None:
+    environment = {**os.environ, "COMPOSE_FILE": "compose.yaml", **({"LOCAL2_DRAIN": drain} if drain else {})}
+    told = subprocess.run(
+        ["docker", "compose", "--env-file", "/dev/null", "config", "--format", "json"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30, check=True,
+    ).stdout  # fmt: skip
+    grace = json.loads(told)["services"]["generator"]["stop_grace_period"]
+    parts = re.findall(r"([\d.]+)(m|s)", grace)
+    assert sum(float(number) * {"m": 60, "s": 1}[unit] for number, unit in parts) == seconds
+
+
+def test_only_the_gateway_is_published_and_only_on_loopback_unless_asked() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert list(published) == ["gateway"]
-    assert all(port.startswith("127.0.0.1:") for port in published["gateway"])
+    assert published == {"gateway": ["${LOCAL2_API_BIND:-127.0.0.1}:${LOCAL2_API_PORT:-8765-8774}:8765"]}
+
+
+def test_every_image_is_pinned_by_its_tag() -> None:
+    for file in ("compose.yaml", *OVERLAYS):
+        for image in re.findall(r"^\s+image: (.*)$", read(file), re.MULTILINE):
+            tag = re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", image).rpartition(":")[2]
+            assert tag == "-local}" or re.search(r"\d", tag), f"{file}: {image}"
+            assert "latest" not in image
+
+
+def test_everything_that_touches_the_outside_is_redis_other_user_and_on_no_network_with_the_rest() -> None:
+    users = {name: _redis_user(service) for name, service in OURS.items()}
+    outside = {name for name, service in OURS.items() if "egress" in service["networks"]}
+    assert outside == {"web_search", "web_fetch"}
+    assert {name for name, user in users.items() if user == "web"} == outside
+    assert {name for name, user in users.items() if user == "core"} == OURS.keys() - outside
+    for name in outside:
+        assert name.startswith("web_")
+        assert "bus" not in SERVICES[name]["networks"]
+    shared = {name for name, service in SERVICES.items() if "web" in service["networks"]}
+    assert shared == outside | {"redis"}
+
+
+def _redis_user(service: dict[str, Any]) -> str:
+    (user,) = re.findall(r"^redis://(\w+):", service["environment"]["LOCAL2_REDIS_URL"])
+    return str(user)
 
 
 def test_the_bus_and_the_model_server_have_no_way_out() -> None:
     networks = COMPOSE["networks"]
     closed = {name for name, options in networks.items() if (options or {}).get("internal")}
-    assert closed == {"bus", "models", "search"}
-    assert SERVICES["redis"]["networks"] == ["bus"]
+    assert closed == {"bus", "web", "models", "vectors", "search"}
+    assert SERVICES["redis"]["networks"] == ["bus", "web"]
     assert SERVICES["ollama"]["networks"] == ["models"]
+    assert SERVICES["chroma"]["networks"] == ["vectors"]
+    assert {name for name, s in SERVICES.items() if "vectors" in s["networks"]} == {"chroma", "memory"}
     assert {name for name, s in SERVICES.items() if "egress" in s["networks"]} == {
         "ollama-pull",
+        "critic-pull",
         "searxng",
         "web_search",
         "web_fetch",
@@ -97,12 +150,32 @@ def test_a_workers_health_check_asks_for_its_own_participant() -> None:
             assert service["healthcheck"]["test"][-3:] == ["-m", "shared.health", name]
 
 
+def test_the_gateway_is_healthy_when_it_answers_and_the_bus_knows_of_it() -> None:
+    (check,) = SERVICES["gateway"]["healthcheck"]["test"][1:]
+    assert "/health'" in check
+    assert check.endswith("&& python -m shared.health gateway")
+
+
 def test_the_image_installs_extras_that_exist_and_runs_as_a_user() -> None:
     dockerfile = read("deploy/Dockerfile")
     (extras,) = re.findall(r'"\.\[(.*?)\]"', dockerfile)
     assert set(extras.split(",")) <= PROJECT["project"]["optional-dependencies"].keys()
+    assert not {"memory", "embedded", "all", "dev"} & set(extras.split(","))
     assert re.search(r"^USER (?!root)\w+$", dockerfile, re.MULTILINE)
     assert "@sha256" not in dockerfile
+
+
+def test_the_image_of_memory_has_the_client_of_the_servers_version() -> None:
+    (server,) = re.findall(r"chromadb/chroma:([\d.]+)", SERVICES["chroma"]["image"])
+    assert f"chromadb=={server}" in read("requirements.lock").splitlines()
+    assert "chromadb==/chromadb-client==" in read("deploy/Dockerfile")
+
+
+def test_every_image_target_exists_and_the_same_image_is_always_the_same_target() -> None:
+    targets = set(re.findall(r"^FROM \S+ AS (\S+)$", read("deploy/Dockerfile"), re.MULTILINE))
+    built = {(service["image"], service["build"]["target"]) for service in OURS.values()}
+    assert {target for _, target in built} <= targets
+    assert len(built) == len({image for image, _ in built})
 
 
 def variables(text: str) -> Iterator[str]:
@@ -112,7 +185,7 @@ def variables(text: str) -> Iterator[str]:
 
 
 def test_the_example_environment_names_every_variable_and_no_other() -> None:
-    used = {name for file in ("compose.yaml", *EXTRA_FILES) for name in variables(read(file))}
+    used = {name for file in ("compose.yaml", *OVERLAYS) for name in variables(read(file))}
     documented = set(re.findall(r"^(?:# )?([A-Z][A-Z0-9_]+)=", read(".env.example"), re.MULTILINE))
     # Compose itself reads these two.
     assert documented == used | {"COMPOSE_FILE", "COMPOSE_PROFILES"}
@@ -122,6 +195,39 @@ def test_an_empty_value_is_never_passed_on_by_the_example_environment() -> None:
     active = re.findall(r"^([A-Z][A-Z0-9_]+)=(.*)$", read(".env.example"), re.MULTILINE)
     assert active
     assert all(value for _, value in active)
+
+
+COMBINATIONS = [
+    line.split()
+    for line in re.findall(r"^```combinations\n(.*?)^```$", read("docs/containers.md"), re.MULTILINE | re.DOTALL)[
+        0
+    ].splitlines()
+]
+
+
+def test_every_file_and_every_profile_is_in_a_documented_combination() -> None:
+    files = {file for files, *_ in COMBINATIONS for file in files.split(":")}
+    assert files == {"compose.yaml", *OVERLAYS}
+    profiles = {name for _, *rest in COMBINATIONS for name in (rest[0].split(",") if rest else [])}
+    assert profiles == {name for service in SERVICES.values() for name in service.get("profiles", [])}
+
+
+def test_the_documented_combinations_are_what_ci_tries() -> None:
+    loop = re.findall(r"done < <\((sed .*)\)$", read(".ci/run"), re.MULTILINE)
+    assert len(loop) == 1
+    tried = subprocess.run(["bash", "-c", loop[0]], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True)
+    assert [line.split() for line in tried.stdout.splitlines()] == COMBINATIONS
+    assert len(COMBINATIONS) > len(OVERLAYS)
+
+
+def test_the_page_on_containers_names_every_service_with_its_image_and_networks() -> None:
+    rows = re.findall(r"^\| ([\w, -]+) \| (.*?) \| (.*?) \|", read("docs/containers.md"), re.MULTILINE)
+    page = {name: (image, networks) for names, image, networks in rows for name in names.split(", ")}
+    for name, service in SERVICES.items():
+        image, networks = page[name]
+        assert networks.split(", ") == list(service["networks"]), name
+        default = re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", service["image"]).removesuffix(":${LOCAL2_TAG:-local}")
+        assert image.startswith(("the same", f"`{default}`")), name
 
 
 def test_the_gpu_is_asked_for_in_its_own_file_only() -> None:
@@ -213,8 +319,11 @@ def test_the_generated_environment_has_its_own_secrets_and_is_private(tmp_path: 
         (tmp_path / name).write_text(read(name))
     subprocess.run(["make", "env"], cwd=tmp_path, capture_output=True, timeout=20, check=True)
     made = tmp_path / ".env"
-    secrets = dict(re.findall(r"^(LOCAL2_REDIS_PASSWORD|SEARXNG_SECRET)=(.*)$", made.read_text(), re.MULTILINE))
-    assert len(secrets) == 2
+    secrets = dict(
+        re.findall(r"^(LOCAL2_REDIS_(?:WEB_)?PASSWORD|SEARXNG_SECRET)=(.*)$", made.read_text(), re.MULTILINE)
+    )
+    assert len(secrets) == 3
+    assert len(set(secrets.values())) == 3
     assert all(re.fullmatch(r"[0-9a-f]{48}", value) for value in secrets.values())
     assert made.stat().st_mode & 0o077 == 0
 
