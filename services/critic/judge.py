@@ -22,7 +22,7 @@ from services.critic.grading import (
 from services.critic.rubrics import Rubric
 from services.critic.settings import CriticSettings
 from shared.errors import ModelError
-from shared.llm.adapter import WiredChatModel
+from shared.llm.courtesy import CourteousChatModel, Yielded
 from shared.llm.port import (
     ChatRequest,
     EmptyAnswer,
@@ -40,6 +40,8 @@ R = TypeVar("R")
 _LONGEST = 1024
 # A judge asked again at temperature 0 would say the same again.
 _WARMER = 0.3
+# A busy stack must not keep a grade from ever being given.
+_MOST_YIELDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Comparison:
 
 
 class Judge:
-    def __init__(self, model: WiredChatModel, settings: Callable[[], CriticSettings]) -> None:
+    def __init__(self, model: CourteousChatModel, settings: Callable[[], CriticSettings]) -> None:
         self._model = model
         self._settings = settings
         self.unread = 0
@@ -109,11 +111,13 @@ class Judge:
         settings, said = self._settings(), ""
         loop = asyncio.get_running_loop()
         until, pause = loop.time() + settings.patience, 0.5
-        attempt = 0
+        attempt = yielded = 0
         while attempt < settings.attempts:
             try:
-                async with asyncio.timeout(settings.grade_timeout):
-                    said = await self._say(prompt, settings, attempt)
+                said = await self._say(prompt, settings, attempt, yields=yielded < _MOST_YIELDS)
+            except Yielded:
+                yielded += 1
+                continue
             except (ModelUnavailable, ModelOverloaded):
                 # a judge that is away is waited for; nobody waits for the grade
                 if loop.time() + pause > until:
@@ -132,7 +136,8 @@ class Judge:
             self.unread += 1
         return None, said, attempt
 
-    async def _say(self, prompt: JudgePrompt, settings: CriticSettings, attempt: int) -> str:
+    async def _say(self, prompt: JudgePrompt, settings: CriticSettings, attempt: int, *, yields: bool) -> str:
+        """Raises TimeoutError when the judge takes too long; waiting for its turn does not count."""
         temperature = settings.temperature if attempt == 0 else max(settings.temperature, _WARMER * attempt)
         request = ChatRequest(
             model=settings.model,
@@ -141,6 +146,8 @@ class Judge:
             num_ctx=settings.num_ctx,
             options={"temperature": min(temperature, 2.0), "num_predict": _LONGEST, "seed": attempt},
             idle_timeout=settings.grade_timeout,
+            yields=yields,
         )
-        async with aclosing(self._model.stream(request)) as deltas:
+        await self._model.turn()
+        async with asyncio.timeout(settings.grade_timeout), aclosing(self._model.stream_now(request)) as deltas:
             return "".join([delta.text async for delta in deltas if isinstance(delta, TextDelta)])

@@ -13,7 +13,7 @@ from services.critic.settings import CriticSettings
 from shared.bus import ReplyError
 from shared.contracts import RESPONSE_GENERATION
 from shared.errors import TransientError
-from shared.llm.adapter import WiredChatModel
+from shared.llm.courtesy import CourteousChatModel, answering
 from shared.service import Context, Service, Subscription, Work
 
 _CHECK_SECONDS = 5.0
@@ -23,7 +23,7 @@ _CHECK_SECONDS = 5.0
 async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work]]:
     rubrics = load_rubrics(context.settings.rubrics_dir)
     check_choice(context.settings.rubrics, rubrics)
-    model = context.settings.chat_model()
+    model = CourteousChatModel(context.settings.chat_model(), answering(context.bus), lambda: context.settings)
     judge = Judge(model, lambda: context.settings)
     critic = Critic(context, judge, rubrics)
     await _look(context, model, critic, judge)
@@ -35,13 +35,13 @@ async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work
         await model.aclose()
 
 
-async def _watch(context: Context[CriticSettings], model: WiredChatModel, critic: Critic, judge: Judge) -> None:
+async def _watch(context: Context[CriticSettings], model: CourteousChatModel, critic: Critic, judge: Judge) -> None:
     while True:
         await asyncio.sleep(_CHECK_SECONDS)
         await _look(context, model, critic, judge)
 
 
-async def _look(context: Context[CriticSettings], model: WiredChatModel, critic: Critic, judge: Judge) -> None:
+async def _look(context: Context[CriticSettings], model: CourteousChatModel, critic: Critic, judge: Judge) -> None:
     """Says in the registry who judges, whether it can, and what waits for it."""
     reason = await model.reachable(context.settings.model)
     context.facts.update(
@@ -50,6 +50,7 @@ async def _look(context: Context[CriticSettings], model: WiredChatModel, critic:
         backend_ok=reason is None,
         backend_reason=reason,
         unreadable=judge.unread,
+        yielded=model.yielded,
     )
     with contextlib.suppress(TransientError, ReplyError):
         context.facts["pairs_waiting"] = await critic.pairs.waiting()

@@ -7,14 +7,15 @@ from typing import ClassVar
 
 from pydantic import AliasChoices, Field
 
+from shared.llm.courtesy import CourtesySettings
 from shared.llm.settings import BackendSettings
 from shared.settings import Settings
 
 
-class CriticSettings(BackendSettings):
+class CriticSettings(BackendSettings, CourtesySettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "model", "temperature", "grade_timeout", "attempts", "skip_tool_answers", "judge_one_in", "pairwise_buffer",
-        "rubrics", "concurrency",
+        "rubrics", "concurrency", "yield_above", "yield_seconds",
     }  # fmt: skip
 
     # not LOCAL2_MODEL, which names the respondents' model: a model that grades its own answers is no judge

@@ -22,7 +22,7 @@ from shared.errors import ToolError
 from shared.tool import ToolResult
 
 R = TypeVar("R")
-NAME = "preferences_manage"
+NAME = "reward_manage"
 # A page of rows; a message on the bus should stay small.
 _PAGE_BYTES = 400_000
 # A prompt holds a session's history: some rows are large.

@@ -73,6 +73,7 @@ class ChatRequest:
     tools: schemas in the OpenAI form `{type: "function", function: {name, description, parameters}}`.
     num_ctx: context length in tokens, always sent where the backend takes it.
     idle_timeout: longest silence of a stream in seconds, once the first byte has come (a model load may take longer).
+    yields: may be broken off in favour of others (see `shared.llm.courtesy`).
     """
 
     model: str
@@ -83,6 +84,7 @@ class ChatRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     idle_timeout: float = 120.0
     response_schema: Mapping[str, Any] | None = None
+    yields: bool = True
 
 
 @dataclass(frozen=True, slots=True)

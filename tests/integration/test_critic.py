@@ -23,6 +23,7 @@ from shared.bus import Bus
 from shared.contracts import (
     CRITIQUE_RESULT,
     PAIRWISE_RESULT,
+    QUERY_RECEIVED,
     RESPONSE_GENERATION,
     CritiqueResult,
     PairwiseResult,
@@ -303,3 +304,34 @@ async def test_every_pair_has_one_judge_under_any_interleaving(redis_url: str) -
         await asyncio.gather(*(offer(n, query, side) for n, (query, side) in enumerate(offers)))
     assert len(judges) == 50
     assert all(len(sides) == 1 for sides in judges.values())
+
+
+async def test_a_judgement_is_broken_off_for_a_users_query_and_made_again_when_that_is_answered(
+    redis_url: str,
+) -> None:
+    slow = {"when": {"user": "###Score Rubrics"}, "respond": {"text": "Plain and right. [RESULT] 4", "pace": 0.5}}
+    async with court(redis_url, [slow], grade_timeout=10) as on:
+        # the generator's group is there, as in a running stack
+        await on.bus.link.call("XGROUP", "CREATE", QUERY_RECEIVED.stream, "generator", "0", "MKSTREAM")
+        await on.submit(generation("1-1"))
+        await eventually(lambda: on.server.requests, 5, "the judgement begins")
+        asked = await on.ask("What is the time?", "s9")
+        await eventually(lambda: on.server.requests[0].outcome == "aborted", 2, "the judgement is broken off")
+        await asyncio.sleep(0.5)
+        assert len(on.server.requests) == 1
+        on.server.set_rules([GRADE])
+        await on.bus.link.call("XREADGROUP", "GROUP", "generator", "x", "STREAMS", QUERY_RECEIVED.stream, ">")
+        await on.bus.link.call("XACK", QUERY_RECEIVED.stream, "generator", asked)
+        await on.settled()
+        (critique,) = await on.critiques()
+    assert critique.score == 4
+
+
+async def test_a_judge_does_not_wait_for_ever_for_a_busy_stack(redis_url: str) -> None:
+    async with court(redis_url, yield_seconds=0.3) as on:
+        await on.bus.link.call("XGROUP", "CREATE", QUERY_RECEIVED.stream, "generator", "0", "MKSTREAM")
+        for n in range(3):
+            await on.ask("What is the time?", f"s{n}")
+        await on.submit(generation("1-1"))
+        await on.settled()
+        assert [c.score for c in await on.critiques()] == [4]
