@@ -1,0 +1,320 @@
+"""The Kubernetes manifests: built, valid by Kubernetes' own schemas, and true to the rest of the project."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from support.kustomize import Resource, build, containers, normal
+
+from shared.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+K8S = ROOT / "deploy" / "k8s"
+OVERLAYS = sorted(path.parent.name for path in K8S.glob("overlays/*/kustomization.yaml"))
+# The oldest Kubernetes that is supported, and the newest whose schemas are at hand.
+VERSIONS = ("1.27", "1.37")
+PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+
+
+@cache
+def built(overlay: str) -> list[Resource]:
+    return build(K8S / "overlays" / overlay)
+
+
+def workloads(overlay: str) -> Iterator[tuple[str, Resource]]:
+    for resource in built(overlay):
+        if "template" in resource.get("spec", {}):
+            yield resource["metadata"]["name"], resource
+
+
+def participants(overlay: str) -> dict[str, Resource]:
+    """Deployments of participants by the participant's name."""
+    found = {}
+    for _, resource in workloads(overlay):
+        labels = resource["spec"]["template"]["metadata"]["labels"]
+        if labels.get("local2/kind") == "participant":
+            found[labels["local2/participant"]] = resource
+    return found
+
+
+def settings_of(overlay: str) -> dict[str, str]:
+    (found,) = (r["data"] for r in built(overlay) if r["kind"] == "ConfigMap" and r["metadata"]["name"] == "settings")
+    return found
+
+
+@cache
+def compose() -> dict[str, Any]:
+    return dict(yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"])
+
+
+# ── built and valid ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_resource_is_valid_by_the_schemas_of_kubernetes(overlay: str, version: str) -> None:
+    checked = [resource for resource in built(overlay) if not resource["apiVersion"].startswith("keda.sh/")]
+    for resource in checked:
+        kubernetes_validate.validate(resource, version, strict=True)
+    assert len(checked) > 20
+
+
+def test_the_schemas_refuse_a_misspelt_field() -> None:
+    resource = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "x"}, "spek": {}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(resource, VERSIONS[-1], strict=True)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl: the overlays were built by our resolver only")
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kubectl_builds_the_same_resources(overlay: str) -> None:
+    command = ["kubectl", "kustomize", str(K8S / "overlays" / overlay)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert normal(built(overlay)) == normal(list(yaml.safe_load_all(output)))
+
+
+def test_the_secret_is_made_with_fresh_values_that_fit_together(tmp_path: Path) -> None:
+    shown = tmp_path / "secret.yaml"
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\ncase "$*" in *create*-f*) cat >"{shown}" ;; esac\n', encoding="utf-8")
+    kubectl.chmod(0o755)
+    seen = []
+    for _ in range(2):
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        subprocess.run([K8S / "secrets.sh", "elsewhere"], env=environment, check=True, timeout=20)
+        secret = yaml.safe_load(shown.read_text(encoding="utf-8"))
+        kubernetes_validate.validate(secret, VERSIONS[-1], strict=True)
+        seen.append(secret["stringData"])
+    one, two = seen
+    assert one["redis-url"] == f"redis://core:{one['redis-password']}@redis:6379/0"
+    assert one["redis-web-url"] == f"redis://web:{one['redis-web-password']}@redis:6379/0"
+    assert one["redis-address"] == "redis.elsewhere.svc:6379"
+    for key in ("redis-password", "redis-web-password", "admin-key", "searxng-secret"):
+        assert re.fullmatch(r"(l2_)?[0-9a-f]{48}", one[key])
+        assert one[key] != two[key]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_everything_that_is_named_is_there(overlay: str) -> None:
+    names = {(r["kind"], r["metadata"]["name"]) for r in built(overlay)}
+    secret = (K8S / "secrets.sh").read_text(encoding="utf-8")
+    for name, resource in workloads(overlay):
+        spec = resource["spec"]["template"]["spec"]
+        for volume in spec.get("volumes", []):
+            if "configMap" in volume:
+                assert ("ConfigMap", volume["configMap"]["name"]) in names, name
+            if "persistentVolumeClaim" in volume:
+                assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in names, name
+        for container in containers(resource):
+            mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
+            claims = {claim["metadata"]["name"] for claim in resource["spec"].get("volumeClaimTemplates", [])}
+            assert mounted == {volume["name"] for volume in spec.get("volumes", [])} | claims, name
+            for source in container.get("envFrom", []):
+                assert ("ConfigMap", source["configMapRef"]["name"]) in names, name
+            for variable in container.get("env", []):
+                key = variable.get("valueFrom", {}).get("secretKeyRef")
+                if key and not key.get("optional"):
+                    assert key["name"] == "local2"
+                    assert f"\n  {key['key']}: " in secret, (name, key)
+        assert resource["spec"].get("selector", {}).get("matchLabels", {}).items() <= (
+            resource["spec"]["template"]["metadata"]["labels"].items()
+        ), name
+    for resource in built(overlay):
+        if resource["kind"] == "Service":
+            assert names & {("Deployment", resource["metadata"]["name"]), ("StatefulSet", resource["metadata"]["name"])}
+
+
+# ── closed ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_pod_is_root_or_can_become_it(overlay: str) -> None:
+    for name, resource in workloads(overlay):
+        spec = resource["spec"]["template"]["spec"]
+        assert spec["automountServiceAccountToken"] is False, name
+        assert spec["enableServiceLinks"] is False, name
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["runAsUser"] > 0, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys(), name
+        assert not [volume for volume in spec.get("volumes", []) if "hostPath" in volume], name
+        for container in containers(resource):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }, name
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_container_has_requests_and_limits(overlay: str) -> None:
+    for name, resource in workloads(overlay):
+        for container in containers(resource):
+            for kind in ("requests", "limits"):
+                assert {"cpu", "memory"} <= container["resources"][kind].keys(), name
+        for volume in resource["spec"]["template"]["spec"].get("volumes", []):
+            assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": ""}), (name, volume)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_container_that_stays_has_three_probes(overlay: str) -> None:
+    for name, resource in workloads(overlay):
+        if resource["kind"] != "Job":
+            for container in containers(resource):
+                assert set(PROBES) <= container.keys(), name
+
+
+def test_participants_run_as_the_user_of_the_image() -> None:
+    user = re.search(r"useradd --uid (\d+)", (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8"))
+    assert user
+    for resource in participants("gpu").values():
+        assert resource["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == int(user[1])
+
+
+def policies(overlay: str) -> dict[str, dict[str, Any]]:
+    return {r["metadata"]["name"]: r["spec"] for r in built(overlay) if r["kind"] == "NetworkPolicy"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_only_what_must_reach_out_does_and_only_to_public_addresses(overlay: str) -> None:
+    spec = policies(overlay)
+    assert spec["default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    outward = [name for name, policy in spec.items() if "0.0.0.0/0" in str(policy) or "::/" in str(policy)]
+    assert outward == ["web"]
+    left_out = str(spec["web"])
+    for private in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10", "127.0.0.0/8"):
+        assert private in left_out
+    reaching = {
+        name
+        for name, resource in workloads(overlay)
+        if resource["spec"]["template"]["metadata"]["labels"].get("local2/web") == "true"
+    }
+    assert reaching - {"ollama-pull"} == {"web-search", "web-fetch", "searxng"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_only_the_gateway_is_open_to_everybody(overlay: str) -> None:
+    for name, policy in policies(overlay).items():
+        for rule in policy.get("ingress", []):
+            assert ("from" in rule) is (name != "gateway"), name
+    services = [resource["spec"] for resource in built(overlay) if resource["kind"] == "Service"]
+    assert {service.get("type", "ClusterIP") for service in services} == {"ClusterIP"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_policys_port_is_one_of_the_pods_it_speaks_of(overlay: str) -> None:
+    ports = {
+        (name, port["name"])
+        for name, resource in workloads(overlay)
+        for container in containers(resource)
+        for port in container.get("ports", [])
+    }
+    checked = 0
+    for policy in policies(overlay).values():
+        for rule in policy.get("egress", []):
+            for peer in rule.get("to", []):
+                app = peer.get("podSelector", {}).get("matchLabels", {}).get("app")
+                for port in rule["ports"] if app else []:
+                    assert (app, port["port"]) in ports
+                    checked += 1
+    assert checked >= 2
+
+
+# ── as in the rest of the project ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_participant_of_compose_is_here_and_started_in_the_same_way() -> None:
+    here = {name: next(containers(deployment)) for name, deployment in participants("external-model").items()}
+    there = {name: part["command"] for name, part in compose().items() if "services." in str(part.get("command"))}
+    assert set(there) <= set(here)
+    for name, command in there.items():
+        assert here[name]["command"] + here[name]["args"] == command
+        assert here[name]["image"].partition(":")[0] == compose()[name]["image"].partition(":")[0]
+
+
+def test_every_participant_has_a_program() -> None:
+    for deployment in participants("external-model").values():
+        for container in containers(deployment):
+            assert importlib.util.find_spec(container["args"][0] + ".__main__")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_images_are_those_of_compose(overlay: str) -> None:
+    there = {re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", part["image"]) for part in compose().values()}
+    for name, resource in workloads(overlay):
+        for container in containers(resource):
+            assert container["image"] in there, name
+
+
+@cache
+def variables() -> set[str]:
+    """Every variable that a participant hears."""
+    known = set()
+    for found in pkgutil.walk_packages([str(ROOT / "services")], "services."):
+        if found.name.count(".") == 2 and found.name.rpartition(".")[2] in ("service", "settings"):
+            importlib.import_module(found.name)
+    todo: list[type[Settings]] = [Settings]
+    while todo:
+        cls = todo.pop()
+        todo += cls.__subclasses__()
+        module = cls.__module__.split(".")
+        owners = {"", module[1].upper() + "_", "GENERATOR_", "RESPONDENT_B_"} if module[0] == "services" else {""}
+        for name, info in cls.model_fields.items():
+            choices = getattr(info.validation_alias, "choices", [info.validation_alias])
+            known |= {str(choice) for choice in choices if choice}
+            known |= {f"LOCAL2_{owner}{name.upper()}" for owner in owners}
+    return known
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_variable_is_a_setting(overlay: str) -> None:
+    given = set(settings_of(overlay))
+    for deployment in participants(overlay).values():
+        given |= {variable["name"] for container in containers(deployment) for variable in container["env"]}
+    assert given - {"PARTICIPANT"} <= variables()
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_stopping_pod_has_time_to_drain(overlay: str) -> None:
+    drain = float(settings_of(overlay)["LOCAL2_DRAIN"])
+    for name, deployment in participants(overlay).items():
+        spec = deployment["spec"]["template"]["spec"]
+        # preStop runs within the grace period; after draining come the hand-over and the good-byes
+        assert spec["terminationGracePeriodSeconds"] >= drain + 5 + 10, name
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_probes_ask_for_the_participant_that_runs_there(overlay: str) -> None:
+    for name, deployment in participants(overlay).items():
+        (container,) = containers(deployment)
+        if name == "gateway":
+            assert [container[probe]["httpGet"]["path"] for probe in PROBES] == ["/health", "/health", "/ready"]
+            continue
+        (variable,) = (v for v in container["env"] if v["name"] == "PARTICIPANT")
+        assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['local2/participant']"
+        checks = ["--alive ", "--alive ", ""]
+        assert [container[probe]["exec"]["command"][2] for probe in PROBES] == [
+            f'exec python -m shared.health {alive}"$PARTICIPANT"' for alive in checks
+        ]
+        # Python has to start first
+        assert min(container[probe]["timeoutSeconds"] for probe in PROBES) >= 10
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_runs_in_several_replicas_is_never_evicted_at_once(overlay: str) -> None:
+    budgets = {r["spec"]["selector"]["matchLabels"]["app"]: r["spec"] for r in built(overlay) if "Budget" in r["kind"]}
+    for name, deployment in participants(overlay).items():
+        app = deployment["metadata"]["name"]
+        assert (deployment["spec"].get("replicas", 2) > 1) is (app in budgets), name
+        assert budgets.get(app, {"maxUnavailable": 1})["maxUnavailable"] == 1
