@@ -88,7 +88,12 @@ def test_compose_adds_the_drain_to_the_time_to_stop(drain: str, seconds: float) 
 
 def test_only_the_gateway_is_published_and_only_on_loopback_unless_asked() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert published == {"gateway": ["${LOCAL2_API_BIND:-127.0.0.1}:${LOCAL2_API_PORT:-8765-8774}:8765"]}
+    assert published == {
+        "gateway": ["${LOCAL2_API_BIND:-127.0.0.1}:${LOCAL2_API_PORT:-8765-8774}:8765"],
+        # with its profile, and on loopback whatever is asked: it has no accounts
+        "grafana": ["127.0.0.1:${LOCAL2_GRAFANA_PORT:-3000}:3000"],
+    }
+    assert SERVICES["grafana"]["profiles"] == SERVICES["prometheus"]["profiles"] == ["observability"]
 
 
 def test_every_image_is_pinned_by_its_tag() -> None:
@@ -109,7 +114,7 @@ def test_everything_that_touches_the_outside_is_redis_other_user_and_on_no_netwo
         assert name.startswith("web_")
         assert "bus" not in SERVICES[name]["networks"]
     shared = {name for name, service in SERVICES.items() if "web" in service["networks"]}
-    assert shared == outside | {"redis"}
+    assert shared == outside | {"redis", "prometheus"}
 
 
 def _redis_user(service: dict[str, Any]) -> str:
@@ -120,7 +125,7 @@ def _redis_user(service: dict[str, Any]) -> str:
 def test_the_bus_and_the_model_server_have_no_way_out() -> None:
     networks = COMPOSE["networks"]
     closed = {name for name, options in networks.items() if (options or {}).get("internal")}
-    assert closed == {"bus", "web", "models", "vectors", "search"}
+    assert closed == {"bus", "web", "models", "vectors", "search", "metrics"}
     assert SERVICES["redis"]["networks"] == ["bus", "web"]
     assert SERVICES["ollama"]["networks"] == ["models"]
     assert SERVICES["chroma"]["networks"] == ["vectors"]
