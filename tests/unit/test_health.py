@@ -7,12 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from services.cli.embedded_redis import EmbeddedRedis
 from shared import health
 from shared.bus import Bus
 from shared.envelope import now_ms
 from shared.registry import ReplicaInfo, announcing
+
+
+@pytest.fixture(autouse=True)
+def _logging() -> Iterator[None]:
+    """`main` sets logging up to a stream that is closed after the test."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 def replica(state: str = "ready", participant: str = "web_fetch", host: str | None = None) -> ReplicaInfo:
