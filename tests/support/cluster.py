@@ -60,6 +60,10 @@ class Node:
         return f"127.0.0.1:{self.port}"
 
     @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
@@ -266,7 +270,7 @@ class Watched:
                 sentinel.start()
                 ask = sentinel.client.execute_command
                 ask("SENTINEL", "MONITOR", "mymaster", "127.0.0.1", self.servers[0].port, 2)
-                values = {"down-after-milliseconds": 800, "failover-timeout": 3000}
+                values = {"down-after-milliseconds": 800, "failover-timeout": 1000}
                 if self._password:
                     values["auth-pass"] = self._password
                 for name, value in values.items():
@@ -278,11 +282,14 @@ class Watched:
         return self
 
     def _whole(self) -> bool:
+        master = self.master()
         for sentinel in self.sentinels:
             state = sentinel.client.sentinel_master("mymaster")
-            if state["num-other-sentinels"] != len(self.sentinels) - 1 or state["num-slaves"] != 1:
+            if state["num-other-sentinels"] != len(self.sentinels) - 1 or int(state["port"]) != master.port:
                 return False
-        return bool(self.servers[1].client.info("replication")["master_link_status"] == "up")
+        (other,) = (server for server in self.servers if server is not master)
+        seen = other.client.info("replication")
+        return bool(seen["role"] == "slave" and seen["master_link_status"] == "up")
 
     def __exit__(self, *_exc: object) -> None:
         for node in (*self.sentinels, *self.servers):

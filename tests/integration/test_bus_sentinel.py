@@ -1,0 +1,121 @@
+"""A master with a replica behind three sentinels: who is master is asked anew with every connection."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.cluster import Watched
+from support.consuming import Recorder, consuming
+from support.waiting import eventually
+
+from shared.bus import Bus, Script, Tail
+
+STREAM = "local2:work"
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Watched]:
+    """For a fail-over: afterwards it takes the sentinels a while to be ready for the next."""
+    with Watched(tmp_path / "watched", password="secret") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """For everything else."""
+    folder = tmp_path_factory.mktemp("watched")
+    with Watched(folder, password="secret", sentinel_password="another") as running:
+        yield running
+
+
+@pytest.mark.parametrize("how", ["killed", "hung", "asked"])
+async def test_the_work_goes_on_with_the_new_master(how: str, fresh: Watched) -> None:
+    recorder, accepted, followed, working = Recorder(0.001), list[str](), list[str](), True
+    old = fresh.master()
+
+    async def publish(bus: Bus) -> None:
+        while working:
+            accepted.append((await bus.link.call("XADD", STREAM, "*", "payload", "x")).decode())
+            await asyncio.sleep(0.003)
+
+    async def follow(tail: Tail) -> None:
+        follower = tail.follow(STREAM)
+        while True:
+            followed.extend([entry_id for entry_id, _ in await follower.next()])
+
+    async with (
+        consuming(fresh.url, recorder, timeout=0.5),
+        Bus(fresh.url, "test/publisher", timeout=0.5) as bus,
+        asyncio.timeout(40),
+    ):
+        tail = Tail(bus, "inbox")
+        background = [asyncio.create_task(tail.run()), asyncio.create_task(follow(tail))]
+        publishing = asyncio.create_task(publish(bus))
+        await eventually(lambda: len(accepted) > 100)
+        match how:
+            case "killed":
+                old.kill()
+            case "hung":
+                old.send(signal.SIGSTOP)
+            case _:
+                fresh.sentinels[0].client.execute_command("SENTINEL", "FAILOVER", "mymaster")
+        await eventually(lambda: fresh.master() is not old, 20, "the sentinels have chosen")
+        count = len(accepted)
+        await eventually(lambda: len(accepted) > count + 100, 20, "publishing goes on")
+        working = False
+        await publishing
+        if how == "hung":
+            old.send(signal.SIGCONT)
+        kept = await _kept(fresh)
+        # all that the new master has is handled and followed
+        await eventually(lambda: set(recorder.seen) >= kept & set(accepted), 10, "what is there is handled")
+        await eventually(lambda: followed and followed[-1] == accepted[-1], 10, "the follower is there")
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+    # replication is asynchronous: the old master may have confirmed what it never sent on
+    lost = set(accepted) - kept - set(recorder.seen)
+    assert len(lost) <= (200 if how == "asked" else 2), f"{len(lost)} of {len(accepted)} are lost"
+
+
+async def _kept(watched: Watched) -> set[str]:
+    rows = await asyncio.to_thread(watched.master().client.xrange, STREAM)
+    return {entry_id for entry_id, _ in rows}
+
+
+async def test_a_write_to_a_master_that_has_become_a_replica_is_sent_again(watched: Watched) -> None:
+    script = Script("return redis.call('INCR', KEYS[1])")
+    master = watched.master()
+    (other,) = (server for server in watched.servers if server is not master)
+    async with Bus(watched.url, "test/1", timeout=0.5) as bus, asyncio.timeout(20):
+        assert await bus.link.call(*script(("a",))) == 1
+        generation = bus.link.generation
+        # connections stay open; a write is answered with READONLY, and the role is looked at before the next one
+        master.client.execute_command("REPLICAOF", "127.0.0.1", other.port)
+        writing = asyncio.create_task(bus.link.call(*script(("a",))))
+        await asyncio.sleep(0.3)
+        assert not writing.done()
+        master.client.execute_command("REPLICAOF", "NO", "ONE")
+        assert await writing == 2
+        assert bus.link.generation > generation
+
+
+async def test_a_sentinel_that_is_away_does_not_matter(watched: Watched) -> None:
+    watched.sentinels[0].kill()
+    try:
+        async with Bus(watched.url, "test/1", timeout=0.5) as bus:
+            assert await asyncio.wait_for(bus.link.call("SET", "away", 1), 5) == b"OK"
+    finally:
+        watched.sentinels[0].start()
+
+
+async def test_nothing_is_sent_while_no_sentinel_knows_the_master(watched: Watched) -> None:
+    url = watched.url.replace("/mymaster/", "/nosuch/")
+    async with Bus(url, "test/1", timeout=0.5) as bus:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(bus.link.call("SET", "never", 1), 0.5)
+    assert watched.master().client.exists("never") == 0
