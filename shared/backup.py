@@ -147,6 +147,11 @@ class Reader:
             raise _foreign() from exc
         self.summary: Summary | None = None
 
+    @property
+    def size(self) -> int:
+        """Bytes of the line that was read last."""
+        return len(self._current)
+
     def records(self) -> Iterator[tuple[str, Record]]:
         """(section, record), in the order of the file; what is wrong is known for certain only at the end."""
         found = Summary(self.header)

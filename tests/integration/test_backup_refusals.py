@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from support.backups import Place, backed_up, fill, kept, key_of, names, place
+from support.backups import BACKUP, Place, backed_up, fill, kept, key_of, names, place
 
 from services.cli.embedded_redis import EmbeddedRedis
 from services.gateway.backup.restore import LOCK
@@ -34,7 +34,7 @@ async def target(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[P
 async def test_only_an_administrator_may(source: Place, tmp_path: Path) -> None:
     ann = await key_of(source, "ann")
     file = tmp_path / "all.backup"
-    done = await source.local2("backup", str(file), key=ann)
+    done = await source.local2(*BACKUP, str(file), key=ann)
     assert (done.exit_code, file.exists()) == (1, False)
     assert "this needs an administrator's API key" in done.output
     await backed_up(source, file)
@@ -138,7 +138,7 @@ async def test_a_full_disk_is_a_sentence_and_leaves_nothing(source: Place, targe
     await fill(source)
     file = await backed_up(source, tmp_path / "all.backup")
     with small_files(500):
-        done = await source.local2("backup", str(tmp_path / "second.backup"))
+        done = await source.local2(*BACKUP, str(tmp_path / "second.backup"))
         assert done.exit_code == 1
         assert "second.backup cannot be written" in done.output
         assert "choose a place with room for it" in done.output
@@ -152,9 +152,9 @@ async def test_a_full_disk_is_a_sentence_and_leaves_nothing(source: Place, targe
 async def test_an_existing_file_is_not_overwritten(source: Place, tmp_path: Path) -> None:
     file = tmp_path / "thesis.txt"
     file.write_text("years of work")
-    done = await source.local2("backup", str(file))
+    done = await source.local2(*BACKUP, str(file))
     assert done.exit_code == 1
     assert "is there already" in done.output
     assert file.read_text() == "years of work"
-    assert (await source.local2("backup", "--force", str(file))).exit_code == 0
+    assert (await source.local2(*BACKUP, "--force", str(file))).exit_code == 0
     assert (await source.local2("restore", "--check", str(file))).exit_code == 0

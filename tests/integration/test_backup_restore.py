@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from support.backups import Place, backed_up, fill, kept, key_of, names, place, said, seen
+from support.backups import BACKUP, Place, backed_up, fill, kept, key_of, names, place, said, seen
 from support.http_gateway import client, gateway_settings
 from support.waiting import eventually
 
@@ -210,7 +210,7 @@ async def test_a_bus_that_goes_away_during_a_backup_leaves_no_file(
 ) -> None:
     await fill(target)
     redis_server.stop()
-    done = await target.local2("backup", str(tmp_path / "all.backup"))
+    done = await target.local2(*BACKUP, str(tmp_path / "all.backup"))
     assert done.exit_code == 1
     assert "bus" in done.output
     assert names(tmp_path, "*.backup*") == []
@@ -237,7 +237,7 @@ async def test_an_interrupted_restore_is_completed_by_running_it_again(
     await eventually(lambda: _unlocked(redis_server), what="the broken restore has ended")
     half = kept(redis_server.url)
     assert 0 < len(half) < len(kept(redis_url))
-    noted = await target.local2("backup", str(tmp_path / "half.backup"))
+    noted = await target.local2(*BACKUP, str(tmp_path / "half.backup"))
     assert "a restore of this stack was interrupted" in noted.output
     refused = await target.local2("restore", str(tmp_path / "half.backup"))
     assert "a restore of another file was interrupted here: run it again" in refused.output

@@ -12,11 +12,19 @@ from typing import Any
 
 import redis
 from support.http_gateway import ADMIN_KEY, Site, client, gateway_settings, serving
+from support.services import announced, running
 from support.stack import Stage, stage
 from typer.testing import CliRunner
 
 from services.cli.app import app
+from services.memory.service import app as memory_app
+from services.memory.settings import MemorySettings
+from services.reward.service import app as reward_app
+from services.reward.settings import RewardSettings
 from shared.errors import Local2Error
+
+# of a stack without the participants whose data these are
+BACKUP = ("backup", "--without=memories", "--without=preferences")
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,21 @@ async def place(redis_url: str, folder: Path, **gateway: Any) -> AsyncIterator[P
         serving(gateway_settings(redis_url, folder, **gateway)) as site,
     ):
         yield Place(site, generator)
+
+
+@contextlib.asynccontextmanager
+async def remembering(stack: Place, redis_url: str, folder: Path) -> AsyncIterator[None]:
+    """A memory and a reward in a stack, with stores of their own."""
+    common: dict[str, Any] = {"redis_url": redis_url, "heartbeat": 0.2, "drain": 0.5, "data_dir": folder}
+    host = stack.stage.server.url
+    memory = MemorySettings(**common, ollama_host=host, classify="rules", chroma_path=folder / "chroma")
+    async with (
+        running(memory_app, memory),
+        running(reward_app, RewardSettings(**common)),
+    ):
+        await announced(redis_url, "memory")
+        await announced(redis_url, "reward")
+        yield
 
 
 async def key_of(stack: Place, user: str, role: str = "user") -> str:
@@ -122,7 +145,8 @@ def names(folder: Path, pattern: str) -> list[str]:
     return sorted(path.name for path in folder.glob(pattern))
 
 
-async def backed_up(stack: Place, file: Path) -> Path:
-    done = await stack.local2("backup", str(file))
+async def backed_up(stack: Place, file: Path, *, plain: bool = True) -> Path:
+    """plain: without the sections of participants that are not there."""
+    done = await stack.local2(*(BACKUP if plain else ["backup"]), str(file))
     assert done.exit_code == 0, done.output
     return file

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from services.gateway.backup.restore import redis_clock, unfinished
 from services.gateway.backup.section import Section
 from services.gateway.backup.sections import all_sections
+from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway
 from shared.backup import Header, Record, Writer, product_version
 from shared.bus import ReplyError
@@ -49,6 +50,9 @@ async def archive(gateway: Gateway, sections: dict[str, Section], header: Header
     except ReplyError as exc:
         log.warning("backup.failed", reason=str(exc))
         yield writer.failed("bus_error", f"the bus refused a command: {exc}")
+    except ApiError as exc:
+        log.warning("backup.failed", reason=exc.message)
+        yield writer.failed(exc.code, exc.message)
     except Local2Error as exc:
         log.warning("backup.failed", reason=str(exc))
         yield writer.failed("unavailable", str(exc))

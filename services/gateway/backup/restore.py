@@ -30,6 +30,8 @@ UNFINISHED = f"{PREFIX}restore:unfinished"
 # A restore whose gateway died stands in the way of the next one for this long.
 _LEASE_MS = 10_000
 _BATCH = 64
+# A batch for a participant goes through the bus.
+_BATCH_BYTES = 300_000
 # Seconds that one batch may take beyond what any request may ask of the bus.
 _STEP = 60.0
 # Two clocks may differ by this much.
@@ -184,9 +186,10 @@ async def restore(
         await _clear(gateway, sections, cleared, None, mode)
         async with gateway.reachable():
             await bus.link.call("DEL", UNFINISHED)
-    except Local2Error as exc:
-        log.warning("restore.failed", reason=str(exc))
-        message = f"{exc}; the restore is not complete: run the same command again, it goes on where it stopped"
+    except (ApiError, Local2Error) as exc:
+        reason = exc.message if isinstance(exc, ApiError) else str(exc)
+        log.warning("restore.failed", reason=reason)
+        message = f"{reason}; the restore is not complete: run the same command again, it goes on where it stopped"
         yield {"error": {"code": "interrupted", "message": message}}
         return
     log.info("restore.complete", mode=mode, **{name: tally.written for name, tally in tallies.items()})
@@ -216,13 +219,16 @@ async def _steps(gateway: Gateway, steps: AsyncIterator[None]) -> None:
 def _batches(file: BinaryIO, sections: Collection[str]) -> Iterator[tuple[str, list[Record]]]:
     """Records of one section at a time."""
     file.seek(0)
-    records = (item for item in Reader(file).records() if item[0] in sections)
-    name, batch = "", list[Record]()
-    for section, record in records:
-        if batch and (section != name or len(batch) >= _BATCH):
+    reader = Reader(file)
+    name, batch, size = "", list[Record](), 0
+    for section, record in reader.records():
+        if section not in sections:
+            continue
+        if batch and (section != name or len(batch) >= _BATCH or size + reader.size > _BATCH_BYTES):
             yield name, batch
-            batch = []
+            batch, size = [], 0
         name = section
+        size += reader.size
         batch.append(record)
     if batch:
         yield name, batch

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from services.gateway.backup.keys import KeysSection
+from services.gateway.backup.memories import MemoriesSection
+from services.gateway.backup.preferences import PreferencesSection
 from services.gateway.backup.section import Section
 from services.gateway.backup.sessions import SessionsSection
 from services.gateway.backup.settings import SettingsSection
@@ -17,6 +19,8 @@ def all_sections(gateway: Gateway) -> dict[str, Section]:
     found: list[Section] = [
         SettingsSection(gateway),
         SessionsSection(gateway),
+        MemoriesSection(gateway),
+        PreferencesSection(gateway),
         KeysSection(gateway),
     ]
     return {section.name: section for section in found}
