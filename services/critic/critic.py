@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict
 from typing import Any
@@ -31,6 +30,7 @@ from shared.envelope import Message
 from shared.journal import EntryType, append_after, journal_key
 from shared.logging import get_logger
 from shared.machine import Machine
+from shared.sampling import one_in
 from shared.service import Context
 from shared.sessions import Sessions, Turn
 
@@ -43,11 +43,6 @@ _REFERENCE_LIMIT = 8_000
 
 def gradeable(response: ResponseGeneration, *, skip_tool_answers: bool) -> bool:
     return bool(response.answer.strip()) and not (skip_tool_answers and response.tool_calls)
-
-
-def chosen(query_id: str, one_in: int) -> bool:
-    """One query in so many; the same for both answers to it."""
-    return zlib.crc32(query_id.encode()) % one_in == 0
 
 
 def reference_of(response: ResponseGeneration) -> str:
@@ -89,7 +84,7 @@ class Critic:
         """One answer: its grade, then, when its counterpart is there, the comparison."""
         response, settings = message.payload, self._context.settings
         async with self._states(response) as step:
-            if not chosen(response.query_id, settings.judge_one_in):
+            if not one_in(settings.judge_one_in, response.query_id):
                 await step("SKIP")
                 return ()
             if not gradeable(response, skip_tool_answers=settings.skip_tool_answers):

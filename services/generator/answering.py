@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from services.generator.committee import UnknownPersona
 from services.generator.run import Parts, Run, Stopped
@@ -23,6 +23,7 @@ from shared.llm.port import (
     ModelUnavailable,
 )
 from shared.logging import get_logger
+from shared.sampling import one_in
 from shared.tool_client import Caller
 
 log = get_logger()
@@ -42,8 +43,11 @@ def cancel_key(query_id: str) -> str:
 
 
 class Answering:
-    def __init__(self, parts: Parts) -> None:
+    """`queries`: how many queries of users are waiting or being answered."""
+
+    def __init__(self, parts: Parts, queries: Callable[[], Awaitable[int]]) -> None:
         self._parts = parts
+        self._queries = queries
         self._running: dict[str, asyncio.Timeout] = {}
         self._cancelled: set[str] = set()
 
@@ -62,6 +66,9 @@ class Answering:
     async def _answer(self, message: Message[QueryReceived], watch: Watch) -> None:
         query = message.payload
         caller = self._caller(message)
+        if message.deliveries == 1 and await self._leaves_out(caller.query_id):
+            await self._pass_by(query, caller.query_id)
+            return
         run = Run(self._parts, message, caller)
         assert caller.deadline is not None
         scope = asyncio.timeout((caller.deadline - now_ms()) / 1000)
@@ -93,6 +100,24 @@ class Answering:
         finally:
             self._cancelled.discard(caller.query_id)
         await self._leave(query, caller.query_id)
+
+    async def _leaves_out(self, query_id: str) -> bool:
+        """The shadow answers a sample of the queries, and none while too many wait."""
+        settings = self._parts.context.settings
+        if settings.respondent_id == "A":
+            return False
+        if not one_in(settings.answer_one_in, query_id):
+            return True
+        most = settings.leave_out_above
+        return most is not None and await self._queries() > most
+
+    async def _pass_by(self, query: QueryReceived, query_id: str) -> None:
+        """Leaves the session's lane without having taken a turn in it, wherever the query stands there."""
+        log.debug("query.left_out")
+        if query.messages is None:
+            if query.lane_ticket is not None:
+                await self._parts.sessions.confirm(query.session_id, ["B"], query.lane_ticket, None)
+            await self._parts.lanes.leave(query.session_id, query_id)
 
     async def abandon(self, message: Message[QueryReceived], reason: str) -> None:
         """Ends the journal of a query that is given up, so that nobody waits for it."""

@@ -16,6 +16,7 @@ from services.generator.settings import GeneratorSettings
 from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, Outgoing, QueryCancel, QueryReceived
 from shared.envelope import Message
 from shared.errors import SettingsError
+from shared.llm.courtesy import CourteousChatModel, answering
 from shared.llm.port import ChatModel
 from shared.logging import get_logger
 from shared.service import Context, Service, Subscription, Work
@@ -31,21 +32,25 @@ _CHECK_SECONDS = 5.0
 @contextlib.asynccontextmanager
 async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[Work]]:
     settings = context.settings
-    model = settings.chat_model()
+    queries = answering(context.bus)
+    wired = settings.chat_model()
+    # what is shown comes first: the shadow waits for its turn at the model, and is broken off for a user's query
+    shadow = settings.respondent_id == "B"
+    model: ChatModel = CourteousChatModel(wired, queries, lambda: context.settings) if shadow else wired
     sessions = Sessions(context.bus)
     lanes = Lanes(context, sessions, settings.respondent_id)
-    answering = Answering(Parts(context, model, ToolClient(context), sessions, lanes))
+    answers = Answering(Parts(context, model, ToolClient(context), sessions, lanes), queries)
 
     async def handle(message: Message[QueryReceived]) -> Iterable[Outgoing]:
-        await answering.answer(message)
+        await answers.answer(message)
         return ()
 
     async def abandon(message: Message[QueryReceived], reason: str) -> Iterable[Outgoing]:
-        await answering.abandon(message, reason)
+        await answers.abandon(message, reason)
         return ()
 
     async def cancel(message: Message[QueryCancel]) -> None:
-        answering.cancel(message.payload.query_id)
+        answers.cancel(message.payload.query_id)
 
     context.observe(QUERY_CANCEL, cancel)
     await _look(context, model)

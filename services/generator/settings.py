@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from shared.llm.courtesy import CourtesySettings
 from shared.llm.settings import BackendSettings
 from shared.settings import Settings
 
@@ -24,10 +25,10 @@ def prompt_version(system_prompt: str) -> str:
     return sha256(system_prompt.encode()).hexdigest()[:8]
 
 
-class GeneratorSettings(BackendSettings):
+class GeneratorSettings(BackendSettings, CourtesySettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "model", "think", "temperature", "max_tool_iterations", "tool_timeout", "timeout_seconds", "concurrency",
-        "history_turns", "system_prompt", "rounds",
+        "history_turns", "system_prompt", "rounds", "yield_above", "yield_seconds", "answer_one_in", "leave_out_above",
     }  # fmt: skip
 
     respondent_id: Literal["A", "B"] = Field(default="A", description="A: its answer is shown; B: the shadow")
@@ -46,6 +47,12 @@ class GeneratorSettings(BackendSettings):
     system_prompt: str = Field(default_factory=default_system_prompt, description="What the model is told about itself")
     identities: Path | None = Field(default=None, description="YAML file of committee members; unset: the shipped ones")
     rounds: int = Field(default=1, ge=1, le=10, description="Rounds of a committee, unless the query says otherwise")
+    answer_one_in: int = Field(default=1, ge=1, le=10_000, description="Respondent B answers one query in so many")
+    leave_out_above: int | None = Field(
+        default=20,
+        ge=0,
+        description="Respondent B leaves queries out while more than so many wait; null: it never does",
+    )
     demo: bool = Field(default=False, description="Set by `local2 run` when the demonstration model answers")
 
     @model_validator(mode="before")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from shared import metrics
 from shared.contracts import AGENT_TRANSITION, AgentTransition, ToolCallRecord
 from shared.envelope import age_ms
 from shared.journal import EntryType, JournalWriter
+from shared.llm.courtesy import Yielded
 from shared.llm.port import (
     ChatModel,
     ChatRequest,
@@ -47,6 +48,8 @@ from shared.tool_client import Caller, ToolClient
 log = get_logger()
 
 # A stream that breaks off this often breaks off for a reason that another try does not remove.
+# A busy stack must not keep the shadow from ever answering.
+_MOST_YIELDS = 5
 _MAX_INTERRUPTIONS = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 # The worker's own time-out says more than ours: give its answer the time to arrive.
@@ -114,11 +117,13 @@ class JournalSteps:
             return recorded
         await self._void_partial(step)
         schemas = await self._schemas() if with_tools else []
-        interruptions, overflowed, pause = 0, False, _FIRST_PAUSE
+        interruptions, yielded, overflowed, pause = 0, 0, False, _FIRST_PAUSE
         while True:
             request = await self._request(current, schemas)
             try:
-                return await self._call(step, request)
+                return await self._call(step, replace(request, yields=yielded < _MOST_YIELDS))
+            except Yielded:
+                yielded += 1
             except StreamInterrupted as exc:
                 interruptions += 1
                 if interruptions >= _MAX_INTERRUPTIONS:
