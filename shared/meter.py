@@ -19,7 +19,7 @@ from shared.metrics import Outcome
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 # A second series for each counter, of which nothing is asked here.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 # A client may name any model, and a model may name any tool: beyond these, they are counted as one.
 _MOST_VALUES = 64
