@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import orjson
+
 from services.memory.catalog import Catalog
 from services.memory.engram import Engram
 from services.memory.keywords import Entry, KeywordHit, KeywordIndex, KeywordIndexDamaged
@@ -31,7 +33,8 @@ _RETRY_SECONDS = 1.0
 
 def entry(engram: Engram) -> Entry:
     at = datetime.fromtimestamp(engram.time / 1000, UTC)
-    return Entry(engram.id, keyword_text(*engram.said(), at), engram.before)
+    data = orjson.dumps(engram.flat()).decode()
+    return Entry(engram.id, keyword_text(*engram.said(), at), engram.before, data)
 
 
 class Index:
@@ -67,6 +70,17 @@ class Index:
             log.error("keywords.damaged", reason=str(exc))
             self._context.background.create_task(self._repair(user_id))
             return []
+
+    async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
+        """What this replica knows of engrams that a search has found; the store is asked for the others."""
+        try:
+            found = await asyncio.to_thread(self._keywords.data, user_id, ids)
+        except KeywordIndexDamaged as exc:
+            log.error("keywords.damaged", reason=str(exc))
+            self._context.background.create_task(self._repair(user_id))
+            return {}
+        engrams = {one: Engram.from_flat(one, orjson.loads(data)) for one, data in found.items() if data}
+        return {one: engram for one, engram in engrams.items() if engram.user_id == user_id}
 
     async def _tell(self, change: MemoryChanged) -> None:
         await self._context.bus.publish(MEMORY_CHANGED.of(change, user_id=change.user_id))

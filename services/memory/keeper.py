@@ -111,6 +111,8 @@ class Keeper:
             self._fault("updated")
             (after,) = await self.states.read([found])
             if after == before:
+                # also when the store had it already: whoever wrote it there may have died before this
+                await self.index.put(user_id, [whole])
                 return
 
     async def delete(self, user_id: str, ids: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from services.memory.text import query_tokens, tokens
 from shared.errors import Local2Error
 
 # Of the files' form and of the words in them: another number makes every index be built anew.
-VERSION = 1
+VERSION = 2
 # Databases held open at the same time.
 OPEN_FILES = 32
 # Words of a query that are looked up, and engrams that are scored for them: words that many engrams have cost the most
@@ -36,7 +36,8 @@ BEFORE_WEIGHT = 0.4
 
 _SCHEMA = f"""
 CREATE TABLE owner(user_id TEXT NOT NULL);
-CREATE TABLE engram(n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, turn TEXT NOT NULL, before TEXT NOT NULL);
+CREATE TABLE engram(n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, turn TEXT NOT NULL, before TEXT NOT NULL,
+    data TEXT NOT NULL);
 CREATE VIRTUAL TABLE words USING fts5(turn, before, content='engram', content_rowid='n',
     tokenize='unicode61 remove_diacritics 0');
 PRAGMA user_version = {VERSION};
@@ -63,11 +64,15 @@ class KeywordIndexDamaged(Local2Error):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is indexed of one engram: its own text, and the text of the turn before it in the same session."""
+    """What is indexed of one engram: its own text, and the text of the turn before it in the same session.
+
+    data: anything else that is wanted of an engram once it is found; see `KeywordIndex.data`.
+    """
 
     id: str
     text: str
     before: str = ""
+    data: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ class KeywordIndex:
 
     def add(self, user_id: str, entries: Iterable[Entry]) -> None:
         """Adds or replaces; an entry that is there unchanged costs a look-up. All or nothing."""
-        rows = [(entry.id, " ".join(tokens(entry.text)), " ".join(tokens(entry.before))) for entry in entries]
+        rows = [(e.id, " ".join(tokens(e.text)), " ".join(tokens(e.before)), e.data) for e in entries]
         with self._using(user_id) as db, _transaction(db):
             _insert(db, rows)
 
@@ -137,6 +142,14 @@ class KeywordIndex:
             return []
         with self._using(user_id) as db:
             return _search(db, words, limit)
+
+    def data(self, user_id: str, ids: Sequence[str]) -> dict[str, str]:
+        """The `data` of those of the engrams that are there; far quicker than asking the store."""
+        if not ids or not self._path(user_id).exists():
+            return {}
+        places = ", ".join("?" * len(ids))
+        with self._using(user_id) as db:
+            return dict(db.execute(f"SELECT id, data FROM engram WHERE id IN ({places})", list(ids)))
 
     def count(self, user_id: str) -> int:
         if not self._path(user_id).exists():
@@ -280,14 +293,18 @@ def _opened(path: Path, user_id: str) -> sqlite3.Connection:
     return db
 
 
-def _insert(db: sqlite3.Connection, rows: Iterable[tuple[str, str, str]]) -> None:
-    for id_, turn, before in rows:
-        there = db.execute("SELECT turn, before FROM engram WHERE id = ?", (id_,)).fetchone()
-        if there == (turn, before):
+def _insert(db: sqlite3.Connection, rows: Iterable[tuple[str, str, str, str]]) -> None:
+    for id_, turn, before, data in rows:
+        there = db.execute("SELECT turn, before, data FROM engram WHERE id = ?", (id_,)).fetchone()
+        if there == (turn, before, data):
+            continue
+        if there is not None and there[:2] == (turn, before):
+            db.execute("UPDATE engram SET data = ? WHERE id = ?", (data, id_))
             continue
         if there is not None:
             _delete(db, id_)
-        n = db.execute("INSERT INTO engram(id, turn, before) VALUES (?, ?, ?)", (id_, turn, before)).lastrowid
+        added = "INSERT INTO engram(id, turn, before, data) VALUES (?, ?, ?, ?)"
+        n = db.execute(added, (id_, turn, before, data)).lastrowid
         db.execute("INSERT INTO words(rowid, turn, before) VALUES (?, ?, ?)", (n, turn, before))
 
 

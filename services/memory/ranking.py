@@ -93,29 +93,22 @@ def rank(candidates: Iterable[Candidate], weights: Weights, *, top_k: int, min_s
     return [one.hit() for one in sorted(kept, key=_Judged.place)[: max(0, top_k)]]
 
 
-def contenders(
-    candidates: Iterable[Candidate], weights: Weights, *, top_k: int, min_score: float, ceiling: float
-) -> list[str]:
-    """Which of the candidates can be among the best `top_k`, whatever turns out about their ratings and ages; the most
-    promising first. So that only of these more has to be read.
+def promising(
+    candidates: Iterable[Candidate], weights: Weights, *, min_score: float, ceiling: float | None
+) -> list[tuple[str, float]]:
+    """The relevant candidates with the score that each can reach at most, best first: before their ratings are known.
 
-    ceiling: the highest similarity that a candidate of unknown similarity can have.
+    For a search that reads what is known of the most promising only.
+    ceiling: the highest that a similarity which is not known may turn out to be; None: it will not be known.
     """
-    most, least = 1 + weights.bound, 1 - weights.bound
-    sure: list[float] = []
-    possible: list[tuple[float, str]] = []
+    found: list[tuple[str, float]] = []
     for one in candidates:
-        known = one.similarity is not None
-        judged = _Judged.of(one if known else replace(one, similarity=ceiling), weights, min_score)
-        if judged.relevant:
-            possible.append((judged.relevance, one.id))
-            if known:
-                sure.append(judged.relevance)
-    sure.sort(reverse=True)
-    needed = sure[top_k - 1] * least if len(sure) >= top_k > 0 else 0.0
-    return [
-        id_ for relevance, id_ in sorted(possible, key=lambda item: (-item[0], item[1])) if relevance * most >= needed
-    ]
+        judged = [_Judged.of(one, weights, min_score)]
+        if one.similarity is None and ceiling is not None:
+            judged.append(_Judged.of(replace(one, similarity=ceiling), weights, min_score))
+        if relevances := [each.relevance for each in judged if each.relevant]:
+            found.append((one.id, min(1.0, max(relevances) * (1 + weights.bound))))
+    return sorted(found, key=lambda item: (-item[1], item[0]))
 
 
 @dataclass(frozen=True, slots=True)

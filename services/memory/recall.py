@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from services.memory.embedding import Embedder
 from services.memory.engram import Engram
 from services.memory.index import Index
-from services.memory.ranking import Candidate, Hit, min_score_for, rank
+from services.memory.ranking import Candidate, Hit, min_score_for, promising, rank
 from services.memory.settings import MemorySettings
-from services.memory.store import Store, StoreUnavailable
+from services.memory.store import Near, Store, StoreUnavailable
 from shared.envelope import now_ms
 from shared.logging import get_logger
 
@@ -24,6 +24,9 @@ NOTHING = "No memories found."
 DAY_MS = 86_400_000
 # Candidates that each of the two searches may bring for one place in the result.
 _PER_PLACE = 6
+# The most promising that are read from the store for one place, and among which ratings choose. More are read only
+# where copies and echoes leave places free: reading costs more than finding.
+_READ_PER_PLACE = 2
 # The bracket that begins one of our own marks, wherever it stands in a stranger's text.
 _MARKS = re.compile(r"\[(?=\s*(?:end\s+of\s+)?untrusted\s+content)", re.IGNORECASE)
 
@@ -50,45 +53,75 @@ class Recall:
             self._dense(user_id, query, limit), self._index.search(user_id, query, limit)
         )
         near, vector, degraded = dense
-        engrams = {found.engram.id: found.engram for found in near}
-        similarity = {found.engram.id: found.similarity for found in near}
+        similarity = {one.id: one.similarity for one in near}
         by_word = {hit.id: hit for hit in words}
-        if more := [hit.id for hit in words if hit.id not in engrams]:
-            for engram_id, (engram, place) in (await self._store.get_with_vectors(user_id, more)).items():
-                engrams[engram_id] = engram
-                if vector is not None and len(place) == len(vector):
-                    similarity[engram_id] = sum(a * b for a, b in zip(place, vector, strict=True))
-        now = now_ms()
-        candidates = []
-        for engram in engrams.values():
-            question, text = engram.said()
-            hit = by_word.get(engram.id)
-            candidates.append(
-                Candidate(
-                    id=engram.id,
-                    similarity=similarity.get(engram.id),
-                    keyword_rank=hit.rank if hit else None,
-                    keyword_score=hit.score if hit else None,
-                    score=engram.score,
-                    won=engram.won,
-                    feedback=engram.reward,
-                    age_days=max(0.0, (now - engram.time) / DAY_MS),
-                    question=question,
-                    text=text,
-                )
+        candidates = {
+            one: Candidate(
+                one,
+                similarity.get(one),
+                keyword_rank=by_word[one].rank if one in by_word else None,
+                keyword_score=by_word[one].score if one in by_word else None,
             )
+            for one in dict.fromkeys([*similarity, *by_word])
+        }
         least = min_score_for(self._embedder.model) if settings.min_score is None else settings.min_score
+        # what words alone have found is no nearer than what the dense search brought last, had it brought more
+        ceiling = None if vector is None else near[-1].similarity if len(near) >= limit else 1.0
+        order = promising(candidates.values(), settings.weights, min_score=least, ceiling=ceiling)
+        engrams: dict[str, Engram] = {}
         # an answer that only repeats what was remembered stands behind what it repeats
-        said = [one for one in candidates if not engrams[one.id].echo]
-        echoes = [one for one in candidates if engrams[one.id].echo]
-        hits = rank(said, settings.weights, top_k=wanted, min_score=least)
+        said: list[Candidate] = []
+        echoes: list[Candidate] = []
+        hits: list[Hit] = []
+        now, at, step = now_ms(), 0, wanted * _READ_PER_PLACE
+        while at < len(order):
+            part = [candidates[one] for one, _ in order[at : at + step]]
+            at += step
+            for candidate, engram in await self._read(user_id, part, vector, now):
+                engrams[engram.id] = engram
+                (echoes if engram.echo else said).append(candidate)
+            hits = rank(said, settings.weights, top_k=wanted, min_score=least)
+            if len(hits) == wanted:
+                break
         if not hits:
             hits = rank(echoes, settings.weights, top_k=wanted, min_score=least)
         return Recalled([(hit, engrams[hit.id]) for hit in hits], degraded)
 
+    async def _read(
+        self, user_id: str, part: Sequence[Candidate], vector: list[float] | None, now: int
+    ) -> list[tuple[Candidate, Engram]]:
+        """The candidates with everything that the store knows of them; what has gone meanwhile is left out."""
+        engrams = await self._index.read(user_id, [one.id for one in part if one.similarity is not None])
+        places: dict[str, Any] = {}
+        # of what words alone have found the vector is needed too
+        if missing := [one.id for one in part if one.id not in engrams]:
+            for one_id, (engram, place) in (await self._store.get_with_vectors(user_id, missing)).items():
+                engrams[one_id], places[one_id] = engram, place
+        read = []
+        for one in part:
+            if one.id not in engrams:
+                continue
+            engram = engrams[one.id]
+            similarity = one.similarity
+            if similarity is None and vector is not None and len(places[one.id]) == len(vector):
+                similarity = float(places[one.id].dot(vector))
+            question, text = engram.said()
+            judged = replace(
+                one,
+                similarity=similarity,
+                score=engram.score,
+                won=engram.won,
+                feedback=engram.reward,
+                age_days=max(0.0, (now - engram.time) / DAY_MS),
+                question=question,
+                text=text,
+            )
+            read.append((judged, engram))
+        return read
+
     async def _dense(
         self, user_id: str, query: str, limit: int
-    ) -> tuple[Sequence[Any], list[float] | None, str | None]:
+    ) -> tuple[Sequence[Near], list[float] | None, str | None]:
         vector = await self._embedder.query(query)
         if vector is None:
             return (), None, f"searched by words only: {self._embedder.away or 'the question cannot be embedded'}"

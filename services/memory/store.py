@@ -54,10 +54,10 @@ class StoreLocked(SettingsError):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """An engram near a query; `similarity` is the cosine."""
+class Near:
+    """The id of an engram near a query; `similarity` is the cosine."""
 
-    engram: Engram
+    id: str
     similarity: float
 
 
@@ -113,10 +113,11 @@ class Store:
     async def get(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
         return {engram_id: engram for engram_id, (engram, _) in (await self.reading(self._get, user_id, ids)).items()}
 
-    async def get_with_vectors(self, user_id: str, ids: Sequence[str]) -> dict[str, tuple[Engram, list[float]]]:
+    async def get_with_vectors(self, user_id: str, ids: Sequence[str]) -> dict[str, tuple[Engram, Any]]:
+        """Each engram with its vector, an array."""
         return await self.reading(self._get, user_id, ids, True)
 
-    async def query(self, user_id: str, model: str, vector: Vector, limit: int) -> list[Found]:
+    async def query(self, user_id: str, model: str, vector: Vector, limit: int) -> list[Near]:
         """The nearest of the user's engrams that have vectors of this model."""
         return await self.reading(self._query, user_id, model, vector, limit)
 
@@ -294,9 +295,9 @@ class Store:
                 self._users.pop(user_id, None)
         return results
 
-    def _get(self, user_id: str, ids: Sequence[str], vectors: bool = False) -> dict[str, tuple[Engram, list[float]]]:
+    def _get(self, user_id: str, ids: Sequence[str], vectors: bool = False) -> dict[str, tuple[Engram, Any]]:
         include = ["metadatas", "embeddings"] if vectors else ["metadatas"]
-        found: dict[str, tuple[Engram, list[float]]] = {}
+        found: dict[str, tuple[Engram, Any]] = {}
 
         def read(collection: _Collection) -> None:
             for part in _parts([one for one in ids if one not in found]):
@@ -304,21 +305,21 @@ class Store:
                 places = page["embeddings"] if vectors else [()] * len(page["ids"])
                 for engram, vector in zip(_engrams(page, user_id), places, strict=True):
                     if engram is not None:
-                        found[engram.id] = (engram, [float(x) for x in vector])
+                        found[engram.id] = (engram, vector)
 
         self._each(user_id, read)
         return found
 
-    def _query(self, user_id: str, model: str, vector: Vector, limit: int) -> list[Found]:
-        def search(collection: _Collection) -> list[Found]:
+    def _query(self, user_id: str, model: str, vector: Vector, limit: int) -> list[Near]:
+        def search(collection: _Collection) -> list[Near]:
             if (collection.model, collection.dimension) != (model, len(vector)):
                 return []
-            page = collection.handle.query(
-                query_embeddings=[list(vector)], n_results=limit, include=["metadatas", "distances"]
-            )
-            first = {"ids": page["ids"][0], "metadatas": page["metadatas"][0]}
-            pairs = zip(_engrams(first, user_id), page["distances"][0], strict=True)
-            return [Found(engram, 1.0 - float(distance)) for engram, distance in pairs if engram is not None]
+            # ids alone: reading what is known of all candidates would cost more than finding them
+            page = collection.handle.query(query_embeddings=[list(vector)], n_results=limit, include=["distances"])
+            return [
+                Near(one, 1.0 - float(distance))
+                for one, distance in zip(page["ids"][0], page["distances"][0], strict=True)
+            ]
 
         found = [hit for hits in self._each(user_id, search) for hit in hits]
         return sorted(found, key=lambda hit: -hit.similarity)[:limit]

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 import psutil
 from children import Child
-from tables import Target, middle, table
+from tables import Target, table
 
 from services.memory.engram import Engram
 from services.memory.index import entry
@@ -116,6 +116,10 @@ class Words:
     async def search(self, user_id: str, query: str, limit: int) -> list[KeywordHit]:
         return await asyncio.to_thread(self._keywords.search, user_id, query, limit)
 
+    async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
+        found = await asyncio.to_thread(self._keywords.data, user_id, ids)
+        return {one: Engram.from_flat(one, orjson.loads(data)) for one, data in found.items()}
+
 
 class Vectors:
     """In the place of the embedding model: the vector of the next question, at once."""
@@ -197,16 +201,11 @@ async def search(
     return {**found, "found": hits / questions}
 
 
-def measure(folder: Path, sizes: Sequence[int], questions: int, rounds: int) -> list[dict[str, float]]:
-    """One line a size, the middle of the rounds; each round is a process with an empty store."""
-    found: dict[int, list[dict[str, float]]] = {size: [] for size in sizes}
-    for number in range(rounds):
-        home = folder / f"memory-{number}"
-        args = [__file__, str(home), str(questions), *map(str, sizes)]
-        with Child(args, folder / "memory-search.log", {}) as child:
-            for size in sizes:
-                found[size].append(child.read())
-    return [middle(values) for values in found.values()]
+def measure(folder: Path, sizes: Sequence[int], questions: int) -> list[dict[str, float]]:
+    """One line a size; the store grows from each to the next."""
+    args = [__file__, str(folder / "memory-search"), str(questions), *map(str, sizes)]
+    with Child(args, folder / "memory-search.log", {}) as child:
+        return [child.read() for _ in sizes]
 
 
 def report(lines: Sequence[dict[str, float]]) -> tuple[str, list[Target]]:

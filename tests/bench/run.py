@@ -18,6 +18,8 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
+import memory_ingest
+import memory_search
 import psutil
 import roundtrip
 import stack as whole
@@ -25,7 +27,7 @@ from tables import Target
 
 from services.cli.embedded_redis import EmbeddedRedis
 
-PARTS = ("roundtrip", "memory", "streams")
+PARTS = ("roundtrip", "memory", "streams", "recall")
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -77,6 +79,20 @@ def whole_stack(
     return verdicts, values
 
 
+def recall(folder: Path, rounds: int, short: bool) -> tuple[list[Target], dict[str, object]]:
+    """The memory participant: searching, and taking in."""
+    sizes, questions = ([1_000, 10_000], 60) if short else ([1_000, 10_000, 100_000], 200)
+    lines = memory_search.measure(folder, sizes, questions)
+    text, verdicts = memory_search.report(lines)
+    print(text, flush=True)
+    queued = 500 if short else 3_000
+    with EmbeddedRedis(folder / "redis-recall", port=0) as server:
+        found = memory_ingest.measure(server.url, folder, rounds, 2.0 if short else 5.0, queued)
+    text, more = memory_ingest.report(found, queued)
+    print(text, flush=True)
+    return verdicts + more, {"search": lines, "ingest": found}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     parts = options.only or PARTS
@@ -97,6 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             found, more = whole_stack(folder, parts, min(rounds, 3), 1.0 if options.short else 3.0, ways, loads)
             verdicts += found
             values |= more
+        if "recall" in parts:
+            found, values["recall"] = recall(folder, min(rounds, 3), options.short)
+            verdicts += found
     print("\nTargets")
     print("\n".join(map(str, verdicts)))
     print(f"\n{time.monotonic() - began:.0f} s; at the end, others use {psutil.cpu_percent(interval=1.0):.0f} %")

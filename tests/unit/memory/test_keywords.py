@@ -95,6 +95,15 @@ def test_adding_again_replaces(index: KeywordIndex) -> None:
     assert ids(index.search("ann", "tea", 5)) == ["coffee"]
 
 
+def test_data_is_given_back_and_replaced_without_the_words(index: KeywordIndex) -> None:
+    index.add("ann", [Entry("coffee", COFFEE.text, data="ungraded"), LISBON])
+    index.add("ann", [Entry("coffee", COFFEE.text, data="graded")])
+    assert index.data("ann", ["coffee", "lisbon", "unknown"]) == {"coffee": "graded", "lisbon": ""}
+    assert index.data("bob", ["coffee"]) == {}
+    assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
+    assert index.count("ann") == 2
+
+
 def test_an_addition_that_fails_leaves_nothing_behind(index: KeywordIndex) -> None:
     index.add("ann", [LISBON])
     with pytest.raises(sqlite3.Error):
@@ -105,12 +114,13 @@ def test_an_addition_that_fails_leaves_nothing_behind(index: KeywordIndex) -> No
 
 
 def test_what_is_removed_is_not_on_the_disk_any_more(index: KeywordIndex, tmp_path: Path) -> None:
-    index.add("ann", [Entry("secret", "the codeword is xylophone", "zanzibar"), COFFEE])
+    index.add("ann", [Entry("secret", "the codeword is xylophone", "zanzibar", "quetzalcoatl " * 500), COFFEE])
     assert index.remove("ann", ["secret", "unknown"]) == 1
     for path in (tmp_path / "keywords").iterdir():
         content = path.read_bytes()
         assert b"xylophone" not in content
         assert b"zanzibar" not in content
+        assert b"quetzalcoatl" not in content
     assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
 
 
