@@ -16,7 +16,7 @@ ARGS ?=
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast lint format types imports stories bench eval-memory chaos lock env up down logs clean
+.PHONY: help setup run test test-fast lint format types imports stories bench eval-memory chaos compose-test lock env up down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -82,6 +82,9 @@ eval-memory: $(DEV_STAMP) ## how well memories are found: recall and rank on que
 
 chaos: $(DEV_STAMP) ## kill everything under load and count what is lost
 	@$(PY) tests/chaos/run.py $(ARGS)
+
+compose-test: $(DEV_STAMP) ## the system in real containers: scale, kill, look what can be reached (docs/compose-test.md)
+	@$(PY) tests/compose/run.py $(ARGS)
 
 lock: $(DEV_STAMP) ## write the installed versions to requirements.lock
 	@{ sed -n '/^#/p;/python_full_version/p' requirements.lock; \
