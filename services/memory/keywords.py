@@ -332,7 +332,7 @@ def _search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> list[Ke
         expression, first = " OR ".join(map(_quoted, _rarest(there, counts))), 0
     found = db.execute(_BEST, (BEFORE_WEIGHT, expression, first, limit)).fetchall()
     return [
-        KeywordHit(id_, rank, _share(rarity, set(turn.split()), set(before.split())) / whole)
+        KeywordHit(id_, rank, _share(rarity, turn, before) / whole)
         for rank, (id_, turn, before) in enumerate(found, start=1)
     ]
 
@@ -375,7 +375,13 @@ def _narrowed(
     return expression, matching
 
 
-def _share(rarity: dict[str, float], turn: set[str], before: set[str]) -> float:
-    return sum(
-        value if word in turn else value * BEFORE_WEIGHT if word in before else 0.0 for word, value in rarity.items()
-    )
+def _share(rarity: dict[str, float], turn: str, before: str) -> float:
+    # words stand between single spaces
+    turn, before = f" {turn} ", f" {before} "
+    found = 0.0
+    for word, value in rarity.items():
+        if f" {word} " in turn:
+            found += value
+        elif f" {word} " in before:
+            found += value * BEFORE_WEIGHT
+    return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -88,7 +88,7 @@ def rank(candidates: Iterable[Candidate], weights: Weights, *, top_k: int, min_s
     half of the query's words (by rarity) are needed.
     """
     judged = [_Judged.of(candidate, weights, min_score) for candidate in candidates]
-    relevant = sorted((one for one in judged if one.relevant), key=_Judged.place)
+    relevant = sorted((one for one in judged if one.relevance > 0), key=_Judged.place)
     kept = _without_duplicates(relevant, weights.duplicate)
     return [one.hit() for one in sorted(kept, key=_Judged.place)[: max(0, top_k)]]
 
@@ -103,30 +103,35 @@ def promising(
     """
     found: list[tuple[str, float]] = []
     for one in candidates:
-        judged = [_Judged.of(one, weights, min_score)]
+        relevance = _relevance(one.similarity, one.keyword_score, weights, min_score)
         if one.similarity is None and ceiling is not None:
-            judged.append(_Judged.of(replace(one, similarity=ceiling), weights, min_score))
-        if relevances := [each.relevance for each in judged if each.relevant]:
-            found.append((one.id, min(1.0, max(relevances) * (1 + weights.bound))))
+            relevance = max(relevance, _relevance(ceiling, one.keyword_score, weights, min_score))
+        if relevance > 0:
+            found.append((one.id, min(1.0, relevance * (1 + weights.bound))))
     return sorted(found, key=lambda item: (-item[1], item[0]))
+
+
+def _relevance(similarity: float | None, keyword_score: float | None, weights: Weights, min_score: float) -> float:
+    """Between 0 and 1; 0 for what is not relevant."""
+    words = keyword_score or 0.0
+    if similarity is None:
+        relevance, least = words, 0.5
+    else:
+        relevance = (1 - weights.keyword) * max(0.0, similarity) + weights.keyword * words
+        least = (1 - weights.keyword) * min_score
+    return min(1.0, relevance) if relevance >= least else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
     candidate: Candidate
-    relevant: bool
     relevance: float
     parts: dict[str, float]
     shift: float
 
     @classmethod
     def of(cls, candidate: Candidate, weights: Weights, min_score: float) -> _Judged:
-        words = candidate.keyword_score or 0.0
-        if candidate.similarity is None:
-            relevance, least = words, 0.5
-        else:
-            relevance = (1 - weights.keyword) * max(0.0, candidate.similarity) + weights.keyword * words
-            least = (1 - weights.keyword) * min_score
+        relevance = _relevance(candidate.similarity, candidate.keyword_score, weights, min_score)
         parts = {
             "critic": 0.0 if candidate.score is None else weights.critic * (candidate.score - 3) / 2,
             "winner": 0.0 if candidate.won is None else weights.winner * (1 if candidate.won else -1),
@@ -134,7 +139,7 @@ class _Judged:
             "age": -weights.age * (1 - 0.5 ** (max(0.0, candidate.age_days) / weights.half_life_days)),
         }
         shift = max(-weights.bound, min(weights.bound, sum(parts.values())))
-        return cls(candidate, relevance >= least and relevance > 0, min(1.0, relevance), parts, shift)
+        return cls(candidate, relevance, parts, shift)
 
     @property
     def score(self) -> float:
