@@ -19,6 +19,7 @@ from services.cli.ask import ask as ask_query
 from services.cli.ask import chat as chat_loop
 from services.cli.backup import backup, restore
 from services.cli.doctor import World, configured_redis, examine
+from services.cli.memory import memory
 from services.cli.plan import RunOptions
 from services.cli.preferences import leaderboard
 from services.cli.run import Run
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.add_typer(operate.dead_letters, name="dead-letters")
 app.add_typer(operate.keys, name="keys")
 app.add_typer(operate.sessions, name="sessions")
+app.add_typer(memory, name="memory")
 app.add_typer(operate.export, name="export")
 app.add_typer(evaluate.app, name="eval")
 app.command()(backup)

@@ -104,6 +104,42 @@ def test_the_commands_of_an_operator_work_against_the_stack(client: dict[str, st
 
 
 @pytest.mark.slow
+def test_the_memory_is_operated_from_the_command_line(client: dict[str, str], tmp_path: Path) -> None:
+    key = run.local2(client, "keys", "add", "mia").stdout.splitlines()[-1]
+    mine = {**client, "LOCAL2_API_KEY": key}
+
+    def memory(*args: str) -> str:
+        done = run.local2(mine, "memory", *args)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return str(done.stdout)
+
+    given = tmp_path / "in.jsonl"
+    lines = [
+        {"query": "Where is the harbour?", "answer": "In Bergen.", "time": "2025-03-01"},
+        {"content": "I like tea."},
+    ]
+    given.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    assert "took in 2, refused 0" in memory("import", str(given))
+    memory("topics", "save", "user.pet", "A cat named Ida.")
+    assert [row["topic"] for row in json.loads(memory("topics", "list", "--json"))] == ["user.pet"]
+    (hit,) = json.loads(memory("search", "harbour in Bergen", "--json"))["hits"]
+    assert json.loads(memory("show", hit["id"]))["answer"] == "In Bergen."
+    assert "Bergen" not in memory("delete", hit["id"]) + memory("list")
+    kept = tmp_path / "kept.jsonl"
+    assert "forgot 2 engrams" in memory("delete", "--everything", "--export", str(kept))
+    assert "nothing is remembered" in memory("list")
+    assert "took in 2, refused 0" in memory("import", str(kept))
+    assert {json.loads(line)["content"] for line in memory("export").splitlines()} == {
+        "I like tea.",
+        "A cat named Ida.",
+    }
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"query": "ok?", "answer": "yes"}\n[]\n{"answer": "no question"}\n', encoding="utf-8")
+    refused = run.local2(mine, "memory", "import", str(bad))
+    assert (refused.returncode, "line 2" in refused.stdout, "line 3" in refused.stdout) == (1, True, True)
+
+
+@pytest.mark.slow
 def test_dead_letters_are_listed_shown_replayed_and_dropped(client: dict[str, str]) -> None:
     import time
 

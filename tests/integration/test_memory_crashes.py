@@ -1,0 +1,264 @@
+"""Memory when it dies, when what it needs is away, and when there are several of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.memories import (
+    HEARTBEAT,
+    asking,
+    critique,
+    memory_settings,
+    new_query,
+    remembering,
+    response,
+    reward,
+    verdict,
+)
+from support.services import TESTS, announced, running
+from support.waiting import eventually
+
+from services.memory.service import app
+from services.memory.store import StoreLocked
+from shared.envelope import now_ms
+from shared.testing.model_server import ScriptedModelServer
+
+
+class Replica:
+    def __init__(self, url: str, folder: Path, model_url: str, step: str = "-", times: int = 1, **values: Any) -> None:
+        settings = {"redis_url": url, "data_dir": folder, "heartbeat": HEARTBEAT, "drain": 1, "log_level": "error",
+                    "memory_classify": "rules", "ollama_host": model_url, **values}  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "support.memory_replica", step, str(times)],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
+                **{f"LOCAL2_{name.upper()}": str(value) for name, value in settings.items()},
+            },
+        )
+
+    async def died(self) -> None:
+        await eventually(lambda: self.process.poll() is not None, 30, "the replica has died")
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def replica(*args: Any, **values: Any) -> Iterator[Replica]:
+    started = Replica(*args, **values)
+    try:
+        yield started
+    finally:
+        started.end()
+
+
+STEPS = ("owned", "stored", "indexed", "noted", "updated", "annotated")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", STEPS)
+async def test_after_a_crash_at_any_step_nothing_is_lost_and_nothing_is_there_twice(
+    redis_url: str, tmp_path: Path, step: str
+) -> None:
+    async with ScriptedModelServer() as server, asking(redis_url, tmp_path, server) as client:
+        said = [response(f"Question number {n}?", f"Answer {n}.", query_id=new_query()) for n in range(3)]
+        with replica(redis_url, tmp_path, server.url, step) as dying:
+            await announced(redis_url, "memory", timeout=30)
+            # the second has its grade before it is there
+            await client.publish(critique(said[1], 2), said[0], said[1])
+            if step == "updated":
+                await client.idle()
+            await client.publish(critique(said[0], 5), verdict(said[0].query_id, "A"), reward(said[1], 1), said[2])
+            await dying.died()
+        since = now_ms()
+        async with running(app, memory_settings(redis_url, tmp_path, server.url)):
+            await client.indexed(since)
+            await client.idle(30)
+            engrams = await client.engrams()
+            rated = {engram_id: (e["score"], e["winner"], e["reward"]) for engram_id, e in engrams.items()}
+            assert rated == {
+                said[0].response_id: (5, "A", None),
+                said[1].response_id: (2, None, 1.0),
+                said[2].response_id: (None, None, None),
+            }
+            hits = (await client.manage("search", query="question number"))["hits"]
+            assert sorted(hit["id"] for hit in hits) == sorted(rated)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["marked", "removed"])
+async def test_a_deletion_that_was_cut_off_is_carried_out(redis_url: str, tmp_path: Path, step: str) -> None:
+    async with ScriptedModelServer() as server, asking(redis_url, tmp_path, server) as client:
+        said = response("Question?", "Answer.")
+        with replica(redis_url, tmp_path, server.url, step) as dying:
+            await announced(redis_url, "memory", timeout=30)
+            await client.publish(said)
+            await client.idle()
+            deleting = asyncio.create_task(client.managed("delete", id=said.response_id))
+            await dying.died()
+        since = now_ms()
+        async with running(app, memory_settings(redis_url, tmp_path, server.url)):
+            await client.indexed(since)
+            await deleting
+            await client.publish(said, critique(said, 4))
+            await client.idle()
+            assert await client.engrams() == {}
+            assert (await client.manage("search", query="question"))["hits"] == []
+
+
+async def test_while_the_embedding_model_is_away_nothing_is_lost(redis_url: str, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = memory_settings(redis_url, tmp_path, f"http://127.0.0.1:{port}", ingest_limit=4)
+    nowhere = ScriptedModelServer(port=port)
+    async with running(app, settings), asking(redis_url, tmp_path, nowhere) as client:
+        await announced(redis_url, "memory")
+
+        async def known() -> bool:
+            return "embedding model" in ((await client.facts()).get("degraded") or "")
+
+        await eventually(known, 10, "the memory says what is missing")
+        said = [response(f"Question number {n}?", "Yes.") for n in range(12)]
+        await client.publish(*said, critique(said[0], 4))
+        # topics need no vector; what is searched by them comes later
+        assert (await client.tool("save_topic", topic="user.pet", content="A cat.")).error is None
+        assert (await client.tool("save_memory", content="The meeting is in Leipzig.")).result == "Memory saved."
+        assert (await client.tool("recall_topic", topic="user.pet")).result.endswith("A cat.")
+        assert (await client.tool("search_memory", query="question")).result == "No memories found."
+        assert await client.engrams() == {}
+        async with nowhere:
+            await client.idle(30)
+
+            async def whole() -> bool:
+                return len(await client.engrams()) == 14
+
+            await eventually(whole, 20, "everything is there")
+            assert (await client.engrams())[said[0].response_id]["score"] == 4
+            found = (await client.tool("search_memory", query="meeting in Leipzig")).result
+            assert "Saved: The meeting is in Leipzig." in found
+
+
+async def test_a_text_that_the_model_refuses_is_shortened_and_kept(redis_url: str, tmp_path: Path) -> None:
+    async with remembering(redis_url, tmp_path) as client:
+        said = response("word " * 6_000, "ok")
+        await client.publish(said, response("Another?", "Yes."))
+        await client.idle()
+        assert len(await client.engrams()) == 2
+
+
+async def test_a_second_process_on_the_folder_is_told_so(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.memory.store._LOCK_PATIENCE", 0.2)
+    async with remembering(redis_url, tmp_path) as client:
+        with pytest.raises(BaseExceptionGroup) as refused:
+            await app.run(memory_settings(redis_url, tmp_path, client.server.url), asyncio.Event())
+        assert refused.group_contains(StoreLocked, match="in use by another process .* set LOCAL2_CHROMA_URL")
+        assert await client.engrams() == {}
+
+
+async def test_after_another_model_everything_has_new_vectors(redis_url: str, tmp_path: Path) -> None:
+    said = [response(f"Question number {n}?", "Yes.") for n in range(5)]
+    async with remembering(redis_url, tmp_path, embedding_model="all-minilm") as client:
+        await client.publish(*said, critique(said[0], 4))
+        await client.idle()
+    async with remembering(redis_url, tmp_path, embedding_model="nomic-embed-text") as client:
+
+        async def through() -> bool:
+            return (await client.facts())["reembedding"] == 0
+
+        await eventually(through, 20, "all have new vectors")
+        hits = (await client.manage("search", query="question number"))["hits"]
+        assert len(hits) == 5
+        assert all(hit["why"]["similarity"] is not None for hit in hits)
+        assert (await client.engrams())[said[0].response_id]["score"] == 4
+
+
+async def test_another_model_can_be_refused(redis_url: str, tmp_path: Path) -> None:
+    async with remembering(redis_url, tmp_path, embedding_model="all-minilm") as client:
+        await client.publish(response("Question?", "Yes."))
+        await client.idle()
+    settings = memory_settings(redis_url, tmp_path, client.server.url, on_model_change="refuse")
+    with pytest.raises(BaseExceptionGroup) as refused:
+        await app.run(settings, asyncio.Event())
+    assert refused.group_contains(Exception, match="holds 1 engrams with vectors of another model")
+
+
+# ── several replicas on a server ─────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.asynccontextmanager
+async def chroma_server(folder: Path) -> AsyncIterator[str]:
+    """The Rust server that comes with the package."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("chroma")), "run", "--host", "127.0.0.1", "--port", str(port)]
+    quiet = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*command, "--path", str(folder), stdout=quiet, stderr=quiet)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        async with httpx.AsyncClient(trust_env=False) as http:
+
+            async def up() -> bool:
+                with contextlib.suppress(httpx.HTTPError):
+                    return (await http.get(f"{url}/api/v2/heartbeat")).status_code == 200
+                return False
+
+            await eventually(up, 30, "the Chroma server answers", every=0.1)
+        yield url
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@pytest.mark.slow
+async def test_two_replicas_share_a_server_and_one_may_die(redis_url: str, tmp_path: Path) -> None:
+    async with (
+        chroma_server(tmp_path / "server") as chroma,
+        ScriptedModelServer() as server,
+        asking(redis_url, tmp_path, server) as client,
+    ):
+        with (
+            replica(redis_url, tmp_path / "1", server.url, chroma_url=chroma) as one,
+            replica(redis_url, tmp_path / "2", server.url, chroma_url=chroma),
+        ):
+            await announced(redis_url, "memory", 2, timeout=40)
+            said = [response(f"Question number {n}?", f"Answer {n}.") for n in range(40)]
+            for number, each in enumerate(said):
+                await client.publish(critique(each, 1 + number % 5), each, reward(each, 1), verdict(each.query_id, "A"))
+                if number == 20:
+                    one.process.kill()
+            await client.idle(60)
+
+            async def followed() -> bool:
+                return len(await client.engrams()) == 40
+
+            await eventually(followed, 20, "the survivor knows all")
+            engrams = await client.engrams()
+            found = [(e["score"], e["reward"], e["winner"]) for e in (engrams[s.response_id] for s in said)]
+            assert found == [(1 + number % 5, 1.0, "A") for number in range(40)]
+            with replica(redis_url, tmp_path / "3", server.url, chroma_url=chroma):
+                await announced(redis_url, "memory", 2, timeout=40)
+                gone = said[0].response_id
+                assert await client.manage("delete", id=gone) == {"found": True}
+
+                async def nobody_has_it() -> bool:
+                    answers = [await client.manage("search", query="question number", limit=50) for _ in range(6)]
+                    return all(gone not in [hit["id"] for hit in answer["hits"]] for answer in answers)
+
+                await eventually(nobody_has_it, 10, "both replicas have forgotten it")

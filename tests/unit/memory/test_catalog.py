@@ -1,0 +1,39 @@
+"""The catalog against a plain list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.memory.catalog import Catalog
+from services.memory.engram import Engram
+
+names, users = st.sampled_from("abcdef"), st.sampled_from(["ann", "bob"])
+steps = st.lists(st.tuples(st.sampled_from(["add", "remove", "drop"]), users, names, st.integers(0, 3)), max_size=40)
+
+
+@given(steps, st.integers(1, 4))
+def test_a_catalog_lists_what_was_added_and_not_removed_newest_first(found: list[Any], size: int) -> None:
+    catalog, model = Catalog(), dict[tuple[str, str], int]()
+    for action, user, name, time in found:
+        engram_id = f"{user}-{name}"
+        if action == "add":
+            catalog.add([Engram(id=engram_id, user_id=user, kind="turn", time=time, recorded=time)])
+            model[user, engram_id] = time
+        elif action == "remove":
+            catalog.remove(user, [engram_id])
+            model.pop((user, engram_id), None)
+        else:
+            catalog.remove_user(user)
+            model = {key: value for key, value in model.items() if key[0] != user}
+    assert len(catalog) == len(model)
+    for user in ("ann", "bob"):
+        expected = sorted(((time, one) for (who, one), time in model.items() if who == user), reverse=True)
+        pages: list[tuple[int, str]] = []
+        while page := catalog.newest(user, size, pages[-1] if pages else None):
+            pages += page
+        assert pages == expected
+        assert catalog.count(user) == len(expected)
+        assert all(catalog.owner(one) == user for _, one in expected)

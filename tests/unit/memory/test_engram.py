@@ -1,0 +1,103 @@
+"""Engrams as values: annotations in any order, records that read back, what is tainted."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.memory.engram import Engram, Note, imported_id, merged, of_response, stamp, topic_id
+from services.memory.portable import engram_of, exported, read_line
+from shared.contracts import ResponseGeneration, ToolCallRecord
+
+stamps = st.builds(stamp, st.integers(0, 3), st.sampled_from(["a", "b", "c"]))
+notes = st.builds(Note, stamps, st.dictionaries(st.sampled_from(["score", "x"]), st.integers(1, 5), max_size=2))
+kinds = st.sampled_from(["critique", "pairwise", "reward", "class"])
+note_sets = st.dictionaries(kinds, notes, max_size=4)
+texts = st.text(max_size=60)
+ENGRAM = Engram(id="1-0:A", user_id="u", kind="turn", time=1, recorded=1)
+
+
+@given(st.lists(st.tuples(kinds, notes), max_size=6), st.randoms())
+def test_annotations_in_any_order_and_any_number_give_the_same(found: list[tuple[str, Note]], random: Any) -> None:
+    def applied(order: list[tuple[str, Note]]) -> Engram:
+        engram = ENGRAM
+        for kind, note in order:
+            engram = engram.annotated({kind: note})
+        return engram
+
+    shuffled = found + random.choices(found, k=3) if found else []
+    random.shuffle(shuffled)
+    assert applied(found) == applied(shuffled)
+
+
+@given(note_sets, note_sets, note_sets)
+def test_merging_does_not_depend_on_how_it_is_grouped(a: Any, b: Any, c: Any) -> None:
+    assert merged(merged(a, b), c) == merged(a, merged(b, c))
+    assert merged(a, b) == merged(b, a)
+    assert merged(a, a) == a
+
+
+def test_of_two_grades_the_later_counts() -> None:
+    early, late = Note(stamp(5, "x"), {"score": 5}), Note(stamp(6, "a"), {"score": 2})
+    for order in permutations([early, late]):
+        engram = ENGRAM
+        for note in order:
+            engram = engram.annotated({"critique": note})
+        assert engram.score == 2
+
+
+@given(texts, texts, texts, note_sets, st.booleans())
+def test_a_record_reads_back_as_it_was_written(query: str, answer: str, before: str, found: Any, tainted: bool) -> None:
+    engram = Engram(
+        id="7-1:B", user_id="u", kind="turn", time=7, recorded=8, session_id="s", respondent_id="B", query=query,
+        answer=answer, before=before, options={"t": 0.5}, tool_calls=({"tool": "x"},), tainted=tainted, notes=found,
+    )  # fmt: skip
+    assert Engram.from_flat(engram.id, engram.flat()) == engram
+    assert all(isinstance(value, str | int | float | bool) for value in engram.flat().values())
+
+
+@given(texts.filter(str.strip), texts, st.booleans())
+def test_an_export_taken_in_again_says_the_same(query: str, answer: str, tainted: bool) -> None:
+    note = Note(stamp(3, "m"), {"score": 4, "critique": "good", "rubric": "r"})
+    engram = Engram(
+        id="7-1:B", user_id="u", kind="turn", time=1_700_000_000_000, recorded=5, respondent_id="B", query=query,
+        answer=answer, tainted=tainted, model="m", metadata={"source": "x"}, notes={"critique": note},
+    )  # fmt: skip
+    again = engram_of(read_line(exported(engram)), "u", 5, engram.id)
+    assert again == engram
+
+
+def made(*calls: ToolCallRecord) -> Engram:
+    response = ResponseGeneration(
+        query_id="1-0", response_id="1-0:A", session_id="s", user_id="u", respondent_id="A", generator_id="g",
+        query="q", answer="a", tool_calls=list(calls), model="m", finish_reason="stop",
+    )  # fmt: skip
+    return of_response(response, 1)
+
+
+def call(tool: str, error: str | None = None, data: Any = None) -> ToolCallRecord:
+    return ToolCallRecord(tool=tool, args={}, result="r", error=error, call_id="c", data=data)
+
+
+def test_what_a_stranger_may_have_written_taints_the_answer() -> None:
+    assert made(call("web_fetch")).tainted
+    assert made(call("some_new_tool")).tainted
+    assert not made(call("web_fetch", error="fetch failed: 404")).tainted
+    assert not made(call("search_memory", data={"hits": [{"tainted": False}]})).tainted
+    assert made(call("search_memory", data={"hits": [{"tainted": True}]})).tainted
+    assert not made().tainted
+
+
+def test_an_answer_from_memory_alone_is_an_echo() -> None:
+    assert made(call("search_memory")).echo
+    assert not made(call("search_memory"), call("web_search")).echo
+    assert not made().echo
+
+
+def test_ids_made_here_name_one_user_and_one_text() -> None:
+    assert topic_id("ann", "user.x") == topic_id("ann", "user.x") != topic_id("bob", "user.x")
+    assert imported_id("ann", "s", 1, "q", "a") != imported_id("ann", "s", 1, "qa", "")
+    assert imported_id("ann", "s", 1, "q", "a") != imported_id("bob", "s", 1, "q", "a")
