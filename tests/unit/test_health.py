@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import structlog
+from support.acl_redis import acl_redis
 
 from services.cli.embedded_redis import EmbeddedRedis
-from shared import health
+from shared import health, health_quick
 from shared.bus import Bus
 from shared.envelope import now_ms
 from shared.registry import ReplicaInfo, announcing
@@ -94,3 +97,50 @@ def test_the_exit_status_says_the_verdict(
     monkeypatch.setenv("LOCAL2_REDIS_URL", redis.url)
     assert health.main(["web_fetch"]) == 1
     assert "no replica of web_fetch" in capsys.readouterr().out
+
+
+# ── the short way ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("state", ["ready", "starting"])
+async def test_the_short_way_gives_the_verdict_of_the_long_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    with acl_redis(tmp_path) as users:
+        monkeypatch.setenv("LOCAL2_REDIS_URL", users.web)
+        assert health.quick("web_fetch", alive=False) == await health.check("web_fetch", users.web)
+        async with Bus(users.web, "test") as bus:
+            await bus.link.pipe(announcing(replica(state), 10_000))
+        assert health.quick("web_fetch", alive=False) == await health.check("web_fetch", users.web)
+        assert health.quick("web_fetch", alive=False) == (
+            state == "ready", f"web_fetch/{replica().replica} is {state}, 0 in flight",
+        )  # fmt: skip
+        monkeypatch.setenv("LOCAL2_REDIS_URL", users.nobody)
+        assert health.quick("web_fetch", alive=False) is None
+
+
+def test_without_redis_the_short_way_says_so_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("LOCAL2_REDIS_URL", f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+        assert health.quick("web_fetch", alive=False, patience=0.2) == (False, "Redis does not answer")
+        assert health.quick("web_fetch", alive=True, patience=0.2) == (True, "Redis does not answer")
+
+
+@pytest.mark.parametrize(
+    "url", ["rediss://box/0", "unix:///tmp/x.sock", "redis://a:1,b:2/0", "redis://box/0?ssl=true", "redis://box/zero"]
+)
+def test_what_is_no_plain_redis_is_left_to_the_long_way(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("LOCAL2_REDIS_URL", url)
+    assert health.quick("web_fetch", alive=False) is None
+
+
+def test_a_participants_own_url_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL2_REDIS_URL", "redis://box/0")
+    monkeypatch.setenv("LOCAL2_RESPONDENT_B_REDIS_URL", "redis://other/0")
+    assert health_quick.url_of("respondent-b") == "redis://other/0"
+
+
+def test_the_short_way_imports_neither_the_bus_nor_the_settings() -> None:
+    code = "import sys, shared.health; print([m for m in sys.modules if m.split('.')[0] in ('redis', 'pydantic')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
