@@ -38,7 +38,8 @@ class Settings(BaseSettings):
 
     data_dir: Path = Field(default=Path(".local2"), description="Folder of everything that is kept on disk")
     redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0", description="redis://, rediss:// or unix:// URL of the bus"
+        default="redis://127.0.0.1:6379/0",
+        description="URL of the bus: redis://, rediss:// or unix://; redis+cluster:// or redis+sentinel:// for several",
     )
     redis_timeout: float = Field(default=0.5, gt=0, description="Seconds of silence before a connection is replaced")
     heartbeat: float = Field(
