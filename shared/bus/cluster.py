@@ -60,15 +60,18 @@ class NodeLink(Link):
         """Ends the connection; what was not sent goes elsewhere, what was may still be answered."""
         self._closing = True
         self._return_unsent()
-        # a blocked read is ended by the server as soon as it knows; its answer must not get lost
-        with contextlib.suppress(TimeoutError):
+        try:
+            # a blocked read is ended by the server as soon as it knows; its answer must not get lost
             async with asyncio.timeout(_FAREWELL):
                 while self._inflight and self.connected.is_set():
                     await asyncio.sleep(0.01)
-        if self._task is not None:
+        except TimeoutError:
+            pass
+        finally:
+            assert self._task is not None
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
         self._requeue()
         self._return_unsent()
 
@@ -396,9 +399,13 @@ class ClusterLink:
         """Keeps the map. Reads it again when there is doubt, and while a connection is away."""
         while True:
             self._doubt.clear()
-            found = await self._ask()
-            if found:
-                self._apply(found)
+            found: list[tuple[int, int, Address]] = []
+            try:
+                if found := await self._ask():
+                    self._apply(found)
+            except Exception:
+                # without the map nothing goes on: whatever a node answers, another may do better
+                log.exception("bus.cluster_map_failed")
             calm = bool(found) and None not in self._owners and self._whole()
             if calm:
                 self._complaint = ""
@@ -412,25 +419,31 @@ class ClusterLink:
         links = [link for lines in (self._lines, *self._others) for link in lines.all()]
         return all(link.connected.is_set() for link in links if link.address in self._masters)
 
-    async def _ask(self) -> list[Any]:
+    async def _ask(self) -> list[tuple[int, int, Address]]:
         """CLUSTER SLOTS of one node, each time another one; of those in the URL where no known one answers."""
         links = [link for link in self._lines.all() if link.connected.is_set()]
         self._asked += 1
-        if links:
-            with contextlib.suppress(TimeoutError, ReplyError, ConnectionLost, BusUnavailable):
-                return await self._slots(links[self._asked % len(links)])
+        if links and (found := await self._slots(links[self._asked % len(links)])):
+            return found
         for address in self._endpoint.addresses:
             # for a moment only: what the URL says may be a name that stands for any of the nodes
             async with NodeLink(
                 self._endpoint, address, name=f"{self._name}:map", timeout=self._timeout, on_loss=self._complain
             ) as link:
-                with contextlib.suppress(TimeoutError, ReplyError, ConnectionLost):
-                    return await self._slots(link)
+                if found := await self._slots(link):
+                    return found
         return []
 
-    async def _slots(self, link: NodeLink) -> list[Any]:
-        async with asyncio.timeout(max(self._timeout, 0.5)):
-            rows = await link.call("CLUSTER", "SLOTS", retry=False)
+    async def _slots(self, link: NodeLink) -> list[tuple[int, int, Address]]:
+        """What one node knows; nothing when it does not answer in time."""
+        try:
+            async with asyncio.timeout(max(self._timeout, 0.5)):
+                rows = await link.call("CLUSTER", "SLOTS", retry=False)
+        except ReplyError as exc:
+            self._complain(f"{link.address}: {exc}")
+            return []
+        except (TimeoutError, ConnectionLost, BusUnavailable):
+            return []
         return [(int(first), int(last), _named(node, link.address)) for first, last, node, *_ in rows]
 
     def _apply(self, rows: list[tuple[int, int, Address]]) -> None:
