@@ -16,7 +16,7 @@ ARGS ?=
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast lint format types imports stories bench eval-memory chaos compose-test lock env up down logs clean
+.PHONY: help setup run test test-fast lint format types imports stories bench eval-memory soak chaos compose-test lock env up down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -79,6 +79,9 @@ bench: $(DEV_STAMP) ## latency, throughput, CPU and memory, against the bare flo
 
 eval-memory: $(DEV_STAMP) ## how well memories are found: recall and rank on questions with known evidence
 	@$(PY) tests/eval/memory/run.py $(ARGS)
+
+soak: $(DEV_STAMP) ## 20,000 queries: does any process or stream grow?
+	@$(PY) tests/soak/run.py $(ARGS)
 
 chaos: $(DEV_STAMP) ## kill everything under load and count what is lost
 	@$(PY) tests/chaos/run.py $(ARGS)
