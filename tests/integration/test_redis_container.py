@@ -23,7 +23,8 @@ COMPOSE = Path(__file__).resolve().parents[2] / "compose.yaml"
 
 @pytest.fixture
 def redis_image() -> str:
-    image: str = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]["redis"]["image"]
+    named: str = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]["redis"]["image"]
+    image = named.removeprefix("${REDIS_IMAGE:-").removesuffix("}")
     look = ["docker", "image", "inspect", image]
     if shutil.which("docker") is None or subprocess.run(look, capture_output=True).returncode:
         pytest.skip(f"no Docker engine with the image {image} here")
