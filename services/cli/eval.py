@@ -119,7 +119,7 @@ async def _new_user(settings: ClientSettings, admin: Api) -> AsyncIterator[Api]:
             try:
                 yield api
             finally:
-                await api.delete("/memory")
+                await api.delete("/memory?everything=true")
     finally:
         with suppress(ApiError):
             await admin.delete(f"/keys/{made['id']}")
