@@ -79,6 +79,17 @@ async def test_a_stream_resumes_after_every_event_on_another_gateway(
             assert rest.status_code == (204 if cut == len(blocks) - 1 else 200)
 
 
+async def test_resuming_a_journal_that_has_expired_is_not_found(
+    site: Site, fake: FakeGenerator, raw: redis.Redis
+) -> None:
+    response = await site.http.post("/query", json={"query": "say hello"}, headers=SSE)
+    query_id, first = response.headers["x-query-id"], events(response.text)[0][0]
+    raw.delete(f"local2:journal:{query_id}:A")
+    raw.hset(f"local2:query:{query_id}", "deadline", 1)
+    again = await site.http.get(f"/queries/{query_id}/events", headers={"Last-Event-ID": first})
+    assert (again.status_code, again.json()["error"]["code"]) == (404, "not_found")
+
+
 async def test_a_stream_cut_in_the_middle_goes_on_live(site: Site, fake: FakeGenerator) -> None:
     seen = ""
     async with site.http.stream("POST", "/query", json={"query": "slow one"}, headers=SSE) as response:

@@ -190,11 +190,11 @@ async def events(
     async with gateway.reachable():
         record = await owned(gateway, user, query_id)
         newest, terminal = await ended_at(gateway, journal_key(query_id, respondent))
+    if newest == START and now_ms() > record.deadline + GRACE * 1000:
+        raise ApiError(404, "not_found", "there is no journal of this query any more")
     # a follower that starts beyond the end would wait for entries that never come
     if is_before(newest, start):
         raise ApiError(400, "bad_event_id", "Last-Event-ID is not the id of an event of this query")
-    if newest == START and now_ms() > record.deadline + GRACE * 1000:
-        raise ApiError(404, "not_found", "there is no journal of this query any more")
     answered = terminal is not None and not is_before(start, terminal)
     if answered and not follow:
         return Response(status_code=204, headers=_ids(record))
