@@ -80,7 +80,7 @@ def plain(text: str) -> str:
     return "\n".join(lines)
 
 
-_RECALLED = re.compile(r"^\s*Q: (.+)$", re.MULTILINE)
+_RECALLED = re.compile(r"^\s*(?:Q|Saved(?: under [\w.-]+)?): (.+)$", re.MULTILINE)
 _TOPIC = re.compile(r"^\[Memory: [^\]]+\]\n(.+)", re.DOTALL)
 
 

@@ -47,12 +47,19 @@ class Index:
         # what was removed while the store was being read, and may have been read before
         self._removed: list[tuple[str, list[str] | None]] = []
         self._at = "0-0"
+        # changes of this replica's own that may have come after a newer one of another writer
+        self._look_again: set[str] = set()
 
     # ── this replica's own changes ───────────────────────────────────────────────────────────────────────────
 
-    async def put(self, user_id: str, engrams: Sequence[Engram]) -> None:
-        """Call it after the store has them."""
+    async def put(self, user_id: str, engrams: Sequence[Engram], *, look_again: bool = False) -> None:
+        """Call it after the store has them.
+
+        look_again: another writer may have changed them since; they are read once more from the store afterwards.
+        """
         await self._add(user_id, engrams)
+        if look_again:
+            self._look_again.update(engram.id for engram in engrams)
         await self._tell(MemoryChanged(user_id=user_id, put=[engram.id for engram in engrams]))
 
     async def remove(self, user_id: str, ids: Sequence[str]) -> None:
@@ -177,7 +184,8 @@ class Index:
                 except DecodeError as exc:
                     log.warning("index.malformed_change", entry_id=entry_id, reason=str(exc))
                     continue
-                if envelope.source != self._context.bus.source:
+                if envelope.source != self._context.bus.source or self._look_again.intersection(change.put):
+                    self._look_again.difference_update(change.put)
                     await self._apply(change)
                 self._at = entry_id
             if loop.time() - saved > _MARK_SECONDS:

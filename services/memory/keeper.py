@@ -112,7 +112,7 @@ class Keeper:
             (after,) = await self.states.read([found])
             if after == before:
                 # also when the store had it already: whoever wrote it there may have died before this
-                await self.index.put(user_id, [whole])
+                await self.index.put(user_id, [whole], look_again=True)
                 return
 
     async def delete(self, user_id: str, ids: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import os
 import re
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -89,6 +90,7 @@ class Store:
         self._prefix = prefix
         self._shared = shared
         self._client: Any = None
+        self._connecting = threading.Lock()
         self._users: dict[str, _User] = {}
         # Writers take turns: one transaction at a time is what SQLite has. Searches do not stand in their line.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-write")
@@ -228,9 +230,11 @@ class Store:
     # ── in a thread ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _chroma(self) -> Any:
-        if self._client is None:
-            self._client = self._connect()
-        return self._client
+        # two threads that open the same folder at once get in each other's way
+        with self._connecting:
+            if self._client is None:
+                self._client = self._connect()
+            return self._client
 
     def _name(self, user_id: str, suffix: str) -> str:
         return f"{self._prefix}.{hashlib.sha256(user_id.encode()).hexdigest()[:24]}.{suffix}"
