@@ -188,7 +188,8 @@ class Store:
             collection = self._user(user_id).collections.get(name)
             if collection is not None and collection.handle.count() == 0:
                 self._client.delete_collection(name)
-                self._users[user_id].collections.pop(name, None)
+                # read anew next time: others may have changed the list meanwhile
+                self._users.pop(user_id, None)
 
         await self.writing(drop)
 
