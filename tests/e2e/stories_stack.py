@@ -1,6 +1,6 @@
 """Runs acceptance stories on a stack of their own: scripted model, local page, everything else as it is.
 
-`python tests/e2e/stories_stack.py [S1 S2 …]` (default S1 to S5 and S6b); the exit code is that of `local2 stories`.
+`python tests/e2e/stories_stack.py [S1 S2 …]` (default S1 to S7); the exit code is that of `local2 stories`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ nightly inspection, and the final resident keeper left the island station togeth
 and the ordinary loneliness of long winters in careful handwriting.</p>
 </article></main><footer>Imprint</footer></body></html>""".encode()
 START = 60.0
+STORIES = ("S1", "S2", "S3", "S4", "S5", "S6", "S6b", "S7")
+# S7 compares two respondents.
+SHADOW = ("--respondent-b",)
 
 
 class Page(http.server.BaseHTTPRequestHandler):
@@ -160,8 +163,8 @@ def main(names: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="local2-log-") as folder:
         log = Path(folder) / "stack.log"
         try:
-            with stack(log) as env:
-                done = stories(env, *(names or ("S1", "S2", "S3", "S4", "S5", "S6b")))
+            with stack(log, options=SHADOW) as env:
+                done = stories(env, *(names or STORIES))
         except RuntimeError as exc:
             print(exc, file=sys.stderr)
             print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)

@@ -33,7 +33,7 @@ run = harness()
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     log = tmp_path_factory.mktemp("log") / "stack.log"
-    with run.stack(log) as env:
+    with run.stack(log, options=run.SHADOW) as env:
         yield env
 
 
@@ -59,6 +59,17 @@ def test_what_was_said_and_what_was_saved_is_found_in_another_conversation(clien
     assert done.returncode == 0, done.stdout + done.stderr
     reports = {report["id"]: report["result"] for report in json.loads(done.stdout)}
     assert reports == {"S5": "passed", "S6b": "passed"}
+
+
+@pytest.mark.slow
+def test_answers_are_graded_and_compared_and_their_engrams_say_so(client: dict[str, str]) -> None:
+    done = run.local2(client, "stories", "S6", "S7", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    reports = {report["id"]: report for report in json.loads(done.stdout)}
+    assert {name: report["result"] for name, report in reports.items()} == {"S6": "passed", "S7": "passed"}
+    checks = {name: {c["check"] for turn in r["turns"] for c in turn["checks"]} for name, r in reports.items()}
+    assert {"critique.result with a score from 1 to 5", "engram of A has score"} <= checks["S6"]
+    assert {"pairwise.result names both responses", "engram of A has winner", "engram of B has winner"} <= checks["S7"]
 
 
 @pytest.mark.slow
