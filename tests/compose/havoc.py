@@ -53,8 +53,8 @@ async def kill_at_random(stack: Stack, seconds: float, *, every: float = EVERY) 
     return killed
 
 
-async def chaos(stack: Stack, seconds: float) -> tuple[Outcome, str]:
-    async with Load(stack) as load:
+async def chaos(stack: Stack, seconds: float, *, with_key: bool = True) -> tuple[Outcome, str]:
+    async with Load(stack, with_key=with_key) as load:
         await asyncio.sleep(1)
         killed = await kill_at_random(stack, seconds)
     await asyncio.to_thread(stack.up)

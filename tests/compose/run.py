@@ -134,7 +134,7 @@ class Test:
     def chaos(self) -> None:
         seconds = 20 if self.short else 120
         self.stack.up(gateway=2, generator=2, web_search=2, web_fetch=2)
-        outcome, what = asyncio.run(havoc.chaos(self.stack, seconds))
+        outcome, what = asyncio.run(havoc.chaos(self.stack, seconds, with_key=self.options.sabotage != "no-key"))
         self._audited(f"{seconds} s of containers killed at random", what, outcome)
 
     def redis(self) -> None:

@@ -41,7 +41,9 @@ SABOTAGE: dict[str, dict[str, Any]] = {
         }
     },
     # published to the world
-    "published": {"services": {"redis": {"ports": ["0.0.0.0::6379"]}, "ollama": {"networks": ["bus"]}}},
+    "published": {"services": {"searxng": {"ports": ["0.0.0.0::8080"]}, "ollama": {"networks": ["bus"]}}},
+    # requests that are repeated without their key (in run.py: the stack itself is sound)
+    "no-key": {},
     # an answer that the story does not expect
     "no-search": {"services": {"web_search": {"environment": {"SEARXNG_URL": "http://nobody:8000"}}}},
 }
