@@ -25,12 +25,14 @@ from shared.errors import Local2Error
 VERSION = 2
 # Databases held open at the same time.
 OPEN_FILES = 32
+# Bytes of a file that are read without a copy.
+MAPPED = 512_000_000
 # Words of a query that are looked up, and engrams that are scored for them: words that many engrams have cost the most
 # and tell the least. Where all words of a query are common, the newest engrams are scored that have them all.
 MAX_WORDS = 32
-MAX_SCORED = 2_000
+MAX_SCORED = 600
 # How many engrams with a word are counted; beyond, their number is estimated from how densely these lie.
-MAX_COUNTED = 2_000
+MAX_COUNTED = 1_000
 # A word of the turn before counts for less than one of the turn itself.
 BEFORE_WEIGHT = 0.4
 
@@ -281,6 +283,8 @@ def _opened(path: Path, user_id: str) -> sqlite3.Connection:
         # a crash of the machine may lose the last changes, never the file; the mark makes them be applied again
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA secure_delete = ON")
+        # pages come from the system's cache, which all users share
+        db.execute(f"PRAGMA mmap_size = {MAPPED}")
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
@@ -318,15 +322,18 @@ def _delete(db: sqlite3.Connection, id_: str) -> bool:
 
 
 def _search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> list[KeywordHit]:
-    total, last = db.execute("SELECT (SELECT count(*) FROM engram), (SELECT max(n) FROM engram)").fetchone()
-    counts = {word: _count(db, _quoted(word), total, last) for word in words}
+    # the highest number in place of how many there are: counting would take longer than all the rest
+    (last,) = db.execute("SELECT max(n) FROM engram").fetchone()
+    if last is None:
+        return []
+    counts = {word: _count(db, _quoted(word), last) for word in words}
     there = sorted((word for word in words if counts[word]), key=lambda word: counts[word])
     if not there:
         return []
-    rarity = {word: math.log(1 + (total - n + 0.5) / (n + 0.5)) for word, n in counts.items()}
+    rarity = {word: math.log(1 + (last - n + 0.5) / (n + 0.5)) for word, n in counts.items()}
     whole = sum(rarity.values())
     if counts[there[0]] > MAX_SCORED:
-        expression, matching = _narrowed(db, there, counts, total, last)
+        expression, matching = _narrowed(db, there, counts, last)
         first = last - last * MAX_SCORED // matching if matching > MAX_SCORED else 0
     else:
         expression, first = " OR ".join(map(_quoted, _rarest(there, counts))), 0
@@ -341,12 +348,12 @@ def _quoted(word: str) -> str:
     return f'"{word}"'
 
 
-def _count(db: sqlite3.Connection, expression: str, total: int, last: int) -> int:
+def _count(db: sqlite3.Connection, expression: str, last: int) -> int:
     """How many engrams match: exact while they are few."""
     n: int
     seen: int
     n, seen = db.execute(_COUNT, (expression, MAX_COUNTED)).fetchone()
-    return n if n < MAX_COUNTED else min(total, n * last // seen)
+    return n if n < MAX_COUNTED else n * last // seen
 
 
 def _rarest(there: Sequence[str], counts: dict[str, int]) -> list[str]:
@@ -360,14 +367,12 @@ def _rarest(there: Sequence[str], counts: dict[str, int]) -> list[str]:
     return chosen
 
 
-def _narrowed(
-    db: sqlite3.Connection, there: Sequence[str], counts: dict[str, int], total: int, last: int
-) -> tuple[str, int]:
+def _narrowed(db: sqlite3.Connection, there: Sequence[str], counts: dict[str, int], last: int) -> tuple[str, int]:
     """Where every word is common: words that must all be there, and how many engrams that leaves."""
     expression, matching = _quoted(there[0]), counts[there[0]]
     for word in there[1:]:
         narrower = f"{expression} AND {_quoted(word)}"
-        left = _count(db, narrower, total, last)
+        left = _count(db, narrower, last)
         if left:
             expression, matching = narrower, left
         if matching <= MAX_SCORED:

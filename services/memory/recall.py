@@ -91,19 +91,18 @@ class Recall:
         self, user_id: str, part: Sequence[Candidate], vector: list[float] | None, now: int
     ) -> list[tuple[Candidate, Engram]]:
         """The candidates with everything that the store knows of them; what has gone meanwhile is left out."""
-        engrams = await self._index.read(user_id, [one.id for one in part if one.similarity is not None])
-        places: dict[str, Any] = {}
-        # of what words alone have found the vector is needed too
-        if missing := [one.id for one in part if one.id not in engrams]:
-            for one_id, (engram, place) in (await self._store.get_with_vectors(user_id, missing)).items():
-                engrams[one_id], places[one_id] = engram, place
+        ids = [one.id for one in part]
+        unknown = [one.id for one in part if one.similarity is None]
+        engrams, places = await asyncio.gather(self._index.read(user_id, ids), self._places(user_id, unknown))
+        if missing := [one for one in ids if one not in engrams]:
+            engrams |= await self._store.get(user_id, missing)
         read = []
         for one in part:
-            if one.id not in engrams:
+            # the index may still have what the store has lost
+            if one.id not in engrams or (one.similarity is None and one.id not in places):
                 continue
-            engram = engrams[one.id]
-            similarity = one.similarity
-            if similarity is None and vector is not None and len(places[one.id]) == len(vector):
+            engram, similarity = engrams[one.id], one.similarity
+            if similarity is None and vector is not None and places[one.id] is not None:
                 similarity = float(places[one.id].dot(vector))
             question, text = engram.said()
             judged = replace(
@@ -118,6 +117,9 @@ class Recall:
             )
             read.append((judged, engram))
         return read
+
+    async def _places(self, user_id: str, ids: Sequence[str]) -> dict[str, Any]:
+        return await self._store.vectors(user_id, self._embedder.model, ids) if ids else {}
 
     async def _dense(
         self, user_id: str, query: str, limit: int

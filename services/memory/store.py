@@ -113,11 +113,11 @@ class Store:
     # ── engrams ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def get(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
-        return {engram_id: engram for engram_id, (engram, _) in (await self.reading(self._get, user_id, ids)).items()}
+        return await self.reading(self._get, user_id, ids)
 
-    async def get_with_vectors(self, user_id: str, ids: Sequence[str]) -> dict[str, tuple[Engram, Any]]:
-        """Each engram with its vector, an array."""
-        return await self.reading(self._get, user_id, ids, True)
+    async def vectors(self, user_id: str, model: str, ids: Sequence[str]) -> dict[str, Any]:
+        """The vector of each engram that is there, as an array; None for one whose vector is another model's."""
+        return await self.reading(self._vectors, user_id, model, ids)
 
     async def query(self, user_id: str, model: str, vector: Vector, limit: int) -> list[Near]:
         """The nearest of the user's engrams that have vectors of this model."""
@@ -300,17 +300,27 @@ class Store:
                 self._users.pop(user_id, None)
         return results
 
-    def _get(self, user_id: str, ids: Sequence[str], vectors: bool = False) -> dict[str, tuple[Engram, Any]]:
-        include = ["metadatas", "embeddings"] if vectors else ["metadatas"]
-        found: dict[str, tuple[Engram, Any]] = {}
+    def _get(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
+        found: dict[str, Engram] = {}
 
         def read(collection: _Collection) -> None:
             for part in _parts([one for one in ids if one not in found]):
-                page = collection.handle.get(ids=part, include=include)
-                places = page["embeddings"] if vectors else [()] * len(page["ids"])
-                for engram, vector in zip(_engrams(page, user_id), places, strict=True):
-                    if engram is not None:
-                        found[engram.id] = (engram, vector)
+                page = collection.handle.get(ids=part, include=["metadatas"])
+                found.update({engram.id: engram for engram in _engrams(page, user_id) if engram is not None})
+
+        self._each(user_id, read)
+        return found
+
+    def _vectors(self, user_id: str, model: str, ids: Sequence[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+
+        def read(collection: _Collection) -> None:
+            for part in _parts([one for one in ids if one not in found]):
+                page = collection.handle.get(ids=part, include=["embeddings"])
+                same = collection.model == model
+                found.update(
+                    (one, vector if same else None) for one, vector in zip(page["ids"], page["embeddings"], strict=True)
+                )
 
         self._each(user_id, read)
         return found
