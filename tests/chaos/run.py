@@ -86,7 +86,7 @@ class Crew:
 
     async def ready(self) -> None:
         for name, number in REPLICAS.items():
-            await self._people.ready(name, number, 60)
+            await self._people.ready(name, number, 180)
 
     def mend(self, count: Count) -> None:
         """Starts again what ended by itself, which nothing may."""

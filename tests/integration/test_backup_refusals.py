@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 import redis
 from support.backups import BACKUP, Place, backed_up, fill, kept, key_of, names, place
+from support.http_gateway import gateway_settings
+from support.proxy import Proxy
 
 from services.cli.embedded_redis import EmbeddedRedis
-from services.gateway.backup.restore import LOCK
+from services.gateway.backup.restore import LOCK, alone
+from services.gateway.gateway import Gateway
 from shared.backup import Header, Reader, Record, Writer
+from shared.service import open_context
 
 
 @pytest.fixture
@@ -121,6 +125,18 @@ async def test_two_restores_at_once_do_not_mix(
         assert "another restore is under way" in done.output
         raw.delete(LOCK)
     assert (await target.local2("restore", str(file))).exit_code == 0
+
+
+async def test_a_lost_answer_does_not_make_a_restore_stand_in_its_own_way(redis_url: str, tmp_path: Path) -> None:
+    async with Proxy(redis_url, drop_every=10) as proxy:
+        settings = gateway_settings(proxy.url, tmp_path, redis_timeout=0.2, heartbeat=1)
+        gateway = Gateway(settings)
+        async with open_context("gateway", settings) as context:
+            gateway.attach(context)
+            for _ in range(30):
+                async with alone(gateway):
+                    pass
+        assert proxy.dropped > 5
 
 
 @contextmanager

@@ -133,7 +133,9 @@ async def admit(gateway: Gateway, summary: Summary, sections: dict[str, Section]
 async def alone(gateway: Gateway) -> AsyncIterator[str]:
     """The only restore of this stack, as long as the block. Raises ApiError 409."""
     token, link = uuid.uuid4().hex, gateway.bus.link
-    if not await link.call("SET", LOCK, token, "NX", "PX", _LEASE_MS):
+    taken = await link.call("SET", LOCK, token, "NX", "PX", _LEASE_MS)
+    # a repeat after a lost answer finds the lock that the first one took
+    if not taken and await link.call("GET", LOCK) != token.encode():
         raise ApiError(
             409,
             "restore_running",
