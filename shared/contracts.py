@@ -142,6 +142,8 @@ class ResponseGeneration(Payload):
     usage: Usage = Usage()
     finish_reason: str
     deliberations: list[Deliberation] | None = None
+    # the conversation, where the client gave it itself: no session has it
+    history: list[ChatTurnMessage] | None = None
 
 
 class AnswerDialog(Payload):

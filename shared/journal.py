@@ -185,17 +185,18 @@ def closing(key: str, ttl: int) -> Command:
 _APPEND_AFTER = Script("""
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 500)
 if #last == 0 then return 'gone' end
+-- an entry that came behind the end proves it, however many there are
+local ended = last[1][2][1] == 'once'
 for _, entry in ipairs(last) do
   local f = {}
   for i = 1, #entry[2], 2 do f[entry[2][i]] = entry[2][i + 1] end
   if f['once'] == ARGV[1] then return entry[1] end
   for i = 5, #ARGV do
-    if f['type'] == ARGV[i] then
-      return redis.call('XADD', KEYS[1], '*', 'once', ARGV[1], 'type', ARGV[2], 'time', ARGV[3], 'data', ARGV[4])
-    end
+    if f['type'] == ARGV[i] then ended = true end
   end
 end
-return 'open'
+if not ended then return 'open' end
+return redis.call('XADD', KEYS[1], '*', 'once', ARGV[1], 'type', ARGV[2], 'time', ARGV[3], 'data', ARGV[4])
 """)
 
 

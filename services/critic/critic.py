@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import orjson
 
-from services.critic.judge import Grade, Judge
+from services.critic.judge import Comparison, Grade, Judge
 from services.critic.machine import IDLE, TABLE
 from services.critic.pairs import Half, Pairs
 from services.critic.rubrics import DEFAULT, Rubric, rubric_for
@@ -32,7 +32,7 @@ from shared.logging import get_logger
 from shared.machine import Machine
 from shared.sampling import one_in
 from shared.service import Context
-from shared.sessions import Sessions, Turn
+from shared.sessions import Sessions
 
 log = get_logger()
 
@@ -51,16 +51,20 @@ def reference_of(response: ResponseGeneration) -> str:
     return "\n\n".join(parts)[:_REFERENCE_LIMIT]
 
 
-def instruction_of(query: str, turns: Iterable[Turn]) -> str:
-    """What the respondent was asked, with the newest part of the conversation that led to it."""
+_SPEAKERS = {"user": "User", "assistant": "Assistant"}
+
+
+def instruction_of(query: str, before: Iterable[Mapping[str, str]]) -> str:
+    """What the respondent was asked, with the newest of the messages that led to it."""
     said: list[str] = []
     room = _CONTEXT_LIMIT
-    for turn in reversed(list(turns)):
-        text = f"User: {turn.query}\nAssistant: {turn.answer}"
+    for message in reversed(list(before)):
+        text = f"{_SPEAKERS.get(message['role'], '')}: {message['content']}"
         if len(text) > room:
             break
         room -= len(text)
-        said.insert(0, text)
+        if message["role"] in _SPEAKERS and message["content"].strip():
+            said.insert(0, text)
     if not said:
         return query
     return "The conversation so far:\n" + "\n".join(said) + f"\n\nThe user's message to answer now:\n{query}"
@@ -100,7 +104,8 @@ class Critic:
             half = Half(response.response_id, response.answer, reference_of(response), grade.score, config_of(response))
             offer = await self.pairs.offer(response.query_id, response.respondent_id, half, settings.pairwise_buffer)
             if offer.evicted:
-                log.info("critic.pairs_evicted", count=len(offer.evicted))
+                # without a second respondent every answer is given up in its time
+                log.debug("critic.pairs_evicted", count=len(offer.evicted))
             if offer.pair is not None:
                 await step("COMPARE")
                 if await self._compare(message, instruction, *offer.pair):
@@ -122,8 +127,13 @@ class Critic:
         return rubric_for(tools, self._context.settings.rubrics, self._rubrics)
 
     async def _instruction(self, response: ResponseGeneration) -> str:
-        turns = await self._sessions.turns(response.session_id, response.respondent_id)
-        before = [turn for turn in turns if order(turn.query_id) < order(response.query_id)]
+        before: list[dict[str, str]]
+        if response.history is not None:
+            before = [{"role": said.role, "content": said.content} for said in response.history]
+        else:
+            turns = await self._sessions.turns(response.session_id, response.respondent_id)
+            earlier = [turn for turn in turns if order(turn.query_id) < order(response.query_id)]
+            before = [message for turn in earlier for message in turn.messages()]
         return instruction_of(response.query, before)
 
     async def _graded(self, response: ResponseGeneration, instruction: str, rubric: Rubric) -> Grade:
@@ -158,9 +168,7 @@ class Critic:
 
     async def _compare(self, message: Message[ResponseGeneration], instruction: str, a: Half, b: Half) -> bool:
         response = message.payload
-        reference = a.reference or b.reference
-        rubric = self._rubric(response)
-        found = await self._judge.compare(instruction, a.answer, b.answer, reference, rubric)
+        found = await self._compared(response, instruction, a, b)
         if found is None:
             return False
         result = PairwiseResult(
@@ -184,6 +192,19 @@ class Critic:
         for half in (a, b):
             await self._journal(half.response_id, EntryType.PAIRWISE, shown)
         return True
+
+    async def _compared(self, response: ResponseGeneration, instruction: str, a: Half, b: Half) -> Comparison | None:
+        """The verdict, asked for once: what both journals and the bus say of a pair is the same after a crash."""
+        key = f"{PREFIX}verdict:{response.query_id}"
+        stored = await self._bus.link.call("GET", key)
+        if stored is not None:
+            return Comparison(**orjson.loads(stored))
+        reference = a.reference or b.reference
+        found = await self._judge.compare(instruction, a.answer, b.answer, reference, self._rubric(response))
+        if found is not None:
+            kept = orjson.dumps(asdict(found))
+            await self._bus.link.call("SET", key, kept, "EX", self._context.settings.retention)
+        return found
 
     async def _journal(self, response_id: str, kind: EntryType, shown: dict[str, Any]) -> None:
         query_id, _, respondent = response_id.rpartition(":")

@@ -19,6 +19,8 @@ from shared.journal import TERMINAL, EntryType
 KEEP_ALIVE = b": keep-alive\n\n"
 _TERMINAL = frozenset(kind.value.encode() for kind in TERMINAL)
 _CRITIQUE = EntryType.CRITIQUE.value.encode()
+# What comes after the terminal entry.
+_LATE = frozenset(kind.value.encode() for kind in (EntryType.CRITIQUE, EntryType.PAIRWISE, EntryType.REWARD))
 
 
 def frame(kind: bytes, entry_id: str, data: bytes) -> bytes:
@@ -117,9 +119,11 @@ async def collect(follower: Follower, until: float, pause: float, lost: Lost) ->
 
 async def ended_at(gateway: Gateway, key: str) -> tuple[str, str | None]:
     """The newest entry's id (`0-0` without one), and the terminal entry's, if it is there."""
-    # after the terminal entry come at most a critique, a pairwise result and the rewards of a few ratings
     newest = await gateway.bus.latest(key, 20)
     terminal = next((entry[0] for entry in newest if parts(entry)[0] in _TERMINAL), None)
+    if terminal is None and newest and all(parts(entry)[0] in _LATE for entry in newest):
+        # somebody changed a vote often: the end lies before all of that
+        terminal = next((e[0] for e in await gateway.bus.latest(key, 10_000) if parts(e)[0] in _TERMINAL), None)
     return (newest[0][0] if newest else "0-0"), terminal
 
 

@@ -267,6 +267,7 @@ class Run:
             usage=answer.usage,
             finish_reason=answer.finish_reason,
             deliberations=finished.deliberations,
+            history=query.messages,
         )
         dialog = AnswerDialog(
             session_id=query.session_id,

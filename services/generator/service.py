@@ -11,6 +11,7 @@ from typing import Any
 from services.generator.answering import Answering
 from services.generator.committee import load_identities
 from services.generator.lane import Lanes
+from services.generator.rewards import Rewards, follow_rewards
 from services.generator.run import Parts
 from services.generator.settings import GeneratorSettings
 from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, Outgoing, QueryCancel, QueryReceived
@@ -55,10 +56,13 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
     context.observe(QUERY_CANCEL, cancel)
     await _look(context, model)
     watching = asyncio.create_task(_watch_backend(context, model))
+    rewards = Rewards(context.bus, context.participant, settings.respondent_id, settings.retention)
+    following = asyncio.create_task(follow_rewards(context, rewards))
     try:
         yield [Subscription(QUERY_RECEIVED, handle, abandon)]
     finally:
         watching.cancel()
+        following.cancel()
         await model.aclose()
 
 

@@ -59,7 +59,8 @@ def _prompt(answer: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _row(answer: Mapping[str, Any], filters: Filters, content: Row, provenance: Row) -> Row:
-    """Columns in a fixed order; what a row does not have is null, never left out."""
+    """Columns in a fixed order, each of one type in every row: a loader takes the types from the first ones, so that a
+    number which only some rows have is 0 elsewhere, and a column beside it says whether it is there."""
     return {
         **content,
         "split": filters.split(answer["session_id"]),
@@ -98,7 +99,8 @@ def dpo_rows(pairs: Iterable[Mapping[str, Any]], consents: Mapping[str, bool], f
             {"prompt": _prompt(a), "chosen": _said(chosen["answer"]), "rejected": _said(rejected["answer"])},
             {
                 "source": "judge and person" if borne_out else "judge",
-                "margin": margin,
+                "graded": margin is not None,
+                "margin": margin or 0.0,
                 "chosen_config": chosen["config"],
                 "rejected_config": rejected["config"],
                 "chosen_id": chosen["response_id"],
@@ -164,7 +166,8 @@ def critique_rows(
             {
                 "source": "judge",
                 "rubric": answer["rubric"],
-                "vote": None if answer["vote"] is None else float(answer["vote"]),
+                "voted": answer["vote"] is not None,
+                "vote": float(answer["vote"] or 0),
                 "config": answer["config"],
                 "response_id": answer["response_id"],
             },

@@ -31,6 +31,7 @@ from shared.contracts import (
     UserFeedback,
 )
 from shared.envelope import Message, now_ms
+from shared.errors import TransientError
 from shared.intents import intent_of
 from shared.journal import EntryType, append_after, journal_key, response_id
 from shared.logging import get_logger
@@ -43,6 +44,7 @@ log = get_logger()
 _LOOK_SECONDS = 0.1
 _VOTES = 4
 _DAY_MS = 86_400_000
+_TEND_SECONDS = 15
 
 
 def reward_of(feedback: UserFeedback) -> float:
@@ -63,8 +65,13 @@ class Rewarding:
     async def response(self, message: Message[ResponseGeneration]) -> Iterable[Outgoing]:
         """Keeps an answer with the conversation that led to it: what a trainer calls the prompt."""
         r = message.payload
-        turns = await self._sessions.turns(r.session_id, r.respondent_id)
-        before = [said for turn in turns if order(turn.query_id) < order(r.query_id) for said in turn.messages()]
+        if r.history is not None:
+            # a trainer knows these roles; what tools said is not part of a conversation's clean history
+            kept = [said for said in r.history if said.role != "tool" and said.content.strip()]
+            before = [{"role": said.role, "content": said.content} for said in kept]
+        else:
+            turns = await self._sessions.turns(r.session_id, r.respondent_id)
+            before = [said for turn in turns if order(turn.query_id) < order(r.query_id) for said in turn.messages()]
         config = {"model": r.model, "options": r.options, "prompt_version": r.prompt_version}
         row = {
             "response_id": r.response_id,
@@ -204,10 +211,13 @@ async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work
 async def _tend(context: Context[RewardSettings], desk: Desk) -> None:
     """Says in the registry what is kept, and removes what is old."""
     while True:
-        context.facts.update(await desk.with_store(lambda store: store.counts()))
-        if context.settings.keep_days:
-            await desk.with_store(partial(Store.prune, before=now_ms() - context.settings.keep_days * _DAY_MS))
-        await asyncio.sleep(60)
+        try:
+            context.facts.update(await desk.with_store(lambda store: store.counts()))
+            if context.settings.keep_days:
+                await desk.with_store(partial(Store.prune, before=now_ms() - context.settings.keep_days * _DAY_MS))
+        except TransientError as exc:
+            log.warning("reward.database_in_the_way", reason=str(exc))
+        await asyncio.sleep(_TEND_SECONDS)
 
 
 app = Service("reward", RewardSettings, build)

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from shared.errors import SettingsError
+from shared.errors import SettingsError, TransientError
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -46,6 +46,15 @@ def config_name(config: Mapping[str, Any]) -> str:
     return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS).decode()
 
 
+@contextmanager
+def _in_the_way() -> Iterator[None]:
+    """A full disk or a locked file passes: what was to be written is tried again, not given up."""
+    try:
+        yield
+    except sqlite3.OperationalError as exc:
+        raise TransientError(f"the database cannot be used just now: {exc}") from exc
+
+
 class Store:
     """One connection; used by one thread at a time."""
 
@@ -66,16 +75,19 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield self._db
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+        with _in_the_way():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                # a full disk may have ended it already
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
 
     def rows(self, sql: str, *values: Any) -> list[dict[str, Any]]:
-        with closing(self._db.execute(sql, values)) as found:
+        with _in_the_way(), closing(self._db.execute(sql, values)) as found:
             return [dict(row) for row in found]
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,8 +135,13 @@ class Store:
                 db.execute(f"DELETE FROM {table} WHERE session_id=?", (session_id,))
 
     def prune(self, before: int) -> int:
-        """Removes answers older than `before` (ms) that nobody compared, graded or rated."""
+        """Removes answers older than `before` (ms) that nobody compared or rated, and their grades."""
         with self._transaction() as db:
+            db.execute(
+                "DELETE FROM critiques WHERE time < ? AND response_id NOT IN "
+                "(SELECT response_id FROM votes UNION SELECT response_a FROM pairs UNION SELECT response_b FROM pairs)",
+                (before,),
+            )
             done = db.execute(
                 "DELETE FROM responses WHERE time < ? AND response_id NOT IN "
                 "(SELECT response_id FROM votes UNION SELECT response_a FROM pairs UNION SELECT response_b FROM pairs)",

@@ -25,6 +25,7 @@ from shared.contracts import (
     PAIRWISE_RESULT,
     QUERY_RECEIVED,
     RESPONSE_GENERATION,
+    ChatTurnMessage,
     CritiqueResult,
     PairwiseResult,
     RespondentId,
@@ -335,3 +336,39 @@ async def test_a_judge_does_not_wait_for_ever_for_a_busy_stack(redis_url: str) -
         await on.submit(generation("1-1"))
         await on.settled()
         assert [c.score for c in await on.critiques()] == [4]
+
+
+async def test_a_history_that_the_client_gave_is_told_to_the_judge(redis_url: str) -> None:
+    history = [
+        ChatTurnMessage(role="user", content="Tell me of Paris."),
+        ChatTurnMessage(role="assistant", content="It is a city."),
+        ChatTurnMessage(role="tool", content="nothing for a judge"),
+    ]
+    async with court(redis_url) as on:
+        await on.submit(generation("1-1", history=history))
+        await on.settled()
+        prompt = on.server.requests[-1].body["messages"][-1]["content"]
+    assert "User: Tell me of Paris.\nAssistant: It is a city.\n" in prompt
+    assert "nothing for a judge" not in prompt
+
+
+async def test_a_verdict_is_the_same_after_a_crash_and_asked_for_once(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = Pairs.close
+    died = asyncio.Event()
+
+    async def dies_once(self: Pairs, query_id: str) -> None:
+        if not died.is_set():
+            died.set()
+            raise RuntimeError("killed after the verdict was published")
+        await close(self, query_id)
+
+    monkeypatch.setattr(Pairs, "close", dies_once)
+    async with court(redis_url) as on:
+        await on.submit(generation("1-1"), generation("1-1", "B"))
+        await on.settled()
+        comparisons = [r for r in on.server.requests if "###Response B:" in r.query]
+        assert died.is_set()
+        assert len(await on.verdicts()) == 1
+    assert len(comparisons) == 2

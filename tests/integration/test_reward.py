@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from support.waiting import eventually
 
 from services.reward.service import app
 from services.reward.settings import RewardSettings
+from services.reward.store import Store
 from shared.bus import Bus
 from shared.contracts import (
     CRITIQUE_RESULT,
@@ -34,7 +36,7 @@ from shared.contracts import (
     Winner,
 )
 from shared.envelope import now_ms
-from shared.journal import EntryType, JournalWriter, journal_key
+from shared.journal import EntryType, JournalWriter, append_after, journal_key
 from shared.service import open_context
 from shared.sessions import Turn
 from shared.settings import Settings
@@ -109,7 +111,8 @@ class Office(Client):
 
 @contextlib.asynccontextmanager
 async def office(url: str, folder: Path, **values: Any) -> AsyncIterator[Office]:
-    common: dict[str, Any] = {"redis_url": url, "heartbeat": 0.2, "drain": 0.5, "data_dir": folder}
+    # a beat that a busy machine does not miss: the operations below need the tool to be seen
+    common: dict[str, Any] = {"redis_url": url, "heartbeat": 0.5, "drain": 0.5, "data_dir": folder}
     settings = RewardSettings(**{**common, "samples": 50, "patience": 1.0, **values})
     async with running(app, settings):
         await announced(url, "reward")
@@ -310,3 +313,58 @@ async def test_a_backup_of_the_preferences_can_be_put_back(redis_url: str, tmp_p
             assert (await on.ask("load", table=table, rows=saved[table]))["written"] == 0
         restored = {table: (await on.ask("dump", table=table))["rows"] for table in tables}
     assert orjson.dumps(restored) == orjson.dumps(saved)
+
+
+async def test_a_history_that_the_client_gave_is_the_prompt(redis_url: str, tmp_path: Path) -> None:
+    said = (("system", "Be brief."), ("user", "Hello"), ("assistant", "Good day."), ("tool", "a result"))
+    history = [{"role": role, "content": content} for role, content in said]
+    async with office(redis_url, tmp_path) as on:
+        await on.answered("1-1", history=history)
+        await on.graded("1-1", 5)
+        await on.settled()
+        (row,) = await on.exported("kto")
+    assert row["prompt"] == [*history[:3], {"role": "user", "content": "Is it so?"}]
+
+
+async def test_a_database_that_is_locked_for_a_while_loses_no_vote(redis_url: str, tmp_path: Path) -> None:
+    async with office(redis_url, tmp_path) as on:
+        await on.answered("1-1")
+        await on.settled()
+        with contextlib.closing(sqlite3.connect(tmp_path / "preferences.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            await on.votes("1-1", stars=5)
+            await asyncio.sleep(1.5)
+            other.execute("ROLLBACK")
+        await on.settled()
+        (row,) = (await on.ask("dump", table="votes"))["rows"]
+        assert len(await on.rewards()) == 1
+        assert await on.bus.link.call("XLEN", "local2:dead.letter") == 0
+    assert row["stars"] == 5
+
+
+async def test_a_vote_that_is_changed_very_often_still_reaches_the_journal(redis_url: str, tmp_path: Path) -> None:
+    async with office(redis_url, tmp_path) as on:
+        writer, _ = await JournalWriter.claim(on.bus, journal_key("1-1", "A"), {}, 600, fresh=True)
+        await writer.append(EntryType.COMPLETED, {})
+        key = journal_key("1-1", "A")
+        for number in range(600):
+            await append_after(on.bus, key, EntryType.REWARD, {}, once=f"reward:{number}", patience=0)
+        await on.answered("1-1")
+        await on.votes("1-1", stars=2)
+        await on.settled()
+        assert (await on.journal("1-1"))[-1].value()["stars"] == 2
+
+
+def test_what_is_old_and_was_never_compared_or_rated_is_removed_with_its_grade(tmp_path: Path) -> None:
+    store = Store(tmp_path / "p.sqlite")
+    for n in (1, 2, 3):
+        common = {"response_id": f"{n}-1:A", "query_id": f"{n}-1", "session_id": "s", "time": n}
+        answer = {"user_id": "u", "respondent": "A", "query": "q", "answer": "a", "messages": "[]", "config": "{}"}
+        store.put("responses", {**common, **answer, "intent": "chat", "tools": 0})
+        store.put("critiques", {**common, "score": 4, "feedback": "f", "rubric": "r"})
+    vote = {"response_id": "1-1:A", "query_id": "1-1", "session_id": "s", "user_id": "u", "reward": 1.0, "stars": None}
+    store.vote({**vote, "comment": None, "cast_ms": 1, "cast_no": 0})
+    assert store.prune(before=3) == 1
+    counts = store.counts()
+    store.close()
+    assert (counts["responses"], counts["critiques"], counts["votes"]) == (2, 2, 1)

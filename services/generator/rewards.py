@@ -1,0 +1,162 @@
+"""What people thought of this respondent's answers, by configuration and intent: kept in Redis, shown in the registry.
+
+Every replica follows `reward.event` beside its work, with the connection that follows streams anyway. An event that
+several of them see counts once; of several votes on one answer the last one counts. The participant's consumer group
+marks how far it has come, so that the bus keeps what is published while no replica runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+
+from shared.bus import Bus, Entry, ReplyError, Script
+from shared.bus.streams import served_key
+from shared.contracts import PREFIX, REWARD_EVENT, RewardEvent
+from shared.envelope import Envelope, now_ms
+from shared.errors import DecodeError, TransientError
+from shared.logging import get_logger
+from shared.service import Context
+
+log = get_logger()
+
+_STREAM = REWARD_EVENT.stream
+# One hash slot with the stream.
+_BASE = f"{PREFIX}rewards:{{{_STREAM}}}:"
+# A client may send any sampling options: beyond so many kinds of answers, the rest is one.
+_MOST_KINDS = 400
+_SHOWN = 20
+_OTHER = orjson.dumps([{}, "other"]).decode()
+_LOOK_SECONDS = 30.0
+_PAUSE = 1.0
+
+# Counts a vote instead of the one before it on the same answer; says how far the group has come.
+# KEYS: stream, vote, counts, sums. ARGV: group, entry id, kind ('' when it is not ours), vote id, reward, seconds that
+# a vote is remembered, most kinds, the kind of all others.
+_COUNT = Script("""
+local function later(a, b)
+  local am, as = string.match(a, '^(%d+)%-(%d+)$')
+  local bm, bs = string.match(b, '^(%d+)%-(%d+)$')
+  if not bm then return true end
+  if not am then return false end
+  am, as, bm, bs = tonumber(am), tonumber(as), tonumber(bm), tonumber(bs)
+  return am > bm or (am == bm and as > bs)
+end
+if ARGV[3] ~= '' then
+  local old = redis.call('HMGET', KEYS[2], 'id', 'kind', 'reward')
+  if not old[1] or later(ARGV[4], old[1]) then
+    if old[1] then
+      if redis.call('HINCRBY', KEYS[3], old[2], -1) <= 0 then
+        redis.call('HDEL', KEYS[3], old[2])
+        redis.call('HDEL', KEYS[4], old[2])
+      else
+        redis.call('HINCRBYFLOAT', KEYS[4], old[2], -old[3])
+      end
+    end
+    local kind = ARGV[3]
+    if redis.call('HEXISTS', KEYS[3], kind) == 0 and redis.call('HLEN', KEYS[3]) >= tonumber(ARGV[7]) then
+      kind = ARGV[8]
+    end
+    redis.call('HINCRBY', KEYS[3], kind, 1)
+    redis.call('HINCRBYFLOAT', KEYS[4], kind, ARGV[5])
+    redis.call('HSET', KEYS[2], 'id', ARGV[4], 'kind', kind, 'reward', ARGV[5])
+    redis.call('EXPIRE', KEYS[2], ARGV[6])
+  end
+end
+for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+  local group = {}
+  for i = 1, #row, 2 do group[row[i]] = row[i + 1] end
+  if group['name'] == ARGV[1] and later(ARGV[2], group['last-delivered-id']) then
+    redis.call('XGROUP', 'SETID', KEYS[1], ARGV[1], ARGV[2])
+  end
+end
+return 1
+""")
+
+
+class Rewards:
+    """The statistics of one respondent. `group`: its participant."""
+
+    def __init__(self, bus: Bus, group: str, respondent_id: str, retention: int) -> None:
+        self._bus = bus
+        self._group = group
+        self._respondent = respondent_id
+        # nobody can vote on an answer whose record is gone
+        self._seconds = 2 * retention + 86_400
+        self._counts, self._sums = f"{_BASE}{respondent_id}:counts", f"{_BASE}{respondent_id}:sums"
+
+    async def count(self, entry: Entry) -> None:
+        """One entry of the stream, of whichever respondent."""
+        event = self._event(entry)
+        mine = event is not None and event.respondent_id == self._respondent
+        vote, kind, vote_id, reward = "none", "", "", 0.0
+        if event is not None and mine:
+            config = {name: value for name, value in event.config.items() if value not in (None, "", {})}
+            kind = orjson.dumps([config, event.intent], option=orjson.OPT_SORT_KEYS).decode()
+            vote, vote_id, reward = event.response_id, event.vote_id or entry[0], event.reward
+        keys = (_STREAM, f"{_BASE}vote:{vote}", self._counts, self._sums)
+        args = (self._group, entry[0], kind, vote_id, repr(reward), self._seconds, _MOST_KINDS, _OTHER)
+        await self._bus.link.call(*_COUNT(keys, *args))
+
+    def _event(self, entry: Entry) -> RewardEvent | None:
+        try:
+            return REWARD_EVENT.decode(Envelope.parse(REWARD_EVENT.name, *entry))
+        except DecodeError as exc:
+            # memory, whose work it is, sets it aside
+            log.warning("rewards.malformed", entry_id=entry[0], reason=str(exc))
+            return None
+
+    async def statistics(self) -> list[dict[str, Any]]:
+        """The kinds of answers that were rated most: configuration, intent, how often, and the mean from -1 to 1."""
+        raw = await self._bus.link.pipe([("HGETALL", self._counts), ("HGETALL", self._sums)])
+        counts, sums = (dict(zip(found[::2], found[1::2], strict=True)) for found in raw)
+        rows = []
+        for kind, number in counts.items():
+            config, intent = orjson.loads(kind)
+            count = int(number)
+            mean = round(float(sums.get(kind, 0)) / count, 4)
+            rows.append({"config": config, "intent": intent, "count": count, "mean": mean})
+        rows.sort(key=lambda row: (-row["count"], str(row["config"]), row["intent"]))
+        return rows[:_SHOWN]
+
+    async def position(self) -> str:
+        """The id of the last event that was counted; the group is made when it is not there."""
+        try:
+            await self._bus.link.call("XGROUP", "CREATE", _STREAM, self._group, "0", "MKSTREAM")
+        except ReplyError as exc:
+            if exc.code != "BUSYGROUP":
+                raise
+        for row in await self._bus.link.call("XINFO", "GROUPS", _STREAM):
+            group = dict(zip(row[::2], row[1::2], strict=True))
+            if group[b"name"].decode() == self._group:
+                return str(group[b"last-delivered-id"].decode())
+        return "0-0"
+
+    async def serve(self) -> None:
+        """Says that somebody reads for the group: else the bus no longer keeps entries for it."""
+        await self._bus.link.call("HSET", served_key(_STREAM), self._group, now_ms())
+
+
+async def follow_rewards(context: Context[Any], rewards: Rewards) -> None:
+    """Counts what comes, and shows it, until cancelled."""
+    while True:
+        try:
+            follower = context.tail.follow(_STREAM, await rewards.position())
+            try:
+                while True:
+                    await rewards.serve()
+                    context.facts["rewards"] = await rewards.statistics()
+                    try:
+                        async with asyncio.timeout(_LOOK_SECONDS):
+                            found = await follower.next()
+                    except TimeoutError:
+                        continue
+                    for entry in found:
+                        await rewards.count(entry)
+            finally:
+                follower.close()
+        except (TransientError, ReplyError) as exc:
+            log.warning("rewards.interrupted", reason=str(exc))
+            await asyncio.sleep(_PAUSE)
