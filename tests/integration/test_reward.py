@@ -143,7 +143,9 @@ async def test_the_last_vote_counts_and_the_same_vote_changes_nothing(redis_url:
         await on.settled()
         events = await on.rewards()
         (row,) = (await on.ask("dump", table="votes"))["rows"]
-    assert [event.reward for event in events] == [1.0, 1.0, -1.0, -0.5]
+    # a vote that a later one has overtaken need not be told, and never comes behind it
+    assert events[-1].reward == -0.5
+    assert len({event.vote_id for event in events}) == len(events) <= 4
     assert sorted(events, key=lambda event: event.vote_id) == events
     assert (row["reward"], row["stars"]) == (-0.5, 2)
 
