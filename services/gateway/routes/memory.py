@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -16,11 +15,10 @@ from services.gateway.auth import UserDep
 from services.gateway.body import JsonRoute
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.operations import operate
 from services.gateway.schemas import Body, told
-from shared.envelope import now_ms
 from shared.errors import Local2Error
 from shared.logging import get_logger
-from shared.tool_client import Caller
 
 log = get_logger()
 
@@ -28,9 +26,8 @@ router = APIRouter(tags=["memory"], route_class=JsonRoute)
 # The body of an import is read line by line, however long it is.
 lines_router = APIRouter(tags=["memory"])
 
-MANAGE = "memory_manage"
-# One call of memory_manage: an import's page is embedded in it.
-_SECONDS = 30.0
+_MEMORY = "memory"
+# A page of an import is embedded in one operation.
 _IMPORT_LINES, _IMPORT_BYTES = 64, 300_000
 MAX_LINE = 400_000
 _MOST_ERRORS = 100
@@ -50,28 +47,6 @@ class TopicBody(Body):
     content: str = Field(min_length=1, max_length=20_000, description="What is kept under the topic")
 
 
-async def manage(gateway: Gateway, user_id: str, **args: Any) -> dict[str, Any]:
-    """One operation of the memory. Raises ApiError: 503 memory_unavailable when nobody can carry it out."""
-    async with gateway.reachable(extra=_SECONDS):
-        if await gateway.context.registry.served(MANAGE) is None:
-            raise _unavailable("no memory is running")
-        call_id = f"http:{uuid.uuid4().hex}"
-        caller = Caller(query_id=call_id, user_id=user_id, deadline=now_ms() + int(_SECONDS * 1000))
-        outcome = await gateway.tools.call(
-            MANAGE, args, call_id=call_id, caller=caller, timeout=_SECONDS, internal=True
-        )
-    if outcome.error is None:
-        found: dict[str, Any] = outcome.data
-        return found
-    if outcome.error.startswith(("unavailable: ", "tool timeout", "tool unavailable", "unknown tool")):
-        raise _unavailable(outcome.error.removeprefix("unavailable: "))
-    raise ApiError(422, "invalid_request", outcome.error)
-
-
-def _unavailable(why: str) -> ApiError:
-    return ApiError(503, "memory_unavailable", f"the memory is not available: {why}"[:500], {"Retry-After": "5"})
-
-
 def _there(found: dict[str, Any], what: str) -> dict[str, Any]:
     if not found.pop("found"):
         raise not_found(what)
@@ -87,7 +62,9 @@ async def search(
     query: Annotated[str, Query(min_length=1, max_length=4_000, description="What to look for")],
     limit: Annotated[int, Query(ge=1, le=50, description="Most hits")] = 5,
 ) -> Response:
-    return reply({"query": query, **await manage(gateway, user.user_id, op="search", query=query, limit=limit)})
+    return reply(
+        {"query": query, **await operate(gateway, _MEMORY, user.user_id, op="search", query=query, limit=limit)}
+    )
 
 
 @router.get("/memory/engrams", summary="Your engrams, newest first",
@@ -98,20 +75,20 @@ async def engrams(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=300, description="Of the page before")] = None,
 ) -> Response:
-    return reply(await manage(gateway, user.user_id, op="list", limit=limit, cursor=cursor))
+    return reply(await operate(gateway, _MEMORY, user.user_id, op="list", limit=limit, cursor=cursor))
 
 
 @router.get("/memory/engrams/{engram_id}", summary="One engram with everything that is known of it",
             responses=told("The engram", _ENGRAM, 404, 503))  # fmt: skip
 async def engram(engram_id: str, gateway: GatewayDep, user: UserDep) -> Response:
-    found = _there(await manage(gateway, user.user_id, op="get", id=engram_id), "engram")
+    found = _there(await operate(gateway, _MEMORY, user.user_id, op="get", id=engram_id), "engram")
     return reply(found["engram"])
 
 
 @router.delete("/memory/engrams/{engram_id}", summary="Forget one engram, for good",
                responses=told("Forgotten", {"id": _ENGRAM["id"], "deleted": True}, 404, 503))  # fmt: skip
 async def forget(engram_id: str, gateway: GatewayDep, user: UserDep) -> Response:
-    _there(await manage(gateway, user.user_id, op="delete", id=engram_id), "engram")
+    _there(await operate(gateway, _MEMORY, user.user_id, op="delete", id=engram_id), "engram")
     return reply({"id": engram_id, "deleted": True})
 
 
@@ -124,7 +101,7 @@ async def forget_all(
 ) -> Response:
     if not everything:
         raise ApiError(422, "invalid_request", "everything: must be true to delete the whole memory")
-    return reply(await manage(gateway, user.user_id, op="delete_user"))
+    return reply(await operate(gateway, _MEMORY, user.user_id, op="delete_user"))
 
 
 # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -133,25 +110,25 @@ async def forget_all(
 @router.get("/memory/topics", summary="Your topics",
             responses=told("All of them", {"topics": [_TOPIC]}, 503))  # fmt: skip
 async def topics(gateway: GatewayDep, user: UserDep) -> Response:
-    return reply(await manage(gateway, user.user_id, op="topics"))
+    return reply(await operate(gateway, _MEMORY, user.user_id, op="topics"))
 
 
 @router.get("/memory/topics/{topic}", summary="What is kept under a topic",
             responses=told("The topic", _TOPIC, 404, 503))  # fmt: skip
 async def topic_of(topic: str, gateway: GatewayDep, user: UserDep) -> Response:
-    return reply(_there(await manage(gateway, user.user_id, op="topic_get", topic=topic), "topic"))
+    return reply(_there(await operate(gateway, _MEMORY, user.user_id, op="topic_get", topic=topic), "topic"))
 
 
 @router.put("/memory/topics/{topic}", summary="Keep something under a topic (user.…, project.…, constraint.…)",
             responses=told("The topic", _TOPIC, 400, 415, 422, 503))  # fmt: skip
 async def put_topic(topic: str, body: TopicBody, gateway: GatewayDep, user: UserDep) -> Response:
-    return reply(await manage(gateway, user.user_id, op="topic_put", topic=topic, content=body.content))
+    return reply(await operate(gateway, _MEMORY, user.user_id, op="topic_put", topic=topic, content=body.content))
 
 
 @router.delete("/memory/topics/{topic}", summary="Forget a topic",
                responses=told("Forgotten", {"topic": _TOPIC["topic"], "deleted": True}, 404, 503))  # fmt: skip
 async def delete_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Response:
-    _there(await manage(gateway, user.user_id, op="topic_delete", topic=topic), "topic")
+    _there(await operate(gateway, _MEMORY, user.user_id, op="topic_delete", topic=topic), "topic")
     return reply({"topic": topic, "deleted": True})
 
 
@@ -165,7 +142,7 @@ async def delete_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Respon
 )
 async def export(gateway: GatewayDep, user: UserDep) -> Response:
     # the first page before the answer begins: what is wrong then is still an error
-    first = await manage(gateway, user.user_id, op="export", limit=100)
+    first = await operate(gateway, _MEMORY, user.user_id, op="export", limit=100)
     return StreamingResponse(_exported(gateway, user.user_id, first), media_type="application/x-ndjson")
 
 
@@ -175,7 +152,7 @@ async def _exported(gateway: Gateway, user_id: str, page: dict[str, Any]) -> Asy
         if page["cursor"] is None:
             return
         try:
-            page = await manage(gateway, user_id, op="export", limit=100, cursor=page["cursor"])
+            page = await operate(gateway, _MEMORY, user_id, op="export", limit=100, cursor=page["cursor"])
         except (ApiError, Local2Error) as exc:
             log.warning("memory.export_broken", reason=str(exc))
             # an answer that is cut off must not look whole: the connection is broken off
@@ -201,7 +178,7 @@ async def take_in(request: Request, gateway: GatewayDep, user: UserDep) -> Respo
 
     async def send() -> None:
         nonlocal imported, size
-        found = await manage(gateway, user.user_id, op="import", lines=[line for _, line in page])
+        found = await operate(gateway, _MEMORY, user.user_id, op="import", lines=[line for _, line in page])
         imported += found["imported"]
         errors.extend({"line": page[bad["line"]][0], "message": bad["message"]} for bad in found["errors"])
         page.clear()

@@ -1,0 +1,289 @@
+"""A user's memory over HTTP: a real gateway and a real memory, several users, and a memory that is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+import pytest_asyncio
+from support.http_gateway import Site, gateway_settings, generating, serving
+from support.memories import MemoryClient, asking, critique, memory_settings, remembering, response
+from support.services import announced, running
+from support.waiting import eventually
+
+from services.cli.embedded_redis import EmbeddedRedis
+from services.memory.service import app
+from shared.testing.model_server import ScriptedModelServer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+CAPITAL = ("The capital of Australia is Canberra, not Sydney.", "Right, Canberra is the capital of Australia.")
+
+
+class House:
+    """A gateway, a generator and a memory for all tests of this file; each has users of its own."""
+
+    def __init__(self, site: Site, memory: MemoryClient) -> None:
+        self.site = site
+        self.memory = memory
+
+    async def said(self, user: str, *texts: str, session_id: str = "s1") -> list[str]:
+        """Has the memory take in one answer a text; their engrams' ids."""
+        spoken = [response(text, "Yes.", user_id=user, session_id=session_id) for text in texts]
+        await self.memory.publish(*spoken)
+        await self.memory.idle()
+        return [one.response_id for one in spoken]
+
+
+@pytest.fixture(scope="module")
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis") / "data") as server:
+        yield server.url
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    folder = tmp_path_factory.mktemp("house")
+    async with (
+        serving(gateway_settings(server_url, folder)) as site,
+        generating(server_url, folder),
+        remembering(server_url, folder) as memory,
+    ):
+        yield House(site, memory)
+
+
+def code(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+async def test_what_was_said_is_searched_listed_shown_and_forgotten(house: House) -> None:
+    said = response(*CAPITAL, user_id="eva")
+    await house.memory.publish(said, critique(said, 5))
+    await house.memory.idle()
+    async with await house.site.key("eva") as eva:
+        found = (await eva.get("/memory", params={"query": "capital of Australia"})).json()
+        assert [(hit["id"], hit["score"], hit["mark"]) for hit in found["hits"]] == [
+            (said.response_id, 5, "GOOD EXAMPLE")
+        ]
+        assert {"similarity", "keyword_rank", "critic", "age"} <= found["hits"][0]["why"].keys()
+        assert f"Q: {CAPITAL[0]}" in found["text"]
+        listed = (await eva.get("/memory/engrams")).json()
+        assert [(e["id"], e["respondent_id"], e["score"]) for e in listed["engrams"]] == [(said.response_id, "A", 5)]
+        path = f"/memory/engrams/{said.response_id}"
+        assert (await eva.get(path)).json()["answer"] == CAPITAL[1]
+        assert (await eva.delete(path)).json() == {"id": said.response_id, "deleted": True}
+        assert code(await eva.get(path)) == code(await eva.delete(path)) == (404, "not_found")
+        assert (await eva.get("/memory", params={"query": "capital of Australia"})).json()["hits"] == []
+
+
+async def test_a_topic_is_put_read_replaced_and_deleted(house: House) -> None:
+    async with await house.site.key("tom") as tom:
+        path = "/memory/topics/user.preferred_language"
+        for language in ("Erlang", "Elixir"):
+            assert (await tom.put(path, json={"content": f"Tom prefers {language}."})).status_code == 200
+        assert (await tom.get(path)).json()["content"] == "Tom prefers Elixir."
+        assert [t["topic"] for t in (await tom.get("/memory/topics")).json()["topics"]] == ["user.preferred_language"]
+        refused = await tom.put("/memory/topics/language", json={"content": "x"})
+        assert code(refused) == (422, "invalid_request")
+        assert "topic must start with user., project. or constraint." in refused.text
+        assert (await tom.delete(path)).json()["deleted"]
+        assert code(await tom.get(path)) == code(await tom.delete(path)) == (404, "not_found")
+
+
+async def test_another_users_ids_are_not_found_and_nothing_of_his_is_shown_or_removed(house: House) -> None:
+    async with await house.site.key("ida") as ida, await house.site.key("ivo") as ivo:
+        query_id, engram_id = await asked(house, ida, "ida", "ida-1")
+        assert (await ida.put("/memory/topics/user.pet", json={"content": "A cat."})).status_code == 200
+        for method, path in (
+            ("GET", f"/memory/engrams/{engram_id}"),
+            ("DELETE", f"/memory/engrams/{engram_id}"),
+            ("GET", "/memory/topics/user.pet"),
+            ("DELETE", "/memory/topics/user.pet"),
+            ("GET", "/sessions/ida-1"),
+            ("DELETE", "/sessions/ida-1"),
+            ("GET", f"/queries/{query_id}"),
+        ):
+            answer = await ivo.request(method, path)
+            assert code(answer) == (404, "not_found"), path
+            assert "cat" not in answer.text
+            assert "lighthouse" not in answer.text
+        assert (await ivo.get("/memory", params={"query": "lighthouse cat"})).json()["hits"] == []
+        listed = (await ida.get("/memory/engrams", params={"limit": 1})).json()
+        stolen = await ivo.get("/memory/engrams", params={"cursor": f"{listed['engrams'][0]['time'] + 1}|zzz"})
+        assert stolen.json()["engrams"] == []
+        assert (await ivo.get("/memory/export")).text == ""
+        line = {"query": "mine", "answer": "x", "user_id": "ida", "metadata": {"id": engram_id}}
+        assert (await imported(ivo, line)).json()["imported"] == 1
+        assert (await ivo.delete("/memory", params={"everything": True})).json()["deleted"] == 1
+        assert (await ida.get(f"/memory/engrams/{engram_id}")).json()["query"] == "say the lighthouse is red"
+        assert (await ida.get("/memory/topics/user.pet")).json()["content"] == "A cat."
+
+
+async def asked(house: House, http: httpx.AsyncClient, user: str, session_id: str) -> tuple[str, str]:
+    """A query through the API, and the engram of its answer; their ids."""
+    text = "say the lighthouse is red"
+    answer = (await http.post("/query", json={"query": text, "session_id": session_id})).json()
+    spoken = response(text, answer["answer"], query_id=answer["query_id"], user_id=user, session_id=session_id)
+    await house.memory.publish(spoken)
+    await house.memory.idle()
+    return answer["query_id"], spoken.response_id
+
+
+async def test_with_a_session_go_its_engrams_and_no_others(house: House) -> None:
+    async with await house.site.key("sue") as sue:
+        _, gone = await asked(house, sue, "sue", "sue-1")
+        _, kept = await asked(house, sue, "sue", "sue-2")
+        assert (await sue.delete("/sessions/sue-1")).json()["deleted"]
+
+        async def forgotten() -> bool:
+            return [e["id"] for e in (await sue.get("/memory/engrams")).json()["engrams"]] == [kept]
+
+        await eventually(forgotten, 10, "the session's engrams are gone")
+        assert code(await sue.get(f"/memory/engrams/{gone}")) == (404, "not_found")
+        hits = (await sue.get("/memory", params={"query": "the lighthouse is red"})).json()["hits"]
+        assert [hit["id"] for hit in hits] == [kept]
+        assert code(await sue.get("/sessions/sue-1")) == (404, "not_found")
+
+
+async def test_a_whole_memory_is_exported_deleted_and_taken_in_again(house: House) -> None:
+    said = [response(f"Question {n}?", "Yes.", user_id="max") for n in range(3)]
+    await house.memory.publish(*said, critique(said[0], 5))
+    await house.memory.idle()
+    async with await house.site.key("max") as http:
+        await http.put("/memory/topics/user.pet", json={"content": "A cat."})
+        exported = await http.get("/memory/export")
+        assert exported.headers["content-type"].startswith("application/x-ndjson")
+        lines = [orjson.loads(line) for line in exported.text.splitlines()]
+        assert len(lines) == 4
+        assert code(await http.delete("/memory")) == (422, "invalid_request")
+        assert (await http.delete("/memory", params={"everything": True})).json() == {"deleted": 4}
+        assert (await http.get("/memory/engrams")).json() == {"engrams": [], "cursor": None, "total": 0}
+        assert (await http.get("/memory/topics")).json() == {"topics": []}
+        assert (await http.get("/memory/export")).text == ""
+        for _ in range(2):
+            assert (await imported(http, *lines)).json() == {"imported": 4, "errors": [], "failed": 0}
+        again = (await http.get("/memory/engrams")).json()
+        scores = {e["query"]: e["score"] for e in again["engrams"] if e["kind"] == "turn"}
+        assert (again["total"], scores) == (4, {"Question 0?": 5, "Question 1?": None, "Question 2?": None})
+        assert (await http.get("/memory/topics/user.pet")).json()["content"] == "A cat."
+
+
+async def imported(http: httpx.AsyncClient, *lines: Any) -> httpx.Response:
+    body = b"\n".join(line if isinstance(line, bytes) else orjson.dumps(line) for line in lines)
+    return await http.post("/memory/import", content=body)
+
+
+async def test_lines_of_an_import_that_are_wrong_are_named_by_their_number(house: House) -> None:
+    good = {"query": "Good?", "answer": "Yes."}
+    async with await house.site.key("una") as una:
+        many = [{"query": f"Question {n}?", "answer": "Yes."} for n in range(70)]
+        answer = await imported(
+            una, good, b"no json", b"", [1], *many, {"answer": "no question"}, {**good, "time": "?"}
+        )
+        found = answer.json()
+        # 1 and 5 to 74 are good, 3 is empty; the pages of an import do not change the numbers
+        assert (found["imported"], found["failed"]) == (71, 4)
+        assert [error["line"] for error in found["errors"]] == [2, 4, 75, 76]
+        assert all(error["message"] for error in found["errors"])
+        assert (await una.get("/memory/engrams")).json()["total"] == 71
+
+
+async def test_a_line_that_is_too_long_is_refused_after_what_came_before_it(house: House) -> None:
+    async with await house.site.key("lea") as lea:
+        answer = await imported(lea, {"content": "x" * 400_001})
+        assert code(answer) == (413, "body_too_large")
+        assert "400000" in answer.text
+        assert (await lea.get("/memory/engrams")).json()["total"] == 0
+
+
+async def test_pages_follow_each_other_by_their_cursor(house: House) -> None:
+    ids = await house.said("kim", *(f"Question {n}?" for n in range(5)))
+    async with await house.site.key("kim") as kim:
+        seen: list[str] = []
+        asked: dict[str, Any] = {"limit": 2}
+        while True:
+            page = (await kim.get("/memory/engrams", params=asked)).json()
+            assert page["total"] == 5
+            seen += [engram["id"] for engram in page["engrams"]]
+            if page["cursor"] is None:
+                break
+            asked["cursor"] = page["cursor"]
+        assert seen == ids[::-1]
+        assert code(await kim.get("/memory/engrams", params={"cursor": "nonsense"})) == (422, "invalid_request")
+
+
+async def test_a_tool_may_be_called_by_its_older_name(house: House) -> None:
+    async with await house.site.key("old") as old:
+        saved = await old.post("/tools/memory_save/call", json={"args": {"key": "user.pet", "value": "A cat."}})
+        assert saved.json()["result"] == "Memory saved: user.pet"
+        for args, result in (({"topic": "user.pet"}, "[Memory: user.pet]\nA cat."), ({"query": "pet cat"}, "A cat.")):
+            recalled = await old.post("/tools/recall_memory/call", json={"args": args})
+            assert result in recalled.json()["result"]
+
+
+async def test_without_a_memory_its_routes_say_so_and_the_stack_is_ready(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "redis") as own:
+        async with serving(gateway_settings(own.url, tmp_path)) as site, generating(own.url, tmp_path):
+            for method, path, body in (
+                ("GET", "/memory?query=x", None),
+                ("GET", "/memory/engrams", None),
+                ("GET", "/memory/engrams/1-0:A", None),
+                ("DELETE", "/memory/engrams/1-0:A", None),
+                ("DELETE", "/memory?everything=true", None),
+                ("GET", "/memory/topics", None),
+                ("PUT", "/memory/topics/user.pet", {"content": "A cat."}),
+                ("GET", "/memory/export", None),
+                ("POST", "/memory/import", {"query": "q", "answer": "a"}),
+            ):
+                answer = await site.http.request(method, path, json=body)
+                assert code(answer) == (503, "memory_unavailable"), path
+                assert "no memory is running" in answer.text
+                assert answer.headers["retry-after"]
+            ready = await site.http.get("/ready")
+            assert (ready.status_code, ready.json()["parts"]["memory"]["reason"]) == (200, "no memory is running")
+
+
+async def test_a_memory_without_its_model_is_degraded_and_the_stack_is_ready(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    nowhere = f"http://127.0.0.1:{port}"
+    async with contextlib.AsyncExitStack() as stack:
+        own = stack.enter_context(EmbeddedRedis(tmp_path / "redis"))
+        site = await stack.enter_async_context(serving(gateway_settings(own.url, tmp_path)))
+        await stack.enter_async_context(generating(own.url, tmp_path))
+        await stack.enter_async_context(running(app, memory_settings(own.url, tmp_path, nowhere)))
+        model = ScriptedModelServer(port=port)
+        memory = await stack.enter_async_context(asking(own.url, tmp_path, model))
+        await announced(own.url, "memory")
+
+        async def reason() -> str | None:
+            ready = await site.http.get("/ready")
+            assert ready.status_code == 200
+            why: str | None = ready.json()["parts"]["memory"]["reason"]
+            return why
+
+        async def degraded() -> bool:
+            return (await reason() or "").startswith("embedding model nomic-embed-text: ")
+
+        await eventually(degraded, 15, "the memory says what is missing")
+        # what needs no vector is served, what needs one says so
+        kept = await site.http.put("/memory/topics/user.pet", json={"content": "A cat."})
+        assert kept.status_code == 200
+        found = (await site.http.get("/memory", params={"query": "cat"})).json()
+        assert (found["hits"], bool(found["degraded"])) == ([], True)
+        refused = await imported(site.http, {"query": "q", "answer": "a"})
+        assert code(refused) == (503, "memory_unavailable")
+        await stack.enter_async_context(model)
+
+        async def well() -> bool:
+            return await reason() is None
+
+        await eventually(well, 20, "the memory is well again")
+        await memory.idle()
+        assert [hit["topic"] for hit in (await site.http.get("/memory", params={"query": "cat"})).json()["hits"]]
