@@ -7,15 +7,17 @@ missed some (its mark is older than what the stream still has) makes everything 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import orjson
 
 from services.memory.catalog import Catalog
 from services.memory.engram import Engram
-from services.memory.keywords import Entry, KeywordHit, KeywordIndex, KeywordIndexDamaged
+from services.memory.keywords import Entry, Kept, KeywordHit, KeywordIndex, KeywordIndexDamaged
 from services.memory.store import Store
 from services.memory.text import keyword_text
 from shared.bus import order
@@ -31,10 +33,35 @@ _MARK_SECONDS = 2.0
 _RETRY_SECONDS = 1.0
 
 
-def entry(engram: Engram) -> Entry:
+Vector = Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An engram that a search has found. `place`: its vector, None where the index has none of the model asked for."""
+
+    engram: Engram
+    place: Any
+
+
+def entry(engram: Engram, vector: Vector | None = None, model: str = "") -> Entry:
     at = datetime.fromtimestamp(engram.time / 1000, UTC)
     data = orjson.dumps(engram.flat()).decode()
-    return Entry(engram.id, keyword_text(*engram.said(), at), engram.before, data)
+    # half precision is enough to compare by
+    place = None if vector is None else np.asarray(vector, dtype=np.float16).tobytes()
+    return Entry(engram.id, keyword_text(*engram.said(), at), engram.before, data, place, model)
+
+
+def known(found: Mapping[str, Kept], user_id: str, model: str) -> dict[str, Known]:
+    """What the index has kept of engrams, read; nothing of another user, which must not be there."""
+    result = {}
+    for one, kept in found.items():
+        if kept.data and (engram := Engram.from_flat(one, orjson.loads(kept.data))).user_id == user_id:
+            place = None
+            if kept.vector is not None and kept.model == model:
+                place = np.frombuffer(kept.vector, dtype=np.float16).astype(np.float32)
+            result[one] = Known(engram, place)
+    return result
 
 
 class Index:
@@ -52,12 +79,20 @@ class Index:
 
     # ── this replica's own changes ───────────────────────────────────────────────────────────────────────────
 
-    async def put(self, user_id: str, engrams: Sequence[Engram], *, look_again: bool = False) -> None:
-        """Call it after the store has them.
+    async def put(
+        self,
+        user_id: str,
+        engrams: Sequence[Engram],
+        vectors: Mapping[str, Vector] | None = None,
+        model: str = "",
+        *,
+        look_again: bool = False,
+    ) -> None:
+        """Call it after the store has them. `vectors`: those that were written with them, of this model.
 
         look_again: another writer may have changed them since; they are read once more from the store afterwards.
         """
-        await self._add(user_id, engrams)
+        await self._add(user_id, engrams, vectors, model)
         if look_again:
             self._look_again.update(engram.id for engram in engrams)
         await self._tell(MemoryChanged(user_id=user_id, put=[engram.id for engram in engrams]))
@@ -78,24 +113,26 @@ class Index:
             self._context.background.create_task(self._repair(user_id))
             return []
 
-    async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
+    async def read(self, user_id: str, ids: Sequence[str], model: str) -> dict[str, Known]:
         """What this replica knows of engrams that a search has found; the store is asked for the others."""
         try:
-            found = await asyncio.to_thread(self._keywords.data, user_id, ids)
+            return await asyncio.to_thread(lambda: known(self._keywords.kept(user_id, ids), user_id, model))
         except KeywordIndexDamaged as exc:
             log.error("keywords.damaged", reason=str(exc))
             self._context.background.create_task(self._repair(user_id))
             return {}
-        engrams = {one: Engram.from_flat(one, orjson.loads(data)) for one, data in found.items() if data}
-        return {one: engram for one, engram in engrams.items() if engram.user_id == user_id}
 
     async def _tell(self, change: MemoryChanged) -> None:
         await self._context.bus.publish(MEMORY_CHANGED.of(change, user_id=change.user_id))
 
-    async def _add(self, user_id: str, engrams: Sequence[Engram]) -> None:
+    async def _add(
+        self, user_id: str, engrams: Sequence[Engram], vectors: Mapping[str, Vector] | None = None, model: str = ""
+    ) -> None:
         self.catalog.add(engrams)
         try:
-            await asyncio.to_thread(self._keywords.add, user_id, [entry(engram) for engram in engrams])
+            await asyncio.to_thread(
+                self._keywords.add, user_id, [entry(e, (vectors or {}).get(e.id), model) for e in engrams]
+            )
         except KeywordIndexDamaged as exc:
             log.error("keywords.damaged", reason=str(exc))
             await self._repair(user_id)

@@ -41,6 +41,7 @@ class Keeper:
         """
         open_items = {engram.id: (engram, vector) for engram, vector in items}
         kept: dict[str, Engram] = {}
+        places: dict[str, Vector] = {}
         await self.states.own([engram for engram, _ in open_items.values()])
         self._fault("owned")
         while open_items:
@@ -64,13 +65,14 @@ class Keeper:
                     continue
                 whole = engram.annotated(known.notes if known else {}).annotated(states[engram_id].notes)
                 writing.append((whole, vector))
+                places[engram_id] = vector
                 kept[engram_id] = whole
             if writing:
                 await self.store.put(user_id, self._model, writing)
             self._fault("stored")
             open_items = await self._changed(open_items, states)
         if kept:
-            await self.index.put(user_id, list(kept.values()))
+            await self.index.put(user_id, list(kept.values()), places, self._model)
         self._fault("indexed")
         return list(kept.values())
 

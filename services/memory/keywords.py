@@ -22,7 +22,7 @@ from services.memory.text import query_tokens, tokens
 from shared.errors import Local2Error
 
 # Of the files' form and of the words in them: another number makes every index be built anew.
-VERSION = 2
+VERSION = 3
 # Databases held open at the same time.
 OPEN_FILES = 32
 # Bytes of a file that are read without a copy.
@@ -39,7 +39,7 @@ BEFORE_WEIGHT = 0.4
 _SCHEMA = f"""
 CREATE TABLE owner(user_id TEXT NOT NULL);
 CREATE TABLE engram(n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, turn TEXT NOT NULL, before TEXT NOT NULL,
-    data TEXT NOT NULL);
+    data TEXT NOT NULL, vector BLOB, model TEXT NOT NULL);
 CREATE VIRTUAL TABLE words USING fts5(turn, before, content='engram', content_rowid='n',
     tokenize='unicode61 remove_diacritics 0');
 PRAGMA user_version = {VERSION};
@@ -68,13 +68,25 @@ class KeywordIndexDamaged(Local2Error):
 class Entry:
     """What is indexed of one engram: its own text, and the text of the turn before it in the same session.
 
-    data: anything else that is wanted of an engram once it is found; see `KeywordIndex.data`.
+    data, vector (of this model): what is wanted of an engram once it is found; see `KeywordIndex.kept`. Without a
+    vector the one that is there stays, as long as the texts are the same.
     """
 
     id: str
     text: str
     before: str = ""
     data: str = ""
+    vector: bytes | None = None
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What was added with an engram; `vector` is None when none came with it."""
+
+    data: str
+    vector: bytes | None
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,9 @@ class KeywordHit:
     id: str
     rank: int
     score: float
+
+
+_Row = tuple[str, str, str, str, bytes | None, str]
 
 
 @dataclass(slots=True)
@@ -114,7 +129,9 @@ class KeywordIndex:
 
     def add(self, user_id: str, entries: Iterable[Entry]) -> None:
         """Adds or replaces; an entry that is there unchanged costs a look-up. All or nothing."""
-        rows = [(e.id, " ".join(tokens(e.text)), " ".join(tokens(e.before)), e.data) for e in entries]
+        rows = [
+            (e.id, " ".join(tokens(e.text)), " ".join(tokens(e.before)), e.data, e.vector, e.model) for e in entries
+        ]
         with self._using(user_id) as db, _transaction(db):
             _insert(db, rows)
 
@@ -145,13 +162,14 @@ class KeywordIndex:
         with self._using(user_id) as db:
             return _search(db, words, limit)
 
-    def data(self, user_id: str, ids: Sequence[str]) -> dict[str, str]:
-        """The `data` of those of the engrams that are there; far quicker than asking the store."""
+    def kept(self, user_id: str, ids: Sequence[str]) -> dict[str, Kept]:
+        """What is kept of those of the engrams that are there; far quicker than asking the store."""
         if not ids or not self._path(user_id).exists():
             return {}
         places = ", ".join("?" * len(ids))
         with self._using(user_id) as db:
-            return dict(db.execute(f"SELECT id, data FROM engram WHERE id IN ({places})", list(ids)))
+            found = db.execute(f"SELECT id, data, vector, model FROM engram WHERE id IN ({places})", list(ids))
+            return {id_: Kept(data, vector, model) for id_, data, vector, model in found}
 
     def count(self, user_id: str) -> int:
         if not self._path(user_id).exists():
@@ -297,18 +315,20 @@ def _opened(path: Path, user_id: str) -> sqlite3.Connection:
     return db
 
 
-def _insert(db: sqlite3.Connection, rows: Iterable[tuple[str, str, str, str]]) -> None:
-    for id_, turn, before, data in rows:
-        there = db.execute("SELECT turn, before, data FROM engram WHERE id = ?", (id_,)).fetchone()
-        if there == (turn, before, data):
-            continue
+def _insert(db: sqlite3.Connection, rows: Iterable[_Row]) -> None:
+    for row in rows:
+        id_, turn, before, *rest = row
+        there = db.execute("SELECT turn, before, data, vector, model FROM engram WHERE id = ?", (id_,)).fetchone()
         if there is not None and there[:2] == (turn, before):
-            db.execute("UPDATE engram SET data = ? WHERE id = ?", (data, id_))
+            data, vector, model = rest if rest[1] is not None else (rest[0], *there[3:])
+            if there[2:] != (data, vector, model):
+                changed = "UPDATE engram SET data = ?, vector = ?, model = ? WHERE id = ?"
+                db.execute(changed, (data, vector, model, id_))
             continue
         if there is not None:
             _delete(db, id_)
-        added = "INSERT INTO engram(id, turn, before, data) VALUES (?, ?, ?, ?)"
-        n = db.execute(added, (id_, turn, before, data)).lastrowid
+        added = "INSERT INTO engram(id, turn, before, data, vector, model) VALUES (?, ?, ?, ?, ?, ?)"
+        n = db.execute(added, row).lastrowid
         db.execute("INSERT INTO words(rowid, turn, before) VALUES (?, ?, ?)", (n, turn, before))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from services.memory.embedding import Embedder
 from services.memory.engram import Engram
-from services.memory.index import Index
+from services.memory.index import Index, Known
 from services.memory.ranking import Candidate, Hit, min_score_for, promising, rank
 from services.memory.settings import MemorySettings
 from services.memory.store import Near, Store, StoreUnavailable
@@ -91,17 +91,20 @@ class Recall:
         self, user_id: str, part: Sequence[Candidate], vector: list[float] | None, now: int
     ) -> list[tuple[Candidate, Engram]]:
         """The candidates with everything that the store knows of them; what has gone meanwhile is left out."""
-        ids = [one.id for one in part]
-        unknown = [one.id for one in part if one.similarity is None]
-        engrams, places = await asyncio.gather(self._index.read(user_id, ids), self._places(user_id, unknown))
-        if missing := [one for one in ids if one not in engrams]:
-            engrams |= await self._store.get(user_id, missing)
+        model = self._embedder.model
+        known = await self._index.read(user_id, [one.id for one in part], model)
+        if missing := [one.id for one in part if one.id not in known]:
+            found = await self._store.get(user_id, missing)
+            known |= {one: Known(engram, None) for one, engram in found.items()}
+        places = {one: found.place for one, found in known.items()}
+        # found by words alone, and the index has no vector: after it was made anew from the store
+        if unplaced := [one.id for one in part if one.similarity is None and places.get(one.id) is None]:
+            places |= await self._store.vectors(user_id, model, unplaced)
         read = []
         for one in part:
-            # the index may still have what the store has lost
-            if one.id not in engrams or (one.similarity is None and one.id not in places):
+            if one.id not in known:
                 continue
-            engram, similarity = engrams[one.id], one.similarity
+            engram, similarity = known[one.id].engram, one.similarity
             if similarity is None and vector is not None and places[one.id] is not None:
                 similarity = float(places[one.id].dot(vector))
             question, text = engram.said()
@@ -117,9 +120,6 @@ class Recall:
             )
             read.append((judged, engram))
         return read
-
-    async def _places(self, user_id: str, ids: Sequence[str]) -> dict[str, Any]:
-        return await self._store.vectors(user_id, self._embedder.model, ids) if ids else {}
 
     async def _dense(
         self, user_id: str, query: str, limit: int

@@ -21,7 +21,7 @@ from children import Child
 from tables import Target, table
 
 from services.memory.engram import Engram
-from services.memory.index import entry
+from services.memory.index import Known, entry, known
 from services.memory.keywords import KeywordHit, KeywordIndex
 from services.memory.recall import Recall
 from services.memory.settings import MemorySettings
@@ -116,9 +116,8 @@ class Words:
     async def search(self, user_id: str, query: str, limit: int) -> list[KeywordHit]:
         return await asyncio.to_thread(self._keywords.search, user_id, query, limit)
 
-    async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
-        found = await asyncio.to_thread(self._keywords.data, user_id, ids)
-        return {one: Engram.from_flat(one, orjson.loads(data)) for one, data in found.items()}
+    async def read(self, user_id: str, ids: Sequence[str], model: str) -> dict[str, Known]:
+        return await asyncio.to_thread(lambda: known(self._keywords.kept(user_id, ids), user_id, model))
 
 
 class Vectors:
@@ -148,7 +147,7 @@ async def fill(folder: Path, sizes: Sequence[int], questions: int) -> None:
                 count = min(BATCH, size - at)
                 batch = list(zip(writer.engrams(at, count), writer.vectors(count), strict=True))
                 await store.put(USER, MODEL, [(engram, place.tolist()) for engram, place in batch])
-                await asyncio.to_thread(keywords.add, USER, [entry(engram) for engram, _ in batch])
+                await asyncio.to_thread(keywords.add, USER, [entry(engram, place, MODEL) for engram, place in batch])
                 there += batch
             rate = (size - first) / (time.perf_counter() - began)
             found = await search(store, recall, keywords, vectors, writer, settings, there, questions)
