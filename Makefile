@@ -11,6 +11,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 ARGS ?=
+# Tests mostly wait: one process more than there are processors. A file stays in one process, with its servers.
+WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1 )))
 
 # One stamp per set of packages: a second `make run` starts at once.
 RUN_STAMP := $(VENV)/.stamp-run
@@ -52,10 +54,10 @@ run: $(RUN_STAMP) ## the whole stack on this machine (Ctrl-C stops it)
 	@$(VENV)/bin/local2 run $(ARGS)
 
 test: $(DEV_STAMP) ## all tests
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 test-fast: $(DEV_STAMP) ## the tests without the slow ones and without the real model
-	@$(PY) -m pytest -m 'not slow and not model' $(ARGS)
+	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile -m 'not slow and not model' $(ARGS)
 
 lint: $(DEV_STAMP) ## ruff: rules and format
 	@$(VENV)/bin/ruff check .

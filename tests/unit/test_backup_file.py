@@ -129,6 +129,9 @@ HEAD = {"local2_backup": 1, "product": "1", "created": 1, "sections": {}, "witho
         (made(SMALL) + b"more", "corrupt"),
         (made(SMALL) + packed(HEAD), "corrupt"),
     ],
+    # the data hold the time of their making: names of tests must be the same in every process
+    ids=["empty", "zip", "json", "words", "object", "list", "newer", "head", "digest", "section", "failed", "more",
+         "twice"],
 )  # fmt: skip
 def test_what_is_no_complete_backup_is_refused_with_its_reason(data: bytes, code: str) -> None:
     assert refused(data) == code
