@@ -217,6 +217,13 @@ class MemorySave(Payload):
     recorded: int
 
 
+class MemoryClassify(Payload):
+    """An engram whose intent and names the model is to tell, when it has time."""
+
+    id: str
+    user_id: str
+
+
 class MemoryForget(Payload):
     """Everything remembered of a session that was deleted at `at` (ms)."""
 
@@ -331,6 +338,7 @@ PAIRWISE_RESULT = Subject("pairwise.result", PairwiseResult, kind="work")
 USER_FEEDBACK = Subject("user.feedback", UserFeedback, kind="work")
 REWARD_EVENT = Subject("reward.event", RewardEvent, kind="work")
 MEMORY_SAVE = Subject("memory.save", MemorySave, kind="work", single_group=True)
+MEMORY_CLASSIFY = Subject("memory.classify", MemoryClassify, kind="work", single_group=True)
 MEMORY_FORGET = Subject("memory.forget", MemoryForget, kind="work")
 MEMORY_CHANGED = Subject("memory.changed", MemoryChanged, keep=100_000)
 AGENT_TRANSITION = Subject("agent.transition", AgentTransition)
@@ -350,6 +358,7 @@ SUBJECTS: tuple[Subject[Any], ...] = (
     USER_FEEDBACK,
     REWARD_EVENT,
     MEMORY_SAVE,
+    MEMORY_CLASSIFY,
     MEMORY_FORGET,
     MEMORY_CHANGED,
     AGENT_TRANSITION,

@@ -14,7 +14,7 @@ class Intent(StrEnum):
     CODE = "code"
     WRITING = "writing"  # a text to be written, changed, shortened or translated
     QUESTION = "question"
-    CHAT = "chat"
+    CHAT = "chat"  # anything else: statements, greetings
 
 
 _BY_TOOL = {
@@ -32,11 +32,15 @@ _BY_WORDS: tuple[tuple[Intent, re.Pattern[str]], ...] = tuple(
     (intent, re.compile(pattern, re.IGNORECASE))
     for intent, pattern in (
         (Intent.REMEMBER, r"^(?:please |can you |could you )*(?:remember|note|keep in mind|don't forget)\b"),
-        (Intent.RECALL, r"\b(?:do you remember|did I (?:say|tell|mention)|have I told|what do you know about me)\b"),
+        (Intent.RECALL, r"\b(?:do you remember|did (?:I|we) (?:say|tell|mention|decide|agree)|have I (?:told|said)|"
+                        r"what do you (?:know|remember) about)\b|"
+                        r"\b(?:(?:do|did|was|am) I (?:like|prefer|want|usually|live|work)|my favou?rite)\b.*\?\s*$"),
         (Intent.CODE, r"```|\b(?:python|javascript|typescript|rust|golang|sql|regex|bash|traceback|stack ?trace|"
                       r"function|compile|unit test|refactor|debug)\b"),
         (Intent.WRITING, r"^(?:please |can you |could you )*(?:write|draft|compose|rewrite|rephrase|translate|"
                          r"summari[sz]e|shorten|proofread|improve)\b"),
+        (Intent.LOOKUP, r"\b(?:look up|search (?:for|the web)|google|latest|news|this week|right now|today'?s?|"
+                        r"price of|weather)\b|https?://"),
         (Intent.QUESTION, r"\?\s*$|^(?:who|what|when|where|why|which|how|is|are|was|were|do|does|did|can|could|should|"
                           r"explain|tell me|describe|define|compare)\b"),
     )
@@ -44,7 +48,7 @@ _BY_WORDS: tuple[tuple[Intent, re.Pattern[str]], ...] = tuple(
 
 
 def intent_of(query: str, tools: Collection[str] = ()) -> Intent:
-    """The intent of a turn. `tools`: the names of the tools that answered in it, the first one first."""
+    """The intent of a turn by rule. `tools`: the names of the tools that answered in it, the first one first."""
     for tool in tools:
         if tool in _BY_TOOL:
             return _BY_TOOL[tool]

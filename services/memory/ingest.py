@@ -19,6 +19,7 @@ from shared.contracts import (
     AGENT_TRANSITION,
     AgentTransition,
     CritiqueResult,
+    MemoryClassify,
     MemoryForget,
     MemorySave,
     Outgoing,
@@ -62,8 +63,16 @@ class Ingest:
         engram = of_response(response, accepted(response.query_id, message.envelope.time), before)
         if self._context.settings.classify != "off":
             engram = engram.annotated({"class": by_rules(engram).note(engram)})
-        await self._remember(engram)
-        return steps("DONE", IDLE)
+        kept = await self._remember(engram)
+        return [*steps("DONE", IDLE), *await self._classifier.wishes(kept)]
+
+    async def classify(self, message: Message[MemoryClassify]) -> Iterable[Outgoing]:
+        wish = message.payload
+        found = await _patiently(lambda: self._keeper.store.get(wish.user_id, [wish.id]))
+        # deleted since, it needs no label
+        if (engram := found.get(wish.id)) is not None and (note := await self._classifier.label(engram)) is not None:
+            await _patiently(lambda: self._keeper.annotate(wish.id, "class", note))
+        return ()
 
     async def save(self, message: Message[MemorySave]) -> Iterable[Outgoing]:
         wish = message.payload
@@ -106,11 +115,10 @@ class Ingest:
 
     # ── how ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _remember(self, engram: Engram) -> None:
+    async def _remember(self, engram: Engram) -> list[Engram]:
+        """What is stored then: nothing, when it was deleted meanwhile."""
         (vector,) = await self._embedder.documents([embedded_text(engram)])
-        kept = await _patiently(lambda: self._keeper.put(engram.user_id, [(engram, vector)]))
-        for one in kept:
-            self._classifier.later(one)
+        return await _patiently(lambda: self._keeper.put(engram.user_id, [(engram, vector)]))
 
     async def _before(self, response: ResponseGeneration) -> str:
         """The turn before it in the session."""

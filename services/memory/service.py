@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.memory.classify import open_classifier
+from services.memory.classify import Classifier
 from services.memory.embedding import Embedder, open_embedder
 from services.memory.index import Index
 from services.memory.ingest import Ingest
@@ -24,6 +24,7 @@ from services.memory.store import Store, open_store
 from services.memory.tools import MemoryTools
 from shared.contracts import (
     CRITIQUE_RESULT,
+    MEMORY_CLASSIFY,
     MEMORY_FORGET,
     MEMORY_SAVE,
     PAIRWISE_RESULT,
@@ -63,8 +64,7 @@ def builder(fault: Hook | None = None) -> Any:
             recall = Recall(store, index, embedder)
             model = settings.chat_model()
             stack.push_async_callback(model.aclose)
-            classifier = await stack.enter_async_context(open_classifier(context, keeper, model))
-            ingest = Ingest(context, keeper, embedder, classifier)
+            ingest = Ingest(context, keeper, embedder, Classifier(context, model))
             tools = MemoryTools(context, keeper, recall, embedder)
             offered = [*tools.tools(), Manage(context, keeper, recall, embedder, tools).tool()]
 
@@ -87,6 +87,8 @@ def builder(fault: Hook | None = None) -> Any:
                     Subscription(PAIRWISE_RESULT, ingest.pairwise, limit=_ANNOTATIONS),
                     Subscription(REWARD_EVENT, ingest.reward, limit=_ANNOTATIONS),
                     Subscription(MEMORY_FORGET, ingest.forget, limit=_ANNOTATIONS),
+                    # the model answers users first: it is asked for one label at a time
+                    Subscription(MEMORY_CLASSIFY, ingest.classify, limit=1),
                 ]
 
     return build

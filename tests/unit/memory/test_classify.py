@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from services.memory.classify import by_rules, parsed
@@ -18,15 +20,23 @@ def turn(query: str, answer: str = "") -> Engram:
         ("What is the capital of France?", "question"),
         ("Please remember my preferred language is Elixir.", "remember"),
         ("How do I like my coffee?", "recall"),
-        ("What major AI news broke this week?", "search"),
-        ("Hello there!", "smalltalk"),
-        ("Write a poem about rain.", "instruction"),
-        ("I like my coffee black.", "statement"),
-        ("", "other"),
+        ("What language do I prefer?", "recall"),
+        ("What do you remember about Australian geography?", "recall"),
+        ("How do I sort a list in Python?", "code"),
+        ("What major AI news broke this week?", "lookup"),
+        ("Hello there!", "chat"),
+        ("Write a poem about rain.", "writing"),
+        ("I like my coffee black.", "chat"),
+        ("", "chat"),
     ],
 )
 def test_the_rules_name_an_intent(query: str, intent: str) -> None:
     assert by_rules(turn(query)).intent == intent
+
+
+def test_what_the_turn_did_says_more_than_its_words() -> None:
+    done = [{"tool": "web_search", "error": "search timeout after 10s"}, {"tool": "save_topic", "error": None}]
+    assert by_rules(replace(turn("Elixir, by the way."), tool_calls=tuple(done))).intent == "remember"
 
 
 def test_the_rules_find_names_and_no_sentence_beginnings() -> None:
@@ -48,7 +58,7 @@ def test_what_is_no_label_is_none(text: str) -> None:
 
 def test_a_models_label_counts_over_the_rules_whichever_comes_first() -> None:
     engram = turn("Hello")
-    rules, model = by_rules(engram).note(engram), parsed('{"intent": "other", "entities": []}')
+    rules, model = by_rules(engram).note(engram), parsed('{"intent": "chat", "entities": []}')
     assert model is not None
     for first, second in ((rules, model.note(engram)), (model.note(engram), rules)):
         assert merged({"class": first}, {"class": second})["class"].values["by"] == "model"
