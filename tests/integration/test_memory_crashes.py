@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from support.memories import (
-    HEARTBEAT,
     asking,
     critique,
     memory_settings,
@@ -25,45 +21,14 @@ from support.memories import (
     reward,
     verdict,
 )
-from support.services import TESTS, announced, running
+from support.memory_replica import replica
+from support.services import announced, running
 from support.waiting import eventually
 
 from services.memory.service import app
 from services.memory.store import StoreLocked
 from shared.envelope import now_ms
 from shared.testing.model_server import ScriptedModelServer
-
-
-class Replica:
-    def __init__(self, url: str, folder: Path, model_url: str, step: str = "-", times: int = 1, **values: Any) -> None:
-        settings = {"redis_url": url, "data_dir": folder, "heartbeat": HEARTBEAT, "drain": 1, "log_level": "error",
-                    "memory_classify": "rules", "ollama_host": model_url, **values}  # fmt: skip
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "support.memory_replica", step, str(times)],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
-                **{f"LOCAL2_{name.upper()}": str(value) for name, value in settings.items()},
-            },
-        )
-
-    async def died(self) -> None:
-        await eventually(lambda: self.process.poll() is not None, 30, "the replica has died")
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-
-
-@contextlib.contextmanager
-def replica(*args: Any, **values: Any) -> Iterator[Replica]:
-    started = Replica(*args, **values)
-    try:
-        yield started
-    finally:
-        started.end()
-
 
 STEPS = ("owned", "stored", "indexed", "noted", "updated", "annotated")
 
@@ -242,7 +207,7 @@ async def test_two_replicas_share_a_server_and_one_may_die(redis_url: str, tmp_p
             for number, each in enumerate(said):
                 await client.publish(critique(each, 1 + number % 5), each, reward(each, 1), verdict(each.query_id, "A"))
                 if number == 20:
-                    one.process.kill()
+                    one.kill()
             await client.idle(60)
 
             async def followed() -> bool:

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from support.memories import MemoryClient, critique, new_query, remembering, response, reward, verdict
 from support.waiting import eventually
 
+from services.cli.embedded_redis import EmbeddedRedis
 from shared.contracts import MEMORY_FORGET, MemoryForget, ToolCallRecord
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 CAPITAL = ("The capital of Australia is Canberra, not Sydney.", "Right, Canberra is the capital of Australia.")
 
 
-@pytest.fixture
-async def memory(redis_url: str, tmp_path: Path) -> AsyncIterator[MemoryClient]:
-    async with remembering(redis_url, tmp_path) as client:
+@pytest.fixture(scope="module")
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis") / "data") as server:
+        yield server.url
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MemoryClient]:
+    async with remembering(server_url, tmp_path_factory.mktemp("memory")) as client:
         yield client
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def memory(service: MemoryClient) -> AsyncIterator[MemoryClient]:
+    """One memory for all tests of this file, empty for each."""
+    yield service
+    await service.forget_all("ann", "bob")
 
 
 def used(tool: str, data: Any = None) -> ToolCallRecord:
@@ -34,7 +49,7 @@ async def test_an_answer_becomes_an_engram_with_everything_known_of_it(memory: M
     assert (found["session_id"], found["respondent_id"], found["model"]) == ("s1", "A", "gemma4:e4b")
     assert (found["time"], found["options"]) == (int(said.query_id.split("-")[0]), {"temperature": 0.2})
     assert found["tool_calls"][0]["tool"] == "web_search"
-    assert (found["intent"], "Canberra" in found["entities"]) == ("statement", True)
+    assert (found["intent"], "Canberra" in found["entities"]) == ("lookup", True)
 
 
 async def test_a_response_published_twice_is_one_engram(memory: MemoryClient) -> None:

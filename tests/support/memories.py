@@ -146,6 +146,15 @@ class MemoryClient:
         found = await self.manage("list", user, limit=500)
         return {engram["id"]: engram for engram in found["engrams"]}
 
+    async def forget_all(self, *users: str) -> None:
+        """Empties the memory of users, and what it knows of deletions: ids and sessions may be used again."""
+        await self.idle()
+        for user in users:
+            await self.manage("delete_user", user)
+        for pattern in ("local2:memory:*", "local2:session*"):
+            if keys := await self.bus.link.call("KEYS", pattern):
+                await self.bus.link.call("DEL", *keys)
+
     async def exported(self, user: str = "ann", **args: Any) -> list[dict[str, Any]]:
         lines: list[dict[str, Any]] = []
         cursor = None
