@@ -88,6 +88,12 @@ soak: $(DEV_STAMP) ## 20,000 queries: does any process or stream grow?
 chaos: $(DEV_STAMP) ## kill everything under load and count what is lost
 	@$(PY) tests/chaos/run.py $(ARGS)
 
+judging-chaos: $(DEV_STAMP) ## kill critics, reward and memory while 500 pairs are judged and count what is lost
+	@$(PY) tests/chaos/judging.py $(ARGS)
+
+eval-ranking: $(DEV_STAMP) ## simulated judges: is the planted order found, do the intervals hold the truth
+	@$(PY) tests/eval/ranking.py $(ARGS)
+
 compose-test: $(DEV_STAMP) ## the system in real containers: scale, kill, look what can be reached (docs/compose-test.md)
 	@$(PY) tests/compose/run.py $(ARGS)
 

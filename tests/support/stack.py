@@ -39,6 +39,9 @@ MODULES = {
     "gateway": "services.gateway",
     "web_search": "services.web_search",
     "web_fetch": "services.web_fetch",
+    "critic": "services.critic",
+    "reward": "services.reward",
+    "memory": "services.memory",
 }
 _names = itertools.count(1)
 
