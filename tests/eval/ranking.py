@@ -1,10 +1,9 @@
 """How well the ranking tells what is true: `make eval-ranking` simulates judges and looks what comes of them.
 
-Each run plants strengths of four configurations and a judge with noise (its decisions are logistic draws, perhaps with a
-mood) and a preference for the answer that stands first; then ranks from its comparisons in both orders. Three questions:
-is the planted order recovered, do the 95 % intervals hold the truth, and what does judging in one order alone do to both?
-The status is 0 only when the intervals hold it in 93 to 97 % of the runs, the order is recovered, and swapping removes
-what the bias does.
+Each run plants strengths of four configurations, a judge with noise (its decisions are logistic draws, perhaps with a
+mood) and a preference for the answer that stands first, and ranks from its comparisons in both orders. Is the planted
+order recovered, do the 95 % intervals hold the truth, and what does judging in one order alone do to both? The status
+is 0 only when the intervals hold it in 93 to 97 % of the runs, the order is recovered, and swapping removes the bias.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def _chance(odds: float) -> float:
 
 @cache
 def truth(world: World) -> dict[str, float]:
-    """The strengths that a ranking should find. Moods draw them together: then it is what endless judging would show."""
+    """The strengths that a ranking should find. Moods draw them together: what endless judging would show."""
     if world.noise:
         rng = random.Random(0)
         rows = rank([judged(world, rng) for _ in range(200_000)], samples=50).rows
