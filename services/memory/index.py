@@ -7,8 +7,7 @@ missed some (its mark is older than what the stream still has) makes everything 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +16,7 @@ import orjson
 
 from services.memory.catalog import Catalog
 from services.memory.engram import Engram
-from services.memory.keywords import Entry, Kept, KeywordHit, KeywordIndex, KeywordIndexDamaged
+from services.memory.keywords import Entry, KeywordHit, KeywordIndex, KeywordIndexDamaged
 from services.memory.store import Store
 from services.memory.text import keyword_text
 from shared.bus import order
@@ -36,14 +35,6 @@ _RETRY_SECONDS = 1.0
 Vector = Sequence[float]
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """An engram that a search has found. `place`: its vector, None where the index has none of the model asked for."""
-
-    engram: Engram
-    place: Any
-
-
 def entry(engram: Engram, vector: Vector | None = None, model: str = "") -> Entry:
     at = datetime.fromtimestamp(engram.time / 1000, UTC)
     data = orjson.dumps(engram.flat()).decode()
@@ -52,16 +43,21 @@ def entry(engram: Engram, vector: Vector | None = None, model: str = "") -> Entr
     return Entry(engram.id, keyword_text(*engram.said(), at), engram.before, data, place, model)
 
 
-def known(found: Mapping[str, Kept], user_id: str, model: str) -> dict[str, Known]:
+def engrams_of(found: Mapping[str, str], user_id: str) -> dict[str, Engram]:
     """What the index has kept of engrams, read; nothing of another user, which must not be there."""
-    result = {}
-    for one, kept in found.items():
-        if kept.data and (engram := Engram.from_flat(one, orjson.loads(kept.data))).user_id == user_id:
-            place = None
-            if kept.vector is not None and kept.model == model:
-                place = np.frombuffer(kept.vector, dtype=np.float16).astype(np.float32)
-            result[one] = Known(engram, place)
-    return result
+    read = (Engram.from_flat(one, orjson.loads(data)) for one, data in found.items() if data)
+    return {engram.id: engram for engram in read if engram.user_id == user_id}
+
+
+def similarities(hits: Iterable[KeywordHit], vector: Vector, model: str) -> dict[str, float]:
+    """The cosine of each hit with the vector, where its own is known and of this model."""
+    size = 2 * len(vector)
+    placed = [hit for hit in hits if hit.vector is not None and hit.model == model and len(hit.vector) == size]
+    if not placed:
+        return {}
+    places = np.frombuffer(b"".join(hit.vector or b"" for hit in placed), dtype=np.float16).reshape(len(placed), -1)
+    found = places.astype(np.float32) @ np.asarray(vector, dtype=np.float32)
+    return {hit.id: float(value) for hit, value in zip(placed, found, strict=True)}
 
 
 class Index:
@@ -113,10 +109,10 @@ class Index:
             self._context.background.create_task(self._repair(user_id))
             return []
 
-    async def read(self, user_id: str, ids: Sequence[str], model: str) -> dict[str, Known]:
+    async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
         """What this replica knows of engrams that a search has found; the store is asked for the others."""
         try:
-            return await asyncio.to_thread(lambda: known(self._keywords.kept(user_id, ids), user_id, model))
+            return await asyncio.to_thread(lambda: engrams_of(self._keywords.data(user_id, ids), user_id))
         except KeywordIndexDamaged as exc:
             log.error("keywords.damaged", reason=str(exc))
             self._context.background.create_task(self._repair(user_id))

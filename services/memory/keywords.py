@@ -49,7 +49,7 @@ PRAGMA user_version = {VERSION};
 _COUNT = "SELECT count(*), max(n) FROM (SELECT rowid AS n FROM words WHERE words MATCH ? ORDER BY n LIMIT ?)"
 # Newer engrams come first among those that fit as well.
 _BEST = """
-SELECT engram.id, engram.turn, engram.before FROM (
+SELECT engram.id, engram.turn, engram.before, engram.vector, engram.model FROM (
     SELECT rowid AS n, bm25(words, 1.0, ?) AS score FROM words
     WHERE words MATCH ? AND rowid >= ? ORDER BY score, n DESC LIMIT ?
 ) JOIN engram USING (n) ORDER BY score, n DESC
@@ -68,8 +68,8 @@ class KeywordIndexDamaged(Local2Error):
 class Entry:
     """What is indexed of one engram: its own text, and the text of the turn before it in the same session.
 
-    data, vector (of this model): what is wanted of an engram once it is found; see `KeywordIndex.kept`. Without a
-    vector the one that is there stays, as long as the texts are the same.
+    data: what is wanted of an engram once it is found; see `KeywordIndex.data`. vector (of this model): comes back with
+    each hit; without one the vector that is there stays, as long as the texts are the same.
     """
 
     id: str
@@ -81,21 +81,17 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What was added with an engram; `vector` is None when none came with it."""
-
-    data: str
-    vector: bytes | None
-    model: str
-
-
-@dataclass(frozen=True, slots=True)
 class KeywordHit:
-    """`rank` counts from 1. `score` (0…1) is the share of the query's words, by their rarity, that the engram has."""
+    """`rank` counts from 1. `score` (0…1) is the share of the query's words, by their rarity, that the engram has.
+
+    `vector` and `model` are what was added with it.
+    """
 
     id: str
     rank: int
     score: float
+    vector: bytes | None = None
+    model: str = ""
 
 
 _Row = tuple[str, str, str, str, bytes | None, str]
@@ -162,14 +158,13 @@ class KeywordIndex:
         with self._using(user_id) as db:
             return _search(db, words, limit)
 
-    def kept(self, user_id: str, ids: Sequence[str]) -> dict[str, Kept]:
-        """What is kept of those of the engrams that are there; far quicker than asking the store."""
+    def data(self, user_id: str, ids: Sequence[str]) -> dict[str, str]:
+        """The `data` of those of the engrams that are there; far quicker than asking the store."""
         if not ids or not self._path(user_id).exists():
             return {}
         places = ", ".join("?" * len(ids))
         with self._using(user_id) as db:
-            found = db.execute(f"SELECT id, data, vector, model FROM engram WHERE id IN ({places})", list(ids))
-            return {id_: Kept(data, vector, model) for id_, data, vector, model in found}
+            return dict(db.execute(f"SELECT id, data FROM engram WHERE id IN ({places})", list(ids)))
 
     def count(self, user_id: str) -> int:
         if not self._path(user_id).exists():
@@ -359,8 +354,8 @@ def _search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> list[Ke
         expression, first = " OR ".join(map(_quoted, _rarest(there, counts))), 0
     found = db.execute(_BEST, (BEFORE_WEIGHT, expression, first, limit)).fetchall()
     return [
-        KeywordHit(id_, rank, _share(rarity, turn, before) / whole)
-        for rank, (id_, turn, before) in enumerate(found, start=1)
+        KeywordHit(id_, rank, _share(rarity, turn, before) / whole, vector, model)
+        for rank, (id_, turn, before, vector, model) in enumerate(found, start=1)
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from services.memory.embedding import Embedder
 from services.memory.engram import Engram
-from services.memory.index import Index, Known
+from services.memory.index import Index, similarities
 from services.memory.ranking import Candidate, Hit, min_score_for, promising, rank
 from services.memory.settings import MemorySettings
 from services.memory.store import Near, Store, StoreUnavailable
@@ -55,6 +55,8 @@ class Recall:
         near, vector, degraded = dense
         similarity = {one.id: one.similarity for one in near}
         by_word = {hit.id: hit for hit in words}
+        if vector is not None:
+            similarity = similarities(words, vector, self._embedder.model) | similarity
         candidates = {
             one: Candidate(
                 one,
@@ -91,21 +93,19 @@ class Recall:
         self, user_id: str, part: Sequence[Candidate], vector: list[float] | None, now: int
     ) -> list[tuple[Candidate, Engram]]:
         """The candidates with everything that the store knows of them; what has gone meanwhile is left out."""
-        model = self._embedder.model
-        known = await self._index.read(user_id, [one.id for one in part], model)
-        if missing := [one.id for one in part if one.id not in known]:
-            found = await self._store.get(user_id, missing)
-            known |= {one: Known(engram, None) for one, engram in found.items()}
-        places = {one: found.place for one, found in known.items()}
+        engrams = await self._index.read(user_id, [one.id for one in part])
+        if missing := [one.id for one in part if one.id not in engrams]:
+            engrams |= await self._store.get(user_id, missing)
+        places: dict[str, Any] = {}
         # found by words alone, and the index has no vector: after it was made anew from the store
-        if unplaced := [one.id for one in part if one.similarity is None and places.get(one.id) is None]:
-            places |= await self._store.vectors(user_id, model, unplaced)
+        if vector is not None and (unplaced := [one.id for one in part if one.similarity is None]):
+            places = await self._store.vectors(user_id, self._embedder.model, unplaced)
         read = []
         for one in part:
-            if one.id not in known:
+            if one.id not in engrams:
                 continue
-            engram, similarity = known[one.id].engram, one.similarity
-            if similarity is None and vector is not None and places[one.id] is not None:
+            engram, similarity = engrams[one.id], one.similarity
+            if similarity is None and places.get(one.id) is not None:
                 similarity = float(places[one.id].dot(vector))
             question, text = engram.said()
             judged = replace(

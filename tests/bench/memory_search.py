@@ -21,7 +21,7 @@ from children import Child
 from tables import Target, table
 
 from services.memory.engram import Engram
-from services.memory.index import Known, entry, known
+from services.memory.index import engrams_of, entry
 from services.memory.keywords import KeywordHit, KeywordIndex
 from services.memory.recall import Recall
 from services.memory.settings import MemorySettings
@@ -116,8 +116,8 @@ class Words:
     async def search(self, user_id: str, query: str, limit: int) -> list[KeywordHit]:
         return await asyncio.to_thread(self._keywords.search, user_id, query, limit)
 
-    async def read(self, user_id: str, ids: Sequence[str], model: str) -> dict[str, Known]:
-        return await asyncio.to_thread(lambda: known(self._keywords.kept(user_id, ids), user_id, model))
+    async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
+        return await asyncio.to_thread(lambda: engrams_of(self._keywords.data(user_id, ids), user_id))
 
 
 class Vectors:

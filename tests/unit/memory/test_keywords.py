@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.memory import keywords
-from services.memory.keywords import Entry, Kept, KeywordHit, KeywordIndex, KeywordIndexDamaged
+from services.memory.keywords import Entry, KeywordHit, KeywordIndex, KeywordIndexDamaged
 
 
 @pytest.fixture
@@ -95,24 +95,24 @@ def test_adding_again_replaces(index: KeywordIndex) -> None:
     assert ids(index.search("ann", "tea", 5)) == ["coffee"]
 
 
-def test_what_is_kept_is_given_back_and_replaced_without_the_words(index: KeywordIndex) -> None:
+def test_data_is_given_back_and_replaced_without_the_words(index: KeywordIndex) -> None:
     index.add("ann", [Entry("coffee", COFFEE.text, data="ungraded", vector=b"place", model="m"), LISBON])
     index.add("ann", [Entry("coffee", COFFEE.text, data="graded")])
-    assert index.kept("ann", ["coffee", "lisbon", "unknown"]) == {
-        "coffee": Kept("graded", b"place", "m"),
-        "lisbon": Kept("", None, ""),
-    }
-    assert index.kept("bob", ["coffee"]) == {}
-    assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
+    assert index.data("ann", ["coffee", "lisbon", "unknown"]) == {"coffee": "graded", "lisbon": ""}
+    assert index.data("bob", ["coffee"]) == {}
+    (hit,) = index.search("ann", "coffee", 5)
+    assert (hit.id, hit.vector, hit.model) == ("coffee", b"place", "m")
     assert index.count("ann") == 2
 
 
 def test_a_vector_goes_with_its_text_and_is_replaced_by_another(index: KeywordIndex) -> None:
     index.add("ann", [Entry("coffee", COFFEE.text, vector=b"old", model="m")])
     index.add("ann", [Entry("coffee", COFFEE.text, vector=b"new", model="n")])
-    assert index.kept("ann", ["coffee"])["coffee"] == Kept("", b"new", "n")
+    (hit,) = index.search("ann", "coffee", 5)
+    assert (hit.vector, hit.model) == (b"new", "n")
     index.add("ann", [Entry("coffee", "tea", data="changed")])
-    assert index.kept("ann", ["coffee"])["coffee"] == Kept("changed", None, "")
+    (hit,) = index.search("ann", "tea", 5)
+    assert (hit.vector, hit.model) == (None, "")
 
 
 def test_an_addition_that_fails_leaves_nothing_behind(index: KeywordIndex) -> None:
