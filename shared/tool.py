@@ -17,21 +17,24 @@ from shared.bus.tail import INBOX_LENGTH
 from shared.contracts import (
     PREFIX,
     QUERY_CANCEL,
+    TOOL_ALIASES,
     TOOL_REQUEST,
     TOOL_RESULT,
     TOOL_SCHEMA,
     TOOL_SCHEMA_REQUEST,
+    Outgoing,
     QueryCancel,
     ToolFunction,
     ToolRequest,
     ToolResultMessage,
     ToolSchema,
     ToolSchemaRequest,
+    canonical_tool,
 )
 from shared.envelope import Message, now_ms
 from shared.errors import DecodeError, ToolError
 from shared.logging import get_logger
-from shared.service import Context, Service, Work, bound, receive
+from shared.service import Context, Service, Subscription, Work, bound, receive
 from shared.settings import Settings
 from shared.tool_watch import watched_call
 
@@ -271,6 +274,21 @@ def _argument_error(exc: ValidationError) -> str:
     return f"argument {name}: {first['msg']}"
 
 
+def _older_names(names: Sequence[str]) -> list[Work]:
+    """Whoever asks a tool by a name that it had earlier is answered by the tool itself, under the call's own id."""
+
+    def passing_on(name: str) -> Subscription[ToolRequest]:
+        async def pass_on(message: Message[ToolRequest]) -> list[Outgoing]:
+            tool = canonical_tool(name, message.payload.args)
+            request = message.payload.model_copy(update={"tool": tool})
+            # a repeat is harmless: a call runs once, however often it is asked for
+            return [TOOL_REQUEST.for_tool(tool).of(request, **message.headers())]
+
+        return Subscription(TOOL_REQUEST.for_tool(name), pass_on)
+
+    return [passing_on(old) for old, current in TOOL_ALIASES.items() if current in names]
+
+
 BuildTools = Callable[[S], AbstractAsyncContextManager[Sequence[Tool[Any]]]]
 
 
@@ -338,7 +356,7 @@ async def open_tools(context: Context[S], build: BuildTools[S]) -> AsyncIterator
     context.observe(QUERY_CANCEL, cancel)
     await announce()
     try:
-        yield works
+        yield [*works, *_older_names([tool.name for tool in tools])]
     finally:
         await current.close()
 

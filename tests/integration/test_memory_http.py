@@ -12,6 +12,7 @@ import httpx
 import orjson
 import pytest
 import pytest_asyncio
+import redis
 from support.http_gateway import Site, gateway_settings, generating, serving
 from support.memories import MemoryClient, asking, critique, memory_settings, remembering, response
 from support.services import announced, running
@@ -19,6 +20,7 @@ from support.waiting import eventually
 
 from services.cli.embedded_redis import EmbeddedRedis
 from services.memory.service import app
+from shared.contracts import TOOL_ALIASES
 from shared.testing.model_server import ScriptedModelServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -28,9 +30,10 @@ CAPITAL = ("The capital of Australia is Canberra, not Sydney.", "Right, Canberra
 class House:
     """A gateway, a generator and a memory for all tests of this file; each has users of its own."""
 
-    def __init__(self, site: Site, memory: MemoryClient) -> None:
+    def __init__(self, site: Site, memory: MemoryClient, redis_url: str) -> None:
         self.site = site
         self.memory = memory
+        self.redis_url = redis_url
 
     async def said(self, user: str, *texts: str, session_id: str = "s1") -> list[str]:
         """Has the memory take in one answer a text; their engrams' ids."""
@@ -54,7 +57,7 @@ async def house(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> As
         generating(server_url, folder),
         remembering(server_url, folder) as memory,
     ):
-        yield House(site, memory)
+        yield House(site, memory, server_url)
 
 
 def code(answer: httpx.Response) -> tuple[int, str]:
@@ -224,6 +227,46 @@ async def test_a_tool_may_be_called_by_its_older_name(house: House) -> None:
         for args, result in (({"topic": "user.pet"}, "[Memory: user.pet]\nA cat."), ({"query": "pet cat"}, "A cat.")):
             recalled = await old.post("/tools/recall_memory/call", json={"args": args})
             assert result in recalled.json()["result"]
+
+
+async def test_older_names_are_answered_on_the_bus_too(house: House) -> None:
+    with redis.Redis.from_url(house.redis_url) as raw:
+        raw.xadd("local2:inbox:another-program", {"type": "started"})
+        asked = (
+            ("memory_save", {"key": "user.pet", "value": "A cat."}, "Memory saved: user.pet"),
+            ("recall_memory", {"topic": "user.pet"}, "[Memory: user.pet]\nA cat."),
+            ("search_memories", {"query": "user pet cat"}, "A cat."),
+            ("memory_recall", {"query": "user pet cat"}, "A cat."),
+        )
+        for name, args, told in asked:
+            call_id = f"mine:{name}"
+            request = {"query_id": "1-1", "call_id": call_id, "tool": name, "args": args, "user_id": "pia",
+                       "reply_to": "local2:inbox:another-program"}  # fmt: skip
+            fields = {"payload": orjson.dumps(request)}
+            # twice: it is one call
+            for _ in range(2):
+                raw.xadd(f"local2:tool.request.{name}", fields)
+            answer = await answered(raw, call_id)
+            assert told in answer["result"], name
+            assert answer["error"] is None
+    async with await house.site.key("pia") as pia:
+        assert len((await pia.get("/memory/topics")).json()["topics"]) == 1
+    listed = (await house.site.http.get("/bus/streams")).json()["streams"]
+    shown = [stream["subject"] for stream in listed]
+    assert "tool.request.search_memory" in shown
+    assert not [subject for subject in shown if subject.rpartition(".")[2] in TOOL_ALIASES]
+    offered = {tool["function"]["name"] for tool in (await house.site.http.get("/tools")).json()["tools"]}
+    assert offered == {"search_memory", "save_memory", "save_topic", "recall_topic"}
+
+
+async def answered(raw: redis.Redis, call_id: str) -> dict[str, Any]:
+    def found() -> list[bytes]:
+        inbox = raw.xrange("local2:inbox:another-program")
+        return [fields[b"payload"] for _, fields in inbox if fields.get(b"call_id") == call_id.encode()]
+
+    await eventually(lambda: bool(found()), 10, f"{call_id} is answered")
+    answer: dict[str, Any] = orjson.loads(found()[0])
+    return answer
 
 
 async def test_without_a_memory_its_routes_say_so_and_the_stack_is_ready(tmp_path: Path) -> None:
