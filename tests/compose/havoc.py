@@ -33,14 +33,16 @@ def crash(victim: Container) -> str:
 async def kill_at_random(stack: Stack, seconds: float, *, every: float = EVERY) -> Counter[str]:
     """Kills one container after the other for so long; what was killed, by service."""
     killed: Counter[str] = Counter()
+    turn: list[str] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         began = time.monotonic()
         running = [c for c in await asyncio.to_thread(stack.containers, *stack.participants) if c.running]
         if running:
-            # every service gets its turn, whatever its number of replicas
-            service = random.choice(sorted({c.service for c in running}))
-            victim = random.choice([c for c in running if c.service == service])
+            # every service gets its turn, in a new order each time, whatever its number of replicas
+            turn = turn or random.sample(stack.participants, len(stack.participants))
+            service = turn.pop()
+            victim = random.choice([c for c in running if c.service == service] or running)
             how = crash(victim)
             if how == "docker kill":
                 # it may have died meanwhile, and be on its way back

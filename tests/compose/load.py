@@ -22,6 +22,8 @@ SESSIONS_AT_ONCE = 10
 PER_SESSION = 3
 # A query that has not ended this long after it was accepted is stuck.
 PATIENCE = 120.0
+# How many of the queries are sent twice.
+TWICE = 0.2
 KINDS = ("both", "search", "fetch")
 _numbers = itertools.count(1)
 
@@ -139,14 +141,20 @@ class Load:
             began = time.monotonic()
             for query_id in ids:
                 if query_id is not None:
-                    await self._ended(query_id)
+                    await self._ended(query_id, began + PATIENCE)
             self.outcome.slowest = max(self.outcome.slowest, time.monotonic() - began)
 
     async def _ask(self, session: str, text: str) -> str | None:
         """The id of the accepted query. The same key with every repeat: it is asked once."""
         headers = {"idempotency-key": uuid.uuid4().hex} if self._with_key else {}
         body = {"query": text, "session_id": session, "deadline_seconds": PATIENCE}
-        answer = await self._client.call("POST", "/query?wait=false", json=body, headers=headers)
+        asking = [self._client.call("POST", "/query?wait=false", json=body, headers=headers)]
+        if random.random() < TWICE:
+            # as a client does whose answer got lost
+            asking.append(self._client.call("POST", "/query?wait=false", json=body, headers=headers))
+        answer, *again = await asyncio.gather(*asking)
+        if any(other.is_success and other.json()["query_id"] != answer.json().get("query_id") for other in again):
+            self.outcome.refused.append(f"two queries for one key: {answer.text[:100]}")
         if not answer.is_success:
             self.outcome.refused.append(f"{answer.status_code} {answer.text[:200]}")
             return None
@@ -154,11 +162,13 @@ class Load:
         self.outcome.queries.append({"id": query_id, "session": session, "text": text})
         return query_id
 
-    async def _ended(self, query_id: str) -> None:
-        until = time.monotonic() + PATIENCE
+    async def _ended(self, query_id: str, until: float) -> None:
         while time.monotonic() < until:
             answer = await self._client.call("GET", f"/queries/{query_id}")
             if answer.is_success and answer.json()["state"] in ("completed", "failed", "cancelled"):
+                return
+            if answer.status_code == 404:
+                # lost; the audit counts it
                 return
             await asyncio.sleep(0.4)
         # the audit says what became of it

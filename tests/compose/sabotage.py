@@ -35,7 +35,7 @@ SABOTAGE: dict[str, dict[str, Any]] = {
                 "networks": ["egress"],
                 "user": "0",
                 "read_only": False,
-                "cap_add": ["NET_RAW"],
+                "cap_add": ["DAC_OVERRIDE"],
                 "security_opt": [],
             }
         }
