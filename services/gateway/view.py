@@ -51,6 +51,9 @@ def result(record: QueryRecord, entries: Sequence[JournalEntry]) -> dict[str, An
             shown["critique"] = entry.value()
         elif entry.type is EntryType.PAIRWISE:
             shown["pairwise"] = entry.value()
+        elif entry.type is EntryType.REWARD:
+            # the last vote counts
+            shown["reward"] = entry.value()
     log = [{"subject": subject, "t": _seconds(record, at)} for subject, at in _subjects(record, entries)]
     shown["events"] = [event["subject"] for event in log]
     shown["event_log"] = log

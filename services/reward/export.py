@@ -101,6 +101,8 @@ def dpo_rows(pairs: Iterable[Mapping[str, Any]], consents: Mapping[str, bool], f
                 "source": "judge and person" if borne_out else "judge",
                 "graded": margin is not None,
                 "margin": margin or 0.0,
+                # each respondent goes on from its own answers: in a longer conversation the two had different ones
+                "same_prompt": a["messages"] == b["messages"],
                 "chosen_config": chosen["config"],
                 "rejected_config": rejected["config"],
                 "chosen_id": chosen["response_id"],

@@ -41,6 +41,9 @@ _RESULT: dict[str, Any] = {
     "model": "gemma4:e4b",
     "finish_reason": "stop",
     "notices": [],
+    "critique": {"score": 5, "feedback": "Right, and to the point.", "rubric": "realistic"},
+    "pairwise": {"winner": "A", "reason": "A is shorter.", "score_a": 5, "score_b": 4},
+    "reward": {"reward": 1.0, "sentiment": "positive", "stars": 5, "comment": None},
     "events": ["query.received", "agent.transition", "response.generation", "answer.dialog"],
     "event_log": [{"subject": "query.received", "t": 0.0}, {"subject": "agent.transition", "t": 0.004}],
 }

@@ -1,0 +1,300 @@
+"""Judging as clients see it: grades, verdicts and votes in the result and the stream, the ranking, the exports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import Result
+from support.http_gateway import Site, client, events, gateway_settings, serving
+from support.services import announced, running
+from support.stack import Stage, respondent, stage
+from support.waiting import eventually
+from typer.testing import CliRunner
+
+from services.cli.app import app as cli
+from services.critic.service import app as critic
+from services.critic.settings import CriticSettings
+from services.gateway.errors import ApiError
+from services.gateway.routes import preferences
+from services.generator.settings import GeneratorSettings
+from services.reward.service import app as reward
+from services.reward.settings import RewardSettings
+from shared.contracts import PAIRWISE_RESULT, RESPONSE_GENERATION, USER_FEEDBACK
+
+# The judge prefers the answer of the warmer respondent, and grades it higher.
+RULES: list[dict[str, Any]] = [
+    {"when": {"user": "(?s)###Response A:\\s*Well"}, "respond": {"text": "Warm. [RESULT] A"}},
+    {"when": {"user": "(?s)###Response B:\\s*Well"}, "respond": {"text": "Warm. [RESULT] B"}},
+    {"when": {"user": "(?s)###Response to evaluate:\\s*Well"}, "respond": {"text": "Warm and right. [RESULT] 5"}},
+    {"when": {"user": "###Score Rubrics"}, "respond": {"text": "Right. [RESULT] 3"}},
+]
+
+
+@dataclass
+class House:
+    site: Site
+    on: Stage
+    ann: httpx.AsyncClient
+    bob: httpx.AsyncClient
+
+    async def ask(self, query: str, session: str | None = None) -> dict[str, Any]:
+        body = {"query": query, **({"session_id": session} if session else {})}
+        answer = await self.ann.post("/query", json=body)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    async def judged(self, query_id: str, *wanted: str) -> dict[str, Any]:
+        """The query's result, as soon as it has all of these."""
+
+        async def look() -> dict[str, Any] | None:
+            shown: dict[str, Any] = (await self.ann.get(f"/queries/{query_id}")).json()
+            return shown if all(name in shown for name in wanted) else None
+
+        found: dict[str, Any] = await eventually(look, 20, f"{wanted} of {query_id}")
+        return found
+
+    async def rows(self, kind: str, **params: Any) -> list[dict[str, Any]]:
+        answer = await self.site.http.get("/preferences/export", params={"format": kind, **params})
+        assert answer.status_code == 200, answer.text
+        return [json.loads(line) for line in answer.text.splitlines()]
+
+    async def settled(self) -> None:
+        async def done() -> bool:
+            reads = [(RESPONSE_GENERATION, "critic"), (RESPONSE_GENERATION, "reward"), (PAIRWISE_RESULT, "reward"),
+                     (USER_FEEDBACK, "reward")]  # fmt: skip
+            return not any([await self.on.bus.backlog(subject.stream, group) for subject, group in reads])
+
+        await eventually(done, 20, "everything is judged")
+
+
+@pytest.fixture
+async def house(redis_url: str, tmp_path: Path) -> AsyncIterator[House]:
+    """A gateway, both respondents, critic and reward, at a scripted model; B answers at another temperature."""
+    common: dict[str, Any] = {"redis_url": redis_url, "heartbeat": 0.5, "drain": 0.5, "data_dir": tmp_path}
+    answers = [
+        {"when": {"model": "shadow"}, "respond": {"text": "Well: <<query>>"}},
+        {"respond": {"text": "Plain: <<query>>"}},
+    ]
+    async with stage(redis_url, [*RULES, *answers], heartbeat=0.5) as on, contextlib.AsyncExitStack() as stack:
+        b = GeneratorSettings(
+            **on.settings.model_dump() | {"respondent_id": "B", "model": "shadow", "temperature": 0.5}
+        )
+        ollama = {"ollama_host": on.server.url}
+        await stack.enter_async_context(running(respondent(b), b))
+        await stack.enter_async_context(running(critic, CriticSettings(**common, **ollama)))
+        await stack.enter_async_context(running(reward, RewardSettings(**common, samples=50)))
+        for name in ("respondent-b", "critic", "reward"):
+            await announced(redis_url, name)
+        site = await stack.enter_async_context(serving(gateway_settings(redis_url, tmp_path, heartbeat=0.5)))
+        ann = await stack.enter_async_context(await site.key("ann"))
+        bob = await stack.enter_async_context(await site.key("bob"))
+        yield House(site, on, ann, bob)
+
+
+async def test_grade_verdict_and_vote_are_in_the_result(house: House) -> None:
+    asked = await house.ask("Is it so?")
+    shown = await house.judged(asked["query_id"], "critique", "pairwise")
+    assert shown["critique"] == {"score": 3, "feedback": "Right.", "rubric": "realistic"}
+    assert (shown["pairwise"]["winner"], shown["pairwise"]["score_a"], shown["pairwise"]["score_b"]) == ("B", 3, 5)
+    # the shadow's words are not in it
+    assert "Well" not in json.dumps(shown)
+    assert "reward" not in shown
+    for stars in (5, 2):
+        assert (await house.ann.post("/feedback", json={"query_id": asked["query_id"], "stars": stars})).is_success
+    await house.settled()
+    shown = await house.judged(asked["query_id"], "reward")
+    assert shown["reward"] == {"reward": -0.5, "sentiment": "negative", "stars": 2, "comment": None}
+    assert {"critique.result", "pairwise.result", "reward.event"} <= set(shown["events"])
+
+
+async def test_a_stream_that_is_followed_ends_with_the_critique(house: House) -> None:
+    body = {"query": "Is it so?"}
+    async with house.ann.stream(
+        "POST", "/query?follow=true", json=body, headers={"Accept": "text/event-stream"}
+    ) as answer:
+        kinds = events((await answer.aread()).decode())
+    assert kinds[-1][1] == "critique"
+    assert json.loads(kinds[-1][2])["score"] == 3
+    assert [kind for _, kind, _ in kinds].count("completed") == 1
+
+
+async def test_nobody_rates_anothers_query_or_the_shadow(house: House) -> None:
+    asked = await house.ask("Is it so?")
+    vote = {"query_id": asked["query_id"], "sentiment": "positive"}
+    assert (await house.bob.post("/feedback", json=vote)).status_code == 404
+    assert (await house.bob.get(f"/queries/{asked['query_id']}")).status_code == 404
+    assert (await house.ann.post("/feedback", json={**vote, "respondent_id": "B"})).status_code == 422
+    assert (await house.ann.post("/feedback", json=vote)).status_code == 202
+    await house.settled()
+    shadow = (await house.ann.get(f"/queries/{asked['query_id']}", params={"respondent": "B"})).json()
+    assert "reward" not in shadow
+
+
+async def test_respondents_show_what_they_heard_of_their_answers(house: House) -> None:
+    asked = await house.ask("Is it so?")
+    await house.ann.post("/feedback", json={"query_id": asked["query_id"], "stars": 4})
+
+    async def told() -> list[Any]:
+        found = (await house.site.http.get("/participants")).json()["participants"]
+        (generator,) = [one for one in found if one["name"] == "generator"]
+        return [row for replica in generator["replicas"] for row in replica.get("facts", {}).get("rewards", [])]
+
+    (row,) = await eventually(told, 15, "the generator shows its reward")
+    assert (row["count"], row["mean"], row["intent"]) == (1, 0.5, "question")
+    assert row["config"]["model"] == house.on.settings.model
+
+
+async def judge_many(house: House) -> list[str]:
+    """Six queries in three sessions, two of them the same; votes on three."""
+    ids = []
+    for number in range(6):
+        asked = await house.ask(
+            "The same?" if number in (2, 4) else f"What is number {number}?", f"session-{number % 3}"
+        )
+        ids.append(asked["query_id"])
+    for query_id in ids:
+        await house.judged(query_id, "critique", "pairwise")
+    for query_id, stars in zip(ids, (5, 1, 4), strict=False):
+        await house.ann.post("/feedback", json={"query_id": query_id, "stars": stars})
+    await house.settled()
+    return ids
+
+
+def shape(value: Any) -> Any:
+    """The types of a JSON value, for comparing rows; null has a type of its own, which no column may have."""
+    if isinstance(value, dict):
+        return {name: shape(item) for name, item in value.items()}
+    if isinstance(value, list):
+        shapes = [shape(item) for item in value]
+        assert all(one == shapes[0] for one in shapes)
+        return [shapes[0]] if shapes else []
+    if isinstance(value, float):
+        assert math.isfinite(value)
+    return type(value).__name__
+
+
+COLUMNS = {
+    "dpo": ["prompt", "chosen", "rejected", "split", "provenance"],
+    "kto": ["prompt", "completion", "label", "split", "provenance"],
+    "critiques": ["prompt", "completion", "score", "split", "provenance"],
+}
+MESSAGES = [{"role": "str", "content": "str"}]
+
+
+async def test_every_row_of_a_file_has_the_columns_and_types_that_trainers_document(house: House) -> None:
+    await judge_many(house)
+    for kind, columns in COLUMNS.items():
+        rows = await house.rows(kind, test_share=0.5)
+        assert len(rows) >= 3, kind
+        shapes = [shape(row) for row in rows]
+        assert all(one == shapes[0] for one in shapes), kind
+        assert "NoneType" not in json.dumps(shapes[0]), kind
+        assert list(rows[0]) == columns
+        for name in {"prompt", "chosen", "rejected", "completion"} & set(columns):
+            assert shapes[0][name] == MESSAGES
+        for row in rows:
+            assert row["prompt"][-1]["role"] == ("assistant" if kind == "critiques" else "user")
+            assert all(message["role"] in ("system", "user", "assistant") for message in row["prompt"])
+    assert shape(await house.rows("kto"))[0]["label"] == "bool"
+
+
+async def test_duplicates_come_once_a_session_is_in_one_part_and_filters_filter(house: House) -> None:
+    ids = await judge_many(house)
+    dpo = await house.rows("dpo", test_share=0.5)
+    # number 2 and 4 are the same words, though in two conversations
+    prompts = [json.dumps(row["prompt"]) for row in dpo]
+    assert len(prompts) == len(set(prompts))
+    parts: dict[str, set[str]] = {}
+    for row in dpo:
+        parts.setdefault(row["provenance"]["session_id"], set()).add(row["split"])
+    assert all(len(names) == 1 for names in parts.values())
+    assert {row["split"] for row in await house.rows("dpo", test_share=1)} == {"test"}
+    assert {row["split"] for row in await house.rows("dpo")} == {"train"}
+    # a vote for A against the judge takes the pair out; one against A bears the verdict out
+    assert [row["provenance"]["query_id"] for row in await house.rows("dpo", human_only=True)] == [ids[1]]
+    assert len(await house.rows("dpo", min_margin=2)) == len(dpo)
+    assert await house.rows("dpo", min_margin=3) == []
+    assert await house.rows("dpo", consented=True) == []
+    assert (await house.ann.put("/preferences/consent", json={"consent": True})).is_success
+    assert len(await house.rows("dpo", consented=True)) == len(dpo)
+    assert await house.rows("kto", until=1) == []
+
+
+async def test_exports_are_for_administrators_and_the_ranking_for_everybody(house: House) -> None:
+    refused = await house.ann.get("/preferences/export", params={"format": "dpo"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+    wrong = await house.site.http.get("/preferences/export", params={"format": "parquet"})
+    assert wrong.status_code == 422
+    board = await house.ann.get("/preferences/leaderboard")
+    assert (board.status_code, board.json()["judge"]["rows"]) == (200, [])
+    assert (await house.bob.get("/preferences/consent")).json() == {"user_id": "bob", "consent": None}
+
+
+# ── the command line ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def files(folder: Path, names: str) -> list[Path]:
+    return list(folder.glob(names))
+
+
+async def local2(monkeypatch: pytest.MonkeyPatch, site: Site, *args: str, key: str | None = None) -> Result:
+    from support.http_gateway import ADMIN_KEY
+
+    monkeypatch.setenv("LOCAL2_API_URL", site.url)
+    monkeypatch.setenv("LOCAL2_API_KEY", key or ADMIN_KEY)
+    monkeypatch.setenv("COLUMNS", "160")
+    return await asyncio.to_thread(lambda: CliRunner().invoke(cli, list(args)))
+
+
+async def test_the_command_line_shows_the_ranking_and_writes_the_files(
+    house: House, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    empty = await local2(monkeypatch, house.site, "leaderboard")
+    assert (empty.exit_code, "nothing to rank yet" in empty.output) == (0, True)
+    nothing = await local2(monkeypatch, house.site, "leaderboard", "--intent", "code")
+    assert (nothing.exit_code, "none yet" in nothing.output) == (1, True)
+    await judge_many(house)
+    table = await local2(monkeypatch, house.site, "leaderboard")
+    assert table.exit_code == 0
+    assert "shadow · temperature=0.5" in table.output
+    assert "█" in table.output
+    assert "the two orders disagree in 0% of 6 comparisons" in table.output
+    one = await local2(monkeypatch, house.site, "leaderboard", "--intent", "question")
+    assert (one.exit_code, "By people" in one.output) == (0, True)
+    board = json.loads((await local2(monkeypatch, house.site, "leaderboard", "--json")).output)
+    assert [row["config"]["model"] for row in board["judge"]["rows"]] == ["shadow", house.on.settings.model]
+    for kind in COLUMNS:
+        path = tmp_path / f"{kind}.jsonl"
+        written = await local2(monkeypatch, house.site, "export", kind, "--out", str(path))
+        assert written.exit_code == 0, written.output
+        assert [json.loads(line) for line in path.read_text().splitlines()] == await house.rows(kind)
+    key = house.ann.headers["authorization"].removeprefix("Bearer ")
+    refused = await local2(monkeypatch, house.site, "export", "dpo", "--out", str(tmp_path / "no"), key=key)
+    assert (refused.exit_code, files(tmp_path, "no*")) == (1, [])
+
+
+async def test_an_export_that_breaks_off_leaves_no_file(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def breaks(_gateway: Any, _participant: str, _user: str, **asked: Any) -> dict[str, Any]:
+        if asked.get("cursor"):
+            raise ApiError(503, "reward_unavailable", "reward is not available")
+        return {"rows": [{"digest": str(n), "row": {"prompt": "x" * 1_000}} for n in range(200)], "cursor": "1"}
+
+    monkeypatch.setattr(preferences, "operate", breaks)
+    async with serving(gateway_settings(redis_url, tmp_path)) as site:
+        done = await local2(monkeypatch, site, "export", "kto", "--out", str(tmp_path / "kto.jsonl"))
+        async with client(site.url, None) as http:
+            assert (await http.get("/health")).status_code == 200
+    assert done.exit_code == 1
+    assert files(tmp_path, "kto*") == []
