@@ -14,7 +14,8 @@ from shared.logging import get_logger
 log = get_logger()
 
 START = "0-0"
-INBOX_LENGTH = 10_000
+# More than a replica ever has calls under way: what it has read is of no use to anybody.
+INBOX_LENGTH = 1_000
 _PAUSE = 2.0
 _PAGE = 500
 # A follower that is this far behind is dropped from the live feed and catches up by itself, so that a slow client
