@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -25,6 +26,8 @@ from support.memory_replica import replica
 from support.services import announced, running
 from support.waiting import eventually
 
+from services.memory.index import Index
+from services.memory.portable import exported
 from services.memory.service import app
 from services.memory.store import StoreLocked
 from shared.envelope import now_ms
@@ -203,20 +206,20 @@ async def test_two_replicas_share_a_server_and_one_may_die(redis_url: str, tmp_p
             replica(redis_url, tmp_path / "2", server.url, chroma_url=chroma),
         ):
             await announced(redis_url, "memory", 2, timeout=40)
-            said = [response(f"Question number {n}?", f"Answer {n}.") for n in range(40)]
+            said = [response(f"Question number {n}?", f"Answer {n}.") for n in range(20)]
             for number, each in enumerate(said):
                 await client.publish(critique(each, 1 + number % 5), each, reward(each, 1), verdict(each.query_id, "A"))
-                if number == 20:
+                if number == 10:
                     one.kill()
             await client.idle(60)
 
             async def followed() -> bool:
-                return len(await client.engrams()) == 40
+                return len(await client.engrams()) == 20
 
             await eventually(followed, 20, "the survivor knows all")
             engrams = await client.engrams()
             found = [(e["score"], e["reward"], e["winner"]) for e in (engrams[s.response_id] for s in said)]
-            assert found == [(1 + number % 5, 1.0, "A") for number in range(40)]
+            assert found == [(1 + number % 5, 1.0, "A") for number in range(20)]
             with replica(redis_url, tmp_path / "3", server.url, chroma_url=chroma):
                 await announced(redis_url, "memory", 2, timeout=40)
                 gone = said[0].response_id
@@ -227,3 +230,41 @@ async def test_two_replicas_share_a_server_and_one_may_die(redis_url: str, tmp_p
                     return all(gone not in [hit["id"] for hit in answer["hits"]] for answer in answers)
 
                 await eventually(nobody_has_it, 10, "both replicas have forgotten it")
+
+
+@pytest.mark.slow
+async def test_what_two_replicas_annotate_at_once_is_the_same_in_both_and_in_the_store(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    indexes: list[Index] = []
+
+    class Watched(Index):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            indexes.append(self)
+
+    monkeypatch.setattr("services.memory.service.Index", Watched)
+    async with chroma_server(tmp_path / "server") as chroma, ScriptedModelServer() as server:
+        one, two = (memory_settings(redis_url, tmp_path / name, server.url, chroma_url=chroma) for name in "12")
+        async with running(app, one), running(app, two), asking(redis_url, tmp_path, server) as client:
+            await announced(redis_url, "memory", 2, timeout=30)
+            said = [response(f"Question number {n}?", "Yes.") for n in range(2)]
+            await client.publish(*said)
+            for number in (3, 5, 1, 0, 4, 2):
+                for each in said:
+                    vote = reward(each, number / 5, f"170000000000{number}-0")
+                    await client.publish(critique(each, 1 + number % 5), vote, verdict(each.query_id, "A"))
+            await client.idle(40)
+            ids = [each.response_id for each in said]
+
+            async def agreed() -> bool:
+                stored = {line["metadata"]["id"]: line for line in await client.exported()}
+                known = [await index.read("ann", ids) for index in indexes]
+                return all({one: exported(engram) for one, engram in found.items()} == stored for found in known)
+
+            await eventually(agreed, 15, "both replicas know what the store holds")
+            assert len(indexes) == 2
+            engrams = await client.engrams()
+            assert {(e["winner"], e["reward"]) for e in engrams.values()} == {("A", 1.0)}
+            assert all(e["score"] in range(1, 6) for e in engrams.values())
+            assert set(engrams) == set(ids)
