@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -85,6 +86,30 @@ class Meter:
         self._queries = Histogram("local2_query_seconds", "Seconds from accepting a query to its end", ["outcome"],
                                   buckets=_LONG, registry=registry)  # fmt: skip
 
+        if participant in ("critic", "reward"):
+            self._declare_judging(registry)
+
+    def _declare_judging(self, registry: CollectorRegistry) -> None:
+        """What only judges and those who count votes have. Every value is there from the start: a rate needs a zero."""
+        self._grades = Counter("local2_grades", "Answers graded, by score; none: no score could be had", ["score"],
+                               registry=registry)  # fmt: skip
+        self._unread = Counter("local2_judgements_unread", "Things the judge said that could not be read, by what was "
+                               "asked of it", ["asked"], registry=registry)  # fmt: skip
+        self._verdicts = Counter("local2_verdicts", "Comparisons, by winner; none: no verdict could be had", ["winner"],
+                                 registry=registry)  # fmt: skip
+        self._split = Counter("local2_verdicts_split", "Comparisons whose two orders named different answers",
+                              registry=registry)  # fmt: skip
+        self._waiting = Gauge("local2_pairs_waiting", "Answers that wait for their counterpart", registry=registry)
+        self._votes = Counter("local2_votes", "Votes of users, by sentiment", ["sentiment"], registry=registry)
+        for counter, values in (
+            (self._grades, ("1", "2", "3", "4", "5", "none")),
+            (self._unread, ("grade", "comparison")),
+            (self._verdicts, ("A", "B", "tie", "none")),
+            (self._votes, ("positive", "negative")),
+        ):
+            for value in values:
+                counter.labels(value)
+
     # ── the bus ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def message(self, stream: str, outcome: Outcome, seconds: float, deliveries: int, waited: float) -> None:
@@ -125,6 +150,25 @@ class Meter:
             self._first_token.labels(name).observe(first)
         self._tokens.labels(name, "input").inc(prompt)
         self._tokens.labels(name, "output").inc(completion)
+
+    # ── judging: critic and reward alone ─────────────────────────────────────────────────────────────────────
+
+    def grade(self, score: int | None) -> None:
+        self._grades.labels("none" if score is None else str(score)).inc()
+
+    def unread(self, asked: Literal["grade", "comparison"]) -> None:
+        self._unread.labels(asked).inc()
+
+    def verdict(self, winner: str | None, *, split: bool = False) -> None:
+        self._verdicts.labels(winner or "none").inc()
+        if split:
+            self._split.inc()
+
+    def pairs_waiting(self, number: int) -> None:
+        self._waiting.set(number)
+
+    def vote(self, sentiment: str) -> None:
+        self._votes.labels(sentiment).inc()
 
     # ── queries ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -14,6 +14,7 @@ from services.critic.machine import IDLE, TABLE
 from services.critic.pairs import Half, Pairs
 from services.critic.rubrics import DEFAULT, Rubric, rubric_for
 from services.critic.settings import CriticSettings
+from shared import metrics
 from shared.bus import order
 from shared.contracts import (
     AGENT_TRANSITION,
@@ -144,6 +145,8 @@ class Critic:
             return Grade(**orjson.loads(stored))
         grade = await self._judge.grade(instruction, response.answer, reference_of(response), rubric)
         await self._bus.link.call("SET", key, orjson.dumps(asdict(grade)), "EX", self._context.settings.retention)
+        if (meter := metrics.meter()) is not None:
+            meter.grade(grade.score)
         log.info("critic.graded", score=grade.score, rubric=grade.rubric, attempts=grade.attempts)
         return grade
 
@@ -201,6 +204,8 @@ class Critic:
             return Comparison(**orjson.loads(stored))
         reference = a.reference or b.reference
         found = await self._judge.compare(instruction, a.answer, b.answer, reference, self._rubric(response))
+        if (meter := metrics.meter()) is not None:
+            meter.verdict(found.winner if found else None, split=bool(found and found.forward != found.swapped))
         if found is not None:
             kept = orjson.dumps(asdict(found))
             await self._bus.link.call("SET", key, kept, "EX", self._context.settings.retention)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from services.critic.grading import (
     JudgePrompt,
@@ -21,6 +21,7 @@ from services.critic.grading import (
 )
 from services.critic.rubrics import Rubric
 from services.critic.settings import CriticSettings
+from shared import metrics
 from shared.errors import ModelError
 from shared.llm.courtesy import CourteousChatModel, Yielded
 from shared.llm.port import (
@@ -74,7 +75,7 @@ class Judge:
         """Never raises for the judge's sake: what cannot be judged has no score."""
         prompt = absolute_prompt(instruction, answer, rubric.text, reference)
         try:
-            score, said, attempts = await self._ask(prompt, parse_score)
+            score, said, attempts = await self._ask(prompt, parse_score, "grade")
         except ModelError as exc:
             log.warning("critic.judge_failed", reason=str(exc))
             return Grade(None, f"not graded: {exc}", rubric.name, 0)
@@ -91,7 +92,7 @@ class Judge:
         for first, second in ((a, b), (b, a)):
             prompt = relative_prompt(instruction, first, second, rubric.question, reference)
             try:
-                verdict, said, attempts = await self._ask(prompt, parse_winner)
+                verdict, said, attempts = await self._ask(prompt, parse_winner, "comparison")
             except ModelError as exc:
                 log.warning("critic.judge_failed", reason=str(exc))
                 return None
@@ -106,7 +107,9 @@ class Judge:
         reason = f"The two orders disagree. A first: {why} B first: {why_swapped}" if split else why
         return Comparison(winner, reason, forward, swapped)
 
-    async def _ask(self, prompt: JudgePrompt, read: Callable[[str], R | None]) -> tuple[R | None, str, int]:
+    async def _ask(
+        self, prompt: JudgePrompt, read: Callable[[str], R | None], asked: Literal["grade", "comparison"]
+    ) -> tuple[R | None, str, int]:
         """What was read, what was said last, and how many attempts it took. Raises ModelError."""
         settings, said = self._settings(), ""
         loop = asyncio.get_running_loop()
@@ -134,6 +137,8 @@ class Judge:
             if found is not None:
                 return found, said, attempt
             self.unread += 1
+            if (meter := metrics.meter()) is not None:
+                meter.unread(asked)
         return None, said, attempt
 
     async def _say(self, prompt: JudgePrompt, settings: CriticSettings, attempt: int, *, yields: bool) -> str:

@@ -10,6 +10,7 @@ from services.critic.critic import Critic
 from services.critic.judge import Judge
 from services.critic.rubrics import check_choice, load_rubrics
 from services.critic.settings import CriticSettings
+from shared import metrics
 from shared.bus import ReplyError
 from shared.contracts import RESPONSE_GENERATION
 from shared.errors import TransientError
@@ -53,7 +54,9 @@ async def _look(context: Context[CriticSettings], model: CourteousChatModel, cri
         yielded=model.yielded,
     )
     with contextlib.suppress(TransientError, ReplyError):
-        context.facts["pairs_waiting"] = await critic.pairs.waiting()
+        waiting = context.facts["pairs_waiting"] = await critic.pairs.waiting()
+        if (meter := metrics.meter()) is not None:
+            meter.pairs_waiting(waiting)
 
 
 app = Service("critic", CriticSettings, build)

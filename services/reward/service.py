@@ -14,6 +14,7 @@ import orjson
 from services.reward.manage import NAME, Desk, Manage
 from services.reward.settings import RewardSettings
 from services.reward.store import Store, config_name
+from shared import metrics
 from shared.bus import order
 from shared.contracts import (
     CRITIQUE_RESULT,
@@ -161,6 +162,8 @@ class Rewarding:
         shown = {"reward": reward, "sentiment": f.sentiment, "stars": f.stars, "comment": f.comment}
         key = journal_key(f.query_id, f.respondent_id)
         await append_after(self._context.bus, key, EntryType.REWARD, shown, once=f"reward:{message.entry_id}")
+        if (meter := metrics.meter()) is not None:
+            meter.vote(f.sentiment)
         log.info("reward.voted", reward=reward)
         return ()
 

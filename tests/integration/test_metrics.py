@@ -39,6 +39,8 @@ RULES: Rules = [
         "when": {"tool_results": 0, "user": "^invented"},
         "respond": {"tool_calls": [{"name": "a_tool_that_nobody_has", "args": {}}]},
     },
+    {"times": 1, "when": {"user": "###Score Rubrics"}, "respond": {"text": "It is hard to say."}},
+    {"when": {"user": "###Score Rubrics"}, "respond": {"text": "Right. [RESULT] 4"}},
     {"respond": {"thinking": "Hm.", "text": "An answer."}},
 ]
 
@@ -84,12 +86,17 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpStack]:
         running = HttpStack(redis, model, people, 1)
         people.start("probe")
         people.start("judge")
+        # it does not yield: a judgement that is broken off would use up the rule that it is to read
+        people.start("critic", critic_yield_above=100)
+        people.start("reward")
         running.start(2)
         until(lambda: "probe" in _addresses(running), 20, "the probe is there")
         with running.web() as web:
             until(lambda: "probe" in web.get("/tools").text, 10, "the probe is offered")
             for query in ("hello", "tool one", "tool two", "broken", "invented"):
-                assert web.post("/query", json={"query": query}).status_code == 200
+                answered = web.post("/query", json={"query": query})
+                assert answered.status_code == 200
+            assert web.post("/feedback", json={"query_id": answered.json()["query_id"], "stars": 2}).is_success
             asked = web.post("/query", json={"query": "x", "model": "no-such-model"})
             assert asked.json()["error"]["code"] == "model_missing"
             web.post("/tools/probe/call", json={"args": {"text": "direct"}})
@@ -118,14 +125,22 @@ def scraped(stack: HttpStack) -> Scraped:
     def settled() -> Scraped | None:
         texts = {name: [get(one)[2] for one in found] for name, found in _addresses(stack).items()}
         found = Scraped(texts)
-        return found if found.value("judge", "local2_messages_handled_total") >= 5 else None
+        done = (
+            found.value("judge", "local2_messages_handled_total") >= 5
+            and found.value("critic", "local2_messages_handled_total") >= 5
+            and found.value("reward", "local2_votes_total") >= 1
+            and found.value("critic", "local2_pairs_waiting") >= 1
+        )
+        return found if done else None
 
     result: Scraped = until(settled, 15, "every process has counted")
     return result
 
 
 def test_every_process_shows_itself(scraped: Scraped) -> None:
-    assert scraped.texts.keys() == {"gateway", "generator", "judge", "probe", "web_fetch", "web_search"}
+    assert scraped.texts.keys() == {
+        "critic", "gateway", "generator", "judge", "probe", "reward", "web_fetch", "web_search",
+    }  # fmt: skip
     assert len(scraped.texts["generator"]) == 2
     for name, texts in scraped.texts.items():
         assert scraped.value(name, "local2_info", participant=name) == len(texts)
@@ -192,7 +207,7 @@ def test_promtool_finds_no_fault_in_the_names(scraped: Scraped) -> None:
 def test_labels_hold_no_ids_and_no_words_of_a_user(scraped: Scraped) -> None:
     allowed = {
         "stream", "group", "participant", "outcome", "tool", "model", "direction", "type", "le", "method", "route",
-        "status", "mode", "reason", "version",
+        "status", "mode", "reason", "version", "score", "winner", "asked", "sentiment",
     }  # fmt: skip
     values = set()
     for found in scraped.families.values():
@@ -201,6 +216,16 @@ def test_labels_hold_no_ids_and_no_words_of_a_user(scraped: Scraped) -> None:
                 assert sample.labels.keys() <= allowed, sample
                 values |= {value for key, value in sample.labels.items() if key not in ("le", "version")}
     assert not [value for value in values if re.search(r"\d{10}|[0-9a-f]{16}|tool one|a_tool_that", value)]
+
+
+def test_judging_counts_grades_what_could_not_be_read_and_votes(scraped: Scraped) -> None:
+    # the answers that used no tool: "hello" and "invented"
+    assert scraped.value("critic", "local2_grades_total", score="4") >= 1
+    assert scraped.value("critic", "local2_grades_total", score="none") == 0
+    assert scraped.value("critic", "local2_judgements_unread_total", asked="grade") == 1
+    assert scraped.value("critic", "local2_verdicts_total", winner="tie") == 0
+    assert scraped.value("critic", "local2_pairs_waiting") >= 1
+    assert scraped.value("reward", "local2_votes_total", sentiment="negative") == 1
 
 
 METRIC = re.compile(r"\b((?:local2|process)_[a-z0-9_]+|up|ALERTS)\b")

@@ -100,7 +100,7 @@ def test_the_first_row_says_whether_it_is_healthy() -> None:
     # in the first screen, side by side
     assert {panel["gridPos"]["y"] for panel in stats} == {1}
     rows = [panel["title"] for panel in PANELS if panel["type"] == "row"]
-    assert rows == ["Is it healthy?", "Answers", "Bus", "Models", "Tools", "Processes"]
+    assert rows == ["Is it healthy?", "Answers", "Bus", "Models", "Tools", "Judging", "Processes"]
 
 
 def test_grafana_is_given_the_data_source_that_the_dashboard_asks() -> None:
