@@ -81,11 +81,11 @@ def whole_stack(
 
 def recall(folder: Path, rounds: int, short: bool) -> tuple[list[Target], dict[str, object]]:
     """The memory participant: searching, and taking in."""
-    sizes, questions = ([1_000, 10_000], 60) if short else ([1_000, 10_000, 100_000], 200)
+    sizes, questions = ([1_000, 3_000], 60) if short else ([1_000, 10_000, 100_000], 200)
     lines = memory_search.measure(folder, sizes, questions)
     text, verdicts = memory_search.report(lines)
     print(text, flush=True)
-    queued = 500 if short else 3_000
+    queued = 200 if short else 3_000
     with EmbeddedRedis(folder / "redis-recall", port=0) as server:
         found = memory_ingest.measure(server.url, folder, rounds, 2.0 if short else 5.0, queued)
     text, more = memory_ingest.report(found, queued)
