@@ -64,7 +64,8 @@ class Audit:
         if len(ends) > 1 or published[query_id] > 1:
             self.note("answered twice", f"{query_id}: {len(ends)} ends, published {published[query_id]} times")
         if ends[0].type is not EntryType.COMPLETED:
-            self.note("not completed", f"{query_id} {text!r}: {ends[0].type} {ends[0].data.decode()[:200]}")
+            course = [f"{entry.type} {(entry.time - ends[0].time) / 1000:+.1f} s" for entry in journal[-5:]]
+            self.note("not completed", f"{query_id} {text!r}: {', '.join(course)}; {ends[0].data.decode()[:100]}")
             return
         self.seen["answered"] += 1
         value = ends[0].value()

@@ -48,8 +48,11 @@ async def kill_at_random(stack: Stack, seconds: float, *, every: float = EVERY) 
                 # it may have died meanwhile, and be on its way back
                 with contextlib.suppress(DockerError):
                     await asyncio.to_thread(docker, "kill", "--signal", "KILL", victim.id)
-                with contextlib.suppress(DockerError):
+                try:
                     await asyncio.to_thread(docker, "start", victim.id)
+                except DockerError as exc:
+                    # the next `up` starts it
+                    killed[f"{victim.name} was not started again: {exc}"] += 1
             killed[f"{victim.service} ({how})"] += 1
         await asyncio.sleep(max(0.1, every - (time.monotonic() - began)))
     return killed

@@ -51,7 +51,11 @@ class Report:
 
     def check(self, name: str, good: bool, *details: str) -> None:
         (self.passed if good else self.failed).append(name)
-        print(f"[{time.monotonic() - self.began:4.0f} s] {'ok  ' if good else 'FAIL'}  {name}", flush=True)
+        load = os.getloadavg()[0]
+        print(
+            f"[{time.monotonic() - self.began:4.0f} s, load {load:4.1f}] {'ok  ' if good else 'FAIL'}  {name}",
+            flush=True,
+        )
         self.say(*details)
 
     def attempt(self, name: str, part: Callable[[], None]) -> bool:
