@@ -22,6 +22,16 @@ async def site(redis_url: str, tmp_path: Path) -> AsyncIterator[Site]:
         yield site
 
 
+MEMORY = [
+    ("GET", "/memory?query=x"), ("DELETE", "/memory"), ("GET", "/memory/engrams"), ("GET", "/memory/engrams/x"),
+    ("DELETE", "/memory/engrams/x"), ("GET", "/memory/topics"), ("GET", "/memory/topics/user.x"),
+    ("PUT", "/memory/topics/user.x"), ("DELETE", "/memory/topics/user.x"), ("GET", "/memory/export"),
+    ("POST", "/memory/import"),
+]  # fmt: skip
+PREFERENCES = [
+    ("GET", "/preferences/leaderboard"), ("GET", "/preferences/export"), ("GET", "/preferences/consent"),
+    ("PUT", "/preferences/consent"),
+]  # fmt: skip
 ROUTES = [
     ("POST", "/query"), ("GET", "/queries/1-0"), ("GET", "/queries/1-0/events"), ("POST", "/queries/1-0/cancel"),
     ("POST", "/feedback"), ("GET", "/sessions"), ("GET", "/sessions/s"), ("DELETE", "/sessions/s"), ("GET", "/tools"),
@@ -29,14 +39,14 @@ ROUTES = [
     ("PATCH", "/participants/gateway/settings"), ("GET", "/bus/events"), ("GET", "/bus/streams"),
     ("GET", "/dead-letters"), ("POST", "/dead-letters/1-0/replay"), ("DELETE", "/dead-letters/1-0"),
     ("DELETE", "/dead-letters"), ("GET", "/keys"), ("POST", "/keys"), ("DELETE", "/keys/x"), ("GET", "/v1/models"),
-    ("GET", "/backup"), ("POST", "/restore"),
+    ("GET", "/backup"), ("POST", "/restore"), *MEMORY, *PREFERENCES,
     ("POST", "/v1/chat/completions"), ("GET", "/metrics"), ("GET", "/openapi.json"),
 ]  # fmt: skip
 OPERATORS = [
     ("PATCH", "/participants/gateway/settings"), ("GET", "/bus/events"), ("GET", "/bus/streams"),
     ("GET", "/dead-letters"), ("POST", "/dead-letters/1-0/replay"), ("DELETE", "/dead-letters/1-0"),
     ("DELETE", "/dead-letters"), ("GET", "/keys"), ("POST", "/keys"), ("DELETE", "/keys/x"),
-    ("GET", "/backup"), ("POST", "/restore"),
+    ("GET", "/backup"), ("POST", "/restore"), ("GET", "/preferences/export"),
 ]  # fmt: skip
 
 
