@@ -13,7 +13,7 @@ import subprocess
 from types import TracebackType
 from typing import Self
 
-from stack import LABEL, Stack, docker
+from stack import LABEL, OURS, Stack, docker
 
 PORT = 80
 # Reserved for documentation, therefore nobody's; a pair of addresses for each run.
@@ -37,7 +37,8 @@ class Outside:
 
     def __enter__(self) -> Self:
         self._id = docker(
-            *("run", "--detach", "--rm", "--init", "--network", "none", "--label", f"{LABEL}={self._stack.name}"),
+            *("run", "--detach", "--rm", "--init", "--network", "none", "--label", f"{OURS}={self._stack.name}"),
+            *("--label", f"{LABEL}="),
             *("--entrypoint", "python", self._stack.image, "-c", _LISTEN),
         ).strip()
         try:

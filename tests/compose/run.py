@@ -217,7 +217,11 @@ def main() -> int:
     except DockerError as exc:
         report.check("the stack starts and stops", False, *str(exc).splitlines())
     except KeyboardInterrupt:
-        print("stopped; everything it had started was removed", file=sys.stderr)
+        left = stack.leftovers()
+        print(
+            f"stopped; left behind: {left}" if left else "stopped; everything it had started was removed",
+            file=sys.stderr,
+        )
         return 130
     left = stack.leftovers()
     report.check("`down -v` leaves nothing", not left, *left)

@@ -21,6 +21,8 @@ HERE = Path(__file__).resolve().parent
 PREFIX = "local2-ctest-"
 TAG = "ctest"
 LABEL = "com.docker.compose.project"
+# Of throw-away containers: they are not the project's, and the image brings labels of the service that built it.
+OURS = "local2.ctest"
 GATEWAY_PORT = 8765
 # How many gateways can be published at once.
 PORTS = 8
@@ -174,6 +176,9 @@ class Stack:
         return time.monotonic() - began
 
     def down(self) -> None:
+        """Removes everything, also a throw-away container that was at work when the run was stopped."""
+        if ours := docker("ps", "-aq", "--filter", f"label={OURS}={self.name}").split():
+            docker("rm", "--force", *ours)
         self.compose("--profile", "*", "down", "--volumes", "--remove-orphans", timeout=180)
 
     def leftovers(self) -> list[str]:
@@ -182,7 +187,8 @@ class Stack:
         found = []
         for kind, args in (("container", ("ps", "-a")), ("network", ("network", "ls")), ("volume", ("volume", "ls"))):
             found += [f"{kind} {one}" for one in docker(*args, "-q", "--filter", label).split()]
-        return found
+        ours = docker("ps", "-aq", "--filter", f"label={OURS}={self.name}").split()
+        return found + [f"throw-away container {one}" for one in ours]
 
     def containers(self, *services: str, stopped: bool = False) -> list[Container]:
         """The containers of these services (none: of all), in the order of their names."""
@@ -219,7 +225,18 @@ class Stack:
         """The output of a script in a throw-away container of the project's image on a network (or `container:ID`)."""
         code = script.read_text(encoding="utf-8")
         # the standard input is the data, so the script comes as an argument
-        command = ["run", "--rm", "--interactive", "--init", "--label", f"{LABEL}={self.name}", "--network", network]
+        command = [
+            "run",
+            "--rm",
+            "--interactive",
+            "--init",
+            "--label",
+            f"{OURS}={self.name}",
+            "--label",
+            f"{LABEL}=",
+            "--network",
+            network,
+        ]
         command += ["--log-driver", "none", "--entrypoint", "python"]
         for name, value in env.items():
             command += ["--env", f"{name}={value}"]
