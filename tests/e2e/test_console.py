@@ -180,7 +180,7 @@ def test_every_import_is_exported_where_it_is_said_to_be() -> None:
 def test_every_kind_of_journal_entry_is_understood() -> None:
     known = set(re.findall(r'case "([\w.]+)":', script("turn.js")))
     # a persona that works has nothing to say yet: its part appears with any entry that names it
-    assert {kind.value for kind in EntryType} - known == {"persona.working", "reward"}
+    assert {kind.value for kind in EntryType} - known == {"persona.working"}
     assert known <= {kind.value for kind in EntryType}
 
 
@@ -368,6 +368,33 @@ def test_what_a_persona_says_is_kept_apart_from_the_answer(tmp_path: Path) -> No
     (persona,) = turn["parts"]
     assert (persona["persona"], persona["done"], persona["pieces"][0]["text"]) == ("skeptic", True, "I doubt it.")
     assert (turn["answer"], turn["state"], turn["critique"]["score"]) == ("So.", "completed", 4)
+
+
+@with_node
+def test_a_grade_has_its_colour_and_a_missing_one_has_none(tmp_path: Path) -> None:
+    code = """import { colourOf, verdictOf } from "./judging.js"; import { age } from "./memory_panel.js";
+    console.log(JSON.stringify([[5, 4, 3, 2, 1, null, undefined, "4", 4.5].map(colourOf),
+      [["tie"], ["A"], ["B"], ["B", "B"]].map((given) => verdictOf(...given)),
+      [5, 90, 7200, 200000, 40000000, null].map(age)]));"""
+    colours, verdicts, ages = run(tmp_path, code)
+    assert colours == ["good", "good", "fair", "poor", "poor", "", "", "", ""]
+    better = "better than the other"
+    assert verdicts == ["as good as the other", better, "the other was better", better]
+    assert ages == ["5 s ago", "1 min ago", "2 h ago", "2 d ago", "1 y ago", "0 s ago"]
+
+
+@with_node
+def test_the_last_vote_is_the_one_that_is_shown(tmp_path: Path) -> None:
+    turn = after(
+        tmp_path,
+        [
+            ("1-1", "completed", {"answer": "So.", "model": "m"}),
+            ("1700000000000-0", "reward", {"reward": 1.0, "sentiment": "positive", "stars": 5}),
+            ("1700000000001-0", "pairwise", {"winner": "B", "reason": "longer"}),
+            ("1700000000002-0", "reward", {"reward": -0.5, "sentiment": "negative", "stars": 2}),
+        ],
+    )
+    assert (turn["reward"]["stars"], turn["pairwise"]["winner"], turn["state"]) == (2, "B", "completed")
 
 
 # ── the link of `local2 run` ─────────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,7 @@
 
 import { call } from "./api.js";
 import { follow, sleep } from "./events.js";
-import { make } from "./turn_view.js";
+import { make } from "./element.js";
 
 const INTERVAL = 2_000;
 const KEPT = 100;

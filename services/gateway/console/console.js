@@ -4,6 +4,8 @@ import { call, forgetKey, keepKey, loadKey, readiness } from "./api.js";
 import { BusPanel } from "./bus_panel.js";
 import { Conversation } from "./conversation.js";
 import { sleep } from "./events.js";
+import { MemoryPanel } from "./memory_panel.js";
+import { RankingPanel } from "./ranking_panel.js";
 import { SessionList } from "./session_list.js";
 
 const READINESS_INTERVAL = 10_000;
@@ -13,9 +15,10 @@ const question = byId("question");
 const keyDialog = byId("key-dialog");
 const drawers = [
   { panel: byId("sessions"), toggle: byId("toggle-sessions") },
-  { panel: byId("bus"), toggle: byId("toggle-bus") },
+  { panel: byId("memory"), toggle: byId("toggle-memory"), view: new MemoryPanel(byId("memory")) },
+  { panel: byId("ranking"), toggle: byId("toggle-ranking"), view: new RankingPanel(byId("ranking")) },
+  { panel: byId("bus"), toggle: byId("toggle-bus"), view: new BusPanel(byId("bus")) },
 ];
-const busPanel = new BusPanel(byId("bus"));
 const conversation = new Conversation(byId("conversation"), byId("empty"), {
   onChange: showState,
   onAccepted: () => sessions.refresh().catch(report),
@@ -142,25 +145,30 @@ byId("skip").addEventListener("click", (event) => { event.preventDefault(); ques
 // On a narrow page they lie over the conversation.
 const isDrawer = (panel) => getComputedStyle(panel).position === "absolute";
 
-function closeDrawer({ panel, toggle }, focus = false) {
-  if (!isDrawer(panel)) return;
-  setDrawer({ panel, toggle }, false);
-  if (focus) toggle.focus();
+function closeDrawer(drawer, focus = false) {
+  if (!isDrawer(drawer.panel)) return;
+  setDrawer(drawer, false);
+  if (focus) drawer.toggle.focus();
 }
 
-function setDrawer({ panel, toggle }, open) {
+function setDrawer({ panel, toggle, view }, open) {
   toggle.ariaExpanded = String(open);
   panel.classList.toggle("open", open);
-  if (panel.id !== "bus") return;
+  if (!view) return;
   panel.hidden = !open;
-  if (open) busPanel.open();
-  else busPanel.close();
+  if (open) view.open();
+  else view.close();
 }
 
 for (const drawer of drawers) {
   drawer.toggle.addEventListener("click", () => {
     const open = drawer.toggle.ariaExpanded !== "true";
-    for (const other of drawers) if (open && other !== drawer) closeDrawer(other);
+    for (const other of drawers) {
+      if (!open || other === drawer) continue;
+      // there is room for one panel on the right
+      if (drawer.view && other.view) setDrawer(other, false);
+      else closeDrawer(other);
+    }
     setDrawer(drawer, open);
   });
 }
@@ -200,7 +208,7 @@ async function start() {
     return;
   }
   keyDialog.close();
-  if (!byId("bus").hidden) busPanel.open();
+  for (const { panel, view } of drawers) if (view && !panel.hidden) view.open();
   await openSession(addressed());
 }
 

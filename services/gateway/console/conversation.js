@@ -10,6 +10,8 @@ const RUNNING = "local2.running";
 // What is known of older turns is asked for when somebody opens the session: of the newest ones only.
 const DETAILED = 10;
 const TRIES = 4;
+// When a comparison may be there, in ms after the critique.
+const COMPARED = [3_000, 15_000];
 
 export class Conversation {
   #views = [];
@@ -93,7 +95,7 @@ export class Conversation {
   }
 
   #add(turn) {
-    const rate = (sentiment) => call("POST", "feedback", { query_id: turn.queryId, sentiment });
+    const rate = (vote) => call("POST", "feedback", { query_id: turn.queryId, ...vote });
     const view = new TurnView(turn, { rate });
     this.empty.remove();
     this.element.append(view.element);
@@ -144,6 +146,7 @@ export class Conversation {
       await follow(`queries/${turn.queryId}/events?follow=true`, {
         signal, onEvent, onWaiting, isOver: () => isOver(turn),
       });
+      await this.#compared(view, signal);
     } catch (error) {
       if (isOver(turn)) return;
       turn.state = "failed";
@@ -154,6 +157,15 @@ export class Conversation {
     }
   }
 
+  /** Looks for the comparison, which comes after the stream's end when there is a second respondent. */
+  async #compared(view, signal) {
+    for (const pause of COMPARED) {
+      await sleep(pause, signal);
+      if (signal.aborted || view.turn.pairwise || view.turn.state !== "completed") return;
+      await this.#detail([view], signal);
+    }
+  }
+
   /** Adds what the turns' journals still say: thinking, tool calls, critique. They expire; the turn does not. */
   async #detail(views, signal) {
     await Promise.all(views.map(async (view) => {
@@ -161,7 +173,7 @@ export class Conversation {
         const result = await call("GET", `queries/${view.turn.queryId}`);
         // an expired journal leaves a record without an answer
         if (signal.aborted || !["completed", "cancelled"].includes(result.state)) return;
-        if (view.turn.last) Object.assign(view.turn, { critique: result.critique, pairwise: result.pairwise });
+        if (view.turn.last) Object.assign(view.turn, { critique: result.critique, pairwise: result.pairwise, reward: result.reward ?? null });
         else fill(view.turn, result);
         view.changed();
       } catch (error) {

@@ -1,7 +1,7 @@
 // The list of the user's sessions.
 
 import { call } from "./api.js";
-import { make } from "./turn_view.js";
+import { make } from "./element.js";
 
 const PAGE = 50;
 

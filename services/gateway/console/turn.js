@@ -11,7 +11,7 @@ export const TERMINAL = new Set(["completed", "failed", "cancelled"]);
 export function newTurn(query) {
   return {
     query, queryId: "", state: "queued", parts: [], pieces: [], trail: [], last: "", model: null, finish: null,
-    usage: { prompt_tokens: 0, completion_tokens: 0 }, error: null, critique: null, pairwise: null, interrupted: false,
+    usage: { prompt_tokens: 0, completion_tokens: 0 }, error: null, critique: null, pairwise: null, reward: null, interrupted: false,
   };
 }
 
@@ -90,6 +90,9 @@ export function apply(turn, type, id, data) {
     case "pairwise":
       turn.pairwise = data;
       break;
+    case "reward":
+      turn.reward = data;
+      break;
     default: // a newer server may say more than this page knows
   }
 }
@@ -116,6 +119,7 @@ export function fill(turn, result) {
   turn.error = result.error ?? null;
   turn.critique = result.critique ?? null;
   turn.pairwise = result.pairwise ?? null;
+  turn.reward = result.reward ?? null;
 }
 
 /** The turn itself, or the part of the persona that an entry belongs to. */

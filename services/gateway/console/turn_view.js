@@ -1,32 +1,9 @@
 // A turn on the page: the question, what happened, the answer, and what can be done with it.
 
+import { make } from "./element.js";
+import { CritiqueView, RatingView } from "./judging.js";
 import { show } from "./markdown.js";
 import { isOver, textOf } from "./turn.js";
-
-/** An element with attributes and children; text becomes text nodes. `on…` are listeners. */
-export function make(tag, attrs = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attrs)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
-  }
-  element.append(...children.filter((child) => child !== null));
-  return element;
-}
-
-const THUMB = "M3 10h4v10H3zm6 10V10l4-7c2 .3 2.6 1.700 2.200 3.400L14.500 9H20c1 0 1.6.8 1.400 1.800l-1.500 7.500c-.2 1-.9 1.700-1.900 1.700z";
-
-/** A thumb, up or down. Drawn, because not every machine has a font with it. */
-function thumb(down) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-  svg.setAttribute("viewBox", "0 0 24 24");
-  svg.setAttribute("aria-hidden", "true");
-  if (down) svg.setAttribute("class", "down");
-  path.setAttribute("d", THUMB);
-  svg.append(path);
-  return svg;
-}
 
 const setText = (element, text) => { if (element.textContent !== text) element.textContent = text; };
 
@@ -34,8 +11,9 @@ const setText = (element, text) => { if (element.textContent !== text) element.t
 export class TurnView {
   #waiting = false;
   #parts = new Map();
+  #vote = null;
 
-  /** rate(sentiment): the user's opinion; resolves when it was taken. */
+  /** rate(vote): the user's opinion; resolves when it was taken. */
   constructor(turn, { rate }) {
     this.turn = turn;
     this.steps = make("div", { class: "steps" });
@@ -43,13 +21,12 @@ export class TurnView {
     this.trail = make("p", { class: "trail", "aria-label": "State machine" });
     this.error = make("p", { class: "error", role: "alert", hidden: true });
     this.meta = make("span", { class: "meta" });
-    this.badge = make("span", { class: "badge-slot" });
-    this.feedback = make("p", { class: "critique", hidden: true });
-    this.rating = ratingButtons(rate);
-    this.foot = make("footer", { hidden: true }, this.badge, this.rating, this.meta);
+    this.judged = new CritiqueView();
+    this.rating = new RatingView(rate);
+    this.foot = make("footer", { hidden: true }, this.judged.buttons, this.rating.element, this.meta);
     this.element = make("article", { class: "turn", "aria-label": "Question and answer" },
       make("div", { class: "question" }, turn.query), this.steps, this.answer, this.error, this.trail, this.foot,
-      this.feedback);
+      this.judged.words);
     this.draw();
   }
 
@@ -74,9 +51,10 @@ export class TurnView {
     if (turn.error) setText(this.error, `Error: ${turn.error.message} (${turn.error.code})`);
     else if (!this.error.hidden) setText(this.error, "Stopped before the end.");
     this.foot.hidden = !over;
-    this.rating.hidden = !turn.queryId || turn.state === "failed";
+    this.rating.element.hidden = !turn.queryId || turn.state === "failed";
     setText(this.meta, summary(turn));
-    this.#drawBadge();
+    this.judged.update(turn);
+    if (turn.reward !== this.#vote) this.rating.update(this.#vote = turn.reward);
   }
 
   #drawTrail() {
@@ -86,52 +64,13 @@ export class TurnView {
     const current = trail.at(-1) ?? "waiting for a generator";
     if (this.trail.textContent !== passed + current) this.trail.replaceChildren(passed, make("strong", {}, current));
   }
-
-  #drawBadge() {
-    const { critique } = this.turn;
-    if (!Number.isInteger(critique?.score) || this.badge.childNodes.length) return;
-    const { score, feedback } = critique;
-    const colour = score >= 4 ? "good" : score === 3 ? "fair" : "poor";
-    const toggle = () => {
-      this.feedback.hidden = !this.feedback.hidden;
-      button.setAttribute("aria-expanded", String(!this.feedback.hidden));
-    };
-    const button = make("button", {
-      type: "button", class: `badge ${colour}`, title: feedback, onclick: toggle, "aria-expanded": "false",
-      "aria-label": `Critic's score: ${score} of 5. ${feedback}`,
-    }, `${score}/5`);
-    this.badge.append(button);
-    setText(this.feedback, feedback ?? "");
-  }
-}
-
-function ratingButtons(rate) {
-  const status = make("span", { class: "rated", role: "status" });
-  const button = (sentiment, label) => make("button", {
-    type: "button", class: "thumb", "aria-label": label, title: label, "aria-pressed": "false",
-    onclick: async (event) => {
-      const pressed = event.currentTarget;
-      try {
-        await rate(sentiment);
-        for (const one of pressed.parentElement.querySelectorAll("button")) {
-          one.setAttribute("aria-pressed", String(one === pressed));
-        }
-        setText(status, "Thank you");
-      } catch (error) {
-        setText(status, error.message);
-      }
-    },
-  }, thumb(sentiment === "negative"));
-  return make("span", { class: "rating" }, button("positive", "Good answer"),
-    button("negative", "Bad answer"), status);
 }
 
 function summary(turn) {
   const { prompt_tokens: prompt, completion_tokens: completion } = turn.usage ?? {};
   const counted = prompt || completion ? `${prompt} + ${completion} tokens` : "";
   const cut = turn.finish === "length" ? "cut at the length limit" : "";
-  const pair = turn.pairwise ? `pairwise: ${turn.pairwise.winner}` : "";
-  return [turn.model, counted, cut, pair].filter(Boolean).join(" · ");
+  return [turn.model, counted, cut].filter(Boolean).join(" · ");
 }
 
 /** Brings the elements of a list of parts up to date; `known` remembers them between calls. */
