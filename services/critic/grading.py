@@ -143,7 +143,8 @@ def feedback_of(text: str) -> str:
     """What the judge wrote before its verdict."""
     marks = list(_MARKER.finditer(text))
     words = text[: marks[-1].start()] if marks else text
-    return re.sub(r"^\s*(?:#+\s*)?feedback\s*:\s*", "", words, flags=re.IGNORECASE).strip().rstrip("*_ \n")
+    label = r"^\s*(?:#+\s*)?[*_]*feedback[*_]*\s*:[*_\s]*"
+    return re.sub(label, "", words, flags=re.IGNORECASE).strip().rstrip("*_ \n")
 
 
 # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────

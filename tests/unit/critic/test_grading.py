@@ -233,6 +233,8 @@ def test_only_what_both_orders_agree_on_is_a_win(first_said: Verdict, second_sai
 def test_the_feedback_is_what_stands_before_the_verdict() -> None:
     assert feedback_of("Feedback: Right, but long. [RESULT] 4") == "Right, but long."
     assert feedback_of("Right.\n**[RESULT]** 4") == "Right."
+    assert feedback_of("**Feedback:** Right.\n\n**[RESULT]** 4") == "Right."
+    assert feedback_of("### Feedback:\nRight.\n[RESULT]: (4)") == "Right."
     assert feedback_of("Nothing marked") == "Nothing marked"
 
 

@@ -72,12 +72,27 @@ def test_who_never_lost_has_a_finite_strength_and_comes_first() -> None:
     assert (result.rows[0].wins, result.rows[0].ties, result.rows[0].losses) == (5, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("wins", "least", "most"), [(1, 0.0, 0.1), (5, 0.35, 0.65), (10, 0.6, 0.8), (200, 0.97, 0.995)]
+)
+def test_who_never_lost_has_an_interval_as_wide_as_so_few_wins_allow(wins: int, least: float, most: float) -> None:
+    """Clopper and Pearson: 0.025, 0.48, 0.69, 0.98."""
+    for comparison in (Comparison("a", "b", "A"), Comparison("a", "b", "A", "A", "A")):
+        first = rank([comparison] * wins, samples=1000).rows[0]
+        assert first.name == "a"
+        assert least <= first.win_rate_low <= most
+        assert first.win_rate_high > 0.9
+
+
 def test_only_ties_are_equal_strengths() -> None:
     result = rank([Comparison("a", "b", "tie", "A", "B")] * 20, samples=100)
     assert [row.strength for row in result.rows] == pytest.approx([0, 0], abs=1e-6)
     assert result.disagreement == 1.0
     assert result.bias is not None
     assert result.bias > 2
+    assert result.bias_low is not None
+    assert result.bias_high is not None
+    assert 0 < result.bias_low <= result.bias <= result.bias_high
 
 
 def test_nothing_to_compare_is_an_empty_ranking() -> None:
