@@ -70,7 +70,8 @@ def _ranking(title: str, ranking: dict[str, Any]) -> None:
             f"{row['win_rate_low']:.0%} – {row['win_rate_high']:.0%}",
             str(row["wins"]), str(row["ties"]), str(row["losses"]),
         )  # fmt: skip
-    console.print(table)
+    # what is written to a file or another program is not cut to the width of a terminal
+    (console if console.is_terminal else Console(width=160)).print(table)
 
 
 def bar(value: float, low: float, high: float) -> Text:

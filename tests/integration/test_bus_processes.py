@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -114,8 +115,15 @@ async def test_a_process_told_to_leave_ends_while_redis_is_away(redis_server: Em
 async def test_a_process_that_waits_for_redis_can_be_told_to_leave(redis_server: EmbeddedRedis) -> None:
     await asyncio.to_thread(redis_server.kill)
     with child("judge", redis_server.url, LOCAL2_DRAIN="0.5", LOCAL2_LOG_LEVEL="warning") as waiting:
-        # it is up when it has tried to connect
-        await asyncio.sleep(1.5)
+        status = Path(f"/proc/{waiting.process.pid}/status")
+
+        def listens() -> bool:
+            """Whether it catches SIGTERM by now."""
+            caught = next(line for line in status.read_text().splitlines() if line.startswith("SigCgt"))
+            return bool(int(caught.split()[1], 16) & 1 << (signal.SIGTERM - 1))
+
+        await eventually(listens, 20, "the process is up")
+        await asyncio.sleep(0.5)
         assert waiting.process.poll() is None
         waiting.send(signal.SIGTERM)
         assert await waiting.ended(8.0) == 0

@@ -396,6 +396,7 @@ async def test_the_description_is_complete(site: Site) -> None:
         "/dead-letters/{letter_id}/replay", "/keys", "/keys/{key_id}", "/v1/models", "/v1/chat/completions", "/metrics",
         "/openapi.json", "/memory", "/memory/engrams", "/memory/engrams/{engram_id}", "/memory/topics",
         "/memory/topics/{topic}", "/memory/export", "/memory/import", "/backup", "/restore",
+        "/preferences/leaderboard", "/preferences/export", "/preferences/consent",
     }  # fmt: skip
     names = set()
     for path, methods in described["paths"].items():

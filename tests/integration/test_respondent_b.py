@@ -48,7 +48,10 @@ async def test_the_shadow_begins_when_the_shown_answer_is_complete(redis_url: st
 
 
 async def test_the_shadow_is_broken_off_for_another_query_and_answers_afterwards(redis_url: str) -> None:
-    async with both(redis_url, QUICK, SLOW) as on:
+    steady = {"when": {"user": "slow"}, "respond": {"text": "One word after the other", "pace": 0.6}}
+    # long enough to be seen by whoever looks every 50 ms
+    brief = {"when": {"user": "quick"}, "respond": {"text": "At once.", "delay": 0.5}}
+    async with both(redis_url, brief, steady) as on:
         first = await ask(on, "slow please")
         await on.answer(first)
         await eventually(lambda: asked_of(on, 0.5), 5, "the shadow begins")

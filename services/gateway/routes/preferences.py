@@ -32,6 +32,12 @@ _BOARD = {
 }
 
 
+_DPO_LINE = (
+    '{"prompt": [{"role": "user", "content": "…"}], "chosen": [{"role": "assistant", "content": "…"}], '
+    '"rejected": [{"role": "assistant", "content": "…"}], "split": "train", "provenance": {"source": "judge"}}'
+)
+
+
 class ConsentBody(Body):
     """Whether your conversations may be used for training."""
 
@@ -53,7 +59,7 @@ async def leaderboard(gateway: GatewayDep, _user: UserDep) -> Response:
     "/preferences/export",
     summary="Preference data of all users as JSON lines, in the formats that trainers load",
     response_class=StreamingResponse,
-    responses={200: {"content": {"application/x-ndjson": {}}, "description": "One row a line"}},
+    responses=told("One row a line", _DPO_LINE, 403, 422, 503, media="application/x-ndjson"),
 )
 async def export(
     gateway: GatewayDep,
