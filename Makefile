@@ -18,7 +18,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast lint format types imports stories bench eval-memory eval-ranking soak chaos judging-chaos compose-test lock env up down logs clean
+.PHONY: help setup run test test-fast lint format types imports stories bench bench-shadow eval-memory eval-ranking soak chaos judging-chaos compose-test lock env up down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -78,6 +78,9 @@ stories: $(DEV_STAMP) ## the acceptance stories against a stack with the scripte
 
 bench: $(DEV_STAMP) ## latency, throughput, CPU and memory, against the bare floor
 	@$(PY) tests/bench/run.py $(ARGS)
+
+bench-shadow: $(DEV_STAMP) ## what the shadow and the judge cost those who wait for an answer
+	@$(PY) tests/bench/shadow.py $(ARGS)
 
 eval-memory: $(DEV_STAMP) ## how well memories are found: recall and rank on questions with known evidence
 	@$(PY) tests/eval/memory/run.py $(ARGS)
