@@ -60,9 +60,9 @@ class SdkRecorder:
             }
         )
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        exporter = _Exporter(OTLPSpanExporter(endpoint=traces_url(endpoint), timeout=_EXPORT_SECONDS))
+        self._exporter = _Exporter(OTLPSpanExporter(endpoint=traces_url(endpoint), timeout=_EXPORT_SECONDS))
         self._processor = BatchSpanProcessor(
-            exporter,
+            self._exporter,
             max_queue_size=QUEUE,
             max_export_batch_size=_BATCH,
             schedule_delay_millis=_EVERY_SECONDS * 1000,
@@ -87,7 +87,11 @@ class SdkRecorder:
         closing = threading.Thread(target=self._provider.shutdown, name="traces-closing", daemon=True)
         closing.start()
         closing.join(seconds)
-        return not closing.is_alive()
+        done = not closing.is_alive()
+        if not done:
+            # ends the pauses between its attempts, and what is still queued is dropped
+            self._exporter.shutdown()
+        return done
 
 
 class SdkSpan(Span):

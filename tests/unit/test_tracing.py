@@ -20,6 +20,16 @@ from shared.tracing_sdk import QUEUE, traces_url
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_goes_on_in_the_background() -> Iterator[None]:
+    """A recorder given up by `stop` may still be at its last attempt; no other test is to run beside that."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "traces-closing":
+            thread.join(30)
+            assert not thread.is_alive()
+
+
 @contextmanager
 def tracing_to(endpoint: str) -> Iterator[None]:
     tracing.start("tester", "tester-1", endpoint)
