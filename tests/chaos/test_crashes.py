@@ -174,6 +174,8 @@ async def test_killed_after_a_tool_result(redis_url: str, tmp_path: Path) -> Non
         query_id = await on.ask("look", "s1")
         owner = await on.owner(query_id)
         await on.seen(query_id, EntryType.TOOL_RESULT)
+        # the owner, not its successor, has come to the model that stands still
+        await on.spoken(0)
         owner.kill()
         await on.consistent(query_id, "s1")
 

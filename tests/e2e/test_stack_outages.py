@@ -19,6 +19,8 @@ pytestmark = pytest.mark.slow
 
 LONG = "".join(f"w{number} " for number in range(60))
 RULES: Rules = [
+    # still being answered when all three have been asked, however busy the machine is
+    {"when": {"user": "^long (lost|ago|gone)$"}, "respond": {"text": ["w "] * 60, "pace": 0.2}},
     {"when": {"user": "^long"}, "respond": {"text": [f"w{number} " for number in range(60)], "pace": 0.03}},
     {"respond": {"thinking": "Hm.", "text": "You said: <<query>>"}},
 ]
@@ -228,12 +230,11 @@ async def test_a_stream_whose_query_was_flushed_away_ends(stack: HttpStack) -> N
         chat = asyncio.create_task(second.post("/v1/chat/completions", json=openai))
         async with first.stream("POST", "/query", json={"query": "long gone"}, headers=SSE) as response:
             query_id = response.headers["x-query-id"]
-            seen = b""
-            async for chunk in response.aiter_bytes():
-                if seen and len(blocks(seen)) < 8 <= len(blocks(seen + chunk)):
-                    with redis.Redis.from_url(stack.redis.url) as client:
-                        client.flushall()
-                seen += chunk
+            for query in ("long lost", "long ago", "long gone"):
+                await eventually(lambda q=query: stack.model.requests(q), 10, f"the model is asked: {query}")  # type: ignore[misc]
+            with redis.Redis.from_url(stack.redis.url) as client:
+                client.flushall()
+            seen = await response.aread()
         assert not ended(seen)
         told = await waiting
         assert (told.status_code, told.json()["error"]["code"]) == (404, "not_found")
