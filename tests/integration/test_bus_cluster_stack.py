@@ -24,11 +24,17 @@ from support.http_stack import (
     follow,
     parsed,
 )
+from support.memories import memory_settings
 from support.services import announced, running
 from support.stack import Participants, respondent
 from support.waiting import eventually
 
+from services.critic.service import app as critic
+from services.critic.settings import CriticSettings
 from services.generator.settings import GeneratorSettings
+from services.memory.service import app as memory
+from services.reward.service import app as reward
+from services.reward.settings import RewardSettings
 from services.web_search.service import app as web_search
 from shared.bus import Bus, Command, Link, ReplyError
 from shared.bus.slots import ANY, EVERY, name_of, slot_of, slot_of_key
@@ -42,6 +48,8 @@ RULES: Rules = [
     },
     {"when": {"user": "^research", "tool_results": 1}, "respond": {"text": WORDS, "pace": 0.01}},
     {"when": {"user": "^hold"}, "respond": {"text": WORDS, "pace": 1.0}},
+    {"when": {"user": "###Response B:"}, "respond": {"text": "The first. [RESULT] A"}},
+    {"when": {"user": "###Score Rubrics"}, "respond": {"text": "Right. [RESULT] 4"}},
     {"respond": {"text": "Hello."}},
 ]
 
@@ -214,14 +222,19 @@ async def test_every_command_of_a_whole_run_keeps_to_one_slot(
     async with ScriptedModelServer(RULES) as model:
         common: dict[str, Any] = {"redis_url": redis_url, "heartbeat": 0.2, "drain": 0.5, "data_dir": tmp_path}
         generator = GeneratorSettings(**common, ollama_host=model.url)
+        shadow = GeneratorSettings(**generator.model_dump() | {"respondent_id": "B"})
         searching = web_search.settings_cls(**common, provider="mock")
         async with (
             running(respondent(generator), generator),
+            running(respondent(shadow), shadow),
             running(web_search, searching),
+            running(critic, CriticSettings(**common, ollama_host=model.url)),
+            running(reward, RewardSettings(**common)),
+            running(memory, memory_settings(redis_url, tmp_path, model.url)),
             serving(gateway_settings(redis_url, tmp_path)) as site,
         ):
-            await announced(redis_url, "generator")
-            await announced(redis_url, "web_search")
+            for name in ("generator", "respondent-b", "web_search", "critic", "reward", "memory"):
+                await announced(redis_url, name)
             headers = {"Idempotency-Key": "k"}
             for _ in range(2):
                 body = {"query": "research", "session_id": "s"}
@@ -231,6 +244,23 @@ async def test_every_command_of_a_whole_run_keeps_to_one_slot(
             await site.http.patch("/participants/generator/settings", json={"temperature": 0.5})
             for path in ("/sessions", "/sessions/s", "/participants", "/bus/streams", "/dead-letters", "/metrics"):
                 assert (await site.http.get(path)).status_code == 200, path
+            judged = (await site.http.post("/query", json={"query": "hello", "session_id": "s"})).json()["query_id"]
+            await site.http.post("/feedback", json={"query_id": judged, "stars": 5})
+
+            async def known() -> bool:
+                """Graded, compared, voted on and remembered."""
+                engram = (await site.http.get(f"/memory/engrams/{judged}:A")).json()
+                return all(engram.get(name) is not None for name in ("score", "winner", "reward"))
+
+            await eventually(known, 20, "the answer is judged and remembered")
+            await site.http.put("/memory/topics/user.lamp", json={"content": "Ann likes lamps."})
+            for path in ("/memory?query=hello", "/memory/export", "/preferences/leaderboard"):
+                assert (await site.http.get(path)).status_code == 200, path
+            lines = (await site.http.get("/memory/export")).content
+            assert (await site.http.post("/memory/import", content=lines)).is_success
+            assert (await site.http.get("/backup")).status_code == 200
+            assert (await site.http.delete(f"/memory/engrams/{judged}:A")).status_code == 200
+            assert (await site.http.delete("/memory?everything=true")).status_code == 200
             assert (await site.http.delete("/sessions/s")).status_code == 200
             # the janitor of one of them
             await eventually(lambda: any(kind.startswith("XTRIM") for kind, _ in sent), 5)
@@ -242,7 +272,7 @@ async def test_every_command_of_a_whole_run_keeps_to_one_slot(
             if slot_of(command) is None:
                 # an answer to it is there for a cluster too
                 assert isinstance(keys, ReplyError), command
-                assert name_of(command) in {*EVERY, *ANY, "CLIENT"}, command
+                assert name_of(command) in {*EVERY, *ANY, "CLIENT", "SCAN"}, command
                 continue
             assert not isinstance(keys, ReplyError), command
             if name_of(command) in ("XREAD", "XREADGROUP"):
