@@ -22,14 +22,29 @@ _MARKER = re.compile(
     re.IGNORECASE,
 )
 _LABEL = r"(?:(?:(?:the )?(?:final |overall )?(?:score|result|rating|grade)(?: (?:is|of))?)[\])>}\"' ]*[:=]?)?"
-_TO_NUMBER = re.compile(rf"[\s\])>}}\"':=]*(?:(?:-|–|—|->|=>|→) )?[\s\[(<{{\"']*{_LABEL}[\s\[(<{{\"']*", re.IGNORECASE)
+_TO_NUMBER = re.compile(
+    rf"[\s\])>}}\"':=]*(?:(?:-|–|—|->|=>|→|#+) )?[\s\[(<{{\"']*{_LABEL}[\s\[(<{{\"']*", re.IGNORECASE
+)
 _NUMBER = re.compile(r"[-+−]?\d+(?:[.,·]\d+)*")
 # A scale behind the number, in the few words that languages have for it.
 _SCALE = re.compile(
-    r"[\s\])>}\"']*[\[(]?\s*(?:/|out of|of|von|sur|de|su|av|af|van|из)\s*[\[(]?\s*(?P<top>\d+)", re.IGNORECASE
+    r"[\s\])>}\"']*[\[(]?\s*(?:/|out of|of|von|sur|de|su|av|af|van|из)\s*[\[(]?\s*(?P<top>\d+(?:[.,]\d+)?)",
+    re.IGNORECASE,
 )
-# What makes the number something else than one whole grade: a unit, a range, a fraction, a second number.
-_NOT_ALONE = re.compile(r"[a-z%‰°+]|\s*(?:[-–—~/,;:&⁄]|to|or|and|bis|oder|ou|à|\.\.+)\s*\d|[ \t]+\d", re.IGNORECASE)
+# A scale that is told in words: "on a scale of 1 to 10", "out of a possible 10", "out of ten".
+_TOLD_SCALE = re.compile(
+    r"(?:[\s(,]|\b(?:on|an?|the|points?|stars?|marks?)\b){0,8}(?:out of|scale (?:of|from))(?P<told>[^\n.;]{0,40})",
+    re.IGNORECASE,
+)
+_BEYOND_FIVE = re.compile(r"(?<!\d)(?:[6-9]|\d{2,})|\b(?:six|seven|eight|nine|ten|twenty|hundred)\b", re.IGNORECASE)
+# What makes the number something else than one whole grade: a unit, a range, a fraction, a second number, a doubt.
+_NOT_ALONE = re.compile(
+    r"[a-z%‰°+_]|\s*(?:[-–—~/,;:&⁄]|to|or|and|bis|oder|ou|à|\.\.+)\s*\d|[\])>}]*[ \t]+\d|[\])>}\"']*\s*\?"
+    r"|[\s,;(\[]*(?:or|maybe|perhaps|possibly)\s+(?:even\s+)?(?:an?\s+)?\d|[ \t]+(?:would|if|were|might|could)\b",
+    re.IGNORECASE,
+)
+# A bound, as in `>3` or `< 4`; brackets and arrows are none.
+_BOUND = re.compile(r"(?:[\s:\]]>|<) ?=? ?$")
 # A last statement that consists of nothing but the grade and its label.
 _LAST_SCORE = re.compile(
     r"(?:^|[.!?] |[\[(] ?)(?:(?:final|overall) )?score(?: ?[:=] ?|(?<=[\[(]score) )[\[(]?"
@@ -46,6 +61,13 @@ _TO_SIDE = re.compile(
 _SIDE = re.compile(r"(?P<side>[AB])(?![\w-])(?!\s*(?:or|and|/|,|&|=|vs\.?)\s*(?:response )?[AB](?!\w))", re.IGNORECASE)
 # `A` may be the article of a sentence; these words make it the name of a response.
 _NAMED = re.compile(r"[ \t]+(?:is|was|wins|won|has|because|since|as|due|over|performs|provides)\b|(?![ \t]*\w)")
+# The one that is named lost, or is asked about.
+_UNLIKE = re.compile(
+    r"\s*\?|\s*<(?![/|a-z])"
+    r"|[ \t]+(?:(?:is|was|does|did|has)(?:n't)?[ \t]+)?(?:(?:slightly|somewhat|much|far|clearly|a bit)[ \t]+)*"
+    r"(?:not|worse|weaker|poorer|inferior|loses|lost|fails)\b",
+    re.IGNORECASE,
+)
 _TIE = re.compile(r"(?:it is )?(?:a )?(?:tie|draw|both|neither|equal)(?![\w])", re.IGNORECASE)
 _LAST_SIDE = re.compile(r"\[ ?response ([AB]) ?\]\.?$", re.IGNORECASE)
 
@@ -99,10 +121,13 @@ def _grade(plain: str, start: int) -> int | None:
     end = number.end()
     scale = _SCALE.match(plain, end)
     if scale is not None:
-        if scale.group("top") != "5":
+        if float(scale.group("top").replace(",", ".")) != 5:
             return 0
         end = scale.end()
-    if whole is None or _NOT_ALONE.match(plain, end):
+    told = _TOLD_SCALE.match(plain, end)
+    if whole is None or _NOT_ALONE.match(plain, end) or (told and _BEYOND_FIVE.search(told.group("told"))):
+        return 0
+    if _BOUND.search(plain[start : number.start()]) and not re.match(r" ?>", plain[number.end() :]):
         return 0
     return _within(int(whole.group(1)))
 
@@ -126,6 +151,8 @@ def _side(plain: str, start: int) -> Verdict | None:
         return "tie"
     side = _SIDE.match(plain, at)
     if side is None:
+        return None
+    if _UNLIKE.match(plain, side.end()):
         return None
     name = side.group("side")
     if name in "Aa" and not _NAMED.match(plain, side.end()):
