@@ -1,6 +1,6 @@
 #!/bin/sh
 # Starts the bus's server with the users of users.acl. Their passwords come from the environment, and stand in a file
-# that only the server's user can read; further arguments go to the server.
+# that only the server's user can read; further arguments go to the server, and win.
 set -eu
 umask 077
 here=$(dirname "$0")
@@ -25,4 +25,13 @@ awk '
 	END { print "" }
 ' "$here/users.acl" >"$users"
 
-exec redis-server "$here/redis.conf" --aclfile "$users" "$@"
+# Above its own limit the server refuses writes; above the container's it would be killed. The other half is for
+# rewriting the append-only file.
+limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || echo max)
+case $limit in
+# no limit, in the words of either version of control groups
+'' | *[!0-9]* | ????????????????*) half=0 ;;
+*) half=$((limit / 2)) ;;
+esac
+
+exec redis-server "$here/redis.conf" --aclfile "$users" --maxmemory "${LOCAL2_REDIS_MAXMEMORY:-$half}" "$@"

@@ -9,7 +9,6 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +23,10 @@ PER_SESSION = 3
 PATIENCE = 120.0
 # How many of the queries are sent twice.
 TWICE = 0.2
-KINDS = ("both", "search", "fetch")
+# How many of the answers are voted on.
+VOTED = 0.3
+# "plain" is answered without a tool, and therefore graded where there is a critic.
+KINDS = ("both", "search", "fetch", "plain")
 _numbers = itertools.count(1)
 
 
@@ -93,10 +95,11 @@ class Client:
 
 @dataclass
 class Outcome:
-    """`queries`: what was accepted. `refused`: answers to a query that were no acceptance."""
+    """`queries`: what was accepted. `refused`: answers to a query that were no acceptance. `votes`: those accepted."""
 
     queries: list[dict[str, str]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    votes: dict[str, str] = field(default_factory=dict)
     repeated: Counter[str] = field(default_factory=Counter)
     waited_too_long: int = 0
     slowest: float = 0.0
@@ -165,7 +168,9 @@ class Load:
     async def _ended(self, query_id: str, until: float) -> None:
         while time.monotonic() < until:
             answer = await self._client.call("GET", f"/queries/{query_id}")
-            if answer.is_success and answer.json()["state"] in ("completed", "failed", "cancelled"):
+            if answer.is_success and (state := answer.json()["state"]) in ("completed", "failed", "cancelled"):
+                if state == "completed" and random.random() < VOTED:
+                    await self._vote(query_id)
                 return
             if answer.status_code == 404:
                 # lost; the audit counts it
@@ -173,6 +178,15 @@ class Load:
             await asyncio.sleep(0.4)
         # the audit says what became of it
         self.outcome.waited_too_long += 1
+
+    async def _vote(self, query_id: str) -> None:
+        """A vote that is sent again after a lost answer is the same vote."""
+        sentiment = random.choice(("positive", "negative"))
+        answer = await self._client.call("POST", "/feedback", json={"query_id": query_id, "sentiment": sentiment})
+        if answer.is_success:
+            self.outcome.votes[query_id] = sentiment
+        else:
+            self.outcome.refused.append(f"a vote: {answer.status_code} {answer.text[:200]}")
 
 
 @dataclass
@@ -196,18 +210,28 @@ class Verdict:
         return shown + ([] if self.good else self.details[:20])
 
 
-def judge(stack: Stack, outcome: Outcome, script: Path, redis_url: str, settle: float = 30) -> Verdict:
-    """Asks the bus itself, not the gateways, what became of every accepted query."""
-    given = json.dumps({"queries": outcome.queries, "settle": settle})
+def open_audit(stack: Stack, script: Path, redis_url: str) -> None:
+    """Before the first load: from now on the bus keeps what is to be counted."""
+    stack.python(f"{stack.name}_bus", script, stdin='{"open": true}', LOCAL2_REDIS_URL=redis_url)
+
+
+def judge(
+    stack: Stack, outcome: Outcome, script: Path, redis_url: str, settle: float
+) -> tuple[Verdict, dict[str, Any]]:
+    """Asks the bus itself, not the gateways, what became of every accepted query; and which engrams there must be."""
+    given = json.dumps({"queries": outcome.queries, "settle": settle, "judged": stack.judged})
     said = stack.python(f"{stack.name}_bus", script, stdin=given, timeout=settle + 120, LOCAL2_REDIS_URL=redis_url)
     found = json.loads(said)
     zeros = dict.fromkeys(("answered twice", "stuck", "pending", "dead letters", "turns missing"), 0)
+    zeros |= dict.fromkeys(("grades", "verdicts"), 0) if stack.judged else {}
     zeros |= found["wrong"]
     zeros["refused"] = len(outcome.refused)
     notes = {
         **{name: number for name, number in found["seen"].items() if name != "answered"},
+        "votes": len(outcome.votes),
         "slowest session": f"{outcome.slowest:.1f} s",
         "requests repeated": dict(outcome.repeated) or 0,
     }
-    details: Sequence[str] = [*outcome.refused[:5], *found["details"]]
-    return Verdict(len(outcome.queries), found["seen"].get("answered", 0), zeros, notes, list(details))
+    details = [*outcome.refused[:5], *found["details"]]
+    verdict = Verdict(len(outcome.queries), found["seen"].get("answered", 0), zeros, notes, details)
+    return verdict, found["engrams"]

@@ -40,7 +40,7 @@ ROUTED = OUT | {"gateway"}
 # How much of the host's memory the model takes, the model decides.
 UNLIMITED = {"ollama"}
 # Those that have done their work and ended.
-ONE_SHOT = {"ollama-pull"}
+ONE_SHOT = {"ollama-pull", "critic-pull"}
 # Containers of the test itself.
 OURS = {"world"}
 

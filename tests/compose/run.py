@@ -1,9 +1,10 @@
 """`make compose-test`: the system in real containers, from the build to an empty machine.
 
 Builds the images, starts the stack with Compose and a scripted model in Ollama's place, and tries what users do to
-it: stories over the published port, growing under load, containers killed at random, Redis restarted, replicas taken
-away, and what each container can reach. At the end nothing of it may be left. The status is 0 only when all checks
-passed; it is 2 when there is no Docker engine. `--break NAME` spoils the stack on purpose, to see a check catch it.
+it: stories over the published port, growing under load, containers killed at random, Redis restarted and full,
+replicas taken away, and what each container can reach. At the end nothing of it may be left. The status is 0 only when
+all checks passed; it is 2 when there is no Docker engine. `--break NAME` spoils the stack on purpose, to see a check
+catch it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import engrams
+import full
 import havoc
 import reach
 import scaling
-from load import Client, Outcome, Verdict, judge
+from load import Client, Outcome, judge, open_audit
 from sabotage import SABOTAGE
 from stack import ROOT, DockerError, Stack, docker
 
@@ -34,7 +37,13 @@ AUDIT = Path(__file__).resolve().parent / "audit.py"
 HEADING = "Lighthouse Keepers of the Northern Coast"
 # Of linear, at four replicas; a few seconds at two replicas on a busy machine say less.
 TARGET, TARGET_SHORT = 0.85, 0.7
-PARTS = ("stories", "reach", "scaling", "chaos", "redis", "scale-in")
+PARTS = ("stories", "reach", "scaling", "chaos", "redis", "full", "scale-in")
+# In the long form alone.
+LONG = ("full",)
+STORIES = ("S1", "S2", "S3", "S4", "S5", "S6b")
+JUDGED_STORIES = ("S6", "S7")
+# Until everything that a load has left behind is handled.
+SETTLE, SETTLE_JUDGED = 30.0, 90.0
 
 
 class Report:
@@ -84,6 +93,7 @@ class Test:
         took = self.stack.up(gateway=1, generator=1, web_search=1, web_fetch=1)
         self.report.check("up: everything is healthy", True, f"{took:.0f} s from `up` to healthy")
         time.sleep(1 if self.short else 5)
+        open_audit(self.stack, AUDIT, self.url)
         used = self.stack.memory()
         self.report.say("memory at rest: " + ", ".join(f"{name} {size}" for name, size in sorted(used.items())))
 
@@ -92,11 +102,12 @@ class Test:
         env = {name: value for name, value in os.environ.items() if not name.startswith("LOCAL2_")}
         env |= {"LOCAL2_API_HOST": "127.0.0.1", "LOCAL2_API_PORT": port, "LOCAL2_API_KEY": self.stack.admin_key}
         env |= {"PYTHONPATH": str(ROOT), "LOCAL2_CONFIG": str(self.stack.empty_settings)}
-        command = [sys.executable, "-m", "services.cli", "stories", "S1", "S2", "S3", "S4"]
+        names = STORIES + (JUDGED_STORIES if self.stack.judged else ())
+        command = [sys.executable, "-m", "services.cli", "stories", *names]
         command += ["--var", "page_url=http://world:8000/keepers", "--var", f"page_heading={HEADING}"]
         done = subprocess.run(command, env=env, text=True, capture_output=True, timeout=180, check=False)
         self.report.check(
-            "stories S1 to S4 over the published port",
+            f"stories {', '.join(names)} over the published port",
             done.returncode == 0,
             *(line for line in f"{done.stdout}{done.stderr}".splitlines() if line.strip()),
         )
@@ -137,7 +148,7 @@ class Test:
 
     def chaos(self) -> None:
         seconds = 20 if self.short else 120
-        self.stack.up(gateway=2, generator=2, web_search=2, web_fetch=2)
+        self.stack.up(gateway=2, generator=2, web_search=2, web_fetch=2, **self._of_memory(2))
         outcome, what = asyncio.run(havoc.chaos(self.stack, seconds, with_key=self.options.sabotage != "no-key"))
         self._audited(f"{seconds} s of containers killed at random", what, outcome)
 
@@ -145,22 +156,45 @@ class Test:
         outcome, what = asyncio.run(havoc.redis_restart(self.stack, 1 if self.short else 3))
         self._audited("Redis restarted under load", what, outcome)
 
+    def full(self) -> None:
+        own, container = full.limits(self.stack)
+        below = f"Redis' own limit is {own / 2**20:.0f} MB, its container's {container / 2**20:.0f} MB"
+        self.report.check("Redis refuses before it is killed", 0 < own < container, below)
+        outcome, told, wrong = asyncio.run(full.fill(self.stack, self.stack.folder, self.url))
+        self.report.check("Redis is full: what writes is told so, what reads goes on", not wrong, *told, *wrong)
+        self._audited("Redis was full for a while", "filled up to its limit, and emptied again", outcome)
+
     def scale_in(self) -> None:
-        many = {"web_fetch": 3 if self.short else 8, "generator": 2, "gateway": 2}
+        many = {"web_fetch": 3 if self.short else 8, "generator": 2, "gateway": 2, **self._of_memory(2)}
         self.stack.up(**many)
         outcome, what, rough = asyncio.run(havoc.scale_in(self.stack, dict.fromkeys(many, 1)))
         self._audited("replicas taken away under load", what, outcome)
         self.report.check("every replica taken away left by itself on SIGTERM", not rough, *rough)
 
+    def _of_memory(self, replicas: int) -> dict[str, int]:
+        """What the long form has several of besides: memory (the vectors are in a server), and who judges."""
+        return {} if self.short else {"memory": replicas, "critic": replicas}
+
     def _audited(self, name: str, what: str, outcome: Outcome) -> None:
-        verdict: Verdict = judge(self.stack, outcome, AUDIT, self.url)
+        settle = SETTLE_JUDGED if self.stack.judged else SETTLE
+        verdict, wanted = judge(self.stack, outcome, AUDIT, self.url, settle)
         self.report.check(f"{name}: accepted = answered, nothing twice, nothing stuck", verdict.good, what,
                           *verdict.lines())  # fmt: skip
+        wrong, details = asyncio.run(engrams.remembered(self.stack, outcome, wanted))
+        graded = sum(said["score"] is not None for said in wanted.values())
+        said = f"{len(wanted)} answers, of them {graded} graded, {len(outcome.votes)} voted on"
+        self.report.check(f"{name}: each answer is remembered once, with what was said of it",
+                          not wrong and bool(wanted), said, *(f"{n} {what}" for what, n in wrong.items()),
+                          *details[:20])  # fmt: skip
 
     def run(self, parts: Sequence[str]) -> None:
         if self.report.attempt("the stack starts", self.start):
             for part in parts:
+                if self.short and part in LONG and not self.options.only:
+                    continue
                 self.report.attempt(part, getattr(self, part.replace("-", "_")))
+        if self.options.logs:
+            self.options.logs.write_text(self.stack.logs(), encoding="utf-8")
         if self.report.failed:
             self.report.say("", "the last complaints in the logs:", *self.stack.complaints())
 
@@ -195,6 +229,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=PARTS, help="this part only; repeatable")
     parser.add_argument("--places", type=int, default=2, help="calls of a web_fetch replica at once (%(default)s)")
     parser.add_argument("--outside", type=address, metavar="HOST:PORT", help="something that listens on the internet")
+    parser.add_argument("--logs", type=Path, metavar="FILE", help="keep what the containers said")
     parser.add_argument("--break", dest="sabotage", choices=sorted(SABOTAGE), help="spoil the stack on purpose")
     parser.add_argument("--images", action="store_true", help="only list the images that are needed and not built here")
     options = parser.parse_args()
@@ -210,7 +245,7 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, stop)
     report = Report()
-    stack = Stack(SABOTAGE.get(options.sabotage))
+    stack = Stack(SABOTAGE.get(options.sabotage), judged=not options.short)
     try:
         with stack:
             Test(stack, report, options).run(options.only or PARTS)

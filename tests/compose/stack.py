@@ -24,6 +24,8 @@ LABEL = "com.docker.compose.project"
 # Of throw-away containers: they are not the project's, and the image brings labels of the service that built it.
 OURS = "local2.ctest"
 GATEWAY_PORT = 8765
+# The second respondent and the judge.
+JUDGING = ("respondent-b", "critic")
 # How many gateways can be published at once.
 PORTS = 8
 # Nothing of the caller's own settings may reach the stack.
@@ -91,11 +93,13 @@ class Container:
 class Stack:
     """Up between `up` and the end of the block; at the end nothing of it is left, also after Ctrl-C."""
 
-    def __init__(self, sabotage: dict[str, Any] | None = None) -> None:
+    def __init__(self, sabotage: dict[str, Any] | None = None, *, judged: bool = True) -> None:
+        """`judged`: with the second respondent and the judge."""
+        self.judged = judged
         self.name = f"{PREFIX}{os.getpid()}"
         self.admin_key = secrets.token_hex(16)
         self._folder = tempfile.TemporaryDirectory(prefix=self.name)
-        folder = Path(self._folder.name)
+        self.folder = folder = Path(self._folder.name)
         self._files = [ROOT / "compose.yaml", HERE / "compose.test.yaml"]
         if sabotage:
             self._files.append(folder / "sabotage.yaml")
@@ -107,6 +111,8 @@ class Stack:
             "LOCAL2_ADMIN_KEY": self.admin_key,
             # a range, so that gateways can be added
             "LOCAL2_API_PORT": _free_ports(PORTS),
+            # Redis takes half of it for its data: little, so that it can be filled
+            "LOCAL2_REDIS_MEMORY": "384M",
             "CTEST_RULES": str(_rules(folder)),
             "CTEST_IMAGE": f"local2:{TAG}",
         }
@@ -119,6 +125,8 @@ class Stack:
         self._options += ["--env-file", str(folder / "env")]
         for file in self._files:
             self._options += ["--file", str(file)]
+        for profile in JUDGING if judged else ():
+            self._options += ["--profile", profile]
         self.config: dict[str, Any] = json.loads(self.compose("config", "--format", "json"))
         self.scales: dict[str, int] = {}
 
@@ -259,6 +267,10 @@ class Stack:
         ids = {c.id: c.name for c in self.containers()}
         rows = docker("stats", "--no-stream", "--no-trunc", "--format", "{{.ID}} {{.MemUsage}}", *ids).splitlines()
         return {ids[row.split()[0]]: row.split()[1] for row in rows}
+
+    def logs(self) -> str:
+        """What all containers said, those that were taken away excepted."""
+        return self.compose("logs", "--no-color", "--timestamps", timeout=120)
 
     def complaints(self, lines: int = 60) -> list[str]:
         """What checks of health have failed of late, and the last warnings and errors of the participants."""
