@@ -313,16 +313,23 @@ class Consumer:
     async def _finish(self, delivery: Delivery, effects: Sequence[Command]) -> None:
         """Writes the effects and acknowledges. Raises Fenced when the entry was taken over meanwhile."""
         # acknowledge last: a crash in between repeats the effects, which are idempotent, and loses nothing
-        commands = [*effects, ("XACK", delivery.stream, self._group, delivery.entry_id)]
+        ack = ("XACK", delivery.stream, self._group, delivery.entry_id)
+        # together at first; what was refused before is acknowledged only once its effects are known to be written
+        apart = delivery.deliveries > 1 and effects
         while True:
             try:
                 # a write that waits for a connection until the claim may be lost must not be sent any more
-                await self._bus.link.pipe(commands, until=await self.check_claim(delivery))
+                if apart:
+                    await self._bus.link.pipe(effects, until=await self.check_claim(delivery))
+                    await self._bus.link.pipe([ack], until=await self.check_claim(delivery))
+                else:
+                    await self._bus.link.pipe([*effects, ack], until=await self.check_claim(delivery))
                 break
             except ConnectionLost:
                 continue
             except (ReplyError, OutOfMemory):
-                await self._take_back(delivery)
+                if not apart:
+                    await self._take_back(delivery)
                 raise
         self.handled += 1
         if self._routes[delivery.stream].delete_finished:
