@@ -37,6 +37,8 @@ S = TypeVar("S", bound=Settings)
 T = TypeVar("T", bound=Payload)
 _MISSED = 3
 _JANITOR_BEATS = 5
+# Who looks at a work stream with XRANGE, or reconnects to it, finds what was finished in the last minute.
+_SPARE_MS = 60_000
 _INBOX_SECONDS = 60
 # For handing over and saying good-bye, after `drain`.
 _LEAVING_SECONDS = 4.0
@@ -157,7 +159,7 @@ class Context(Generic[S]):
             # this participant's user of Redis may not trim what is not its own: others do it
             return
         for subject in await self.bus.subjects():
-            await self.bus.trim(subject)
+            await self.bus.trim(subject, spare_ms=_SPARE_MS)
 
     async def _read_inbox(self) -> None:
         follower = self.tail.follow(self.inbox)

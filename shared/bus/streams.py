@@ -24,6 +24,8 @@ _ONCE_AT_LEAST = 60
 ABANDONED_MS = 3_600_000
 # … except the one that answers: its backlog is bounded by the gateway.
 ALWAYS_HELD = frozenset({"generator"})
+# The most entries of a work stream that stay a while though they are finished.
+OBSERVED = 1_000
 
 Entry = tuple[str, list[bytes]]
 
@@ -215,11 +217,13 @@ class Bus:
 
     # ── retention ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def trim(self, subject: Subject[Any]) -> int:
+    async def trim(self, subject: Subject[Any], *, spare_ms: int = 0) -> int:
         """Removes what every group of a work stream has finished, and what is old of an event stream; the number of
         entries removed.
 
-        A work stream that no group reads, or none any more, is bounded by length. Dead letters wait for an operator.
+        spare_ms: finished entries that are younger stay, so that whoever looks now and then sees them too; not when
+        there are more than OBSERVED of them. A work stream that no group reads, or none any more, is bounded by length.
+        Dead letters wait for an operator.
         """
         if subject.kind == "event":
             if subject.name == DEAD_LETTER.name:
@@ -241,6 +245,8 @@ class Bus:
             return int(await self.link.call("XTRIM", subject.stream, "MAXLEN", "~", subject.keep))
         bounds = [await self._unfinished(subject.stream, row) for row in holding]
         oldest = min(bounds, key=order)
+        if spare_ms and await self.link.call("XLEN", subject.stream) <= OBSERVED:
+            oldest = min(oldest, f"{now_ms() - spare_ms}-0", key=order)
         return int(await self.link.call("XTRIM", subject.stream, "MINID", "=", oldest))
 
     async def _unfinished(self, stream: str, row: dict[str, Any]) -> str:

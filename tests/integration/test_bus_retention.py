@@ -10,7 +10,7 @@ from support.consuming import GROUP, STREAM, Recorder, consuming
 from support.waiting import eventually
 
 from shared.bus import Bus
-from shared.bus.streams import ABANDONED_MS, served_key
+from shared.bus.streams import ABANDONED_MS, OBSERVED, served_key
 from shared.contracts import (
     AGENT_TRANSITION,
     DEAD_LETTER,
@@ -81,6 +81,22 @@ async def test_an_abandoned_group_no_longer_holds_entries_back(bus: Bus, raw: re
     serve(raw, WORK, "gone", ABANDONED_MS + 1_000)
     assert await bus.trim(SUBJECT) == 6
     assert raw.xlen(WORK) == 4
+
+
+async def test_what_was_finished_a_moment_ago_stays_for_observers_unless_it_is_much(bus: Bus, raw: redis.Redis) -> None:
+    raw.xgroup_create(WORK, "g", "0", mkstream=True)
+
+    def finished(count: int, age_ms: int) -> None:
+        ids = [raw.xadd(WORK, {"payload": "x"}, id=f"{now_ms() - age_ms}-{n + 1}") for n in range(count)]
+        raw.xreadgroup("g", "c", {WORK: ">"}, count=count)
+        raw.xack(WORK, "g", *ids)
+
+    finished(3, 90_000)
+    finished(4, 30_000)
+    assert await bus.trim(SUBJECT, spare_ms=60_000) == 3
+    assert raw.xlen(WORK) == 4
+    finished(OBSERVED, 0)
+    assert await bus.trim(SUBJECT, spare_ms=60_000) == OBSERVED + 4
 
 
 async def test_the_generators_backlog_is_kept_however_long_nobody_serves_it(bus: Bus, raw: redis.Redis) -> None:
