@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from services.memory.classify import Classifier, by_rules
 from services.memory.embedding import Embedder
 from services.memory.engram import Engram, Note, NoteKind, of_response, stamp, topic_id
+from services.memory.gathering import Gathering
 from services.memory.keeper import Keeper
 from services.memory.machine import ANNOTATING, ANNOTATING_PAIRWISE, IDLE, INGESTING, TABLE
 from services.memory.text import dense_text
@@ -46,12 +47,22 @@ def embedded_text(engram: Engram) -> str:
 
 
 class Ingest:
-    def __init__(self, context: Context[Any], keeper: Keeper, embedder: Embedder, classifier: Classifier) -> None:
+    def __init__(
+        self,
+        context: Context[Any],
+        keeper: Keeper,
+        gathering: Gathering,
+        embedder: Embedder,
+        classifier: Classifier,
+    ) -> None:
         self._context = context
         self._keeper = keeper
+        self._gathering = gathering
         self._embedder = embedder
         self._classifier = classifier
         self._sessions = Sessions(context.bus)
+        # the model answers users first: it is asked for one label at a time
+        self._labelling = asyncio.Lock()
 
     # ── handlers ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -68,10 +79,12 @@ class Ingest:
 
     async def classify(self, message: Message[MemoryClassify]) -> Iterable[Outgoing]:
         wish = message.payload
-        found = await _patiently(lambda: self._keeper.store.get(wish.user_id, [wish.id]))
-        # deleted since, it needs no label
-        if (engram := found.get(wish.id)) is not None and (note := await self._classifier.label(engram)) is not None:
-            await _patiently(lambda: self._keeper.annotate(wish.id, "class", note))
+        async with self._labelling:
+            found = await _patiently(lambda: self._keeper.store.get(wish.user_id, [wish.id]))
+            # deleted since, it needs no label
+            engram = found.get(wish.id)
+            if engram is not None and (note := await self._classifier.label(engram)) is not None:
+                await _patiently(lambda: self._keeper.annotate(wish.id, "class", note))
         return ()
 
     async def save(self, message: Message[MemorySave]) -> Iterable[Outgoing]:
@@ -118,7 +131,7 @@ class Ingest:
     async def _remember(self, engram: Engram) -> list[Engram]:
         """What is stored then: nothing, when it was deleted meanwhile."""
         (vector,) = await self._embedder.documents([embedded_text(engram)])
-        return await _patiently(lambda: self._keeper.put(engram.user_id, [(engram, vector)]))
+        return await _patiently(lambda: self._gathering.put(engram, vector))
 
     async def _before(self, response: ResponseGeneration) -> str:
         """The turn before it in the session."""

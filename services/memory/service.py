@@ -11,6 +11,7 @@ from typing import Any
 
 from services.memory.classify import Classifier
 from services.memory.embedding import Embedder, open_embedder
+from services.memory.gathering import open_gathering
 from services.memory.index import Index
 from services.memory.ingest import Ingest
 from services.memory.keeper import Hook, Keeper
@@ -39,7 +40,8 @@ from shared.tool import Tool, open_tools
 log = get_logger()
 
 _LOOK_SECONDS = 2.0
-# Annotations are quick; when the store is away they wait, and must not take the tools' slots.
+# Annotations are quick; when the store is away they wait, and must not take the tools' slots. Labels have as many
+# though one is made at a time: a read takes no more entries of a stream than the smallest of these limits.
 _ANNOTATIONS = 8
 
 
@@ -64,7 +66,8 @@ def builder(fault: Hook | None = None) -> Any:
             recall = Recall(store, index, embedder)
             model = settings.chat_model()
             stack.push_async_callback(model.aclose)
-            ingest = Ingest(context, keeper, embedder, Classifier(context, model))
+            gathering = await stack.enter_async_context(open_gathering(keeper.put))
+            ingest = Ingest(context, keeper, gathering, embedder, Classifier(context, model))
             tools = MemoryTools(context, keeper, recall, embedder)
             offered = [*tools.tools(), Manage(context, keeper, recall, embedder, tools).tool()]
 
@@ -87,8 +90,7 @@ def builder(fault: Hook | None = None) -> Any:
                     Subscription(PAIRWISE_RESULT, ingest.pairwise, limit=_ANNOTATIONS),
                     Subscription(REWARD_EVENT, ingest.reward, limit=_ANNOTATIONS),
                     Subscription(MEMORY_FORGET, ingest.forget, limit=_ANNOTATIONS),
-                    # the model answers users first: it is asked for one label at a time
-                    Subscription(MEMORY_CLASSIFY, ingest.classify, limit=1),
+                    Subscription(MEMORY_CLASSIFY, ingest.classify, limit=_ANNOTATIONS),
                 ]
 
     return build

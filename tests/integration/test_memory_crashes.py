@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from support.memories import (
+    MemoryClient,
     asking,
     critique,
     memory_settings,
@@ -27,11 +28,22 @@ from support.services import announced, running
 from support.waiting import eventually
 
 from services.memory.index import Index
+from services.memory.keeper import Keeper
 from services.memory.portable import exported
 from services.memory.service import app
 from services.memory.store import StoreLocked
+from shared.contracts import DEAD_LETTER
 from shared.envelope import now_ms
+from shared.errors import PermanentError
 from shared.testing.model_server import ScriptedModelServer
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
 
 STEPS = ("owned", "stored", "indexed", "noted", "updated", "annotated")
 
@@ -88,9 +100,7 @@ async def test_a_deletion_that_was_cut_off_is_carried_out(redis_url: str, tmp_pa
 
 
 async def test_while_the_embedding_model_is_away_nothing_is_lost(redis_url: str, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     settings = memory_settings(redis_url, tmp_path, f"http://127.0.0.1:{port}", ingest_limit=4)
     nowhere = ScriptedModelServer(port=port)
     async with running(app, settings), asking(redis_url, tmp_path, nowhere) as client:
@@ -118,6 +128,73 @@ async def test_while_the_embedding_model_is_away_nothing_is_lost(redis_url: str,
             assert (await client.engrams())[said[0].response_id]["score"] == 4
             found = (await client.tool("search_memory", query="meeting in Leipzig")).result
             assert "Saved: The meeting is in Leipzig." in found
+
+
+async def held(client: MemoryClient, count: int) -> None:
+    """Waits until so many texts wait for the embedding model."""
+
+    async def waiting() -> bool:
+        return bool((await client.facts()).get("waiting") == count)
+
+    await eventually(waiting, 20, "all are held")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["owned", "stored", "indexed"])
+async def test_a_crash_in_the_middle_of_a_batch_loses_nothing_of_it(redis_url: str, tmp_path: Path, step: str) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    server = ScriptedModelServer(port=port)
+    async with asking(redis_url, tmp_path, server) as client:
+        users = {user: [response(f"Question {n}?", f"Of {user}.", user_id=user) for n in range(12)] for user in "ab"}
+        # the first write has one engram, the second those that waited for it
+        with replica(redis_url, tmp_path, url, step, 2) as dying:
+            await announced(redis_url, "memory", timeout=30)
+            await client.publish(*users["a"], *users["b"], critique(users["a"][3], 5))
+            await held(client, 24)
+            async with server:
+                await dying.died()
+                since = now_ms()
+                async with running(app, memory_settings(redis_url, tmp_path, url)):
+                    await client.indexed(since)
+                    await client.idle(30)
+                    for user, said in users.items():
+                        engrams = await client.engrams(user)
+                        ids = sorted(each.response_id for each in said)
+                        assert sorted(engrams) == ids
+                        assert sorted(line["metadata"]["id"] for line in await client.exported(user)) == ids
+                        hits = (await client.manage("search", user, query="question", limit=50))["hits"]
+                        assert {hit["answer"] for hit in hits} == {f"Of {user}."}
+                        assert None not in [hit["why"]["similarity"] for hit in hits]
+                    assert (await client.engrams("a"))[users["a"][3].response_id]["score"] == 5
+
+
+async def test_what_waits_is_written_together_and_what_cannot_be_is_set_aside_alone(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    put = Keeper.put
+
+    async def refusing(self: Keeper, user_id: str, items: Any) -> Any:
+        tried.append(len(items))
+        if any(engram.query == "Cursed?" for engram, _ in items):
+            raise PermanentError("it cannot be written")
+        return await put(self, user_id, items)
+
+    monkeypatch.setattr(Keeper, "put", refusing)
+    port = free_port()
+    server = ScriptedModelServer(port=port)
+    settings = memory_settings(redis_url, tmp_path, f"http://127.0.0.1:{port}")
+    async with running(app, settings), asking(redis_url, tmp_path, server) as client:
+        await announced(redis_url, "memory")
+        said = [response("Cursed?" if n == 7 else f"Question number {n}?", "Yes.") for n in range(20)]
+        await client.publish(*said)
+        await held(client, 20)
+        async with server:
+            await client.idle(30)
+            assert set(await client.engrams()) == {each.response_id for each in said} - {said[7].response_id}
+        assert max(tried) >= 10
+        assert await client.bus.link.call("XLEN", DEAD_LETTER.stream) == 1
 
 
 async def test_a_text_that_the_model_refuses_is_shortened_and_kept(redis_url: str, tmp_path: Path) -> None:
@@ -172,9 +249,7 @@ async def test_another_model_can_be_refused(redis_url: str, tmp_path: Path) -> N
 @contextlib.asynccontextmanager
 async def chroma_server(folder: Path) -> AsyncIterator[str]:
     """The Rust server that comes with the package."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [str(Path(sys.executable).with_name("chroma")), "run", "--host", "127.0.0.1", "--port", str(port)]
     quiet = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(*command, "--path", str(folder), stdout=quiet, stderr=quiet)
