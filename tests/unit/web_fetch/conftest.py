@@ -9,6 +9,7 @@ from typing import Any
 
 import httpcore
 import pytest
+from support.loopback import listening
 
 from services.web_fetch.guard import AllowedHosts, GuardedBackend
 from services.web_fetch.page import Browser
@@ -39,21 +40,14 @@ class Site:
         return f"http://{host}:{self.port}{path}"
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-            self.requests.append(head)
-            reply = self.replies.get(head.split(" ")[1], response("nothing here", "404 Not Found"))
-            if isinstance(reply, bytes):
-                writer.write(reply)
-                await writer.drain()
-            else:
-                await reply(writer)
-            writer.close()
-            await writer.wait_closed()
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.transport.abort()
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        self.requests.append(head)
+        reply = self.replies.get(head.split(" ")[1], response("nothing here", "404 Not Found"))
+        if isinstance(reply, bytes):
+            writer.write(reply)
+            await writer.drain()
+        else:
+            await reply(writer)
 
     async def stream_for_ever(self, writer: asyncio.StreamWriter, chunk: bytes) -> None:
         while True:
@@ -99,20 +93,8 @@ class Names:
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
     site = Site()
-    tasks: set[asyncio.Task[None]] = set()
-
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(site.handle(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    site.port = server.sockets[0].getsockname()[1]
-    yield site
-    server.close()
-    for task in list(tasks):
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async with listening(site.handle) as site.port:
+        yield site
 
 
 @pytest.fixture

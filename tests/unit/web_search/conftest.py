@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
+from support.loopback import listening
 
 
 class Engine:
@@ -25,45 +26,27 @@ class Engine:
         self.body = b""
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-            fields = {k.lower(): v for k, _, v in (line.partition(": ") for line in head.split("\r\n")[1:])}
-            self.body = await reader.readexactly(int(fields.get("content-length", "0")))
-            target = urlsplit(head.split(" ")[1])
-            self.heads.append(head)
-            self.paths.append(target.path)
-            self.query = {name: values[0] for name, values in parse_qs(target.query).items()}
-            await asyncio.sleep(self.delay)
-            data = self.answer if isinstance(self.answer, bytes) else json.dumps(self.answer).encode()
-            lines = [f"HTTP/1.1 {self.status} X", f"Content-Length: {len(data)}", "Connection: close"]
-            lines += [f"{name}: {value}" for name, value in self.headers.items()]
-            writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + data)
-            await writer.drain()
-            writer.close()
-            await writer.wait_closed()
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.transport.abort()
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        fields = {k.lower(): v for k, _, v in (line.partition(": ") for line in head.split("\r\n")[1:])}
+        self.body = await reader.readexactly(int(fields.get("content-length", "0")))
+        target = urlsplit(head.split(" ")[1])
+        self.heads.append(head)
+        self.paths.append(target.path)
+        self.query = {name: values[0] for name, values in parse_qs(target.query).items()}
+        await asyncio.sleep(self.delay)
+        data = self.answer if isinstance(self.answer, bytes) else json.dumps(self.answer).encode()
+        lines = [f"HTTP/1.1 {self.status} X", f"Content-Length: {len(data)}", "Connection: close"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + data)
+        await writer.drain()
 
 
 @pytest.fixture
 async def engine() -> AsyncIterator[Engine]:
     engine = Engine()
-    tasks: set[asyncio.Task[None]] = set()
-
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(engine.handle(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    yield engine
-    server.close()
-    for task in list(tasks):
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async with listening(engine.handle) as port:
+        engine.url = f"http://127.0.0.1:{port}"
+        yield engine
 
 
 @pytest.fixture
