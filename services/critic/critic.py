@@ -21,6 +21,7 @@ from shared.contracts import (
     CRITIQUE_RESULT,
     PAIRWISE_RESULT,
     PREFIX,
+    RESPONSE_GENERATION,
     AgentTransition,
     CritiqueResult,
     Outgoing,
@@ -84,12 +85,19 @@ class Critic:
         self._rubrics = rubrics
         self._sessions = Sessions(context.bus)
         self.pairs = Pairs(context.bus)
+        self.left_out = 0
 
     async def grade(self, message: Message[ResponseGeneration]) -> Iterable[Outgoing]:
         """One answer: its grade, then, when its counterpart is there, the comparison."""
         response, settings = message.payload, self._context.settings
         async with self._states(response) as step:
             if not one_in(settings.judge_one_in, response.query_id):
+                await step("SKIP")
+                return ()
+            if await self._too_many():
+                self.left_out += 1
+                log.warning("critic.left_out", response_id=response.response_id)
+                await self.pairs.close(response.query_id)
                 await step("SKIP")
                 return ()
             if not gradeable(response, skip_tool_answers=settings.skip_tool_answers):
@@ -120,6 +128,11 @@ class Critic:
         await self._publish_grade(message, Grade(None, f"not graded: {reason}", DEFAULT, 0))
         await self.pairs.close(message.payload.query_id)
         return ()
+
+    async def _too_many(self) -> bool:
+        """Whether more answers wait than may: a judge that is slower than the answers come would fill Redis."""
+        most = self._context.settings.leave_ungraded_above
+        return most is not None and await self._bus.backlog(RESPONSE_GENERATION.stream, "critic") > most
 
     # ── grading ──────────────────────────────────────────────────────────────────────────────────────────────
 

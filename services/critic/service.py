@@ -52,6 +52,7 @@ async def _look(context: Context[CriticSettings], model: CourteousChatModel, cri
         backend_reason=reason,
         unreadable=judge.unread,
         yielded=model.yielded,
+        left_out=critic.left_out,
     )
     with contextlib.suppress(TransientError, ReplyError):
         waiting = context.facts["pairs_waiting"] = await critic.pairs.waiting()

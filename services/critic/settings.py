@@ -15,7 +15,7 @@ from shared.settings import Settings
 class CriticSettings(BackendSettings, CourtesySettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "model", "temperature", "grade_timeout", "attempts", "skip_tool_answers", "judge_one_in", "pairwise_buffer",
-        "rubrics", "concurrency", "yield_above", "yield_seconds",
+        "rubrics", "concurrency", "yield_above", "yield_seconds", "leave_ungraded_above",
     }  # fmt: skip
 
     # not LOCAL2_MODEL, which names the respondents' model: a model that grades its own answers is no judge
@@ -33,6 +33,11 @@ class CriticSettings(BackendSettings, CourtesySettings):
     )
     skip_tool_answers: bool = Field(default=True, description="Leave answers that used tools ungraded")
     judge_one_in: int = Field(default=1, ge=1, le=10_000, description="Judge one query in so many")
+    leave_ungraded_above: int | None = Field(
+        default=2_000,
+        ge=1,
+        description="The oldest answers are left ungraded while more than so many wait for the judge; null: never",
+    )
     pairwise_buffer: int = Field(default=100, ge=1, le=10_000, description="Answers that wait for their counterpart")
     rubrics: dict[str, str] = Field(
         default={"web_search": "style", "web_fetch": "style", "save_memory": "clarity", "save_topic": "clarity"},

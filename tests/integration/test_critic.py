@@ -233,6 +233,21 @@ async def test_at_most_so_many_answers_wait_and_the_oldest_are_given_up(redis_ur
         assert [v.original_query_id for v in await on.verdicts()] == ["5-1"]
 
 
+async def test_what_a_slow_judge_cannot_keep_up_with_is_left_ungraded_the_oldest_first(redis_url: str) -> None:
+    answers = [generation(f"{n}-1") for n in range(1, 11)]
+    async with Bus(redis_url, "test/before") as bus:
+        await bus.publish(*(RESPONSE_GENERATION.of(one, correlation_id=one.query_id) for one in answers))
+    async with court(redis_url, leave_ungraded_above=4) as on:
+        await on.settled()
+        graded = [critique.query_id for critique in await on.critiques()]
+        assert 1 <= len(graded) <= 4
+        assert graded == [one.query_id for one in answers[-len(graded) :]]
+        # one of them is not waited for by its counterpart
+        await on.submit(generation("1-1", "B"))
+        await on.settled()
+        assert await on.verdicts() == []
+
+
 async def test_one_query_in_so_many_is_judged_as_a_whole(redis_url: str) -> None:
     async with court(redis_url, judge_one_in=3) as on:
         queries = [f"{n}-1" for n in range(1, 31)]
