@@ -60,6 +60,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.gateway = gateway
+    app.state.routes = [route for router in _ROUTERS for route in router.routes]
     install(app)
     for router in _ROUTERS:
         app.include_router(router)

@@ -10,6 +10,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import Route
 
 from shared.bus import OutOfMemory
 from shared.errors import BusUnavailable, TransientError
@@ -97,7 +98,15 @@ async def _refused(request: Request, exc: Exception) -> Response:
         405: f"{request.method} is not possible here",
         400: "the body could not be read as JSON",
     }.get(exc.status_code, str(exc.detail))
-    return render(request, exc.status_code, _CODES.get(exc.status_code, "error"), message, exc.headers)
+    headers = {"Allow": _possible(request)} if exc.status_code == 405 else exc.headers
+    return render(request, exc.status_code, _CODES.get(exc.status_code, "error"), message, headers)
+
+
+def _possible(request: Request) -> str:
+    """The methods of a path; a route that refuses another method knows only its own."""
+    routes = (route for route in request.app.state.routes if isinstance(route, Route))
+    methods = [route.methods or () for route in routes if route.path_regex.match(request.scope["path"])]
+    return ", ".join(sorted(set().union(*methods))) or "GET"
 
 
 async def _invalid(request: Request, exc: Exception) -> Response:

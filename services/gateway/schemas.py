@@ -84,7 +84,7 @@ class QueryBody(Body):
 
 
 class FeedbackBody(Body):
-    """5 and 4 stars are positive, 2 and 1 negative; 3 say nothing, so they need a sentiment."""
+    """5 and 4 stars are positive, 2 and 1 negative. 3 weigh nothing; they are positive unless a sentiment is given."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -100,10 +100,8 @@ class FeedbackBody(Body):
     @model_validator(mode="after")
     def _says_which(self) -> Self:
         implied = self._implied()
-        if self.sentiment is None and implied is None:
-            raise ValueError(
-                "sentiment is needed with 3 stars" if self.stars else "either sentiment or stars must be given"
-            )
+        if self.sentiment is None and self.stars is None:
+            raise ValueError("either sentiment or stars must be given")
         if self.sentiment is not None and implied is not None and self.sentiment != implied:
             raise ValueError(f"{self.stars} stars and a {self.sentiment} sentiment contradict each other")
         return self
@@ -114,9 +112,7 @@ class FeedbackBody(Body):
         return "positive" if self.stars > 3 else "negative"
 
     def verdict(self) -> Sentiment:
-        found = self.sentiment or self._implied()
-        assert found is not None, "checked when the body was read"
-        return found
+        return self.sentiment or self._implied() or "positive"
 
 
 class ToolCallBody(Body):

@@ -95,7 +95,8 @@ async def test_sessions_are_listed_shown_and_really_deleted(site: Site, fake: Fa
 @pytest.mark.parametrize(
     ("given", "sentiment"),
     [({"stars": 5}, "positive"), ({"stars": 4}, "positive"), ({"stars": 2}, "negative"), ({"stars": 1}, "negative"),
-     ({"stars": 3, "sentiment": "positive"}, "positive"), ({"sentiment": "negative", "comment": "wrong"}, "negative")],
+     ({"stars": 3}, "positive"), ({"stars": 3, "sentiment": "negative"}, "negative"),
+     ({"sentiment": "negative", "comment": "wrong"}, "negative")],
 )  # fmt: skip
 async def test_feedback_is_published(
     site: Site, fake: FakeGenerator, raw: redis.Redis, given: dict[str, Any], sentiment: str

@@ -161,7 +161,7 @@ async def _exported(gateway: Gateway, user_id: str, page: dict[str, Any]) -> Asy
 
 _BODY = {
     "requestBody": {
-        "required": True,
+        "required": False,
         "content": {"application/x-ndjson": {"schema": {"type": "string"}, "example": orjson.dumps(_LINE).decode()}},
     }
 }

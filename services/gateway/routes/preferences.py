@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
+from pydantic import StrictBool
 
 from services.gateway.answers import reply
 from services.gateway.auth import AdminDep, UserDep
@@ -41,7 +42,7 @@ _DPO_LINE = (
 class ConsentBody(Body):
     """Whether your conversations may be used for training."""
 
-    consent: bool
+    consent: StrictBool
 
 
 @router.get(
