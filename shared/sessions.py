@@ -150,6 +150,15 @@ class SessionInfo:
     updated: int
 
 
+def turns_before(turns: Sequence[Turn], query_id: str) -> list[Turn]:
+    """The turns of queries that were accepted before this one; all but its own, when its id does not tell the time."""
+    try:
+        at = order(query_id)
+    except ValueError:
+        return [turn for turn in turns if turn.query_id != query_id]
+    return [turn for turn in turns if order(turn.query_id) < at]
+
+
 def session_key(session_id: str, *parts: str) -> str:
     return ":".join((f"{PREFIX}session:{{{session_id}}}", *parts))
 

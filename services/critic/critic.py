@@ -15,7 +15,6 @@ from services.critic.pairs import Half, Pairs
 from services.critic.rubrics import DEFAULT, Rubric, rubric_for
 from services.critic.settings import CriticSettings
 from shared import metrics
-from shared.bus import order
 from shared.contracts import (
     AGENT_TRANSITION,
     CRITIQUE_RESULT,
@@ -34,7 +33,7 @@ from shared.logging import get_logger
 from shared.machine import Machine
 from shared.sampling import one_in
 from shared.service import Context
-from shared.sessions import Sessions
+from shared.sessions import Sessions, turns_before
 
 log = get_logger()
 
@@ -75,6 +74,18 @@ def instruction_of(query: str, before: Iterable[Mapping[str, str]]) -> str:
 def config_of(response: ResponseGeneration) -> dict[str, Any]:
     """What made this answer: model, sampling, system prompt."""
     return {"model": response.model, "options": response.options, "prompt_version": response.prompt_version}
+
+
+def headers_of(message: Message[ResponseGeneration]) -> dict[str, Any]:
+    """The envelope of what comes of an answer; an answer that another program wrote may have its payload alone."""
+    response = message.payload
+    return {
+        **message.headers(),
+        "correlation_id": response.query_id,
+        "session_id": response.session_id,
+        "user_id": response.user_id,
+        "respondent_id": response.respondent_id,
+    }
 
 
 class Critic:
@@ -146,8 +157,7 @@ class Critic:
             before = [{"role": said.role, "content": said.content} for said in response.history]
         else:
             turns = await self._sessions.turns(response.session_id, response.respondent_id)
-            earlier = [turn for turn in turns if order(turn.query_id) < order(response.query_id)]
-            before = [message for turn in earlier for message in turn.messages()]
+            before = [said for turn in turns_before(turns, response.query_id) for said in turn.messages()]
         return instruction_of(response.query, before)
 
     async def _graded(self, response: ResponseGeneration, instruction: str, rubric: Rubric) -> Grade:
@@ -176,7 +186,8 @@ class Critic:
             query=response.query,
             answer=response.answer,
         )
-        await self._bus.publish(CRITIQUE_RESULT.of(critique, once=response.response_id, **message.headers()))
+        headers = headers_of(message)
+        await self._bus.publish(CRITIQUE_RESULT.of(critique, once=response.response_id, **headers))
         shown = {"score": grade.score, "feedback": grade.feedback, "rubric": grade.rubric}
         await self._journal(response.response_id, EntryType.CRITIQUE, shown)
 
@@ -201,7 +212,7 @@ class Critic:
             forward=found.forward,
             swapped=found.swapped,
         )
-        headers = {**message.headers(), "respondent_id": "A"}
+        headers = {**headers_of(message), "respondent_id": "A"}
         await self._bus.publish(PAIRWISE_RESULT.of(result, once=response.query_id, **headers))
         log.info("critic.compared", winner=found.winner, forward=found.forward, swapped=found.swapped)
         shown = {"winner": found.winner, "reason": found.reason, "score_a": a.score, "score_b": b.score}

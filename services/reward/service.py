@@ -37,7 +37,7 @@ from shared.intents import intent_of
 from shared.journal import EntryType, append_after, journal_key, response_id
 from shared.logging import get_logger
 from shared.service import Context, Service, Subscription, Work
-from shared.sessions import Sessions
+from shared.sessions import Sessions, turns_before
 from shared.tool import Tool, open_tools
 
 log = get_logger()
@@ -53,6 +53,14 @@ def reward_of(feedback: UserFeedback) -> float:
     if feedback.stars is not None:
         return (feedback.stars - 3) / 2
     return 1.0 if feedback.sentiment == "positive" else -1.0
+
+
+def _asked_at(message: Message[ResponseGeneration]) -> int:
+    """When the question was accepted, in ms; of an id that does not tell it, when its answer came."""
+    try:
+        return order(message.payload.query_id)[0]
+    except ValueError:
+        return message.envelope.time
 
 
 class Rewarding:
@@ -72,7 +80,7 @@ class Rewarding:
             before = [{"role": said.role, "content": said.content} for said in kept]
         else:
             turns = await self._sessions.turns(r.session_id, r.respondent_id)
-            before = [said for turn in turns if order(turn.query_id) < order(r.query_id) for said in turn.messages()]
+            before = [said for turn in turns_before(turns, r.query_id) for said in turn.messages()]
         config = {"model": r.model, "options": r.options, "prompt_version": r.prompt_version}
         row = {
             "response_id": r.response_id,
@@ -86,7 +94,7 @@ class Rewarding:
             "config": config_name(config),
             "intent": intent_of(r.query, [call.tool for call in r.tool_calls if call.error is None]).value,
             "tools": len(r.tool_calls),
-            "time": order(r.query_id)[0],
+            "time": _asked_at(message),
         }
         await self._desk.with_store(lambda store: store.put("responses", row))
         return ()
@@ -158,7 +166,13 @@ class Rewarding:
                 vote_id=message.entry_id,
             )
             once = f"{rated}:{message.entry_id}"
-            await self._context.bus.publish(REWARD_EVENT.of(event, once=once, **message.headers()))
+            headers = message.headers() | {
+                "correlation_id": f.query_id,
+                "session_id": f.session_id,
+                "user_id": f.user_id,
+                "respondent_id": f.respondent_id,
+            }
+            await self._context.bus.publish(REWARD_EVENT.of(event, once=once, **headers))
         shown = {"reward": reward, "sentiment": f.sentiment, "stars": f.stars, "comment": f.comment}
         key = journal_key(f.query_id, f.respondent_id)
         await append_after(self._context.bus, key, EntryType.REWARD, shown, once=f"reward:{message.entry_id}")

@@ -116,6 +116,23 @@ async def test_an_answer_is_graded_with_feedback_and_rubric(redis_url: str) -> N
     assert (critique.response_id, critique.respondent_id, critique.answer) == ("1-1:A", "A", "good")
 
 
+async def test_an_answer_that_another_program_wrote_needs_neither_an_envelope_nor_an_entrys_id(
+    redis_url: str, raw: redis.Redis
+) -> None:
+    async with court(redis_url) as on:
+        await on.sessions.open("s1", "u1", "hello")
+        await on.bus.link.pipe(on.sessions.appending("s1", "B", Turn("1-1", "Tell me of Paris.", "It is a city.", 0)))
+        for side in ("A", "B"):
+            raw.xadd(RESPONSE_GENERATION.stream, {"payload": generation("my-id", side).model_dump_json()})
+        await on.settled()
+        assert "Tell me of Paris." in on.server.requests[1].body["messages"][-1]["content"]
+    for subject, envelopes in ((CRITIQUE_RESULT, [b"A", b"B"]), (PAIRWISE_RESULT, [b"A"])):
+        found = [fields for _, fields in raw.xrange(subject.stream)]
+        assert [fields[b"respondent_id"] for fields in found] == envelopes
+        for fields in found:
+            assert (fields[b"correlation_id"], fields[b"session_id"], fields[b"user_id"]) == (b"my-id", b"s1", b"u1")
+
+
 async def test_the_judge_sees_the_question_in_its_conversation_and_the_tools_results(redis_url: str) -> None:
     call = ToolCallRecord(tool="web_search", args={}, result="Paris has 2 million people.", call_id="c")
     async with court(redis_url, skip_tool_answers=False) as on:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import redis
 from support.services import announced, running
 from support.stack import Client
 from support.waiting import eventually
@@ -133,6 +134,26 @@ async def test_a_vote_becomes_reward_with_the_configuration_and_intent_of_its_an
         assert (await on.journal("1-1"))[-1].value()["reward"] == 0.5
     assert (event.response_id, event.reward, event.source, event.intent) == ("1-1:A", 0.5, "stars", "lookup")
     assert event.config == {"model": "model-A", "options": {"temperature": 0.5}}
+
+
+async def test_what_another_program_wrote_needs_neither_an_envelope_nor_an_entrys_id(
+    redis_url: str, raw: redis.Redis, tmp_path: Path
+) -> None:
+    answer = ResponseGeneration(
+        query_id="my-id", response_id="my-id:A", session_id="s1", user_id="ann", respondent_id="A", generator_id="g",
+        query="Is it so?", answer="Yes.", model="model-A", finish_reason="stop",
+    )  # fmt: skip
+    vote = UserFeedback(query_id="my-id", session_id="s1", user_id="ann", sentiment="positive")
+    async with office(redis_url, tmp_path) as on:
+        for subject, payload in ((RESPONSE_GENERATION, answer), (USER_FEEDBACK, vote)):
+            raw.xadd(subject.stream, {"payload": payload.model_dump_json()})
+        await on.settled()
+        (event,) = await on.rewards()
+        (row,) = await on.exported("kto")
+    assert (event.reward, event.config["model"]) == (1.0, "model-A")
+    assert now_ms() - row["provenance"]["time"] < 60_000
+    ((_, fields),) = raw.xrange(REWARD_EVENT.stream)
+    assert (fields[b"correlation_id"], fields[b"session_id"], fields[b"user_id"]) == (b"my-id", b"s1", b"ann")
 
 
 async def test_the_last_vote_counts_and_the_same_vote_changes_nothing(redis_url: str, tmp_path: Path) -> None:
