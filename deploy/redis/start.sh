@@ -15,10 +15,19 @@ for name in LOCAL2_REDIS_PASSWORD LOCAL2_REDIS_WEB_PASSWORD; do
 		;;
 	esac
 done
+case ${LOCAL2_REDIS_SCALER_PASSWORD:-} in
+*[!A-Za-z0-9]*)
+	echo "LOCAL2_REDIS_SCALER_PASSWORD must be made of letters and digits; without it there is no user scaler" >&2
+	exit 1
+	;;
+esac
 
 # One line per user, without comments; the passwords never appear in a command line.
 awk '
 	/^#/ || /^[ \t]*$/ { next }
+	/^user / { left_out = $2 == "scaler" && ENVIRON["LOCAL2_REDIS_SCALER_PASSWORD"] == "" }
+	left_out { next }
+	{ gsub("SCALER_PASSWORD", ENVIRON["LOCAL2_REDIS_SCALER_PASSWORD"]) }
 	{ gsub("CORE_PASSWORD", ENVIRON["LOCAL2_REDIS_PASSWORD"]); gsub("WEB_PASSWORD", ENVIRON["LOCAL2_REDIS_WEB_PASSWORD"]) }
 	/^[ \t]/ { printf " %s", $0; next }
 	{ printf "%s%s", separator, $0; separator = "\n" }

@@ -99,8 +99,9 @@ def test_the_secret_is_made_with_fresh_values_that_fit_together(tmp_path: Path) 
     one, two = seen
     assert one["redis-url"] == f"redis://core:{one['redis-password']}@redis:6379/0"
     assert one["redis-web-url"] == f"redis://web:{one['redis-web-password']}@redis:6379/0"
+    assert one["scaler-user"] == "scaler"
     assert one["redis-address"] == "redis.elsewhere.svc:6379"
-    for key in ("redis-password", "redis-web-password", "admin-key", "searxng-secret"):
+    for key in ("redis-password", "redis-web-password", "scaler-password", "admin-key", "searxng-secret"):
         assert re.fullmatch(r"(l2_)?[0-9a-f]{48}", one[key])
         assert one[key] != two[key]
 
@@ -210,6 +211,28 @@ def test_only_the_gateway_is_open_to_everybody(overlay: str) -> None:
             assert ("from" in rule) is (name != "gateway"), name
     services = [resource["spec"] for resource in built(overlay) if resource["kind"] == "Service"]
     assert {service.get("type", "ClusterIP") for service in services} == {"ClusterIP"}
+
+
+@pytest.mark.parametrize("overlay", [name for name in OVERLAYS if name != "ollama"])
+def test_every_participant_can_be_scraped_from_one_namespace_and_nowhere_else(overlay: str) -> None:
+    settings = settings_of(overlay)
+    for name, deployment in participants(overlay).items():
+        (container,) = containers(deployment)
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert ports["metrics"] == int(settings["LOCAL2_METRICS_PORT"]), name
+    assert settings["LOCAL2_METRICS_HOST"] == "0.0.0.0"
+    assert policies(overlay)["metrics"] == {
+        "podSelector": {"matchLabels": {"local2/kind": "participant"}},
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {
+                "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+                "ports": [{"protocol": "TCP", "port": "metrics"}],
+            }
+        ],
+    }
+    services = [str(resource) for resource in built(overlay) if resource["kind"] in ("Service", "Ingress")]
+    assert "metrics" not in str(services)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -196,4 +196,4 @@ def test_keda_finds_what_it_needs_in_the_secret() -> None:
     (authentication,) = (r["spec"] for r in built("gpu") if r["kind"] == "TriggerAuthentication")
     keys = {entry["key"] for entry in authentication["secretTargetRef"]}
     made = yaml.safe_load(secret.split("<<YAML\n")[1].split("YAML\n")[0])
-    assert keys <= set(made["stringData"])
+    assert keys == {"redis-address", "scaler-user", "scaler-password"} <= set(made["stringData"])
