@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import httpx
@@ -20,7 +20,7 @@ from services.cli.models import has_model
 from services.cli.probes import get_json, port_state, redis_version, searxng_trouble, writable
 from services.cli.readiness import reasons
 from services.cli.run_lock import running_pid
-from services.cli.settings import ClientSettings, ModelWish, SearchWish
+from services.cli.settings import ClientSettings, CriticWish, MemoryWish, ModelWish, SearchWish
 from services.cli.typed import typed
 from shared.errors import Local2Error
 from shared.llm.ollama_admin import OllamaAdmin, ollama_url
@@ -51,12 +51,21 @@ class World:
     model: ModelWish
     search: SearchWish
     redis_url: str | None
+    memory: MemoryWish = field(default_factory=MemoryWish)
+    critic: CriticWish = field(default_factory=CriticWish)
 
     @staticmethod
     def load() -> World:
         """Raises SettingsError."""
         client = ClientSettings.load("cli")
-        return World(client, ModelWish.load("generator"), SearchWish.load("web_search"), configured_redis(client))
+        return World(
+            client,
+            ModelWish.load("generator"),
+            SearchWish.load("web_search"),
+            configured_redis(client),
+            MemoryWish.load("memory"),
+            CriticWish.load("critic"),
+        )
 
 
 def configured_redis(client: ClientSettings) -> str | None:
@@ -174,7 +183,7 @@ async def model(world: World) -> list[Finding]:
     wish = world.model
     match wish.backend:
         case "ollama":
-            return await _ollama(wish)
+            return await _ollama(world)
         case "openai":
             return await _openai(wish)
         case "google_genai":
@@ -186,7 +195,8 @@ async def model(world: World) -> list[Finding]:
             return [Finding("model", "missing", f"there is no backend {other}", remedy)]
 
 
-async def _ollama(wish: ModelWish) -> list[Finding]:
+async def _ollama(world: World) -> list[Finding]:
+    wish = world.model
     url = ollama_url(wish.ollama_host)
     admin = OllamaAdmin(wish.ollama_host)
     try:
@@ -203,6 +213,13 @@ async def _ollama(wish: ModelWish) -> list[Finding]:
     if not has_model(there, wish.model):
         text = f"Ollama does not have {wish.model}; local2 run pulls it"
         findings.append(Finding("model", "note", text, f"ollama pull {wish.model}"))
+    embedding, judge = world.memory.embedding_model, world.critic.model
+    if world.memory.backend == "ollama" and not has_model(there, embedding):
+        text = f"Ollama does not have {embedding}, which memory searches with; local2 run pulls it"
+        findings.append(Finding("embedding model", "note", text, f"ollama pull {embedding}"))
+    if world.critic.backend == "ollama" and not has_model(there, judge):
+        text = f"Ollama does not have {judge}: answers are not graded"
+        findings.append(Finding("judge", "note", text, f"ollama pull {judge}, or set LOCAL2_CRITIC_MODEL"))
     return findings
 
 

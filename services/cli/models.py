@@ -26,9 +26,12 @@ class Progress(Protocol):
 
 
 async def choose_model(
-    wish: ModelWish, models: Sequence[str], say: Callable[[str], None], progress: Progress
+    wish: ModelWish, models: Sequence[str], say: Callable[[str], None], progress: Progress, judge: str | None = None
 ) -> ModelChoice:
-    """Uses the backend that is configured; with Ollama it pulls what is missing, without one the demo is chosen."""
+    """Uses the backend that is configured; with Ollama it pulls what is missing, without one the demo is chosen.
+
+    judge: a model of Ollama that is not waited for: without it everything works but grading.
+    """
     if wish.backend != "ollama":
         return ModelChoice(notes=(f"model {wish.model} from the {wish.backend} backend",))
     url = ollama_url(wish.ollama_host)
@@ -53,6 +56,8 @@ async def choose_model(
                 notes.append(f"{model} could not be pulled ({exc}); get it with: ollama pull {model}")
             else:
                 notes.append(f"model {model} from Ollama at {url} (pulled now)")
+        if judge is not None and not has_model(there, judge):
+            notes.append(f"no judge: answers are graded once Ollama has {judge}; get it with: ollama pull {judge}")
         return ModelChoice(notes=tuple(notes))
     finally:
         await admin.aclose()

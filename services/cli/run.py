@@ -19,7 +19,7 @@ from services.cli.probes import port_state, redis_version, writable
 from services.cli.pull_view import PullView
 from services.cli.run_lock import UnusableFolder, run_lock
 from services.cli.search_choice import choose_search
-from services.cli.settings import ClientSettings, DrainWish, MemoryWish, ModelWish, SearchWish
+from services.cli.settings import ClientSettings, CriticWish, DrainWish, MemoryWish, ModelWish, SearchWish
 from services.cli.supervisor import StartError, Supervisor, grace, until_signal
 from services.cli.typed import typed
 from shared.errors import Local2Error
@@ -60,7 +60,7 @@ class Run:
         redis_url = await self._bus(supervisor)
         wish = ModelWish.load("generator", {"model": options.model} if options.model else None)
         with PullView(say, self._console) as progress:
-            choice = await choose_model(wish, self._models(wish), say, progress)
+            choice = await choose_model(wish, self._models(wish), say, progress, judge())
         for note in choice.notes:
             say(note)
         models = await self._demo(supervisor) if choice.demo else {}
@@ -115,6 +115,12 @@ class Run:
 def longest_drain() -> float:
     """The most that any participant may take to finish its work."""
     return max(DrainWish.load(name).drain for name in PARTICIPANTS)
+
+
+def judge() -> str | None:
+    """The critic's model, when it is Ollama's."""
+    wish = CriticWish.load("critic")
+    return wish.model if wish.backend == "ollama" else None
 
 
 async def welcome(settings: ClientSettings, *, key_in_link: bool = False) -> str:

@@ -134,6 +134,17 @@ class MemoryWish(Settings):
     embedding_model: str = Field(default="nomic-embed-text", description="Name of the embedding model")
 
 
+class CriticWish(Settings):
+    """The part of the critic's settings that decides which model must be there."""
+
+    whole: ClassVar[bool] = False
+
+    backend: str = Field(default="ollama", description="ollama, openai or google_genai")
+    model: str = Field(
+        default="prometheus:7b", validation_alias=AliasChoices("LOCAL2_CRITIC_MODEL"), description="Name of the judge"
+    )
+
+
 class SearchWish(Settings):
     """The part of web_search's settings that decides which search service is asked."""
 

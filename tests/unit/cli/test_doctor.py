@@ -14,7 +14,7 @@ import pytest
 from services.cli import doctor
 from services.cli.doctor import World, abilities, examine
 from services.cli.embedded_redis import EmbeddedRedisError
-from services.cli.settings import ClientSettings, ModelWish, SearchWish
+from services.cli.settings import ClientSettings, CriticWish, ModelWish, SearchWish
 from shared.testing.model_server import ScriptedModelServer
 
 NOWHERE = "http://127.0.0.1:9"
@@ -92,6 +92,21 @@ async def test_it_says_what_each_model_of_ollama_can_do(tmp_path: Path) -> None:
     assert said["gemma4:e4b"] == "tools: yes, thinking: yes (the one to be used)"
     assert said["prometheus:7b"] == "tools: no, thinking: no"
     assert [(f.level, f.remedy) for f in lacking if f.about == "model"] == [("note", "ollama pull llama4")]
+    assert said["embedding model"].startswith("Ollama does not have nomic-embed-text")
+    assert "judge" not in said
+
+
+async def test_a_judge_that_ollama_does_not_have_is_named_unless_it_is_elsewhere(tmp_path: Path) -> None:
+    from shared.testing.script import Script
+
+    async with ScriptedModelServer(Script(models={"gemma4:e4b": [], "nomic-embed-text:latest": []})) as server:
+        here = ModelWish(ollama_host=server.url)
+        found = await doctor.model(world(tmp_path, model=here))
+        elsewhere = await doctor.model(world(tmp_path, model=here, critic=CriticWish(backend="openai")))
+    (judge,) = [f for f in found if f.level != "ok"]
+    assert (judge.about, judge.level) == ("judge", "note")
+    assert judge.remedy.startswith("ollama pull prometheus:7b")
+    assert all(f.level == "ok" for f in elsewhere)
 
 
 async def test_an_openai_server_without_the_model_names_those_it_has(tmp_path: Path) -> None:

@@ -35,10 +35,10 @@ def ignored(_model: str, _part: PullProgress) -> None:
     """A download nobody watches."""
 
 
-async def chosen(wish: ModelWish, *models: str) -> tuple[bool, str, list[str]]:
+async def chosen(wish: ModelWish, *models: str, judge: str | None = None) -> tuple[bool, str, list[str]]:
     said: list[str] = []
     with PullView(said.append, None) as progress:
-        choice = await choose_model(wish, models or [wish.model], said.append, progress)
+        choice = await choose_model(wish, models or [wish.model], said.append, progress, judge)
     return choice.demo, "\n".join(choice.notes), said
 
 
@@ -55,6 +55,15 @@ async def test_a_missing_model_is_pulled_and_the_progress_is_told() -> None:
     assert "pulled now" in notes
     assert said[0] == "Ollama does not have gemma4:e4b yet: pulling it"
     assert [line.rsplit(" ", 2)[1] for line in said[1:]] == ["0", "50", "100"]
+
+
+async def test_a_missing_judge_is_named_and_not_waited_for() -> None:
+    async with ScriptedModelServer(Script(models={"gemma4:e4b": []})) as server:
+        wish = ModelWish(ollama_host=server.url)
+        _, without, said = await chosen(wish, judge="prometheus:7b")
+        _, there, _ = await chosen(wish, judge="gemma4:e4b")
+    assert without.endswith("get it with: ollama pull prometheus:7b")
+    assert (said, "judge" in there) == ([], False)
 
 
 async def test_a_pull_that_fails_shows_the_exact_command() -> None:
