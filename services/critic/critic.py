@@ -95,7 +95,7 @@ class Critic:
         self._judge = judge
         self._rubrics = rubrics
         self._sessions = Sessions(context.bus)
-        self.pairs = Pairs(context.bus)
+        self.pairs = Pairs(context.bus, context.settings.retention)
         self.left_out = 0
 
     async def grade(self, message: Message[ResponseGeneration]) -> Iterable[Outgoing]:

@@ -18,7 +18,7 @@ from shared.envelope import now_ms
 # One hash slot: the script below makes room by removing other pairs.
 _BASE = f"{PREFIX}pairs:{{pairs}}:"
 WAITING = f"{_BASE}waiting"
-# A counterpart that is this late is not waited for.
+# A counterpart that is this late is not waited for; nor one that is later than journals are kept.
 _SECONDS = 3600
 
 # KEYS: pair, waiting. ARGV: respondent, answer, query id, limit, seconds, now ms, key prefix.
@@ -83,20 +83,21 @@ class Offer:
 
 
 class Pairs:
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, retention: int = _SECONDS) -> None:
         self._bus = bus
+        self._seconds = min(_SECONDS, retention)
 
     async def offer(self, query_id: str, respondent_id: str, half: Half, limit: int) -> Offer:
         """Puts an answer beside its counterpart; at most `limit` answers wait, the oldest are given up."""
         keys = (_BASE + query_id, WAITING)
-        args = (respondent_id, half.dump(), query_id, limit, _SECONDS, now_ms(), _BASE)
+        args = (respondent_id, half.dump(), query_id, limit, self._seconds, now_ms(), _BASE)
         first, second, *evicted = await self._bus.link.call(*_OFFER(keys, *args))
         pair = (Half.parse(first), Half.parse(second)) if first and second else None
         return Offer(pair, [name.decode() for name in evicted])
 
     async def close(self, query_id: str) -> None:
         """The pair has been judged, or one of its answers cannot be."""
-        await self._bus.link.call(*_CLOSE((_BASE + query_id, WAITING), query_id, _SECONDS))
+        await self._bus.link.call(*_CLOSE((_BASE + query_id, WAITING), query_id, self._seconds))
 
     async def waiting(self) -> int:
         return int(await self._bus.link.call("ZCARD", WAITING))

@@ -150,7 +150,7 @@ class Rewarding:
             "cast_ms": cast_ms,
             "cast_no": cast_no,
         }
-        answer = await self._awaited(rated)
+        answer = await self._awaited(rated, f)
         async with self._voting.setdefault(rated, asyncio.Lock()):
             counts = await self._desk.with_store(lambda store: store.vote(row))
             if not counts:
@@ -181,13 +181,15 @@ class Rewarding:
         log.info("reward.voted", reward=reward)
         return ()
 
-    async def _awaited(self, rated: str) -> dict[str, Any] | None:
-        """The answer that is rated; a vote may be quicker than the answer's way here."""
+    async def _awaited(self, rated: str, vote: UserFeedback) -> dict[str, Any] | None:
+        """The answer that is rated; a vote may be quicker than the answer's way here, and slower than its deletion."""
         until = asyncio.get_running_loop().time() + self._context.settings.patience
         while True:
             answer = await self._desk.with_store(lambda store: store.response(rated))
             if answer is not None or asyncio.get_running_loop().time() >= until:
                 return answer
+            if await self._desk.with_store(lambda store: store.gone(vote.session_id, vote.query_id)):
+                return None
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def forget(self, message: Message[MemoryForget]) -> Iterable[Outgoing]:

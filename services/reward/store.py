@@ -99,7 +99,7 @@ class Store:
 
     def _put(self, db: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> bool:
         session = row.get("session_id")
-        if table != "forgotten" and session and self._gone(db, session):
+        if table != "forgotten" and session and self._gone(db, session, row["query_id"]):
             return False
         names = list(row)
         # a backup's rows name their columns
@@ -114,8 +114,12 @@ class Store:
         )
         return True
 
-    def _gone(self, db: sqlite3.Connection, session_id: str) -> bool:
-        return db.execute("SELECT 1 FROM forgotten WHERE session_id=?", (session_id,)).fetchone() is not None
+    def _gone(self, db: sqlite3.Connection, session_id: str, query_id: str) -> bool:
+        """Whether the session was deleted after this query; its id may be used again."""
+        asked, _, _ = query_id.partition("-")
+        at = int(asked) if asked.isdecimal() else 0
+        found = db.execute("SELECT 1 FROM forgotten WHERE session_id=? AND at>=?", (session_id, at))
+        return found.fetchone() is not None
 
     def vote(self, row: Mapping[str, Any]) -> bool:
         """Keeps the vote unless a later one is there already; False then. `cast_ms`, `cast_no`: when it was cast."""
@@ -153,6 +157,11 @@ class Store:
         """Removes everything, for a restore that replaces. The number of rows."""
         with self._transaction() as db:
             return sum(db.execute(f"DELETE FROM {table}").rowcount for table in TABLES)
+
+    def gone(self, session_id: str, query_id: str) -> bool:
+        """Whether nothing is kept any more of this query, because its session was deleted."""
+        with _in_the_way():
+            return self._gone(self._db, session_id, query_id)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -193,6 +193,29 @@ async def test_many_votes_that_wait_do_not_keep_their_answers_out(redis_url: str
         assert all(event.config for event in await on.rewards())
 
 
+async def test_votes_on_what_was_deleted_are_not_waited_for(redis_url: str, tmp_path: Path) -> None:
+    async with office(redis_url, tmp_path, patience=30) as on:
+        await on.bus.publish(MEMORY_FORGET.of(MemoryForget(user_id="ann", session_id="s1", at=500)))
+        await on.settled()
+        for number in range(12):
+            await on.votes(f"{100 + number}-1")
+        # `settled` gives up before a single vote's patience
+        await on.settled()
+        assert await on.rewards() == []
+
+
+async def test_a_session_id_that_is_used_again_after_its_deletion_is_kept(redis_url: str, tmp_path: Path) -> None:
+    async with office(redis_url, tmp_path) as on:
+        await on.bus.publish(MEMORY_FORGET.of(MemoryForget(user_id="ann", session_id="s1", at=500)))
+        await on.settled()
+        for query_id in ("500-1", "501-1"):
+            await on.answered(query_id)
+            await on.answered(query_id, "B", answer="No.")
+            await on.compared(query_id, "A")
+        await on.settled()
+        assert [row["provenance"]["query_id"] for row in await on.exported("dpo")] == ["501-1"]
+
+
 async def test_a_vote_on_an_answer_that_never_comes_is_still_a_reward(redis_url: str, tmp_path: Path) -> None:
     async with office(redis_url, tmp_path, patience=0.2) as on:
         await on.votes("1-1", good=False)
