@@ -17,7 +17,7 @@ import orjson
 from services.memory.catalog import Catalog
 from services.memory.engram import Engram
 from services.memory.keywords import Entry, KeywordHit, KeywordIndex, KeywordIndexDamaged
-from services.memory.store import Store
+from services.memory.store import Placed, Store, Vector
 from services.memory.text import keyword_text
 from shared.bus import order
 from shared.contracts import MEMORY_CHANGED, MemoryChanged
@@ -32,15 +32,12 @@ _MARK_SECONDS = 2.0
 _RETRY_SECONDS = 1.0
 
 
-Vector = Sequence[float]
-
-
 def entry(engram: Engram, vector: Vector | None = None, model: str = "") -> Entry:
     at = datetime.fromtimestamp(engram.time / 1000, UTC)
     data = orjson.dumps(engram.flat()).decode()
     # half precision is enough to compare by
     place = None if vector is None else np.asarray(vector, dtype=np.float16).tobytes()
-    return Entry(engram.id, keyword_text(*engram.said(), at), engram.before, data, place, model)
+    return Entry(engram.id, keyword_text(*engram.said(), at), engram.before, data, place, model if place else "")
 
 
 def engrams_of(found: Mapping[str, str], user_id: str) -> dict[str, Engram]:
@@ -61,9 +58,10 @@ def similarities(hits: Iterable[KeywordHit], vector: Vector, model: str) -> dict
 
 
 class Index:
-    def __init__(self, context: Context[Any], store: Store, keywords: KeywordIndex) -> None:
+    def __init__(self, context: Context[Any], store: Store, keywords: KeywordIndex, model: str) -> None:
         self._context = context
         self._store = store
+        self._model = model
         self._keywords = keywords
         self.catalog = Catalog()
         self.ready = asyncio.Event()
@@ -80,15 +78,14 @@ class Index:
         user_id: str,
         engrams: Sequence[Engram],
         vectors: Mapping[str, Vector] | None = None,
-        model: str = "",
         *,
         look_again: bool = False,
     ) -> None:
-        """Call it after the store has them. `vectors`: those that were written with them, of this model.
+        """Call it after the store has them. `vectors`: those that were written with them.
 
         look_again: another writer may have changed them since; they are read once more from the store afterwards.
         """
-        await self._add(user_id, engrams, vectors, model)
+        await self._add(user_id, [Placed(engram, (vectors or {}).get(engram.id)) for engram in engrams])
         if look_again:
             self._look_again.update(engram.id for engram in engrams)
         await self._tell(MemoryChanged(user_id=user_id, put=[engram.id for engram in engrams]))
@@ -121,17 +118,16 @@ class Index:
     async def _tell(self, change: MemoryChanged) -> None:
         await self._context.bus.publish(MEMORY_CHANGED.of(change, user_id=change.user_id))
 
-    async def _add(
-        self, user_id: str, engrams: Sequence[Engram], vectors: Mapping[str, Vector] | None = None, model: str = ""
-    ) -> None:
-        self.catalog.add(engrams)
+    async def _add(self, user_id: str, placed: Sequence[Placed]) -> None:
+        self.catalog.add([one.engram for one in placed])
         try:
-            await asyncio.to_thread(
-                self._keywords.add, user_id, [entry(e, (vectors or {}).get(e.id), model) for e in engrams]
-            )
+            await asyncio.to_thread(lambda: self._keywords.add(user_id, self._entries(placed)))
         except KeywordIndexDamaged as exc:
             log.error("keywords.damaged", reason=str(exc))
             await self._repair(user_id)
+
+    def _entries(self, placed: Iterable[Placed]) -> list[Entry]:
+        return [entry(one.engram, one.vector, self._model) for one in placed]
 
     async def _remove(self, user_id: str, ids: Sequence[str]) -> None:
         if not self.ready.is_set():
@@ -152,8 +148,8 @@ class Index:
 
     async def _repair(self, user_id: str) -> None:
         ids = self.catalog.ids(user_id)
-        engrams = await self._store.get(user_id, ids)
-        await asyncio.to_thread(self._keywords.replace, user_id, [entry(engram) for engram in engrams.values()])
+        placed = await self._store.placed(user_id, self._model, ids)
+        await asyncio.to_thread(lambda: self._keywords.replace(user_id, self._entries(placed.values())))
 
     # ── the store and the other replicas ─────────────────────────────────────────────────────────────────────
 
@@ -181,7 +177,7 @@ class Index:
             start = newest
         else:
             assert mark is not None
-            await self._store.reading(lambda: [None for _ in self._scanned()])
+            await self._store.reading(self._list)
             start = mark
         self.ready.set()
         removed, self._removed = self._removed, []
@@ -192,11 +188,16 @@ class Index:
         log.info("index.ready", engrams=len(self.catalog), users=len(self.catalog.users()))
         return start
 
+    # both in a thread: a page's dictionary writes are short, and each is complete in itself
+
     def _scanned(self) -> Iterator[tuple[str, Sequence[Entry]]]:
-        """In a thread: a page's dictionary writes are short, and each is complete in itself."""
-        for user_id, engrams in self._store.scan():
+        for user_id, placed in self._store.scan_placed(self._model):
+            self.catalog.add([one.engram for one in placed])
+            yield user_id, self._entries(placed)
+
+    def _list(self) -> None:
+        for _, engrams in self._store.scan():
             self.catalog.add(engrams)
-            yield user_id, [entry(engram) for engram in engrams]
 
     async def _missed(self, mark: str) -> bool:
         """Whether the stream no longer has everything after the mark."""
@@ -232,7 +233,7 @@ class Index:
                 if change.all:
                     await self._remove_user(change.user_id)
                     return
-                found = await self._store.get(change.user_id, change.put)
+                found = await self._store.placed(change.user_id, self._model, change.put)
                 if found:
                     await self._add(change.user_id, list(found.values()))
                 if gone := [*change.removed, *(one for one in change.put if one not in found)]:

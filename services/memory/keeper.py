@@ -72,7 +72,7 @@ class Keeper:
             self._fault("stored")
             open_items = await self._changed(open_items, states)
         if kept:
-            await self.index.put(user_id, list(kept.values()), places, self._model)
+            await self.index.put(user_id, list(kept.values()), places)
         self._fault("indexed")
         return list(kept.values())
 

@@ -8,7 +8,6 @@ of another version is dropped and reported as KeywordIndexDamaged, and `replace`
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import sqlite3
 import threading
@@ -18,42 +17,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.memory.fts import MAX_WORDS, SCHEMA, VERSION, Entry, KeywordHit, delete, insert, search
 from services.memory.text import query_tokens, tokens
 from shared.errors import Local2Error
 
-# Of the files' form and of the words in them: another number makes every index be built anew.
-VERSION = 3
+__all__ = ["Entry", "KeywordHit", "KeywordIndex", "KeywordIndexDamaged"]
+
 # Databases held open at the same time.
 OPEN_FILES = 32
 # Bytes of a file that are read without a copy.
 MAPPED = 512_000_000
-# Words of a query that are looked up, and engrams that are scored for them: words that many engrams have cost the most
-# and tell the least. Where all words of a query are common, the newest engrams are scored that have them all.
-MAX_WORDS = 32
-MAX_SCORED = 600
-# How many engrams with a word are counted; beyond, their number is estimated from how densely these lie.
-MAX_COUNTED = 1_000
-# A word of the turn before counts for less than one of the turn itself.
-BEFORE_WEIGHT = 0.4
-
-_SCHEMA = f"""
-CREATE TABLE owner(user_id TEXT NOT NULL);
-CREATE TABLE engram(n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, turn TEXT NOT NULL, before TEXT NOT NULL,
-    data TEXT NOT NULL, vector BLOB, model TEXT NOT NULL);
-CREATE VIRTUAL TABLE words USING fts5(turn, before, content='engram', content_rowid='n',
-    tokenize='unicode61 remove_diacritics 0');
-PRAGMA user_version = {VERSION};
-"""
-
-
-_COUNT = "SELECT count(*), max(n) FROM (SELECT rowid AS n FROM words WHERE words MATCH ? ORDER BY n LIMIT ?)"
-# Newer engrams come first among those that fit as well.
-_BEST = """
-SELECT engram.id, engram.turn, engram.before, engram.vector, engram.model FROM (
-    SELECT rowid AS n, bm25(words, 1.0, ?) AS score FROM words
-    WHERE words MATCH ? AND rowid >= ? ORDER BY score, n DESC LIMIT ?
-) JOIN engram USING (n) ORDER BY score, n DESC
-"""
 
 
 class KeywordIndexDamaged(Local2Error):
@@ -62,39 +35,6 @@ class KeywordIndexDamaged(Local2Error):
     def __init__(self, user_id: str, reason: str) -> None:
         super().__init__(f"the keyword index of user {user_id} has to be built anew: {reason}")
         self.user_id = user_id
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What is indexed of one engram: its own text, and the text of the turn before it in the same session.
-
-    data: what is wanted of an engram once it is found; see `KeywordIndex.data`. vector (of this model): comes back with
-    each hit; without one the vector that is there stays, as long as the texts are the same.
-    """
-
-    id: str
-    text: str
-    before: str = ""
-    data: str = ""
-    vector: bytes | None = None
-    model: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class KeywordHit:
-    """`rank` counts from 1. `score` (0…1) is the share of the query's words, by their rarity, that the engram has.
-
-    `vector` and `model` are what was added with it.
-    """
-
-    id: str
-    rank: int
-    score: float
-    vector: bytes | None = None
-    model: str = ""
-
-
-_Row = tuple[str, str, str, str, bytes | None, str]
 
 
 @dataclass(slots=True)
@@ -129,7 +69,7 @@ class KeywordIndex:
             (e.id, " ".join(tokens(e.text)), " ".join(tokens(e.before)), e.data, e.vector, e.model) for e in entries
         ]
         with self._using(user_id) as db, _transaction(db):
-            _insert(db, rows)
+            insert(db, rows)
 
     def remove(self, user_id: str, ids: Iterable[str]) -> int:
         """Forgets these engrams, on disk too. Returns how many there were."""
@@ -137,7 +77,7 @@ class KeywordIndex:
             return 0
         with self._using(user_id) as db:
             with _transaction(db):
-                removed = sum(_delete(db, id_) for id_ in ids)
+                removed = sum(delete(db, id_) for id_ in ids)
                 if removed:
                     # merged into one segment, in which nothing of the removed texts is left
                     db.execute("INSERT INTO words(words) VALUES('optimize')")
@@ -156,7 +96,7 @@ class KeywordIndex:
         if not words or limit < 1 or not self._path(user_id).exists():
             return []
         with self._using(user_id) as db:
-            return _search(db, words, limit)
+            return search(db, words, limit)
 
     def data(self, user_id: str, ids: Sequence[str]) -> dict[str, str]:
         """The `data` of those of the engrams that are there; far quicker than asking the store."""
@@ -300,7 +240,7 @@ def _opened(path: Path, user_id: str) -> sqlite3.Connection:
         db.execute(f"PRAGMA mmap_size = {MAPPED}")
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
-            db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+            db.executescript(f"BEGIN; {SCHEMA} COMMIT;")
             db.execute("INSERT INTO owner VALUES (?)", (user_id,))
         elif version != VERSION:
             raise sqlite3.DatabaseError(f"its version is {version}, {VERSION} is needed")
@@ -308,100 +248,3 @@ def _opened(path: Path, user_id: str) -> sqlite3.Connection:
         db.close()
         raise
     return db
-
-
-def _insert(db: sqlite3.Connection, rows: Iterable[_Row]) -> None:
-    for row in rows:
-        id_, turn, before, *rest = row
-        there = db.execute("SELECT turn, before, data, vector, model FROM engram WHERE id = ?", (id_,)).fetchone()
-        if there is not None and there[:2] == (turn, before):
-            data, vector, model = rest if rest[1] is not None else (rest[0], *there[3:])
-            if there[2:] != (data, vector, model):
-                changed = "UPDATE engram SET data = ?, vector = ?, model = ? WHERE id = ?"
-                db.execute(changed, (data, vector, model, id_))
-            continue
-        if there is not None:
-            _delete(db, id_)
-        added = "INSERT INTO engram(id, turn, before, data, vector, model) VALUES (?, ?, ?, ?, ?, ?)"
-        n = db.execute(added, row).lastrowid
-        db.execute("INSERT INTO words(rowid, turn, before) VALUES (?, ?, ?)", (n, turn, before))
-
-
-def _delete(db: sqlite3.Connection, id_: str) -> bool:
-    row = db.execute("SELECT n, turn, before FROM engram WHERE id = ?", (id_,)).fetchone()
-    if row is None:
-        return False
-    db.execute("INSERT INTO words(words, rowid, turn, before) VALUES ('delete', ?, ?, ?)", row)
-    db.execute("DELETE FROM engram WHERE n = ?", row[:1])
-    return True
-
-
-def _search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> list[KeywordHit]:
-    # the highest number in place of how many there are: counting would take longer than all the rest
-    (last,) = db.execute("SELECT max(n) FROM engram").fetchone()
-    if last is None:
-        return []
-    counts = {word: _count(db, _quoted(word), last) for word in words}
-    there = sorted((word for word in words if counts[word]), key=lambda word: counts[word])
-    if not there:
-        return []
-    rarity = {word: math.log(1 + (last - n + 0.5) / (n + 0.5)) for word, n in counts.items()}
-    whole = sum(rarity.values())
-    if counts[there[0]] > MAX_SCORED:
-        expression, matching = _narrowed(db, there, counts, last)
-        first = last - last * MAX_SCORED // matching if matching > MAX_SCORED else 0
-    else:
-        expression, first = " OR ".join(map(_quoted, _rarest(there, counts))), 0
-    found = db.execute(_BEST, (BEFORE_WEIGHT, expression, first, limit)).fetchall()
-    return [
-        KeywordHit(id_, rank, _share(rarity, turn, before) / whole, vector, model)
-        for rank, (id_, turn, before, vector, model) in enumerate(found, start=1)
-    ]
-
-
-def _quoted(word: str) -> str:
-    return f'"{word}"'
-
-
-def _count(db: sqlite3.Connection, expression: str, last: int) -> int:
-    """How many engrams match: exact while they are few."""
-    n: int
-    seen: int
-    n, seen = db.execute(_COUNT, (expression, MAX_COUNTED)).fetchone()
-    return n if n < MAX_COUNTED else n * last // seen
-
-
-def _rarest(there: Sequence[str], counts: dict[str, int]) -> list[str]:
-    """As many words, from the rarest on, as are quickly scored."""
-    chosen, scored = [there[0]], counts[there[0]]
-    for word in there[1:]:
-        scored += counts[word]
-        if scored > MAX_SCORED:
-            break
-        chosen.append(word)
-    return chosen
-
-
-def _narrowed(db: sqlite3.Connection, there: Sequence[str], counts: dict[str, int], last: int) -> tuple[str, int]:
-    """Where every word is common: words that must all be there, and how many engrams that leaves."""
-    expression, matching = _quoted(there[0]), counts[there[0]]
-    for word in there[1:]:
-        narrower = f"{expression} AND {_quoted(word)}"
-        left = _count(db, narrower, last)
-        if left:
-            expression, matching = narrower, left
-        if matching <= MAX_SCORED:
-            break
-    return expression, matching
-
-
-def _share(rarity: dict[str, float], turn: str, before: str) -> float:
-    # words stand between single spaces
-    turn, before = f" {turn} ", f" {before} "
-    found = 0.0
-    for word, value in rarity.items():
-        if f" {word} " in turn:
-            found += value
-        elif f" {word} " in before:
-            found += value * BEFORE_WEIGHT
-    return found

@@ -93,19 +93,14 @@ def rank(candidates: Iterable[Candidate], weights: Weights, *, top_k: int, min_s
     return [one.hit() for one in sorted(kept, key=_Judged.place)[: max(0, top_k)]]
 
 
-def promising(
-    candidates: Iterable[Candidate], weights: Weights, *, min_score: float, ceiling: float | None
-) -> list[tuple[str, float]]:
+def promising(candidates: Iterable[Candidate], weights: Weights, *, min_score: float) -> list[tuple[str, float]]:
     """The relevant candidates with the score that each can reach at most, best first: before their ratings are known.
 
     For a search that reads what is known of the most promising only.
-    ceiling: the highest that a similarity which is not known may turn out to be; None: it will not be known.
     """
     found: list[tuple[str, float]] = []
     for one in candidates:
         relevance = _relevance(one.similarity, one.keyword_score, weights, min_score)
-        if one.similarity is None and ceiling is not None:
-            relevance = max(relevance, _relevance(ceiling, one.keyword_score, weights, min_score))
         if relevance > 0:
             found.append((one.id, min(1.0, relevance * (1 + weights.bound))))
     return sorted(found, key=lambda item: (-item[1], item[0]))

@@ -67,9 +67,7 @@ class Recall:
             for one in dict.fromkeys([*similarity, *by_word])
         }
         least = min_score_for(self._embedder.model) if settings.min_score is None else settings.min_score
-        # what words alone have found is no nearer than what the dense search brought last, had it brought more
-        ceiling = None if vector is None else near[-1].similarity if len(near) >= limit else 1.0
-        order = promising(candidates.values(), settings.weights, min_score=least, ceiling=ceiling)
+        order = promising(candidates.values(), settings.weights, min_score=least)
         engrams: dict[str, Engram] = {}
         # an answer that only repeats what was remembered stands behind what it repeats
         said: list[Candidate] = []
@@ -79,7 +77,7 @@ class Recall:
         while at < len(order):
             part = [candidates[one] for one, _ in order[at : at + step]]
             at += step
-            for candidate, engram in await self._read(user_id, part, vector, now):
+            for candidate, engram in await self._read(user_id, part, now):
                 engrams[engram.id] = engram
                 (echoes if engram.echo else said).append(candidate)
             hits = rank(said, settings.weights, top_k=wanted, min_score=least)
@@ -89,28 +87,19 @@ class Recall:
             hits = rank(echoes, settings.weights, top_k=wanted, min_score=least)
         return Recalled([(hit, engrams[hit.id]) for hit in hits], degraded)
 
-    async def _read(
-        self, user_id: str, part: Sequence[Candidate], vector: list[float] | None, now: int
-    ) -> list[tuple[Candidate, Engram]]:
+    async def _read(self, user_id: str, part: Sequence[Candidate], now: int) -> list[tuple[Candidate, Engram]]:
         """The candidates with everything that the store knows of them; what has gone meanwhile is left out."""
         engrams = await self._index.read(user_id, [one.id for one in part])
         if missing := [one.id for one in part if one.id not in engrams]:
             engrams |= await self._store.get(user_id, missing)
-        places: dict[str, Any] = {}
-        # found by words alone, and the index has no vector: after it was made anew from the store
-        if vector is not None and (unplaced := [one.id for one in part if one.similarity is None]):
-            places = await self._store.vectors(user_id, self._embedder.model, unplaced)
         read = []
         for one in part:
             if one.id not in engrams:
                 continue
-            engram, similarity = engrams[one.id], one.similarity
-            if similarity is None and places.get(one.id) is not None:
-                similarity = float(places[one.id].dot(vector))
+            engram = engrams[one.id]
             question, text = engram.said()
             judged = replace(
                 one,
-                similarity=similarity,
                 score=engram.score,
                 won=engram.won,
                 feedback=engram.reward,

@@ -58,7 +58,7 @@ def builder(fault: Hook | None = None) -> Any:
             embedder = await stack.enter_async_context(
                 open_embedder(settings.embeddings(), settings.embedding_model, settings.embed_batch)
             )
-            index = Index(context, store, keywords)
+            index = Index(context, store, keywords, settings.embedding_model)
             states = States(context.bus, settings.pending_days, settings.forget_days)
             keeper = Keeper(store, states, index, settings.embedding_model, *([fault] if fault else []))
             if settings.on_model_change == "refuse":

@@ -171,7 +171,7 @@ async def search(
     questions: int,
 ) -> dict[str, float]:
     """Milliseconds of a search, of the bare query, and of the keywords alone; they take turns question by question."""
-    (collection,) = store._collections(USER)
+    (collection,) = store._collections.of(USER).values()
     dice = random.Random(len(there))
     times: dict[str, list[float]] = {"recall": [], "bare": [], "words": []}
     hits = 0

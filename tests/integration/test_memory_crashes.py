@@ -208,7 +208,7 @@ async def test_a_text_that_the_model_refuses_is_shortened_and_kept(redis_url: st
 async def test_a_second_process_on_the_folder_is_told_so(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.memory.store._LOCK_PATIENCE", 0.2)
+    monkeypatch.setattr("services.memory.folder._LOCK_PATIENCE", 0.2)
     async with remembering(redis_url, tmp_path) as client:
         with pytest.raises(BaseExceptionGroup) as refused:
             await app.run(memory_settings(redis_url, tmp_path, client.server.url), asyncio.Event())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.memory import keywords
+from services.memory import fts, keywords
 from services.memory.keywords import Entry, KeywordHit, KeywordIndex, KeywordIndexDamaged
 
 
@@ -249,8 +249,8 @@ def test_many_threads_add_search_and_forget(index: KeywordIndex, monkeypatch: py
 def test_where_every_word_is_common_what_has_them_all_is_found(
     index: KeywordIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keywords, "MAX_SCORED", 20)
-    monkeypatch.setattr(keywords, "MAX_COUNTED", 20)
+    monkeypatch.setattr(fts, "MAX_SCORED", 20)
+    monkeypatch.setattr(fts, "MAX_COUNTED", 20)
     index.add("ann", [Entry("both", "tea and coffee, a long time ago")])
     index.add("ann", [Entry(f"c{number}", f"coffee {number}") for number in range(200)])
     index.add("ann", [Entry(f"t{number}", f"tea {number}") for number in range(200)])
@@ -258,15 +258,15 @@ def test_where_every_word_is_common_what_has_them_all_is_found(
 
 
 def test_where_one_word_is_common_the_newest_are_found(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keywords, "MAX_SCORED", 20)
-    monkeypatch.setattr(keywords, "MAX_COUNTED", 20)
+    monkeypatch.setattr(fts, "MAX_SCORED", 20)
+    monkeypatch.setattr(fts, "MAX_COUNTED", 20)
     index.add("ann", [Entry(f"c{number}", "coffee") for number in range(400)])
     found = ids(index.search("ann", "coffee", 5))
     assert found == ["c399", "c398", "c397", "c396", "c395"]
 
 
 def test_a_common_word_does_not_hide_a_rare_one(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keywords, "MAX_SCORED", 20)
+    monkeypatch.setattr(fts, "MAX_SCORED", 20)
     index.add("ann", [Entry("rare", "coffee from Sumatra"), *(Entry(f"c{n}", "coffee") for n in range(200))])
     first, *_ = index.search("ann", "coffee Sumatra", 5)
     assert (first.id, first.score) == ("rare", pytest.approx(1.0))

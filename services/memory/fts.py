@@ -1,0 +1,168 @@
+"""What is in a user's keyword file, and how it is searched: BM25 by SQLite's FTS5. Works on a file that is open."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+# Of the files' form and of the words in them: another number makes every index be built anew.
+VERSION = 4
+# Words of a query that are looked up, and engrams that are scored for them: words that many engrams have cost the most
+# and tell the least. Where all words of a query are common, the newest engrams are scored that have them all.
+MAX_WORDS = 32
+MAX_SCORED = 600
+# How many engrams with a word are counted; beyond, their number is estimated from how densely these lie.
+MAX_COUNTED = 1_000
+# A word of the turn before counts for less than one of the turn itself.
+BEFORE_WEIGHT = 0.4
+
+SCHEMA = f"""
+CREATE TABLE owner(user_id TEXT NOT NULL);
+CREATE TABLE engram(n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, turn TEXT NOT NULL, before TEXT NOT NULL,
+    data TEXT NOT NULL, vector BLOB, model TEXT NOT NULL);
+CREATE VIRTUAL TABLE words USING fts5(turn, before, content='engram', content_rowid='n',
+    tokenize='unicode61 remove_diacritics 0');
+PRAGMA user_version = {VERSION};
+"""
+
+_COUNT = "SELECT count(*), max(n) FROM (SELECT rowid AS n FROM words WHERE words MATCH ? ORDER BY n LIMIT ?)"
+# Newer engrams come first among those that fit as well.
+_BEST = """
+SELECT engram.id, engram.turn, engram.before, engram.vector, engram.model FROM (
+    SELECT rowid AS n, bm25(words, 1.0, ?) AS score FROM words
+    WHERE words MATCH ? AND rowid >= ? ORDER BY score, n DESC LIMIT ?
+) JOIN engram USING (n) ORDER BY score, n DESC
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is indexed of one engram: its own text, and the text of the turn before it in the same session.
+
+    data: what is wanted of an engram once it is found; see `KeywordIndex.data`. vector (of this model): comes back with
+    each hit; without one the vector that is there stays, as long as the texts are the same.
+    """
+
+    id: str
+    text: str
+    before: str = ""
+    data: str = ""
+    vector: bytes | None = None
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeywordHit:
+    """`rank` counts from 1. `score` (0…1) is the share of the query's words, by their rarity, that the engram has.
+
+    `vector` and `model` are what was added with it.
+    """
+
+    id: str
+    rank: int
+    score: float
+    vector: bytes | None = None
+    model: str = ""
+
+
+# As it is written: id, words of the turn, words of the turn before, data, vector, model.
+Row = tuple[str, str, str, str, bytes | None, str]
+
+
+def insert(db: sqlite3.Connection, rows: Iterable[Row]) -> None:
+    for row in rows:
+        id_, turn, before, *rest = row
+        there = db.execute("SELECT turn, before, data, vector, model FROM engram WHERE id = ?", (id_,)).fetchone()
+        if there is not None and there[:2] == (turn, before):
+            data, vector, model = rest if rest[1] is not None else (rest[0], *there[3:])
+            if there[2:] != (data, vector, model):
+                changed = "UPDATE engram SET data = ?, vector = ?, model = ? WHERE id = ?"
+                db.execute(changed, (data, vector, model, id_))
+            continue
+        if there is not None:
+            delete(db, id_)
+        added = "INSERT INTO engram(id, turn, before, data, vector, model) VALUES (?, ?, ?, ?, ?, ?)"
+        n = db.execute(added, row).lastrowid
+        db.execute("INSERT INTO words(rowid, turn, before) VALUES (?, ?, ?)", (n, turn, before))
+
+
+def delete(db: sqlite3.Connection, id_: str) -> bool:
+    row = db.execute("SELECT n, turn, before FROM engram WHERE id = ?", (id_,)).fetchone()
+    if row is None:
+        return False
+    db.execute("INSERT INTO words(words, rowid, turn, before) VALUES ('delete', ?, ?, ?)", row)
+    db.execute("DELETE FROM engram WHERE n = ?", row[:1])
+    return True
+
+
+def search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> list[KeywordHit]:
+    # the highest number in place of how many there are: counting would take longer than all the rest
+    (last,) = db.execute("SELECT max(n) FROM engram").fetchone()
+    if last is None:
+        return []
+    counts = {word: _count(db, _quoted(word), last) for word in words}
+    there = sorted((word for word in words if counts[word]), key=lambda word: counts[word])
+    if not there:
+        return []
+    rarity = {word: math.log(1 + (last - n + 0.5) / (n + 0.5)) for word, n in counts.items()}
+    whole = sum(rarity.values())
+    if counts[there[0]] > MAX_SCORED:
+        expression, matching = _narrowed(db, there, counts, last)
+        first = last - last * MAX_SCORED // matching if matching > MAX_SCORED else 0
+    else:
+        expression, first = " OR ".join(map(_quoted, _rarest(there, counts))), 0
+    found = db.execute(_BEST, (BEFORE_WEIGHT, expression, first, limit)).fetchall()
+    return [
+        KeywordHit(id_, rank, _share(rarity, turn, before) / whole, vector, model)
+        for rank, (id_, turn, before, vector, model) in enumerate(found, start=1)
+    ]
+
+
+def _quoted(word: str) -> str:
+    return f'"{word}"'
+
+
+def _count(db: sqlite3.Connection, expression: str, last: int) -> int:
+    """How many engrams match: exact while they are few."""
+    n: int
+    seen: int
+    n, seen = db.execute(_COUNT, (expression, MAX_COUNTED)).fetchone()
+    return n if n < MAX_COUNTED else n * last // seen
+
+
+def _rarest(there: Sequence[str], counts: dict[str, int]) -> list[str]:
+    """As many words, from the rarest on, as are quickly scored."""
+    chosen, scored = [there[0]], counts[there[0]]
+    for word in there[1:]:
+        scored += counts[word]
+        if scored > MAX_SCORED:
+            break
+        chosen.append(word)
+    return chosen
+
+
+def _narrowed(db: sqlite3.Connection, there: Sequence[str], counts: dict[str, int], last: int) -> tuple[str, int]:
+    """Where every word is common: words that must all be there, and how many engrams that leaves."""
+    expression, matching = _quoted(there[0]), counts[there[0]]
+    for word in there[1:]:
+        narrower = f"{expression} AND {_quoted(word)}"
+        left = _count(db, narrower, last)
+        if left:
+            expression, matching = narrower, left
+        if matching <= MAX_SCORED:
+            break
+    return expression, matching
+
+
+def _share(rarity: dict[str, float], turn: str, before: str) -> float:
+    # words stand between single spaces
+    turn, before = f" {turn} ", f" {before} "
+    found = 0.0
+    for word, value in rarity.items():
+        if f" {word} " in turn:
+            found += value
+        elif f" {word} " in before:
+            found += value * BEFORE_WEIGHT
+    return found

@@ -1,0 +1,93 @@
+"""The keyword index made anew from the store, or mended from it: it has the engrams' vectors again, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.memories import MemoryClient, remembering, response
+from support.waiting import eventually
+
+from services.memory.keywords import KeywordIndex
+from shared.contracts import MEMORY_CHANGED, MemoryChanged, ResponseGeneration
+
+SAID = [("Which harbour is nearest?", "Bergen."), ("Where is the harbour master?", "At the pier."), ("Tea?", "Mint.")]
+
+
+def said() -> list[ResponseGeneration]:
+    return [response(*turn) for turn in SAID]
+
+
+def places(folder: Path, query: str = "harbour pier tea") -> dict[str, list[float]]:
+    """What the index has of engrams with these words: their vectors."""
+    index = KeywordIndex(folder / "chroma-words")
+    try:
+        hits = index.search("ann", query, 10)
+    finally:
+        index.close()
+    assert {hit.model for hit in hits} == {"nomic-embed-text"}
+    return {hit.id: np.frombuffer(hit.vector or b"", dtype=np.float16).astype(float).tolist() for hit in hits}
+
+
+async def similarities(client: MemoryClient, query: str) -> dict[str, float]:
+    hits = (await client.manage("search", query=query))["hits"]
+    return {hit["id"]: hit["why"]["similarity"] for hit in hits}
+
+
+async def filled(redis_url: str, folder: Path, responses: Sequence[ResponseGeneration]) -> dict[str, list[float]]:
+    """A memory that has ended; the vectors in its index."""
+    async with remembering(redis_url, folder) as client:
+        await client.publish(*responses)
+        await client.idle()
+    before = places(folder)
+    assert len(before) == len(responses)
+    return before
+
+
+def same(one: dict[str, list[float]], other: dict[str, list[float]]) -> bool:
+    return one.keys() == other.keys() and all(one[id_] == pytest.approx(other[id_], abs=1e-3) for id_ in one)
+
+
+async def test_an_index_made_anew_has_the_vectors_again(redis_url: str, tmp_path: Path) -> None:
+    before = await filled(redis_url, tmp_path, said())
+    for file in (tmp_path / "chroma-words").iterdir():
+        file.unlink()
+    async with remembering(redis_url, tmp_path) as client:
+        found = await similarities(client, "harbour")
+        assert len(found) == 2
+        assert all(value is not None for value in found.values())
+    assert same(places(tmp_path), before)
+
+
+async def test_a_damaged_index_is_mended_with_the_vectors(redis_url: str, tmp_path: Path) -> None:
+    before = await filled(redis_url, tmp_path, said())
+    for file in (tmp_path / "chroma-words").glob("*.db*"):
+        file.write_bytes(b"no database" * 1_000)
+    async with remembering(redis_url, tmp_path) as client:
+
+        async def mended() -> bool:
+            return len(await similarities(client, "harbour")) == 2
+
+        await eventually(mended, 10, "the index is mended")
+    assert same(places(tmp_path), before)
+
+
+async def test_what_another_replica_has_written_comes_with_its_vector(redis_url: str, tmp_path: Path) -> None:
+    first, second, third = said()
+    before = await filled(redis_url, tmp_path, [first, second, third])
+    index = KeywordIndex(tmp_path / "chroma-words")
+    index.remove("ann", [second.response_id])
+    index.close()
+    async with remembering(redis_url, tmp_path) as client:
+        # as if somebody else had written it to the store
+        change = MemoryChanged(user_id="ann", put=[second.response_id])
+        await client.bus.publish(MEMORY_CHANGED.of(change, user_id="ann"))
+
+        async def known() -> bool:
+            hits = (await client.manage("search", query="harbour master pier"))["hits"]
+            return second.response_id in [hit["id"] for hit in hits if hit["why"]["keyword_rank"]]
+
+        await eventually(known, 10, "the change is followed")
+    assert same(places(tmp_path), before)
