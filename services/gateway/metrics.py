@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -71,6 +71,7 @@ class _Shown(Collector):
             yield from _of_streams(self._reading.bus)
             yield from _of_groups(self._reading.bus)
             yield from _of_replicas(self._reading)
+            yield from _of_judging(self._reading.replicas)
             yield from _of_redis(self._reading.bus)
 
 
@@ -127,6 +128,29 @@ def _of_replicas(reading: Reading) -> Iterator[Metric]:
         room.add_metric([name], sum(info.concurrency for info in found))
         starts.add_metric([name], reading.bus.starts.get(name, 0))
     yield from (live, busy, room, starts)
+
+
+def _of_judging(replicas: Sequence[ReplicaInfo]) -> Iterator[Metric]:
+    """What critics and reward say of themselves; nothing when they do not run."""
+    for info in replicas:
+        if info.participant == "reward" and "grades" in info.facts:
+            yield _tally("local2_answers_graded", "Answers kept, by grade", "score", info.facts["grades"])
+            yield _tally("local2_answers_compared", "Comparisons kept, by winner", "winner", info.facts["verdicts"])
+            yield _tally("local2_answers_rated", "Answers kept, by vote", "sentiment", info.facts["sentiments"])
+            break
+    critics = [info.facts for info in replicas if info.participant == "critic" and "pairs_waiting" in info.facts]
+    if critics:
+        waiting = max(facts["pairs_waiting"] for facts in critics)
+        yield GaugeMetricFamily("local2_pairs_waiting", "Answers that wait for their counterpart", value=waiting)
+        unread = sum(facts["unreadable"] for facts in critics)
+        yield GaugeMetricFamily("local2_judge_unread", "What the judge said and could not be read", value=unread)
+
+
+def _tally(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for value, count in sorted(counts.items()):
+        family.add_metric([value], count)
+    return family
 
 
 def _participants(reading: Reading) -> Collection[str]:

@@ -45,7 +45,7 @@ log = get_logger()
 _LOOK_SECONDS = 0.1
 _VOTES = 4
 _DAY_MS = 86_400_000
-_TEND_SECONDS = 15
+_TEND_SECONDS = 5
 
 
 def reward_of(feedback: UserFeedback) -> float:
@@ -231,7 +231,7 @@ async def _tend(context: Context[RewardSettings], desk: Desk) -> None:
     """Says in the registry what is kept, and removes what is old."""
     while True:
         try:
-            context.facts.update(await desk.with_store(lambda store: store.counts()))
+            context.facts.update(await desk.with_store(lambda store: {**store.counts(), **store.tallies()}))
             if context.settings.keep_days:
                 await desk.with_store(partial(Store.prune, before=now_ms() - context.settings.keep_days * _DAY_MS))
         except TransientError as exc:

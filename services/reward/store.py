@@ -223,6 +223,20 @@ class Store:
     def counts(self) -> dict[str, int]:
         return {table: self.rows(f"SELECT count(*) AS n FROM {table}")[0]["n"] for table in TABLES}
 
+    def tallies(self) -> dict[str, dict[str, int]]:
+        """How many answers have which grade (`none`: no score could be had), winner and sentiment."""
+        sign = "CASE WHEN reward > 0 THEN 'positive' WHEN reward < 0 THEN 'negative' ELSE 'neutral' END"
+        asked = (
+            ("grades", "critiques", "coalesce(score, 'none')", ("1", "2", "3", "4", "5", "none")),
+            ("verdicts", "pairs", "winner", ("A", "B", "tie")),
+            ("sentiments", "votes", sign, ("positive", "negative", "neutral")),
+        )
+        found: dict[str, dict[str, int]] = {}
+        for what, table, of, values in asked:
+            rows = self.rows(f"SELECT {of} AS name, count(*) AS n FROM {table} GROUP BY name")
+            found[what] = dict.fromkeys(values, 0) | {str(row["name"]): row["n"] for row in rows}
+        return found
+
     # ── backup ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def page(self, table: str, after: str, limit: int) -> list[dict[str, Any]]:

@@ -130,6 +130,9 @@ def scraped(stack: HttpStack) -> Scraped:
             and found.value("critic", "local2_messages_handled_total") >= 5
             and found.value("reward", "local2_votes_total") >= 1
             and found.value("critic", "local2_pairs_waiting") >= 1
+            and found.value("gateway", "local2_answers_graded", score="4") >= 1
+            and found.value("gateway", "local2_answers_rated", sentiment="negative") >= 1
+            and found.value("gateway", "local2_judge_unread") >= 1
         )
         return found if done else None
 
@@ -226,6 +229,17 @@ def test_judging_counts_grades_what_could_not_be_read_and_votes(scraped: Scraped
     assert scraped.value("critic", "local2_verdicts_total", winner="tie") == 0
     assert scraped.value("critic", "local2_pairs_waiting") >= 1
     assert scraped.value("reward", "local2_votes_total", sentiment="negative") == 1
+
+
+def test_the_gateway_shows_what_was_judged_and_rated(scraped: Scraped) -> None:
+    graded = {score: scraped.value("gateway", "local2_answers_graded", score=score) for score in ("4", "5", "none")}
+    assert 1 <= graded["4"] <= scraped.value("critic", "local2_grades_total", score="4")
+    assert graded["5"] == graded["none"] == 0
+    assert scraped.value("gateway", "local2_answers_compared") == 0
+    assert scraped.value("gateway", "local2_answers_rated", sentiment="negative") == 1
+    assert scraped.value("gateway", "local2_answers_rated", sentiment="neutral") == 0
+    assert scraped.value("gateway", "local2_judge_unread") == 1
+    assert scraped.value("gateway", "local2_pairs_waiting") == scraped.value("critic", "local2_pairs_waiting")
 
 
 METRIC = re.compile(r"\b((?:local2|process)_[a-z0-9_]+|up|ALERTS)\b")
