@@ -28,7 +28,8 @@ _MISSED = 3
 
 @dataclass(eq=False, slots=True)
 class Delivery:
-    """An entry that this replica holds; `lost` when somebody else has taken it over."""
+    """An entry that this replica holds; `lost` when somebody else has taken it over, `refused` when Redis has refused
+    its effects before."""
 
     stream: str
     entry_id: str
@@ -37,6 +38,7 @@ class Delivery:
     _consumer: Consumer
     task: asyncio.Task[None] | None = field(default=None, repr=False)
     lost: bool = False
+    refused: bool = False
 
     @contextlib.asynccontextmanager
     async def parked(self) -> AsyncIterator[None]:
@@ -279,7 +281,7 @@ class Consumer:
         """The one place where every failure ends: the entry is tried again, set aside, or left to its new owner."""
         try:
             try:
-                await self._finish(delivery, await self._attempt(delivery))
+                await self._carry_out(delivery)
             except PermanentError as exc:
                 await self._bury(delivery, str(exc))
         except Fenced:
@@ -293,6 +295,18 @@ class Consumer:
             del self.held[delivery.stream, delivery.entry_id]
             self._held_of[delivery.stream] -= 1
             self.vacate(delivery)
+
+    async def _carry_out(self, delivery: Delivery) -> None:
+        """Handles an entry and acknowledges it. While Redis is full the entry waits here and is handled again: that is
+        not the entry's fault, and must not use up its deliveries."""
+        while True:
+            try:
+                await self._finish(delivery, await self._attempt(delivery))
+                return
+            except OutOfMemory as exc:
+                log.warning("bus.full", stream=delivery.stream, entry_id=delivery.entry_id, reason=str(exc))
+            await asyncio.sleep(self._heartbeat)
+            await self.check_claim(delivery)
 
     async def _attempt(self, delivery: Delivery) -> Sequence[Command]:
         """The effects of an entry. Raises PermanentError when it was tried often enough."""
@@ -315,7 +329,7 @@ class Consumer:
         # acknowledge last: a crash in between repeats the effects, which are idempotent, and loses nothing
         ack = ("XACK", delivery.stream, self._group, delivery.entry_id)
         # together at first; what was refused before is acknowledged only once its effects are known to be written
-        apart = delivery.deliveries > 1 and effects
+        apart = (delivery.deliveries > 1 or delivery.refused) and effects
         while True:
             try:
                 # a write that waits for a connection until the claim may be lost must not be sent any more
@@ -328,6 +342,7 @@ class Consumer:
             except ConnectionLost:
                 continue
             except (ReplyError, OutOfMemory):
+                delivery.refused = True
                 if not apart:
                     await self._take_back(delivery)
                 raise

@@ -11,23 +11,25 @@ import httpx
 from load import Load, Outcome
 from stack import Stack, docker
 
-# In the stack's network: writes until Redis refuses, or removes it all again.
+# In the stack's network: goes well over the limit, so that it stays so whatever comes and goes; or removes it all.
+# What a command makes Redis allocate is not counted before it is carried out, unlike what is sent with it.
 BALLAST = """
 import os, redis, sys
 r = redis.Redis.from_url(os.environ['LOCAL2_REDIS_URL'])
 if sys.argv[1] == 'drop':
     r.delete(*r.scan_iter('local2:ballast:*'))
     sys.exit()
-size = 8_000_000
-for number in range(1_000):
-    try:
-        r.set(f'local2:ballast:{number}', b'x' * size)
-    except redis.exceptions.OutOfMemoryError:
-        break
-else:
-    sys.exit('Redis has no limit')
+MB = 1 << 20
+limit = r.info('memory')['maxmemory'] or sys.exit('Redis has no limit')
+number = 0
+while r.info('memory')['used_memory'] < limit - 2 * MB:
+    number += 1
+    r.setrange(f'local2:ballast:{number}', MB, 'x')
+r.setrange('local2:ballast:0', 24 * MB, 'x')
 """
 SESSIONS = 3
+# Longer than the bus tries an entry that fails: five deliveries, three heartbeats each.
+SECONDS = 25.0
 
 
 def limits(stack: Stack) -> tuple[int, int]:
@@ -49,7 +51,7 @@ async def fill(stack: Stack, folder: Path, redis_url: str) -> tuple[Outcome, lis
         await asyncio.to_thread(stack.python, network, script, "fill", LOCAL2_REDIS_URL=redis_url)
         try:
             told, wrong = await asks(stack, load.outcome.queries[0]["id"])
-            await asyncio.sleep(4)
+            await asyncio.sleep(SECONDS)
         finally:
             await asyncio.to_thread(stack.python, network, script, "drop", LOCAL2_REDIS_URL=redis_url)
         await asyncio.sleep(4)

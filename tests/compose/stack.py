@@ -270,7 +270,7 @@ class Stack:
 
     def logs(self) -> str:
         """What all containers said, those that were taken away excepted."""
-        return self.compose("logs", "--no-color", "--timestamps", timeout=120)
+        return _plain(self.compose("logs", "--no-color", "--timestamps", timeout=120))
 
     def complaints(self, lines: int = 60) -> list[str]:
         """What checks of health have failed of late, and the last warnings and errors of the participants."""
@@ -280,9 +280,14 @@ class Stack:
             for check in container.raw["State"].get("Health", {}).get("Log") or ()
             if check["ExitCode"]
         ]
-        said = self.compose("logs", "--no-color", "--no-log-prefix", "--tail", "400", *self.participants).splitlines()
+        said = _plain(self.compose("logs", "--no-color", "--no-log-prefix", "--tail", "400", *self.participants))
         quiet = ('"level": "info"', '"level": "debug"')
-        return sick + [line[:400] for line in said if not any(mark in line for mark in quiet)][-lines:]
+        return sick + [line[:400] for line in said.splitlines() if not any(mark in line for mark in quiet)][-lines:]
+
+
+def _plain(text: str) -> str:
+    """Without what Compose tells a terminal even where there is none."""
+    return text.replace("\x1b[2K", "")
 
 
 def _fresh_secrets() -> dict[str, str]:

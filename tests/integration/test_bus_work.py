@@ -54,12 +54,12 @@ async def test_an_effect_that_redis_refuses_leaves_the_entry_unacknowledged(redi
         return [("XADD", "effects", "*", "by", delivery.entry_id)]
 
     try:
-        async with consuming(redis_url, handler, heartbeat=0.1) as consumer:
+        async with consuming(redis_url, handler, heartbeat=0.1):
             add(raw, 1)
-            await eventually(lambda: tries == 1 and not consumer.held)
+            await eventually(lambda: tries > 1)
             # also while it is tried again
             await always(lambda: pending(raw) == 1, 1.0)
-            assert tries > 1
+            assert tries > 2
             raw.config_set("maxmemory", 0)
             await eventually(lambda: raw.xlen("effects") == 1 and pending(raw) == 0)
     finally:
