@@ -226,8 +226,7 @@ class Run:
         query = self._query
         reading = self._parts.sessions.turns(query.session_id, self._caller.respondent_id)
         if self.recall.states < 2:  # START_GENERATION says that it was opened: it may have been deleted since
-            opening = self._parts.sessions.open(query.session_id, query.user_id, query.query)
-            owner, turns_kept = await asyncio.gather(opening, reading)
+            owner, turns_kept = await asyncio.gather(self._owner(), reading)
             if owner != query.user_id:
                 raise PermanentError(f"session {query.session_id} belongs to another user")
         else:
@@ -238,6 +237,15 @@ class Run:
         if recent and recent[-1].ratio:
             conversation.ratio = recent[-1].ratio
         return conversation
+
+    async def _owner(self) -> str:
+        """Whose the query's session is. One that the gateway has opened (it gives a ticket then) may have been deleted
+        since, and must not come back."""
+        query, sessions = self._query, self._parts.sessions
+        if query.lane_ticket is None:
+            return await sessions.open(query.session_id, query.user_id, query.query)
+        info = await sessions.info(query.session_id)
+        return query.user_id if info is None else info.user_id
 
     def _system_prompt(self) -> str:
         return f"{self._settings.system_prompt}\n\nToday's date: {date.today().isoformat()}"

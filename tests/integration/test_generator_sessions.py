@@ -115,6 +115,20 @@ async def test_a_query_that_failed_gives_the_turn_to_the_next(redis_url: str) ->
 # ── respondent B ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+async def test_a_session_that_is_deleted_before_its_turn_comes_does_not_come_back(redis_url: str) -> None:
+    async with stage(redis_url, replicas=0) as on:
+        query_id = await on.ask("hello", "deleted")
+        info = await on.sessions.info("deleted")
+        assert info is not None
+        await on.sessions.delete(info)
+        async with running(respondent(on.settings), on.settings):
+            await on.ended(query_id)
+            await on.idle()
+        assert await on.sessions.info("deleted") is None
+        assert await on.sessions.of_user(on.user, 10) == []
+        assert await on.turns("deleted") == []
+
+
 async def test_respondent_b_answers_into_its_own_journal_and_history(redis_url: str) -> None:
     rules = [
         {"when": {"model": "other"}, "respond": {"text": "B says <<query>>"}},
