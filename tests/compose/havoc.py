@@ -13,6 +13,8 @@ from collections import Counter
 from load import Load, Outcome
 from stack import Container, DockerError, Stack, docker
 
+# Beside the participants: what memory keeps everything in.
+STORES = ("chroma",)
 # Long enough for a started container to be of use before the next one goes.
 EVERY = 2.5
 
@@ -32,15 +34,16 @@ def crash(victim: Container) -> str:
 
 async def kill_at_random(stack: Stack, seconds: float, *, every: float = EVERY) -> Counter[str]:
     """Kills one container after the other for so long; what was killed, by service."""
+    victims = [*stack.participants, *STORES]
     killed: Counter[str] = Counter()
     turn: list[str] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         began = time.monotonic()
-        running = [c for c in await asyncio.to_thread(stack.containers, *stack.participants) if c.running]
+        running = [c for c in await asyncio.to_thread(stack.containers, *victims) if c.running]
         if running:
             # every service gets its turn, in a new order each time, whatever its number of replicas
-            turn = turn or random.sample(stack.participants, len(stack.participants))
+            turn = turn or random.sample(victims, len(victims))
             service = turn.pop()
             victim = random.choice([c for c in running if c.service == service] or running)
             how = crash(victim)

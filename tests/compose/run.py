@@ -231,6 +231,7 @@ def main() -> int:
     parser.add_argument("--outside", type=address, metavar="HOST:PORT", help="something that listens on the internet")
     parser.add_argument("--logs", type=Path, metavar="FILE", help="keep what the containers said")
     parser.add_argument("--break", dest="sabotage", choices=sorted(SABOTAGE), help="spoil the stack on purpose")
+    parser.add_argument("--build", action="store_true", help="only build the images that are built here")
     parser.add_argument("--images", action="store_true", help="only list the images that are needed and not built here")
     options = parser.parse_args()
     if options.images:
@@ -239,6 +240,11 @@ def main() -> int:
     if reason := engine():
         print(f"No Docker engine can be used: {reason}", file=sys.stderr)
         return 2
+    if options.build:
+        built = Stack()
+        print(", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in built.build().items()))
+        built.close()
+        return 0
 
     def stop(number: int, _frame: object) -> None:
         raise KeyboardInterrupt

@@ -11,6 +11,12 @@ SABOTAGE: dict[str, dict[str, Any]] = {
     "no-claim": {"services": {name: {"environment": {"LOCAL2_HEARTBEAT": "600"}} for name in _EVERYTHING}},
     # what was accepted is in the memory of a server that is about to restart
     "no-aof": {"services": {"redis": {"command": ["/bin/sh", "/etc/local2/start.sh", "--appendonly", "no"]}}},
+    # engrams that die with the vector store's process
+    "forgetful": {"services": {"chroma": {"volumes": [{"type": "tmpfs", "target": "/var/tmp"}]}}},
+    # one answer waits for its counterpart, the others are given up (long form only)
+    "no-pairs": {"services": {"critic": {"environment": {"LOCAL2_CRITIC_PAIRWISE_BUFFER": "1"}}}},
+    # a Redis that takes whatever comes, until its container is full (long form only)
+    "no-maxmemory": {"services": {"redis": {"environment": {"LOCAL2_REDIS_MAXMEMORY": "0"}}}},
     # a worker that does not hear SIGTERM
     "deaf": {
         "services": {
