@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
+import orjson
+
 from services.critic.critic import Critic
 from services.critic.judge import Judge
-from services.critic.rubrics import check_choice, load_rubrics
+from services.critic.rubrics import load_rubrics
 from services.critic.settings import CriticSettings
 from shared import metrics
 from shared.bus import ReplyError
@@ -23,7 +25,7 @@ _CHECK_SECONDS = 5.0
 @contextlib.asynccontextmanager
 async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work]]:
     rubrics = load_rubrics(context.settings.rubrics_dir)
-    check_choice(context.settings.rubrics, rubrics)
+    await _tell_choice(context, sorted(rubrics))
     model = CourteousChatModel(context.settings.chat_model(), answering(context.bus), lambda: context.settings)
     judge = Judge(model, lambda: context.settings)
     critic = Critic(context, judge, rubrics)
@@ -34,6 +36,14 @@ async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work
     finally:
         watching.cancel()
         await model.aclose()
+
+
+async def _tell_choice(context: Context[CriticSettings], names: list[str]) -> None:
+    """The settings' schema names the rubrics that there are, so that a wrong one is refused where it is asked for."""
+    described = orjson.loads(context.described)
+    described["schema"]["properties"]["rubrics"]["additionalProperties"]["enum"] = names
+    context.described = orjson.dumps(described)
+    await context.bus.link.pipe(context.opening())
 
 
 async def _watch(context: Context[CriticSettings], model: CourteousChatModel, critic: Critic, judge: Judge) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 
+from services.critic.rubrics import check_choice, load_rubrics
 from shared.llm.courtesy import CourtesySettings
 from shared.llm.settings import BackendSettings
 from shared.settings import Settings
@@ -45,3 +46,9 @@ class CriticSettings(BackendSettings, CourtesySettings):
     )
     rubrics_dir: Path | None = Field(default=None, description="Folder of further rubrics, NAME.txt each")
     concurrency: int = Field(default=1, ge=1, le=64, description="Answers judged at the same time by one replica")
+
+    @model_validator(mode="after")
+    def _rubrics_there(self) -> Self:
+        """Raises SettingsError: an update at run time is refused as well, and one of earlier days left out."""
+        check_choice(self.rubrics, load_rubrics(self.rubrics_dir))
+        return self

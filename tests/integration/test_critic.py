@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import redis
 from support.services import announced, running
@@ -19,6 +20,7 @@ from services.critic.critic import Critic
 from services.critic.pairs import WAITING, Half, Pairs
 from services.critic.service import app
 from services.critic.settings import CriticSettings
+from services.gateway.routes.participants import complaint
 from shared.bus import Bus
 from shared.contracts import (
     CRITIQUE_RESULT,
@@ -32,7 +34,9 @@ from shared.contracts import (
     ResponseGeneration,
     ToolCallRecord,
 )
+from shared.errors import SettingsError
 from shared.journal import EntryType, JournalWriter, journal_key, read_journal
+from shared.service import schema_key, settings_key
 from shared.sessions import Turn
 from shared.testing.model_server import Rules, ScriptedModelServer
 
@@ -158,6 +162,21 @@ async def test_answers_that_used_tools_are_left_out_unless_told_otherwise(redis_
         waiting = await Pairs(on.bus).waiting()
     assert [c.respondent_id for c in critiques] == ["B"]
     assert (verdicts, waiting) == ([], 0)
+
+
+async def test_a_rubric_that_there_is_not_is_refused_and_never_stops_a_critic(
+    redis_url: str, raw: redis.Redis, tmp_path: Path
+) -> None:
+    (tmp_path / "brevity.txt").write_text("[Short?]\n" + "\n".join(f"Score {n}: {n}" for n in range(1, 6)))
+    raw.hset(settings_key("critic"), "rubrics", '{"web_search": "gone"}')
+    async with court(redis_url, rubrics_dir=tmp_path):
+        schema = orjson.loads(raw.get(schema_key("critic")) or b"")["schema"]
+    said = complaint(schema, {"rubrics": {"web_fetch": "brefity"}})
+    assert said is not None
+    assert said.startswith("rubrics.web_fetch: 'brefity' is not one of ['brevity', 'clarity'")
+    assert complaint(schema, {"rubrics": {"web_fetch": "brevity"}}) is None
+    with pytest.raises(SettingsError, match="there is no brefity"):
+        CriticSettings(rubrics={"web_fetch": "brefity"}, rubrics_dir=tmp_path)
 
 
 @pytest.mark.parametrize("order", [("A", "B"), ("B", "A")])
