@@ -7,7 +7,7 @@ import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO
 
 import httpx
 import typer
@@ -47,7 +47,7 @@ def leaderboard(
         console.print(
             f"the two orders disagree in {judge['disagreement']:.0%} of {judge['comparisons']} comparisons; "
             f"standing first is worth {judge['bias']:+.2f} [{judge['bias_low']:+.2f}, {judge['bias_high']:+.2f}]",
-            highlight=False, markup=False,
+            highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
     _ranking("By people", shown["people"])
     agreed = board["agreement"]
@@ -98,42 +98,30 @@ Until = Annotated[datetime | None, typer.Option("--until", help="Answers before 
 Share = Annotated[float, typer.Option("--test-share", min=0, max=1, help="Part of the sessions marked `test`")]
 
 
-@export.command("dpo")
-def export_dpo(
-    out: Out = None, min_margin: Margin = 0, human_only: Human = False, since: Since = None, until: Until = None,
-    consented: Consented = False, test_share: Share = 0,
-) -> None:  # fmt: skip
-    """Pairs of a chosen and a rejected answer, for DPO trainers."""
-    _export("dpo", out, min_margin, human_only, since, until, consented, test_share)
+def _export_of(kind: str, about: str) -> None:
+    """The command of one format; all have the same options."""
+
+    @export.command(kind, help=about)
+    def write(
+        out: Out = None,
+        min_margin: Margin = 0,
+        human_only: Human = False,
+        since: Since = None,
+        until: Until = None,
+        consented: Consented = False,
+        test_share: Share = 0,
+    ) -> None:
+        params = {"format": kind, "min_margin": min_margin, "human_only": human_only, "consented": consented,
+                  "test_share": test_share, "since": _ms(since), "until": _ms(until)}  # fmt: skip
+        _write({name: value for name, value in params.items() if value is not None}, out)
 
 
-@export.command("kto")
-def export_kto(
-    out: Out = None, min_margin: Margin = 0, human_only: Human = False, since: Since = None, until: Until = None,
-    consented: Consented = False, test_share: Share = 0,
-) -> None:  # fmt: skip
-    """Answers labelled good or bad, for KTO trainers."""
-    _export("kto", out, min_margin, human_only, since, until, consented, test_share)
+_export_of("dpo", "Pairs of a chosen and a rejected answer, for DPO trainers.")
+_export_of("kto", "Answers labelled good or bad, for KTO trainers.")
+_export_of("critiques", "Answers with the judge's words and grade.")
 
 
-@export.command("critiques")
-def export_critiques(
-    out: Out = None, min_margin: Margin = 0, human_only: Human = False, since: Since = None, until: Until = None,
-    consented: Consented = False, test_share: Share = 0,
-) -> None:  # fmt: skip
-    """Answers with the judge's words and grade."""
-    _export("critiques", out, min_margin, human_only, since, until, consented, test_share)
-
-
-def _export(
-    kind: Literal["dpo", "kto", "critiques"], out: Path | None, min_margin: float, human_only: bool,
-    since: datetime | None, until: datetime | None, consented: bool, test_share: float,
-) -> None:  # fmt: skip
-    params: dict[str, Any] = {
-        "format": kind, "min_margin": min_margin, "human_only": human_only, "consented": consented,
-        "test_share": test_share, "since": _ms(since), "until": _ms(until),
-    }  # fmt: skip
-    params = {name: value for name, value in params.items() if value is not None}
+def _write(params: dict[str, Any], out: Path | None) -> None:
     if out is None:
         asyncio.run(_download(params, sys.stdout.buffer))
         return
