@@ -11,6 +11,7 @@ from typing import Literal
 import orjson
 
 from services.memory.engram import Engram, Note, stamp
+from services.memory.pace import answering
 from services.memory.settings import MemorySettings
 from shared.contracts import MEMORY_CLASSIFY, MemoryClassify, Outgoing
 from shared.errors import ModelError
@@ -123,6 +124,7 @@ class Classifier:
     def __init__(self, context: Context[MemorySettings], model: ChatModel) -> None:
         self._context = context
         self._model = model
+        self._answering = answering(context)
 
     def _wanted(self) -> bool:
         settings = self._context.settings
@@ -159,8 +161,5 @@ class Classifier:
     async def _until_quiet(self) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + _POLITE_SECONDS
-        while loop.time() < until:
-            replicas = await self._context.registry.replicas()
-            if not any(r.in_flight for r in replicas if r.participant in ("generator", "respondent-b")):
-                return
+        while loop.time() < until and await self._answering():
             await asyncio.sleep(0.5)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from services.memory.pace import Pace
 from shared.errors import ModelError, PermanentError
 from shared.llm.factory import ClosableEmbeddingModel
 from shared.llm.port import ContextOverflow, ModelRejected
@@ -58,11 +59,12 @@ class _Wish:
 class Embedder:
     """`documents` waits as long as the model is away; `query` does not."""
 
-    def __init__(self, backend: ClosableEmbeddingModel, model: str, batch: int) -> None:
+    def __init__(self, backend: ClosableEmbeddingModel, model: str, batch: int, pace: Pace) -> None:
         self._backend = backend
         self.model = model
         self.profile = profile(model)
         self._batch = batch
+        self._pace = pace
         self._wishes: asyncio.Queue[_Wish] = asyncio.Queue()
         self._running: list[_Wish] = []
         self.away: str | None = None
@@ -126,11 +128,13 @@ class Embedder:
         """Serves `documents` until cancelled, one call at a time: searches find the model free in between."""
         while True:
             self._running = [await self._wishes.get()]
-            while len(self._running) < self._batch and not self._wishes.empty():
+            most, began = await self._pace.turn(self._batch)
+            while len(self._running) < most and not self._wishes.empty():
                 self._running.append(self._wishes.get_nowait())
             self._running = [wish for wish in self._running if not wish.vector.done()]
             if self._running:
                 await self._serve(self._running)
+                await self._pace.done(began)
             self._running = []
 
     async def _serve(self, wishes: list[_Wish]) -> None:
@@ -186,8 +190,8 @@ class Embedder:
 
 
 @asynccontextmanager
-async def open_embedder(backend: ClosableEmbeddingModel, model: str, batch: int) -> AsyncIterator[Embedder]:
-    embedder = Embedder(backend, model, batch)
+async def open_embedder(backend: ClosableEmbeddingModel, model: str, batch: int, pace: Pace) -> AsyncIterator[Embedder]:
+    embedder = Embedder(backend, model, batch, pace)
     tasks = [asyncio.create_task(embedder.run()), asyncio.create_task(embedder.probe())]
     try:
         yield embedder

@@ -1,6 +1,7 @@
 """Engrams that come one by one are written together: what waits while a write of the user is under way is the next one.
 
-Nothing is delayed to make a batch larger: an engram that comes alone is written at once.
+Nothing is delayed to make a batch larger: an engram that comes alone is written at once. Only while users are being
+answered there are rests between writes (see `pace`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from services.memory.engram import Engram
+from services.memory.pace import Pace
 from shared.errors import TransientError
 
 Vector = Sequence[float]
@@ -32,8 +34,9 @@ class _Wish:
 class Gathering:
     """Open it with `open_gathering`."""
 
-    def __init__(self, write: Write, writers: asyncio.TaskGroup) -> None:
+    def __init__(self, write: Write, pace: Pace, writers: asyncio.TaskGroup) -> None:
         self._write = write
+        self._pace = pace
         self._writers = writers
         self._waiting: dict[str, deque[_Wish]] = {}
         # after a failure, and until as many succeed as usual: how many a user's next write has at most
@@ -59,11 +62,15 @@ class Gathering:
         """Until nothing waits. After a failure one at a time, and with each success twice as many: an engram that the
         store never takes is soon alone."""
         try:
-            while batch := _batch(waiting, self._fewer.get(user_id, MOST)):
+            while waiting:
+                most, began = await self._pace.turn(self._fewer.get(user_id, MOST))
+                if not (batch := _batch(waiting, most)):
+                    return
                 if not await self._together(user_id, batch):
                     self._fewer[user_id] = 1
-                elif (most := 2 * self._fewer.pop(user_id, MOST)) < MOST:
-                    self._fewer[user_id] = most
+                elif (twice := 2 * self._fewer.pop(user_id, MOST)) < MOST:
+                    self._fewer[user_id] = twice
+                await self._pace.done(began)
         finally:
             del self._waiting[user_id]
 
@@ -100,10 +107,10 @@ def _batch(waiting: deque[_Wish], most: int) -> list[_Wish]:
 
 
 @asynccontextmanager
-async def open_gathering(write: Write) -> AsyncIterator[Gathering]:
+async def open_gathering(write: Write, pace: Pace) -> AsyncIterator[Gathering]:
     """What is still being written at the end is broken off."""
     async with asyncio.TaskGroup() as writers:
-        gathering = Gathering(write, writers)
+        gathering = Gathering(write, pace, writers)
         try:
             yield gathering
         finally:

@@ -18,6 +18,7 @@ from services.memory.keeper import Hook, Keeper
 from services.memory.keywords import KeywordIndex
 from services.memory.manage import Manage
 from services.memory.notes import States
+from services.memory.pace import Pace, answering
 from services.memory.recall import Recall
 from services.memory.reembed import Reembedding, refuse_other_models
 from services.memory.settings import MemorySettings
@@ -55,8 +56,9 @@ def builder(fault: Hook | None = None) -> Any:
             store = await stack.enter_async_context(open_store(settings))
             keywords = KeywordIndex(stack.enter_context(_index_folder(settings)))
             stack.callback(keywords.close)
+            pace = Pace(answering(context))
             embedder = await stack.enter_async_context(
-                open_embedder(settings.embeddings(), settings.embedding_model, settings.embed_batch)
+                open_embedder(settings.embeddings(), settings.embedding_model, settings.embed_batch, pace)
             )
             index = Index(context, store, keywords, settings.embedding_model)
             states = States(context.bus, settings.pending_days, settings.forget_days)
@@ -66,7 +68,7 @@ def builder(fault: Hook | None = None) -> Any:
             recall = Recall(store, index, embedder)
             model = settings.chat_model()
             stack.push_async_callback(model.aclose)
-            gathering = await stack.enter_async_context(open_gathering(keeper.put))
+            gathering = await stack.enter_async_context(open_gathering(keeper.put, pace))
             ingest = Ingest(context, keeper, gathering, embedder, Classifier(context, model))
             tools = MemoryTools(context, keeper, recall, embedder)
             offered = [*tools.tools(), Manage(context, keeper, recall, embedder, tools).tool()]

@@ -9,8 +9,14 @@ import pytest
 
 from services.memory import embedding
 from services.memory.embedding import open_embedder
+from services.memory.pace import Pace
 from shared.errors import PermanentError
 from shared.llm.port import ModelRejected, ModelUnavailable
+
+
+async def nobody() -> bool:
+    """No user is being answered."""
+    return False
 
 
 class Backend:
@@ -44,7 +50,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_texts_that_come_while_a_call_runs_share_the_next_one() -> None:
     backend = Backend()
-    async with open_embedder(backend, "all-minilm", batch=4) as embedder:
+    async with open_embedder(backend, "all-minilm", batch=4, pace=Pace(nobody)) as embedder:
         await embedder.documents(["first"])
         backend.calls.clear()
         backend.gate = asyncio.Event()
@@ -61,7 +67,7 @@ async def test_texts_that_come_while_a_call_runs_share_the_next_one() -> None:
 async def test_documents_wait_for_a_model_that_is_away_and_questions_do_not() -> None:
     backend = Backend()
     backend.away = True
-    async with open_embedder(backend, "all-minilm", batch=4) as embedder:
+    async with open_embedder(backend, "all-minilm", batch=4, pace=Pace(nobody)) as embedder:
         waiting = asyncio.create_task(embedder.documents(["kept"]))
         assert await embedder.query("now") is None
         assert embedder.away == "gone"
@@ -73,7 +79,7 @@ async def test_documents_wait_for_a_model_that_is_away_and_questions_do_not() ->
 
 async def test_nomic_wants_to_be_told_what_a_text_is() -> None:
     backend = Backend()
-    async with open_embedder(backend, "nomic-embed-text:latest", batch=4) as embedder:
+    async with open_embedder(backend, "nomic-embed-text:latest", batch=4, pace=Pace(nobody)) as embedder:
         await embedder.documents(["d"])
         await embedder.query("q")
     assert [text for call in backend.calls for text in call if text != "ping"] == [
@@ -85,7 +91,7 @@ async def test_nomic_wants_to_be_told_what_a_text_is() -> None:
 async def test_a_text_that_is_refused_is_shortened_and_harms_no_other() -> None:
     backend = Backend()
     backend.most = 300
-    async with open_embedder(backend, "all-minilm", batch=4) as embedder:
+    async with open_embedder(backend, "all-minilm", batch=4, pace=Pace(nobody)) as embedder:
         found = await asyncio.gather(embedder.documents(["x" * 1_000]), embedder.documents(["short"]))
         assert found == [[[250.0]], [[5.0]]]
         backend.most = 0

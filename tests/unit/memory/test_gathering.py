@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.memory import pace
 from services.memory.engram import Engram
 from services.memory.gathering import MOST, Gathering, Vector, open_gathering
+from services.memory.pace import Pace
 from services.memory.store import StoreUnavailable
 from shared.errors import PermanentError
 
 
 def engram(number: int, user: str = "ann", answer: str = "") -> Engram:
     return Engram(f"{number}-0:A", user, "turn", number, number, query=f"q{number}", answer=answer)
+
+
+async def nobody() -> bool:
+    """No user is being answered."""
+    return False
 
 
 class Store:
@@ -61,7 +69,7 @@ async def settled() -> None:
 
 async def test_one_that_comes_alone_is_written_at_once() -> None:
     store = Store()
-    async with open_gathering(store.write) as gathering:
+    async with open_gathering(store.write, Pace(nobody)) as gathering:
         for number in range(3):
             assert await gathering.put(engram(number), [1.0]) == [engram(number)]
     assert store.sizes == [1, 1, 1]
@@ -70,7 +78,7 @@ async def test_one_that_comes_alone_is_written_at_once() -> None:
 async def test_what_comes_while_a_write_runs_is_the_next_one_of_its_user() -> None:
     store = Store()
     store.gate = asyncio.Event()
-    async with open_gathering(store.write) as gathering:
+    async with open_gathering(store.write, Pace(nobody)) as gathering:
         waiting = started(gathering, [engram(0), engram(100, "bob")])
         await settled()
         waiting += started(gathering, [engram(number) for number in range(1, MOST + 10)])
@@ -87,7 +95,7 @@ async def test_what_comes_while_a_write_runs_is_the_next_one_of_its_user() -> No
 async def test_an_engram_that_cannot_be_written_is_alone_with_its_error() -> None:
     store = Store()
     store.refused = {"3-0:A": PermanentError("too strange"), "5-0:A": ValueError("a bug")}
-    async with open_gathering(store.write) as gathering:
+    async with open_gathering(store.write, Pace(nobody)) as gathering:
         found = await asyncio.gather(*started(gathering, [engram(n) for n in range(8)]), return_exceptions=True)
     assert [type(one) for n, one in enumerate(found) if n in (3, 5)] == [PermanentError, ValueError]
     assert sorted(one.time for _, one in store.held.items()) == [0, 1, 2, 4, 6, 7]
@@ -97,7 +105,7 @@ async def test_an_engram_that_cannot_be_written_is_alone_with_its_error() -> Non
 async def test_a_store_that_is_away_is_told_to_everybody_who_waits() -> None:
     store = Store()
     store.away = True
-    async with open_gathering(store.write) as gathering:
+    async with open_gathering(store.write, Pace(nobody)) as gathering:
         found = await asyncio.gather(*started(gathering, [engram(n) for n in range(5)]), return_exceptions=True)
         assert [type(one) for one in found] == [StoreUnavailable] * 5
         store.away = False
@@ -118,7 +126,7 @@ async def test_one_that_the_store_never_takes_does_not_hold_up_the_others() -> N
             else:
                 left.remove(number)
 
-    async with open_gathering(store.write) as gathering:
+    async with open_gathering(store.write, Pace(nobody)) as gathering:
         tasks = [asyncio.create_task(patient(gathering, number)) for number in range(20)]
         await asyncio.gather(*tasks[1:])
         assert left == {0}
@@ -129,7 +137,7 @@ async def test_one_that_the_store_never_takes_does_not_hold_up_the_others() -> N
 
 async def test_the_same_engram_again_is_written_after_the_first() -> None:
     store = Store()
-    async with open_gathering(store.write) as gathering:
+    async with open_gathering(store.write, Pace(nobody)) as gathering:
         first, again = engram(1, answer="early"), engram(1, answer="late")
         assert await asyncio.gather(*started(gathering, [first, again, engram(2)])) == [[first], [again], [engram(2)]]
     assert store.sizes == [1, 2]
@@ -139,14 +147,14 @@ async def test_the_same_engram_again_is_written_after_the_first() -> None:
 async def test_of_what_was_deleted_nothing_is_given_back() -> None:
     store = Store()
     store.gone = {"1-0:A"}
-    async with open_gathering(store.write) as gathering:
+    async with open_gathering(store.write, Pace(nobody)) as gathering:
         assert await asyncio.gather(*started(gathering, [engram(0), engram(1)])) == [[engram(0)], []]
 
 
 async def test_who_gives_up_waiting_takes_nothing_from_the_others() -> None:
     store = Store()
     store.gate = asyncio.Event()
-    async with open_gathering(store.write) as gathering:
+    async with open_gathering(store.write, Pace(nobody)) as gathering:
         first, given_up, last = (
             started(gathering, [engram(0)]),
             started(gathering, [engram(1)]),
@@ -164,10 +172,22 @@ async def test_who_gives_up_waiting_takes_nothing_from_the_others() -> None:
     assert store.batches == [("ann", ["0-0:A", "1-0:A", "2-0:A"]), ("ann", ["4-0:A"])]
 
 
+async def test_while_users_are_answered_writes_are_small_and_all_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def somebody() -> bool:
+        return True
+
+    monkeypatch.setattr(pace, "LONGEST", 0.01)
+    store = Store()
+    async with open_gathering(store.write, Pace(somebody)) as gathering:
+        waiting = started(gathering, [engram(number) for number in range(3 * pace.FEW)])
+        assert [len(one) for one in await asyncio.gather(*waiting)] == [1] * 3 * pace.FEW
+    assert store.sizes == [pace.FEW] * 3
+
+
 async def test_at_the_end_nobody_is_left_waiting() -> None:
     store = Store()
     store.gate = asyncio.Event()
-    async with open_gathering(store.write) as gathering:
+    async with open_gathering(store.write, Pace(nobody)) as gathering:
         waiting = started(gathering, [engram(0), engram(1)])
         await settled()
         for task in waiting:
@@ -197,7 +217,7 @@ def test_whatever_comes_when_each_gets_its_own_outcome(wishes: list[tuple[str, i
         return [one for one, _ in items]
 
     async def play() -> list[object]:
-        async with open_gathering(write) as gathering:
+        async with open_gathering(write, Pace(nobody)) as gathering:
             tasks = []
             for at, (user, number, _) in enumerate(wishes):
                 tasks += started(gathering, [engram(number, user)])
