@@ -155,7 +155,8 @@ class ToolWork(Generic[A]):
     @property
     def _kept(self) -> int:
         """Seconds for which a result is stored."""
-        return _INTERNAL_SECONDS if self._internal else self._context.settings.retention
+        retention: int = self._context.settings.retention
+        return min(_INTERNAL_SECONDS, retention) if self._internal else retention
 
     def route(self, context: Context[Any]) -> Route:
         self._context = context
