@@ -6,11 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from support.callers import Asked, Caller
 from support.stack import Client, order
+from support.waiting import eventually
 
-from shared.contracts import DEAD_LETTER, QUERY_RECEIVED, RESPONSE_GENERATION, TOOL_REQUEST
+from shared.contracts import DEAD_LETTER, MEMORY_FORGET, QUERY_RECEIVED, RESPONSE_GENERATION, TOOL_REQUEST
 from shared.envelope import Envelope
 from shared.journal import TERMINAL, EntryType
 
@@ -89,6 +91,31 @@ async def judge_sessions(caller: Caller, asked: Sequence[Asked], count: Count) -
             count.details.append(f"turns of {session}: missing {missing}, too many {surplus}, order {kept}")
         if not missing and not surplus and kept != wanted:
             count.note("turns out of order", session)
+
+
+async def judge_memory(caller: Caller, client: Client, remembered: Sequence[Asked], count: Count) -> None:
+    """Each answer is one engram, as soon as memory has caught up, and nothing else is one."""
+
+    async def caught_up() -> bool:
+        streams = (RESPONSE_GENERATION.stream, MEMORY_FORGET.stream)
+        return not any([await client.bus.backlog(stream, "memory") for stream in streams])
+
+    try:
+        await eventually(caught_up, 120, "memory has caught up", every=0.2)
+    except AssertionError as exc:
+        count.note("stuck", str(exc))
+    engrams: Counter[str] = Counter()
+    cursor: str | None = ""
+    while cursor is not None:
+        path = f"/memory/engrams?limit=200{f'&cursor={quote(cursor)}' if cursor else ''}"
+        page = (await caller.get(path, time.monotonic() + 60)).json()
+        engrams.update(engram["id"] for engram in page["engrams"])
+        cursor = page["cursor"]
+    wanted = Counter(f"{one.query_id}:A" for one in remembered)
+    if missing := wanted - engrams:
+        count.note("not remembered", f"{len(missing)} answers: {sorted(missing)[:5]}", missing.total())
+    if surplus := engrams - wanted:
+        count.note("remembered too often", f"{len(surplus)} engrams: {sorted(surplus)[:5]}", surplus.total())
 
 
 async def judge_bus(client: Client, asked: Sequence[Asked], count: Count) -> None:
