@@ -1,10 +1,11 @@
 """`make soak`: many queries through a whole stack; does anything grow that should not?
 
-A Redis of its own, the scripted model, and one process of each participant: gateway, generator, web_search, a second
-tool. Clients hold conversations of some turns over HTTP and delete them. Journals, results and the like are kept for
-half a minute, so that they expire during the run. The memory of every process, that of Redis, and the length of every
-stream are sampled; after a warm-up a line is put through them. The status is 0 only when nothing grows beyond its
-bound, no stream is longer than it may be, and every query was answered.
+A Redis of its own, the scripted model, and one process of each participant: gateway, both respondents, web_search, a
+second tool, memory, critic, reward. Clients hold conversations of some turns over HTTP, rate an answer of each, and
+delete them; memory and reward forget with them. Journals, results and the like are kept for half a minute, so that they
+expire during the run. The memory of every process, that of Redis, what is on the disk, and the length of every stream
+are sampled; after a warm-up a line is put through them. The status is 0 only when nothing grows beyond its bound, no
+stream is longer than it may be, every query was answered, and no key of a query stays in Redis for good.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -30,30 +33,43 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support.callers import Caller
 from support.http_stack import ADMIN_KEY, free_port
-from support.resting import level
+from support.resting import everlasting, kind_of, level
 from support.slope import Slope, slope
 from support.stack import Participants
 
 from services.cli.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.bus.streams import event_length
-from shared.contracts import MEMORY_FORGET, PREFIX, RESPONSE_GENERATION
+from shared.contracts import PREFIX, SUBJECTS
 from shared.logging import configure
+from shared.session_records import scan
 from shared.testing.model_server import ScriptedModelServer
 
-PARTICIPANTS = ("gateway", "generator", "web_search", "probe")
+PARTICIPANTS = ("gateway", "generator", "respondent-b", "web_search", "probe", "memory", "critic", "reward")
 TURNS = 8
 DEADLINE = 60.0
 RETENTION = 30
 MB = 1024 * 1024
+# Entries that may wait for all groups together before another conversation begins.
+WAITING = 300
+# Seconds after the last answer until all of them are judged and forgotten.
+SETTLED = 120.0
 # MB per 1,000 queries: twice as much would be a gigabyte after four million.
 BOUND = 0.25
+# An embedded Chroma gives back little of what was deleted; each query leaves two engrams, for a while.
+OWN_BOUNDS = {"memory": 8.0, "memory (on the disk)": 4.0}
 # What a work stream may hold: what is being worked on, and what the next tidying removes.
 WORK_LENGTH = 2_000
 # Redis trims an event stream by whole nodes of up to a hundred entries.
 NODE = 200
-GROUP = "soak"
 USED, RESIDENT = "Redis (used_memory)", "Redis (resident)"
+# What memory knows in Redis of an engram is kept for days; here for as long as journals. That one was deleted is known
+# for longer than a busy machine needs to hear of its answer.
+PENDING_DAYS, FORGET_DAYS = RETENTION / 86_400, 6 * RETENTION / 86_400
+# Sums by configuration that stay: at most 400 of each (`services.generator.rewards`).
+SUMS = {f"{PREFIX}rewards:{{{PREFIX}reward.event}}:{side}:{what}" for side in "AB" for what in ("counts", "sums")}
+# On the disk: the folders of a participant's own.
+STORES = {"memory (on the disk)": ("chroma", "chroma-words"), "reward (on the disk)": ("preferences.sqlite*",)}
 # Of Redis: resident bytes for each byte in use at the peak, and MB of the program itself.
 FRAGMENTED, BASE = 2.5, 8.0
 
@@ -66,8 +82,16 @@ RULES: list[dict[str, Any]] = [
         "when": {"user": "^try", "tool_results": 0},
         "respond": {"text": "One moment. ", "tool_calls": [{"name": "probe", "args": {"text": "tried"}}]},
     },
+    {
+        "when": {"user": "^recall", "tool_results": 0},
+        "respond": {"tool_calls": [{"name": "search_memory", "args": {"query": "<<query>>"}}]},
+    },
+    {"when": {"user": "###Response B:"}, "respond": {"text": "The first is clearer. [RESULT] A"}},
+    {"when": {"user": "###Score Rubrics"}, "respond": {"text": "It is right. [RESULT] 4"}},
+    {"when": {"system": "You label one turn"}, "respond": {"text": '{"intent": "question", "entities": ["Soak"]}'}},
     {"respond": {"thinking": "Now I know.", "text": "The answer to this is: <<query>>"}},
 ]
+KINDS = ("search", "try", "recall", "say")
 
 
 @dataclass
@@ -78,27 +102,45 @@ class Run:
     memory: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     lengths: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     keys: list[int] = field(default_factory=list)
+    left: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-async def converse(caller: Caller, run: Run, numbers: list[int], worker: int) -> None:
-    """Conversations of some turns, one after the other, until the numbers are used up."""
+async def converse(
+    caller: Caller, http: httpx.AsyncClient, bus: Bus, run: Run, numbers: list[int], worker: int
+) -> None:
+    """Conversations of some turns, one after the other, until the numbers are used up; the last answer is rated.
+
+    Nobody begins while much is still to be judged and remembered: what waits in a queue is no growth.
+    """
     while numbers:
+        while sum((await unfinished(bus)).values()) > WAITING:
+            await asyncio.sleep(0.2)
+        if not numbers:
+            break
         mine = [numbers.pop() for _ in range(min(TURNS, len(numbers)))]
         session = f"soak-{worker}-{mine[0]}"
         for number in mine:
-            text = f"{('search', 'try', 'say')[number % 3]} number {number}"
+            text = f"{KINDS[number % len(KINDS)]} number {number}"
             asked = await caller.ask(text, session, deadline=DEADLINE)
             if asked.answer != f"The answer to this is: {text}":
                 run.wrong.append(f"{text}: {asked.refused or asked.answer or asked.end}")
             run.answered += 1
-        await caller.delete(f"/sessions/{session}", time.monotonic() + 60)
+        vote = {"sentiment": ("positive", "negative")[mine[0] % 2], "comment": "as it was"}
+        rated = await http.post("/feedback", json={"query_id": asked.query_id, **vote})
+        if not rated.is_success:
+            run.wrong.append(f"{text}: the vote was refused: {rated.text}")
+        deleted = await caller.delete(f"/sessions/{session}", time.monotonic() + 60)
+        if deleted.status_code != 200:
+            run.wrong.append(f"{session} was not deleted: {deleted.status_code} {deleted.text}")
 
 
-async def sample(bus: Bus, run: Run, processes: dict[str, psutil.Process], seconds: float) -> None:
+async def sample(bus: Bus, run: Run, processes: dict[str, psutil.Process], data: Path, seconds: float) -> None:
     """Looks at everything, again and again."""
     while True:
         for name, process in processes.items():
             run.memory[name].append((run.answered, process.memory_info().rss / MB))
+        for name, patterns in STORES.items():
+            run.memory[name].append((run.answered, sum(size_of(data, pattern) for pattern in patterns) / MB))
         now = await level(bus)
         run.memory[USED].append((run.answered, now.used / MB))
         run.keys.append(now.transient)
@@ -108,16 +150,42 @@ async def sample(bus: Bus, run: Run, processes: dict[str, psutil.Process], secon
         await asyncio.sleep(seconds)
 
 
-async def read_along(bus: Bus) -> None:
-    """Reads what a memory would: a work stream that no group reads is bounded by length only."""
-    streams = [RESPONSE_GENERATION.stream, MEMORY_FORGET.stream]
-    for stream in streams:
-        await bus.link.call("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
-    while True:
-        for stream in streams:
-            while reply := await bus.link.call("XREADGROUP", "GROUP", GROUP, "1", "COUNT", 200, "STREAMS", stream, ">"):
-                await bus.link.call("XACK", stream, GROUP, *(entry_id for entry_id, _ in reply[0][1]))
+def size_of(folder: Path, pattern: str) -> int:
+    """Bytes of the files there; one that goes at this moment has none."""
+    total = 0
+    for path in folder.glob(pattern):
+        for file in path.rglob("*") if path.is_dir() else (path,):
+            with contextlib.suppress(FileNotFoundError):
+                total += file.stat().st_size
+    return total
+
+
+async def unfinished(bus: Bus) -> dict[str, int]:
+    """What every group of a work stream still has to do."""
+    left = {}
+    for subject in SUBJECTS:
+        if subject.kind != "event":
+            for group in (await bus.state(subject.stream)).groups:
+                if number := group.lag + group.pending:
+                    left[f"{subject.name} for {group.name}"] = number
+    return left
+
+
+async def settled(bus: Bus, run: Run) -> None:
+    """Waits until everything is judged, remembered and forgotten, then looks at what is left in Redis."""
+    until = time.monotonic() + SETTLED
+    while left := await unfinished(bus):
+        if time.monotonic() > until:
+            run.wrong.append(f"still to be done: {left}")
+            break
         await asyncio.sleep(0.5)
+    run.wrong += [f"{key} stays for good" for key in await everlasting(bus) if key not in SUMS]
+    lives: dict[str, list[int]] = defaultdict(list)
+    async for keys in scan(bus, f"{PREFIX}*"):
+        for key, left_ms in zip(keys, await bus.link.pipe([("PTTL", key) for key in keys]), strict=True):
+            if left_ms > 0:
+                lives[kind_of(key)].append(left_ms // 1000)
+    run.left = {kind: (len(found), max(found)) for kind, found in sorted(lives.items())}
 
 
 async def soak(queries: int, workers: int, every: float) -> Run:
@@ -126,7 +194,12 @@ async def soak(queries: int, workers: int, every: float) -> Run:
         root = Path(folder)
         with EmbeddedRedis(root / "redis") as server:
             async with ScriptedModelServer(RULES) as model, Bus(server.url, "soak/1") as bus:
-                with Participants(server.url, model.url, root / "logs", retention=RETENTION, heartbeat=1) as people:
+                with Participants(
+                    server.url, model.url, root / "data", retention=RETENTION, heartbeat=1,
+                    memory_pending_days=PENDING_DAYS, memory_forget_days=FORGET_DAYS,
+                    # the model has room for all of them: nobody waits until no user asks
+                    yield_above=1_000, critic_concurrency=workers,
+                ) as people:  # fmt: skip
                     port = free_port()
                     values = {"gateway": {"api_port": port, "admin_key": ADMIN_KEY, "keepalive": 5}}
                     processes = {
@@ -136,8 +209,17 @@ async def soak(queries: int, workers: int, every: float) -> Run:
                     processes[RESIDENT] = psutil.Process(server.pid)
                     for name in PARTICIPANTS:
                         await people.ready(name, 1, 120)
-                    async with Caller([f"http://127.0.0.1:{port}"], ADMIN_KEY, alive=30.0) as caller:
-                        await work(caller, bus, run, processes, queries, workers, every)
+                    url = f"http://127.0.0.1:{port}"
+                    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+                    async with (
+                        Caller([url], ADMIN_KEY, alive=30.0) as caller,
+                        httpx.AsyncClient(base_url=url, headers=headers, timeout=30, trust_env=False) as http,
+                    ):
+                        sampling = sample(bus, run, processes, people.folder, every)
+                        await work(caller, http, bus, run, sampling, queries, workers)
+                        await settled(bus, run)
+                        if engrams := (await http.get("/memory/engrams")).json()["total"]:
+                            run.wrong.append(f"memory has {engrams} engrams of deleted sessions")
                     for one in people.started:
                         if not one.alive:
                             run.wrong.append(f"{one.name} ended by itself: {one.log()[-500:]}")
@@ -146,23 +228,22 @@ async def soak(queries: int, workers: int, every: float) -> Run:
 
 async def work(
     caller: Caller,
+    http: httpx.AsyncClient,
     bus: Bus,
     run: Run,
-    processes: dict[str, psutil.Process],
+    sampling: Coroutine[Any, Any, None],
     queries: int,
     workers: int,
-    every: float,
 ) -> None:
     began = time.monotonic()
-    beside = [asyncio.create_task(read_along(bus)), asyncio.create_task(sample(bus, run, processes, every))]
-    told = asyncio.create_task(tell(run, queries, began))
+    beside = [asyncio.create_task(sampling), asyncio.create_task(tell(run, queries, began))]
     numbers = list(range(queries, 0, -1))
     try:
         async with asyncio.TaskGroup() as group:
             for worker in range(workers):
-                group.create_task(converse(caller, run, numbers, worker))
+                group.create_task(converse(caller, http, bus, run, numbers, worker))
     finally:
-        for task in (*beside, told):
+        for task in beside:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -184,7 +265,7 @@ def longest(stream: str) -> int:
 
 def judged(run: Run, queries: int, warm: int, bound: float) -> tuple[str, list[str], dict[str, Slope]]:
     """The tables, what is wrong, and the slopes."""
-    wrong = [f"{len(run.wrong)} queries: {run.wrong[0]}"] if run.wrong else []
+    wrong = [f"{len(run.wrong)} things were wrong, such as:", *run.wrong[:8]] if run.wrong else []
     if run.answered != queries:
         wrong.append(f"{run.answered} of {queries} answered")
     slopes = {name: slope([s for s in samples if s[0] >= warm]) for name, samples in run.memory.items()}
@@ -198,8 +279,9 @@ def judged(run: Run, queries: int, warm: int, bound: float) -> tuple[str, list[s
                 wrong.append(f"{name} has {found.last:.0f} MB; {most:.0f} are allowed")
             continue
         lines.append(f"{name:<24}{found.first:>14.2f}{found.last:>12.2f}{found.value:>+13.3f} ± {found.error:.3f}")
-        if found.grows(bound):
-            wrong.append(f"{name} grows by {found.value:.3f} MB per 1,000 queries; {bound:g} are allowed")
+        most = max(bound, OWN_BOUNDS.get(name, 0.0))
+        if found.grows(most):
+            wrong.append(f"{name} grows by {found.value:.3f} MB per 1,000 queries; {most:g} are allowed")
     lines.append(f"\n{'entries':<44}{'most':>8}{'at the end':>12}{'allowed':>9}")
     for stream, lengths in run.lengths.items():
         if max(lengths):
@@ -207,6 +289,8 @@ def judged(run: Run, queries: int, warm: int, bound: float) -> tuple[str, list[s
         if max(lengths) > longest(stream):
             wrong.append(f"{stream} had {max(lengths)} entries")
     lines.append(f"{'keys of queries, sessions included':<44}{max(run.keys):>8}{run.keys[-1]:>12}")
+    lines.append(f"\n{'keys with a time to live':<44}{'number':>8}{'seconds left, at most':>24}")
+    lines += [f"{kind:<44}{number:>8}{longest:>24}" for kind, (number, longest) in run.left.items()]
     return "\n".join(lines), wrong, slopes
 
 
