@@ -266,6 +266,7 @@ class Critic:
         try:
             yield step
         except BaseException:
+            # whatever ended it, cancelling too; that it cannot be told (the bus is away) must not hide why
             with contextlib.suppress(Exception):
                 await step("FAIL")
                 await step("RESET")

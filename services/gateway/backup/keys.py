@@ -8,8 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.gateway.auth import KEYS, KeyRecord
-from services.gateway.backup.section import Tally
-from services.gateway.gateway import Gateway
+from services.gateway.backup.section import KeptHere, Tally
 from shared.backup import Record
 
 
@@ -25,17 +24,11 @@ class StoredKey(BaseModel):
     created: int = Field(ge=0)
 
 
-class KeysSection:
+class KeysSection(KeptHere):
     """A record is one key. An administrator's start key is none: it belongs to the installation, not to its data."""
 
     name = "keys"
     version = 1
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    async def absent(self) -> str | None:
-        return None
 
     async def export(self) -> AsyncIterator[Sequence[Record]]:
         yield [

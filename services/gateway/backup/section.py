@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from services.gateway.gateway import Gateway
 from shared.backup import Record
 
 # So many things that were left out are named; of the rest, the number is told.
@@ -25,6 +26,16 @@ class Tally:
         self.skipped += 1
         if len(self.reasons) < _NAMED:
             self.reasons.append(reason)
+
+
+class KeptHere:
+    """A section of what the gateway itself keeps on the bus: it is always within reach."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def absent(self) -> str | None:
+        return None
 
 
 class Section(Protocol):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from services.gateway.backup.section import Tally
-from services.gateway.gateway import Gateway
+from services.gateway.backup.section import KeptHere, Tally
 from services.gateway.records import record_key
 from services.gateway.routes.queries import cancel_all
 from shared.backup import Record
@@ -23,17 +22,11 @@ from shared.session_records import (
 _PAGE = 16
 
 
-class SessionsSection:
+class SessionsSection(KeptHere):
     """A record is one session with the turns of both respondents, as they were at one moment."""
 
     name = "sessions"
     version = 1
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    async def absent(self) -> str | None:
-        return None
 
     async def export(self) -> AsyncIterator[Sequence[Record]]:
         bus = self._gateway.bus

@@ -8,8 +8,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.gateway.backup.section import Tally
-from services.gateway.gateway import Gateway
+from services.gateway.backup.section import KeptHere, Tally
 from services.gateway.routes.participants import complaint
 from shared.backup import Record
 from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
@@ -26,17 +25,11 @@ class SettingsRecord(BaseModel):
     values: dict[str, Any]
 
 
-class SettingsSection:
+class SettingsSection(KeptHere):
     """A record is one participant's changed values. Running replicas hear of them at once."""
 
     name = "settings"
     version = 1
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    async def absent(self) -> str | None:
-        return None
 
     async def _participants(self) -> list[str]:
         found: set[str] = set()
