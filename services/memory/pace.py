@@ -18,9 +18,9 @@ Sleep = Callable[[float], Awaitable[None]]
 ANSWERERS = frozenset({"generator", "respondent-b"})
 # Meanwhile a turn has at most so many engrams. A rest is so many times as long as the turn before it, but no longer
 # than these seconds.
-FEW = 8
-REST = 5.0
-LONGEST = 1.0
+FEW = 16
+REST = 3.0
+LONGEST = 0.5
 
 
 def answering(context: Context[Any]) -> Answering:

@@ -49,7 +49,7 @@ async def _round(redis_url: str, client: Child, number: int, seconds: float, que
         for at in range(0, queued, 200):
             await bus.publish(*(RESPONSE_GENERATION.of(one) for one in responses[at : at + 200]))
         busy = await asyncio.to_thread(client.ask, f"measure api short 1 {seconds}")
-        left = await _waiting(bus)
+        left, answered = await _waiting(bus), time.perf_counter()
         await _drained(bus)
         return {
             "quiet p50": quiet["p50"] * 1e3,
@@ -57,7 +57,8 @@ async def _round(redis_url: str, client: Child, number: int, seconds: float, que
             "busy p50": busy["p50"] * 1e3,
             "busy p99": busy["p99"] * 1e3,
             "left": float(left),
-            "stored/s": queued / (time.perf_counter() - began),
+            "answering/s": (queued - left) / (answered - began),
+            "alone/s": left / (time.perf_counter() - answered),
         }
 
 
@@ -102,7 +103,8 @@ def report(found: dict[str, float], queued: int) -> tuple[str, list[Target]]:
         for way, name in (("quiet", "nothing to remember"), ("busy", f"{queued} responses to remember"))
     ]
     text = table("Memory: time to first token while it takes in responses, 1 stream", ["queue", "p50", "p99"], rows)
-    text += f"\n  {found['left']:,.0f} still waited when the answers had been given; {found['stored/s']:,.0f} stored/s"
+    text += f"\n  Taken in: {found['answering/s']:,.0f}/s while users are answered, {found['alone/s']:,.0f}/s then"
+    text += f" ({found['left']:,.0f} still waited when the answers had been given)"
     text += f"\n  Process: {found['idle']:.0f} MB idle, {found['resident']:.0f} MB at the end"
     added = found["busy p50"] - found["quiet p50"]
     return text, [Target("added to the first token by a full ingest queue (median)", added, NOISE_MS, " ms")]
