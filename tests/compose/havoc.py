@@ -32,10 +32,14 @@ def crash(victim: Container) -> str:
     return "docker kill"
 
 
-async def kill_at_random(stack: Stack, seconds: float, *, every: float = EVERY) -> Counter[str]:
-    """Kills one container after the other for so long; what was killed, by service."""
+async def kill_at_random(stack: Stack, seconds: float, *, every: float = EVERY) -> tuple[Counter[str], Counter[str]]:
+    """Kills one container after the other for so long; what was killed, and what was passed over, by service.
+
+    A service of which nothing is healthy is passed over in its turn: where a start takes longer than the time between
+    two deaths, as on a machine that has twenty times more to do than it can, no replica would ever get to work.
+    """
     victims = [*stack.participants, *STORES]
-    killed: Counter[str] = Counter()
+    killed, passed = Counter[str](), Counter[str]()
     turn: list[str] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -45,7 +49,12 @@ async def kill_at_random(stack: Stack, seconds: float, *, every: float = EVERY) 
             # every service gets its turn, in a new order each time, whatever its number of replicas
             turn = turn or random.sample(victims, len(victims))
             service = turn.pop()
-            victim = random.choice([c for c in running if c.service == service] or running)
+            healthy = [c for c in running if c.service == service and c.healthy]
+            if not healthy:
+                passed[service] += 1
+                await asyncio.sleep(0.5)
+                continue
+            victim = random.choice(healthy)
             how = crash(victim)
             if how == "docker kill":
                 # it may have died meanwhile, and be on its way back
@@ -58,15 +67,18 @@ async def kill_at_random(stack: Stack, seconds: float, *, every: float = EVERY) 
                     killed[f"{victim.name} was not started again: {exc}"] += 1
             killed[f"{victim.service} ({how})"] += 1
         await asyncio.sleep(max(0.1, every - (time.monotonic() - began)))
-    return killed
+    return killed, passed
 
 
 async def chaos(stack: Stack, seconds: float, *, with_key: bool = True) -> tuple[Outcome, str]:
     async with Load(stack, with_key=with_key) as load:
         await asyncio.sleep(1)
-        killed = await kill_at_random(stack, seconds)
+        killed, passed = await kill_at_random(stack, seconds)
     await asyncio.to_thread(stack.up)
-    return load.outcome, f"{sum(killed.values())} killed: " + ", ".join(f"{n} {k}" for n, k in sorted(killed.items()))
+    said = f"{sum(killed.values())} killed: " + ", ".join(f"{what} {n}" for what, n in sorted(killed.items()))
+    if passed:
+        said += "; passed over, not up again yet: " + ", ".join(f"{what} {n}" for what, n in sorted(passed.items()))
+    return load.outcome, said
 
 
 async def redis_restart(stack: Stack, times: int) -> tuple[Outcome, str]:

@@ -66,6 +66,10 @@ class Container:
         return self.state == "running"
 
     @property
+    def healthy(self) -> bool:
+        return bool(self.raw["State"].get("Health", {}).get("Status") == "healthy")
+
+    @property
     def addresses(self) -> dict[str, str]:
         """Network → address."""
         found = self.raw["NetworkSettings"]["Networks"]
