@@ -70,10 +70,11 @@ class Keeper:
             if writing:
                 await self.store.put(user_id, self._model, writing)
             self._fault("stored")
+            if open_items:
+                # before the second look: whoever deletes from now on takes it out of the index again, or is seen there
+                await self.index.put(user_id, [kept[engram_id] for engram_id in open_items], places)
+            self._fault("indexed")
             open_items = await self._changed(open_items, states)
-        if kept:
-            await self.index.put(user_id, list(kept.values()), places)
-        self._fault("indexed")
         return list(kept.values())
 
     async def _changed(

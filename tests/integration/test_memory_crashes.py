@@ -99,6 +99,28 @@ async def test_a_deletion_that_was_cut_off_is_carried_out(redis_url: str, tmp_pa
             assert (await client.manage("search", query="question"))["hits"] == []
 
 
+async def test_a_deletion_between_the_last_look_and_the_end_of_a_write_leaves_nothing(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Keeper._changed
+    deleted: list[str] = []
+
+    async def late(self: Keeper, items: Any, before: Any) -> Any:
+        changed = await look(self, items, before)
+        if not deleted:
+            deleted.extend(items)
+            await self.delete("ann", list(items))
+        return changed
+
+    monkeypatch.setattr(Keeper, "_changed", late)
+    async with remembering(redis_url, tmp_path) as client:
+        await client.publish(response("Where is the key?", "Under the mat."))
+        await client.idle()
+        assert len(deleted) == 1
+        assert await client.engrams() == {}
+        assert (await client.manage("search", query="key mat"))["hits"] == []
+
+
 async def test_while_the_embedding_model_is_away_nothing_is_lost(redis_url: str, tmp_path: Path) -> None:
     port = free_port()
     settings = memory_settings(redis_url, tmp_path, f"http://127.0.0.1:{port}", ingest_limit=4)
