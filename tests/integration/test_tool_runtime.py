@@ -232,11 +232,11 @@ async def test_a_tool_that_takes_too_long_is_a_timeout_and_is_stopped(probing: P
 
 
 async def test_the_querys_deadline_bounds_a_call(probing: ProbeSettings) -> None:
-    caller = Caller("1-1", deadline=now_ms() + 400)
     async with both(probing) as (client, _):
         started = time.monotonic()
+        caller = Caller("1-1", deadline=now_ms() + 900)
         answer = await client.call("probe", {"text": "x", "seconds": 9}, call_id="c", caller=caller, timeout=15)
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < 4.0
     assert answer.result.startswith("[tool timeout after 0.")
 
 
