@@ -38,6 +38,7 @@ class Gathering:
         self._write = write
         self._pace = pace
         self._writers = writers
+        self._serving: set[asyncio.Task[None]] = set()
         self._waiting: dict[str, deque[_Wish]] = {}
         # after a failure, and until as many succeed as usual: how many a user's next write has at most
         self._fewer: dict[str, int] = {}
@@ -50,13 +51,20 @@ class Gathering:
         wish = _Wish(engram, vector, asyncio.get_running_loop().create_future())
         if (waiting := self._waiting.get(engram.user_id)) is None:
             waiting = self._waiting[engram.user_id] = deque()
-            self._writers.create_task(self._serve(engram.user_id, waiting))
+            task = self._writers.create_task(self._serve(engram.user_id, waiting))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
         waiting.append(wish)
         try:
             return await wish.kept
         finally:
             # nobody waits for it any more: it is left out when it has not been begun
             wish.kept.cancel()
+
+    def stop(self) -> None:
+        """Breaks off what is still being written."""
+        for task in list(self._serving):
+            task.cancel()
 
     async def _serve(self, user_id: str, waiting: deque[_Wish]) -> None:
         """Until nothing waits. After a failure one at a time, and with each success twice as many: an engram that the
@@ -114,5 +122,4 @@ async def open_gathering(write: Write, pace: Pace) -> AsyncIterator[Gathering]:
         try:
             yield gathering
         finally:
-            for task in list(writers._tasks):
-                task.cancel()
+            gathering.stop()

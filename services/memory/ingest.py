@@ -33,7 +33,7 @@ from shared.errors import DecodeError, TransientError
 from shared.logging import get_logger
 from shared.machine import Machine
 from shared.service import Context
-from shared.sessions import Sessions
+from shared.sessions import Sessions, turns_before
 
 log = get_logger()
 
@@ -136,7 +136,7 @@ class Ingest:
     async def _before(self, response: ResponseGeneration) -> str:
         """The turn before it in the session."""
         turns = await self._sessions.turns(response.session_id, response.respondent_id)
-        earlier = [turn for turn in turns if order(turn.query_id) < order(response.query_id)]
+        earlier = turns_before(turns, response.query_id)
         return f"{earlier[-1].query}\n{earlier[-1].answer}" if earlier else ""
 
     async def _annotated(
@@ -182,11 +182,11 @@ class Ingest:
 
 
 def accepted(query_id: str, otherwise: int) -> int:
-    """When a query was accepted, in ms: its id says it. Raises DecodeError."""
+    """When a query was accepted, in ms: its id says it, unless another program made it."""
     try:
         return order(query_id)[0] or otherwise
-    except ValueError as exc:
-        raise DecodeError(f"{query_id!r} is no query id") from exc
+    except ValueError:
+        return otherwise
 
 
 def vote_stamp(vote_id: str) -> str:

@@ -73,8 +73,11 @@ class Line(BaseModel):
 
     @model_validator(mode="after")
     def _says_something(self) -> Line:
+        if not self.query.strip() and not self.content.strip():
+            # an answer whose question is not known is a note
+            self.content, self.answer = self.answer, ""
         if not (self.query.strip() or self.content.strip()):
-            raise ValueError("query or content is needed")
+            raise ValueError("query, answer or content is needed")
         if self.topic and len(self.content) > MAX_CONTENT:
             raise ValueError(f"a topic's content has at most {MAX_CONTENT} characters")
         return self

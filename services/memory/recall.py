@@ -184,6 +184,7 @@ def shown_hit(hit: Hit, engram: Engram) -> dict[str, Any]:
         "relevance": round(hit.score, 4),
         "mark": hit.mark,
         "why": hit.why,
+        "metadata": dict(engram.metadata),
     }
 
 

@@ -12,6 +12,7 @@ from support.waiting import eventually
 
 from services.cli.embedded_redis import EmbeddedRedis
 from shared.contracts import MEMORY_FORGET, MemoryForget, ToolCallRecord
+from shared.envelope import now_ms
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CAPITAL = ("The capital of Australia is Canberra, not Sydney.", "Right, Canberra is the capital of Australia.")
@@ -198,6 +199,16 @@ async def test_a_deleted_topic_can_be_saved_again(memory: MemoryClient) -> None:
 # ── isolation and deletion ───────────────────────────────────────────────────────────────────────────────────
 
 
+async def test_a_response_whose_query_id_tells_no_time_is_remembered_by_its_messages(memory: MemoryClient) -> None:
+    before = now_ms()
+    said = response(*CAPITAL, query_id="query-of-another-program")
+    await memory.publish(said, critique(said, 4))
+    await memory.idle()
+    found = (await memory.engrams())[said.response_id]
+    assert found["score"] == 4
+    assert before <= found["time"] <= now_ms()
+
+
 async def test_nothing_of_another_user_is_read_found_or_removed(memory: MemoryClient) -> None:
     said = response(*CAPITAL)
     await memory.publish(said)
@@ -277,7 +288,7 @@ async def test_a_whole_memory_is_exported_deleted_and_taken_in_again(memory: Mem
 
 
 async def test_lines_that_are_wrong_are_named_and_the_others_taken(memory: MemoryClient) -> None:
-    lines = [{"answer": "no question"}, {"query": "q", "time": "yesterday"}, {"topic": "x", "content": "y"},
+    lines = [{"session_id": "s"}, {"query": "q", "time": "yesterday"}, {"topic": "x", "content": "y"},
              {"query": "Good?", "answer": "Yes.", "time": "2025-03-01T10:00:00Z", "user_id": "bob"}]  # fmt: skip
     result = await memory.manage("import", lines=lines)
     assert (result["imported"], [error["line"] for error in result["errors"]]) == (1, [0, 1, 2])

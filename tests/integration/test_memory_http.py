@@ -185,15 +185,23 @@ async def test_lines_of_an_import_that_are_wrong_are_named_by_their_number(house
     good = {"query": "Good?", "answer": "Yes."}
     async with await house.site.key("una") as una:
         many = [{"query": f"Question {n}?", "answer": "Yes."} for n in range(70)]
-        answer = await imported(
-            una, good, b"no json", b"", [1], *many, {"answer": "no question"}, {**good, "time": "?"}
-        )
+        answer = await imported(una, good, b"no json", b"", [1], *many, {"session_id": "s"}, {**good, "time": "?"})
         found = answer.json()
         # 1 and 5 to 74 are good, 3 is empty; the pages of an import do not change the numbers
         assert (found["imported"], found["failed"]) == (71, 4)
         assert [error["line"] for error in found["errors"]] == [2, 4, 75, 76]
         assert all(error["message"] for error in found["errors"])
         assert (await una.get("/memory/engrams")).json()["total"] == 71
+
+
+async def test_a_hit_carries_what_its_line_was_imported_with(house: House) -> None:
+    async with await house.site.key("eve") as eve:
+        asked = {"query": "Which lamp stands at the pier?", "answer": "A green one.", "metadata": {"turn": "D1:3"}}
+        assert (await imported(eve, asked, {"answer": "The pier has been repainted."})).json()["imported"] == 2
+        hits = (await eve.get("/memory", params={"query": "lamp at the pier"})).json()["hits"]
+        assert hits[0]["metadata"] == {"turn": "D1:3"}
+        # an answer whose question is not known is a note
+        assert [hit["content"] for hit in hits[1:]] == ["The pier has been repainted."]
 
 
 async def test_a_line_that_is_too_long_is_refused_after_what_came_before_it(house: House) -> None:

@@ -38,7 +38,13 @@ _ENGRAM = {
     "query": "What is the capital of France?", "answer": "Paris.", "intent": "question", "entities": ["France"],
     "tainted": False, "score": 5, "winner": None, "sentiment": "positive", "reward": 1.0,
 }  # fmt: skip
-_HIT = {**_ENGRAM, "relevance": 0.91, "mark": "GOOD EXAMPLE", "why": {"similarity": 0.83, "keyword_rank": 1}}
+_HIT = {
+    **_ENGRAM,
+    "relevance": 0.91,
+    "mark": "GOOD EXAMPLE",
+    "why": {"similarity": 0.83, "keyword_rank": 1},
+    "metadata": {},
+}
 _TOPIC = {"topic": "user.preferred_language", "content": "The user prefers Elixir.", "time": 1_700_000_000_000}
 _LINE = {"query": "…", "answer": "…", "session_id": "s", "time": 1_700_000_000_000, "user_id": "ann", "metadata": {}}
 
