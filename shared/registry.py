@@ -63,6 +63,11 @@ def announcing(info: ReplicaInfo, ttl_ms: int) -> list[Command]:
     return commands
 
 
+def still_there(participant: str, replica: str, ttl_ms: int) -> Command:
+    """Lets what a replica said last count for another `ttl_ms` (whole seconds): possible in a full Redis too."""
+    return ("EXPIRE", _key(participant, replica), -(-ttl_ms // 1000))
+
+
 def leaving(participant: str, replica: str) -> list[Command]:
     return [("DEL", _key(participant, replica)), ("ZREM", INDEX, f"{participant}/{replica}")]
 

@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import orjson
 
 from shared import tracing
-from shared.bus import Bus, Command, Consumer, Delivery, ReplyError, Route, Tail
+from shared.bus import Bus, Command, Consumer, Delivery, OutOfMemory, ReplyError, Route, Tail
 from shared.bus.tail import INBOX_LENGTH
 from shared.contracts import PREFIX, SETTINGS_UPDATE, Outgoing, Payload, Subject
 from shared.envelope import Envelope, Message, now_ms
@@ -28,7 +28,7 @@ from shared.errors import BusUnavailable, DecodeError, SettingsError, TransientE
 from shared.logging import BoundIds, configure, get_logger
 from shared.metrics_listener import Text
 from shared.observing import observing, watched
-from shared.registry import Registry, ReplicaInfo, announcing, leaving
+from shared.registry import Registry, ReplicaInfo, announcing, leaving, still_there
 from shared.settings import Settings
 
 log = get_logger()
@@ -120,7 +120,12 @@ class Context(Generic[S]):
         )
         ttl = int(self.settings.heartbeat * _MISSED * 1000)
         there: list[Command] = [("EXISTS", schema_key(self.participant)), ("EXPIRE", self.inbox, _INBOX_SECONDS)]
-        replies = await self.bus.link.pipe([*announcing(info, ttl), *there])
+        try:
+            replies = await self.bus.link.pipe([*announcing(info, ttl), *there])
+        except OutOfMemory:
+            # nobody is to think it dead, and start it anew, because Redis is full
+            await self.bus.link.call(*still_there(self.participant, self.replica, ttl))
+            raise
         if not all(replies[-len(there) :]):
             # flushed, or expired while this process was stopped: answers go to an inbox that is there only
             await self.bus.link.pipe(self.opening())

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import redis
+from support.apps import ProbeSettings, probe
 from support.consuming import GROUP, STREAM, consuming
+from support.services import announced, running
 from support.waiting import eventually
 
-from shared.bus import Delivery
+from shared.bus import Bus, Delivery
 from shared.contracts import DEAD_LETTER
+from shared.registry import Registry
 
 HEARTBEAT = 0.05
 
@@ -88,5 +92,21 @@ async def test_a_replica_that_leaves_while_redis_is_full_hands_the_entry_over(re
         async with consuming(redis_url, done, replica="r2", heartbeat=HEARTBEAT):
             await eventually(lambda: raw.get("written") == b"once")
             await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
+    finally:
+        raw.config_set("maxmemory", 0)
+
+
+async def test_a_replica_is_not_taken_for_dead_while_redis_is_full(
+    redis_url: str, raw: redis.Redis, tmp_path: Path
+) -> None:
+    settings = ProbeSettings(redis_url=redis_url, data_dir=tmp_path, heartbeat=HEARTBEAT, drain=2.0)
+    try:
+        async with running(probe, settings), Bus(redis_url, "test/looking") as bus:
+            await announced(redis_url, "probe")
+            raw.config_set("maxmemory", 1)
+            # an announcement is good for three heartbeats, or a second where it is only renewed
+            await asyncio.sleep(2.5)
+            assert [one.state for one in await Registry(bus, freshness=0).replicas()] == ["ready"]
+            raw.config_set("maxmemory", 0)
     finally:
         raw.config_set("maxmemory", 0)
