@@ -7,7 +7,7 @@ log=${TMPDIR:-/tmp}/serve.log
 
 ollama serve >"$log" 2>&1 &
 server=$!
-trap 'kill "$server" 2>/dev/null || true' EXIT
+trap 'kill "$server" 2>/dev/null || true; wait "$server" || true' EXIT
 trap 'exit 143' TERM INT
 until ollama list >/dev/null 2>&1; do
 	kill -0 "$server" 2>/dev/null || { cat "$log" >&2; exit 1; }

@@ -145,7 +145,7 @@ def test_the_memory_is_operated_from_the_command_line(client: dict[str, str], tm
         "A cat named Ida.",
     }
     bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"query": "ok?", "answer": "yes"}\n[]\n{"answer": "no question"}\n', encoding="utf-8")
+    bad.write_text('{"query": "ok?", "answer": "yes"}\n[]\n{"session_id": "s"}\n', encoding="utf-8")
     refused = run.local2(mine, "memory", "import", str(bad))
     assert (refused.returncode, "line 2" in refused.stdout, "line 3" in refused.stdout) == (1, True, True)
 
