@@ -10,7 +10,7 @@ from typing import Any
 
 
 async def eventually(
-    fact: Callable[[], Any | Awaitable[Any]], timeout: float = 5.0, what: str = "", every: float = 0.01
+    fact: Callable[[], Any | Awaitable[Any]], timeout: float = 15.0, what: str = "", every: float = 0.01
 ) -> Any:
     """The first true value of `fact`; fails the test when there is none in time."""
     deadline = time.monotonic() + timeout
