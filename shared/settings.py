@@ -187,7 +187,8 @@ def _participant_prefix(participant: str) -> str:
 def describe(exc: ValidationError, place: Callable[[Sequence[int | str]], str] = _dotted) -> str:
     """One sentence a person can act on, without the values (they may be secrets). `place` names where one stands."""
     return "; ".join(
-        f"{place(error['loc']) if error['loc'] else 'value'}: {error['msg']}" for error in exc.errors(include_url=False)
+        (f"{place(error['loc'])}: " if error["loc"] else "") + error["msg"].removeprefix("Value error, ")
+        for error in exc.errors(include_url=False)
     )
 
 
@@ -198,20 +199,45 @@ def _from_environment(settings_cls: type[BaseSettings], prefix: str) -> dict[str
         raise SettingsError(f"environment {prefix}…: {exc}; lists and mappings are written as JSON") from exc
 
 
-def _from_yaml(participant: str, known: Mapping[str, str] | None) -> dict[str, Any]:
-    """`known`: names that the participant's own section may have, None when any will do."""
+def _file() -> Path | None:
+    """The configuration file, if there is one. Raises SettingsError when one is named that is not there."""
     named = os.environ.get("LOCAL2_CONFIG")
     path = Path(named or "local2.yaml")
-    if not path.is_file():
-        if named:
-            raise SettingsError(f"LOCAL2_CONFIG names {path}, but there is no such file")
-        return {}
+    if path.is_file():
+        return path
+    if named:
+        raise SettingsError(f"LOCAL2_CONFIG names {path}, but there is no such file")
+    return None
+
+
+def _sections(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        sections = [content.get("defaults") or {}, content.get(participant) or {}]
-        shared, own = ({str(name): value for name, value in section.items()} for section in sections)
+        return {str(name): {str(key): value for key, value in (own or {}).items()} for name, own in content.items()}
     except (yaml.YAMLError, AttributeError, TypeError) as exc:
-        raise SettingsError(f"{path}: a mapping of participants to their settings is expected: {exc}") from exc
+        reason = str(exc).replace('in "<unicode string>", ', "")
+        raise SettingsError(f"{path}: a mapping of participants to their settings is expected: {reason}") from exc
+
+
+def misspelt_sections(participants: Collection[str]) -> list[str]:
+    """A sentence on each section of the configuration file whose name is nearly that of a participant, but nobody's.
+
+    Other names may be those of participants of one's own. Raises SettingsError.
+    """
+    path = _file()
+    known = {"defaults", *participants}
+    unknown = [name for name in _sections(path) if name not in known] if path else []
+    near = {name: found[0] for name in unknown if (found := get_close_matches(name.lower(), known, n=1, cutoff=0.75))}
+    return [f"{path}: nobody reads the section {name}; did you mean {meant}?" for name, meant in near.items()]
+
+
+def _from_yaml(participant: str, known: Mapping[str, str] | None) -> dict[str, Any]:
+    """`known`: names that the participant's own section may have, None when any will do."""
+    path = _file()
+    if path is None:
+        return {}
+    sections = _sections(path)
+    shared, own = sections.get("defaults", {}), sections.get(participant, {})
     if known is not None and (unknown := [name for name in own if name.lower() not in known]):
         raise SettingsError(f"{path}, section {participant}: {'; '.join(_no_setting(name, known) for name in unknown)}")
     return {**shared, **own}

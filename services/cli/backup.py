@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -17,8 +16,8 @@ from rich.console import Console
 from services.cli.api import Api, ApiError, unreachable
 from services.cli.settings import ClientSettings
 from services.cli.typed import typed
+from services.cli.whole_file import FileTrouble, whole_file
 from shared.backup import MEDIA_TYPE, Summary, examine
-from shared.errors import Local2Error
 
 console = Console()
 errors = Console(stderr=True)
@@ -28,10 +27,6 @@ _PIECE = 256 * 1024
 _PATIENCE = httpx.Timeout(1_800.0, connect=5.0)
 
 Without = Annotated[list[str] | None, typer.Option("--without", help="Leave this section out (memories, keys, …)")]
-
-
-class FileTrouble(Local2Error):
-    """The file cannot be read or written; the text says what to do."""
 
 
 # ── backup ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -60,26 +55,12 @@ def backup(
 
 async def _save(api: Api, file: Path, without: Sequence[str]) -> Summary:
     """The backup under its name only when it is whole; what was there before stays until then."""
-    part = file.with_name(file.name + ".part")
-    try:
-        with _opened(part) as out:
-            await _download(api, out, without)
-            out.flush()
-            os.fsync(out.fileno())
-            out.seek(0)
-            summary = await asyncio.to_thread(examine, out)
-        part.replace(file)
-    except OSError as exc:
-        raise FileTrouble(f"{file} cannot be written: {exc.strerror or exc}; choose a place with room for it") from exc
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-    return summary
-
-
-def _opened(part: Path) -> BinaryIO:
-    # conversations are nobody else's business
-    return os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b")
+    with whole_file(file) as out:
+        await _download(api, out, without)
+        out.flush()
+        os.fsync(out.fileno())
+        out.seek(0)
+        return await asyncio.to_thread(examine, out)
 
 
 async def _download(api: Api, out: BinaryIO, without: Sequence[str]) -> None:

@@ -9,13 +9,16 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
-from rich.table import Table
+from rich.console import Console
+from rich.table import Column, Table
 
 from services.cli.answer_view import printable
 from services.cli.api import Api, ApiError, rows
 from services.cli.operate import AsJson, Limit, console, print_json, with_api
 from services.cli.times import ago
+from services.cli.whole_file import whole_file
 
+errors = Console(stderr=True)
 memory = typer.Typer(no_args_is_help=True, help="What is remembered of your conversations")
 topics = typer.Typer(no_args_is_help=True, help="Facts kept under an exact name")
 memory.add_typer(topics, name="topics")
@@ -32,6 +35,11 @@ def _short(text: Any) -> str:
 
 def _said(engram: dict[str, Any]) -> str:
     return str(engram["query"] or engram["content"] or "")
+
+
+def _ids(engrams: list[dict[str, Any]]) -> Column:
+    """A column of whole ids, however narrow the terminal is: other commands want them."""
+    return Column("id", min_width=max((len(engram["id"]) for engram in engrams), default=0))
 
 
 def _rating(engram: dict[str, Any]) -> str:
@@ -54,7 +62,7 @@ def search(
     if as_json:
         print_json(found)
         return
-    table = Table("relevance", "when", "said", "answer", "rating", "id")
+    table = Table("relevance", "when", "said", "answer", "rating", _ids(found["hits"]))
     for hit in rows(found, "hits"):
         answer = _short(hit["answer"])
         table.add_row(f"{hit['relevance']:.2f}", ago(hit["time"]), _short(_said(hit)), answer, _rating(hit), hit["id"])
@@ -74,7 +82,7 @@ def list_engrams(
     if as_json:
         print_json(found)
         return
-    table = Table("when", "by", "said", "rating", "id")
+    table = Table("when", "by", "said", "rating", _ids(found["engrams"]))
     for engram in rows(found, "engrams"):
         by = engram["respondent_id"] or engram["kind"]
         table.add_row(ago(engram["time"]), by, _short(_said(engram)), _rating(engram), printable(engram["id"]))
@@ -136,7 +144,7 @@ def import_memory(path: Annotated[Path, typer.Argument(help="JSON lines, as the 
     if not path.is_file():
         raise ApiError("no_file", f"there is no file {path}")
     done = with_api(send)
-    for error in done["errors"]:
+    for error in sorted(done["errors"], key=lambda error: int(error["line"])):
         console.print(f"line {error['line']}: {printable(error['message'])}", style="yellow", markup=False)
     console.print(f"took in {done['imported']}, refused {done['failed']}", highlight=False)
     if done["failed"]:
@@ -153,12 +161,12 @@ def _write(out: Path | None) -> None:
                 async for text in response.aiter_text():
                     print(text, end="")
                 return
-            # whole or not at all
-            unfinished = out.with_name(f"{out.name}.part")
-            with unfinished.open("wb") as file:
+            count = 0
+            with whole_file(out) as file:
                 async for part in response.aiter_bytes():
                     file.write(part)
-            unfinished.replace(out)
+                    count += part.count(b"\n")
+            errors.print(f"{count} rows in {out}", highlight=False, markup=False)
 
     with_api(read)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.text import Text
 from services.cli.api import Api, ApiError, unreachable
 from services.cli.operate import AsJson, export, print_json, with_api
 from services.cli.settings import ClientSettings
+from services.cli.whole_file import whole_file
 
 console = Console()
 errors = Console(stderr=True)
@@ -125,14 +125,8 @@ def _write(params: dict[str, Any], out: Path | None) -> None:
     if out is None:
         asyncio.run(_download(params, sys.stdout.buffer))
         return
-    # under another name until it is whole: a broken download must not look like one
-    part = out.with_name(f"{out.name}.part-{os.getpid()}")
-    try:
-        with part.open("wb") as file:
-            rows = asyncio.run(_download(params, file))
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(out) as file:
+        rows = asyncio.run(_download(params, file))
     errors.print(f"{rows} rows in {out}", highlight=False, markup=False)
 
 

@@ -22,7 +22,8 @@ from services.cli.search_choice import choose_search
 from services.cli.settings import ClientSettings, CriticWish, DrainWish, MemoryWish, ModelWish, SearchWish
 from services.cli.supervisor import StartError, Supervisor, grace, until_signal
 from services.cli.typed import typed
-from shared.errors import Local2Error
+from shared.errors import Local2Error, SettingsError
+from shared.settings import misspelt_sections
 
 
 class Run:
@@ -45,6 +46,8 @@ class Run:
         options = self._options
         if trouble := writable(options.data_dir):
             raise UnusableFolder(options.data_dir, trouble)
+        if wrong := misspelt_sections([*PARTICIPANTS, "cli"]):
+            raise SettingsError("; ".join(wrong))
         # The folder first: a second run on it is told about that, not about its port.
         with run_lock(options.data_dir):
             await self._check_port()
@@ -95,8 +98,10 @@ class Run:
         say = self._view.say
         say("starting the demonstration model instead: it is small, proves that the stack works, and knows little")
         url, model = await supervisor.start_demo_model()
-        wanted = self._options.model or "the configured model"
+        named = (self._options.model, self._options.model_b)
+        wanted = " and ".join(dict.fromkeys(name for name in named if name)) or "the configured model"
         say(f"DEMO MODEL {model} answers, not {wanted}; start Ollama for real use")
+        say("it is respondent B and the judge too: expect no grades, its judgements can hardly ever be read")
         return demo_env(url, model)
 
     async def _check_port(self) -> None:
@@ -121,6 +126,17 @@ def judge() -> str | None:
     """The critic's model, when it is Ollama's."""
     wish = CriticWish.load("critic")
     return wish.model if wish.backend == "ollama" else None
+
+
+def _where(settings: ClientSettings) -> str:
+    """What a command needs before it to find this stack: nothing when it would look there anyway."""
+    usual = ClientSettings.load("cli")
+    words = []
+    if settings.base_url != usual.base_url:
+        words.append(f"LOCAL2_API_URL={shlex.quote(settings.base_url)} ")
+    if settings.data_dir.absolute() != usual.data_dir.absolute():
+        words.append(f"LOCAL2_DATA_DIR={shlex.quote(str(settings.data_dir))} ")
+    return "".join(words)
 
 
 async def welcome(settings: ClientSettings, *, key_in_link: bool = False) -> str:
@@ -149,7 +165,7 @@ async def welcome(settings: ClientSettings, *, key_in_link: bool = False) -> str
             "ready",
             f"  {first}",
             f"  admin key: {shown}",
-            f'  try: {typed("ask")} "What is the capital of France?"',
+            f'  try: {_where(settings)}{typed("ask")} "What is the capital of France?"',
             f'  or:  curl -s {base}/query -H "Authorization: Bearer {key}" \\',
             """         -H 'Content-Type: application/json' -d '{"query": "What is the capital of France?"}'""",
         ]

@@ -160,7 +160,8 @@ class Manage:
     # ── moving in and out ────────────────────────────────────────────────────────────────────────────────────
 
     async def _import(self, args: MemoryManage, request: ToolRequest) -> dict[str, Any]:
-        """Lines that are wrong are named by their number in the page; the others are taken."""
+        """Lines that are wrong are named by their number in the page; the others are taken. `there`: of `imported`,
+        those that had been taken before."""
         await self._indexed()
         errors: list[dict[str, Any]] = []
         by_user: dict[str, dict[str, Engram]] = {}
@@ -174,10 +175,12 @@ class Manage:
             user_id = (line.user_id or request.user_id) if args.all_users else request.user_id
             engram = engram_of(line, user_id, now, self._old_id(line.metadata.get("id"), user_id, args.all_users))
             by_user.setdefault(user_id, {})[engram.id] = engram
-        imported = 0
+        imported = there = 0
+        owner = self._keeper.index.catalog.owner
         for user_id, engrams in by_user.items():
+            there += sum(owner(engram_id) == user_id for engram_id in engrams)
             imported += await self._take(user_id, list(engrams.values()))
-        return {"imported": imported, "errors": errors}
+        return {"imported": imported, "there": there, "errors": errors}
 
     def _old_id(self, given: Any, user_id: str, trusted: bool) -> str | None:
         """An engram may have its id again where nobody can claim another's with it: grades and deletions go by it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,9 @@ async def test_memories_and_votes_of_all_users_arrive(
         # again, onto what is there, with a topic that is newer here
         async with client(bare.site.url, ann_key) as here:
             await here.put("/memory/topics/user.language", json={"content": "Ann prefers Gleam now."})
-            assert (await bare.local2("restore", "--merge", str(file))).exit_code == 0
+            done = await bare.local2("restore", "--merge", str(file))
+            assert done.exit_code == 0
+            assert re.search(r"memories: 0 restored, \d+ were there already", done.output), done.output
             assert (await here.get("/memory/topics/user.language")).json()["content"] == "Ann prefers Gleam now."
             assert len((await here.get("/memory/engrams")).json()["engrams"]) == 4
         await bare.ask("something new here", "own")

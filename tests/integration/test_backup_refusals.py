@@ -157,7 +157,7 @@ async def test_a_full_disk_is_a_sentence_and_leaves_nothing(source: Place, targe
         done = await source.local2(*BACKUP, str(tmp_path / "second.backup"))
         assert done.exit_code == 1
         assert "second.backup cannot be written" in done.output
-        assert "choose a place with room for it" in done.output
+        assert "choose a place that is there and has room" in done.output
         refused = await target.local2("restore", str(file))
         assert refused.exit_code == 1
         assert "make room in its data folder" in refused.output

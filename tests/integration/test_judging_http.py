@@ -235,6 +235,11 @@ async def test_exports_are_for_administrators_and_the_ranking_for_everybody(hous
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
     wrong = await house.site.http.get("/preferences/export", params={"format": "parquet"})
     assert wrong.status_code == 422
+    # a misspelt filter must not give away what it was to hold back
+    for name in ("consent", "human-only"):
+        refused = await house.site.http.get("/preferences/export", params={"format": "kto", name: True})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_request")
+        assert name in refused.json()["error"]["message"]
     board = await house.ann.get("/preferences/leaderboard")
     assert (board.status_code, board.json()["judge"]["rows"]) == (200, [])
     assert (await house.bob.get("/preferences/consent")).json() == {"user_id": "bob", "consent": None}

@@ -79,7 +79,8 @@ class MemoriesSection:
         if not lines:
             return
         found = await self._ask(op="import", lines=lines)
-        tally.written += found["imported"]
+        tally.written += found["imported"] - found["there"]
+        tally.kept += found["there"]
         for wrong in found["errors"]:
             tally.skip(f"memory of {lines[wrong['line']]['user_id']}: {wrong['message']}")
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from services.gateway.answers import reply
 from services.gateway.auth import AdminDep, UserDep
@@ -39,6 +39,18 @@ _DPO_LINE = (
 )
 
 
+class ExportQuery(Body):
+    """A filter that is misspelt is refused: it must not give away what it was to hold back."""
+
+    format: Literal["dpo", "kto", "critiques"] = Field(default="dpo", description="Kind of rows")
+    min_margin: float = Field(default=0.0, ge=0, le=4, description="Least difference of grades")
+    human_only: bool = Field(default=False, description="Only what a person's vote bears out")
+    since: int | None = Field(default=None, description="Answers from then on, ms since the epoch")
+    until: int | None = Field(default=None, description="Answers before then, ms since the epoch")
+    consented: bool = Field(default=False, description="Only users who agreed to training")
+    test_share: float = Field(default=0.0, ge=0, le=1, description="Part of the sessions marked `test`")
+
+
 class ConsentBody(Body):
     """Whether your conversations may be used for training."""
 
@@ -65,18 +77,9 @@ async def leaderboard(gateway: GatewayDep, _user: UserDep) -> Response:
 async def export(
     gateway: GatewayDep,
     _admin: AdminDep,
-    format: Annotated[Literal["dpo", "kto", "critiques"], Query(description="Kind of rows")] = "dpo",
-    min_margin: Annotated[float, Query(ge=0, le=4, description="Least difference of grades")] = 0.0,
-    human_only: Annotated[bool, Query(description="Only what a person's vote bears out")] = False,
-    since: Annotated[int | None, Query(description="Answers from then on, ms since the epoch")] = None,
-    until: Annotated[int | None, Query(description="Answers before then, ms since the epoch")] = None,
-    consented: Annotated[bool, Query(description="Only users who agreed to training")] = False,
-    test_share: Annotated[float, Query(ge=0, le=1, description="Part of the sessions marked `test`")] = 0.0,
+    wanted: Annotated[ExportQuery, Query()],
 ) -> Response:
-    asked = {
-        "op": "export", "format": format, "min_margin": min_margin, "human_only": human_only, "since": since,
-        "until": until, "consented": consented, "test_share": test_share,
-    }  # fmt: skip
+    asked = {"op": "export", **wanted.model_dump()}
     # the first page before the answer begins: what is wrong then is still an error
     first = await operate(gateway, "reward", "", **asked)
     return StreamingResponse(_rows(gateway, asked, first), media_type="application/x-ndjson")

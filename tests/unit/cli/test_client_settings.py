@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from services.cli.plan import PARTICIPANTS
 from services.cli.run import longest_drain, welcome
 from services.cli.settings import ClientSettings, ModelWish
+from services.cli.typed import typed
+from services.cli.whole_file import FileTrouble, whole_file
 from shared.errors import SettingsError
+from shared.settings import misspelt_sections
 
 
 def write(text: str) -> None:
@@ -56,3 +60,37 @@ async def test_a_key_from_the_file_is_not_said_to_be_in_the_environment(monkeypa
     assert "operators-key" not in text
     monkeypatch.setenv("LOCAL2_ADMIN_KEY", "operators-key")
     assert 'Bearer $LOCAL2_ADMIN_KEY"' in await welcome(settings)
+
+
+async def test_the_command_that_is_shown_finds_the_stack_that_shows_it(tmp_path: Path) -> None:
+    assert '  try: local2 ask "' in (await welcome(ClientSettings(api_port=8765))).replace(typed("ask"), "local2 ask")
+    elsewhere = await welcome(ClientSettings(api_port=9, data_dir=tmp_path / "my data"))
+    assert f"  try: LOCAL2_API_URL=http://127.0.0.1:9 LOCAL2_DATA_DIR='{tmp_path}/my data' {typed('ask')} " in elsewhere
+
+
+def test_a_section_that_is_nearly_a_participants_is_named() -> None:
+    write("genrator: {temperature: 0.3}\nmy_tool: {speed: 9}\ndefaults: {}")
+    names = [*PARTICIPANTS, "cli"]
+    assert misspelt_sections(names) == ["local2.yaml: nobody reads the section genrator; did you mean generator?"]
+    write("generator: {temperature: 0.3}")
+    assert misspelt_sections(names) == []
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(b"before")
+
+    def broken_off() -> None:
+        with whole_file(path) as file:
+            file.write(b"half")
+            raise RuntimeError("the connection broke")
+
+    with pytest.raises(RuntimeError):
+        broken_off()
+    assert path.read_bytes() == b"before"
+    with whole_file(path) as file:
+        file.write(b"whole")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"whole", 0o600)
+    with pytest.raises(FileTrouble, match="x cannot be written: No such file or directory; choose"):
+        whole_file(tmp_path / "nowhere" / "x").__enter__()
+    assert [one for one in tmp_path.iterdir() if ".part" in one.name] == []
