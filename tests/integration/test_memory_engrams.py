@@ -278,8 +278,8 @@ async def test_a_whole_memory_is_exported_deleted_and_taken_in_again(memory: Mem
     await memory.publish(said)
     await memory.idle()
     assert await memory.engrams() == {}
-    for _ in range(2):
-        assert await memory.manage("import", lines=lines) == {"imported": 3, "there": 0, "errors": []}
+    for there in (0, 3):
+        assert await memory.manage("import", lines=lines) == {"imported": 3, "there": there, "errors": []}
     engrams = (await memory.engrams()).values()
     assert sorted(e["kind"] for e in engrams) == ["note", "topic", "turn"]
     (turn,) = [e for e in engrams if e["kind"] == "turn"]
