@@ -15,7 +15,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from shared.bus.endpoint import Address, Endpoint
-from shared.bus.link import Command, ConnectionLost, Link, Reply, ReplyError, as_values, checked, loading, refused
+from shared.bus.link import (
+    Command,
+    ConnectionLost,
+    Link,
+    Reply,
+    ReplyError,
+    as_values,
+    checked,
+    ended,
+    loading,
+    refused,
+)
 from shared.bus.slots import EVERY, NOWHERE, SLOTS, name_of, slot_of, stages
 from shared.errors import BusUnavailable
 from shared.logging import get_logger
@@ -69,9 +80,7 @@ class NodeLink(Link):
             pass
         finally:
             assert self._task is not None
-            self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+            await ended(self._task)
         self._requeue()
         self._return_unsent()
 
@@ -158,9 +167,7 @@ class ClusterLink:
     async def __aexit__(self, *_exc: object) -> None:
         self._closing = True
         assert self._task is not None
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await ended(self._task)
         # whoever waits for the map is told
         self.connected.set()
         await self._lines.close()

@@ -34,6 +34,8 @@ Reply = Any
 # Errors that speak of the server's condition, not of the command: a new connection and another try will help.
 CONDITIONS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOSCRIPT", "UNBLOCKED")
 _MAX_BACKOFF = 0.5
+# Seconds after which a task that goes on is cancelled again.
+_AGAIN = 0.5
 # Longer than an answer takes nearby; from far away, flushes follow each other at this interval.
 _LATE = 0.01
 
@@ -143,9 +145,7 @@ class Link:
     async def __aexit__(self, *_exc: object) -> None:
         self._closing = True
         assert self._task is not None
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await ended(self._task)
         self._fail_all(BusUnavailable("the bus is closed"))
 
     async def unblock(self, other: Link) -> bool:
@@ -354,6 +354,18 @@ class Link:
             if not unit.future.done():
                 unit.future.set_exception(error)
         self._queue.clear()
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    """Cancels a task until it has ended. Raises what it ended with, unless that is the cancellation.
+
+    Once is not always enough: a library that is connecting may swallow it when its own time-out ends at that moment.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=_AGAIN)
+    with contextlib.suppress(asyncio.CancelledError):
+        task.result()
 
 
 def loading() -> list[Command]:

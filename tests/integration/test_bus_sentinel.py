@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from redis.asyncio.connection import AbstractConnection
 from support.cluster import Watched
 from support.consuming import Recorder, consuming
 from support.waiting import eventually
 
-from shared.bus import Bus, Script, Tail
+from shared.bus import Bus, Link, Script, Tail
 
 STREAM = "local2:work"
 
@@ -119,3 +120,29 @@ async def test_nothing_is_sent_while_no_sentinel_knows_the_master(watched: Watch
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(bus.link.call("SET", "never", 1), 0.5)
     assert watched.master().client.exists("never") == 0
+
+
+class Swallowing(Link):
+    """Connects with a library that takes a cancellation for the end of its own time-out, once."""
+
+    swallowed = 0
+
+    async def _connection(self) -> AbstractConnection:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.swallowed += 1
+            if self.swallowed > 1:
+                raise
+            raise ConnectionError("nobody answers") from None
+        raise AssertionError
+
+
+async def test_a_cancellation_that_is_swallowed_while_connecting_does_not_keep_a_link_from_closing() -> None:
+    async with Swallowing("redis://127.0.0.1:9/0", name="test/1") as link:
+        await asyncio.sleep(0.05)
+        closing = asyncio.create_task(link.__aexit__())
+        # not cancelled itself: that would cancel the link's task once more
+        done, _ = await asyncio.wait([closing], timeout=10)
+    assert done
+    assert link.swallowed >= 1
