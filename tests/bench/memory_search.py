@@ -8,12 +8,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import orjson
 import psutil
@@ -134,9 +138,9 @@ class Vectors:
         return self.next
 
 
-async def fill(folder: Path, sizes: Sequence[int], questions: int) -> None:
+async def fill(folder: Path, chroma_url: str, sizes: Sequence[int], questions: int) -> None:
     """Prints what was measured at each size."""
-    settings = MemorySettings(data_dir=folder, min_score=0.2)
+    settings = MemorySettings(data_dir=folder, min_score=0.2, chroma_url=chroma_url or None)
     writer, vectors = Writer(), Vectors()
     keywords = KeywordIndex(folder / "words")
     async with open_store(settings) as store:
@@ -204,14 +208,41 @@ async def search(
     return {**found, "found": hits / questions}
 
 
-def measure(folder: Path, sizes: Sequence[int], questions: int) -> list[dict[str, float]]:
-    """One line a size; the store grows from each to the next."""
-    args = [__file__, str(folder / "memory-search"), str(questions), *map(str, sizes)]
-    with Child(args, folder / "memory-search.log", {}) as child:
+@contextmanager
+def chroma_server(folder: Path) -> Iterator[str]:
+    """The server that comes with Chroma's package; gives its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("chroma")), "run", "--host", "127.0.0.1", "--port", str(port)]
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen([*command, "--path", str(folder)], stdout=quiet, stderr=quiet)
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"http://127.0.0.1:{port}/api/v2/heartbeat", trust_env=False).status_code == 200:
+                    break
+            if time.monotonic() > deadline:
+                raise TimeoutError("the Chroma server does not answer")
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure(folder: Path, sizes: Sequence[int], questions: int, *, server: bool = False) -> list[dict[str, float]]:
+    """One line a size; the store grows from each to the next. server: Chroma as a process of its own."""
+    name = f"memory-search-{'server' if server else 'embedded'}"
+    with ExitStack() as stack:
+        url = stack.enter_context(chroma_server(folder / f"{name}-chroma")) if server else ""
+        args = [__file__, str(folder / name), url, str(questions), *map(str, sizes)]
+        child = stack.enter_context(Child(args, folder / f"{name}.log", {}))
         return [child.read() for _ in sizes]
 
 
-def report(lines: Sequence[dict[str, float]]) -> tuple[str, list[Target]]:
+def report(lines: Sequence[dict[str, float]], store: str) -> tuple[str, list[Target]]:
     rows = [list(_row(line)) for line in lines]
     heads = [
         "engrams",
@@ -226,11 +257,12 @@ def report(lines: Sequence[dict[str, float]]) -> tuple[str, list[Target]]:
         "resident",
     ]
     targets = [
-        Target(f"search at {line['size']:,.0f} engrams, p50 against a bare query", _ratio(line), 1.3, " x")
+        Target(f"search at {line['size']:,.0f} engrams, {store}, p50 against a bare query", _ratio(line), 1.3, " x")
         for line in lines
         if line["size"] >= TARGET_SIZE
     ]
-    return table("Memory: hybrid search against a bare Chroma query (top 5), vectors given", heads, rows), targets
+    title = f"Memory: hybrid search against a bare query of {store} (top 5), vectors given"
+    return table(title, heads, rows), targets
 
 
 def _ratio(line: dict[str, float]) -> float:
@@ -250,4 +282,4 @@ def _row(line: dict[str, float]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    asyncio.run(fill(Path(sys.argv[1]), [int(size) for size in sys.argv[3:]], int(sys.argv[2])))
+    asyncio.run(fill(Path(sys.argv[1]), sys.argv[2], [int(size) for size in sys.argv[4:]], int(sys.argv[3])))

@@ -82,15 +82,19 @@ def whole_stack(
 def recall(folder: Path, rounds: int, short: bool) -> tuple[list[Target], dict[str, object]]:
     """The memory participant: searching, and taking in."""
     sizes, questions = ([1_000, 3_000], 60) if short else ([1_000, 10_000, 100_000], 200)
-    lines = memory_search.measure(folder, sizes, questions)
-    text, verdicts = memory_search.report(lines)
-    print(text, flush=True)
+    verdicts: list[Target] = []
+    searched: dict[str, object] = {}
+    for store, apart in (("an embedded Chroma", False), ("a Chroma server", True)):
+        searched[store] = lines = memory_search.measure(folder, sizes, questions, server=apart)
+        text, found = memory_search.report(lines, store)
+        print(text, flush=True)
+        verdicts += found
     queued = 200 if short else 3_000
     with EmbeddedRedis(folder / "redis-recall", port=0) as server:
-        found = memory_ingest.measure(server.url, folder, rounds, 2.0 if short else 5.0, queued)
-    text, more = memory_ingest.report(found, queued)
+        taken = memory_ingest.measure(server.url, folder, rounds, 2.0 if short else 5.0, queued)
+    text, more = memory_ingest.report(taken, queued)
     print(text, flush=True)
-    return verdicts + more, {"search": lines, "ingest": found}
+    return verdicts + more, {"search": searched, "ingest": taken}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
