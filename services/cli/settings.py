@@ -89,7 +89,7 @@ class ClientSettings(Settings):
                 return given.get_secret_value()
         try:
             return self.admin_key_path.read_text(encoding="ascii").strip() or None
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, UnicodeDecodeError) as exc:
             raise SettingsError(f"{self.admin_key_path} cannot be read ({exc}); set LOCAL2_API_KEY") from exc
