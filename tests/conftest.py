@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from services.cli.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
-from shared.logging import configure
-from shared.settings import Settings
+from shared.participant.settings import Settings
+from shared.telemetry.logging import configure
 
 HEARTBEAT = 0.2
 # what went wrong is in a failed test's output, without a line per message

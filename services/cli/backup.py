@@ -17,7 +17,7 @@ from services.cli.api import Api, ApiError, unreachable
 from services.cli.settings import ClientSettings
 from services.cli.typed import typed
 from services.cli.whole_file import FileTrouble, whole_file
-from shared.backup import MEDIA_TYPE, Summary, examine
+from shared.participant.backup import MEDIA_TYPE, Summary, examine
 
 console = Console()
 errors = Console(stderr=True)

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from shared.errors import Local2Error
-from shared.settings import describe
+from shared.participant.settings import describe
 
 # How many hits are looked at.
 DEPTH = 10

@@ -23,7 +23,7 @@ from services.cli.settings import ClientSettings, CriticWish, DrainWish, MemoryW
 from services.cli.supervisor import StartError, Supervisor, grace, until_signal
 from services.cli.typed import typed
 from shared.errors import Local2Error, SettingsError
-from shared.settings import misspelt_sections
+from shared.participant.settings import misspelt_sections
 
 
 class Run:

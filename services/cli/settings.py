@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import AliasChoices, Field, SecretStr
 
 from shared.errors import SettingsError
-from shared.settings import Settings
+from shared.participant.settings import Settings
 
 
 class GatewayWish(Settings):

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from shared.contracts import MAX_QUERY_CHARS
 from shared.errors import Local2Error
-from shared.settings import describe
+from shared.participant.settings import describe
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 

@@ -14,7 +14,6 @@ from services.critic.machine import IDLE, TABLE
 from services.critic.pairs import Half, Pairs
 from services.critic.rubrics import DEFAULT, Rubric, rubric_for
 from services.critic.settings import CriticSettings
-from shared import metrics
 from shared.contracts import (
     AGENT_TRANSITION,
     CRITIQUE_RESULT,
@@ -28,12 +27,13 @@ from shared.contracts import (
     ResponseGeneration,
 )
 from shared.envelope import Message
-from shared.journal import EntryType, append_after, journal_key
-from shared.logging import get_logger
-from shared.machine import Machine
-from shared.sampling import one_in
-from shared.service import Context
-from shared.sessions import Sessions, turns_before
+from shared.participant.machine import Machine
+from shared.participant.sampling import one_in
+from shared.participant.service import Context
+from shared.records.journal import EntryType, append_after, journal_key
+from shared.records.sessions import Sessions, turns_before
+from shared.telemetry import metrics
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -21,7 +21,6 @@ from services.critic.grading import (
 )
 from services.critic.rubrics import Rubric
 from services.critic.settings import CriticSettings
-from shared import metrics
 from shared.errors import ModelError
 from shared.llm.courtesy import CourteousChatModel, Yielded
 from shared.llm.port import (
@@ -32,7 +31,8 @@ from shared.llm.port import (
     StreamInterrupted,
     TextDelta,
 )
-from shared.logging import get_logger
+from shared.telemetry import metrics
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -1,6 +1,6 @@
 """The states of one answer at the critic."""
 
-from shared.machine import Table
+from shared.participant.machine import Table
 
 IDLE, RECEIVING, GRADING, PAIRWISE_GRADING, PUBLISHING, ERROR = (
     "IDLE",

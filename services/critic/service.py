@@ -12,12 +12,12 @@ from services.critic.critic import Critic
 from services.critic.judge import Judge
 from services.critic.rubrics import load_rubrics
 from services.critic.settings import CriticSettings
-from shared import metrics
 from shared.bus import ReplyError
 from shared.contracts import RESPONSE_GENERATION
 from shared.errors import TransientError
 from shared.llm.courtesy import CourteousChatModel, answering
-from shared.service import Context, Service, Subscription, Work
+from shared.participant.service import Context, Service, Subscription, Work
+from shared.telemetry import metrics
 
 _CHECK_SECONDS = 5.0
 

@@ -10,7 +10,7 @@ from pydantic import AliasChoices, Field, model_validator
 from services.critic.rubrics import check_choice, load_rubrics
 from shared.llm.courtesy import CourtesySettings
 from shared.llm.settings import BackendSettings
-from shared.settings import Settings
+from shared.participant.settings import Settings
 
 
 class CriticSettings(BackendSettings, CourtesySettings):

@@ -13,9 +13,9 @@ from services.gateway.auth import Principal, digest
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway
 from services.gateway.records import QueryRecord, load, storing
-from shared import tracing
 from shared.contracts import PREFIX, QUERY_RECEIVED, ChatTurnMessage, Mode, QueryReceived
 from shared.envelope import now_ms
+from shared.telemetry import tracing
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _NAMESPACE = uuid.UUID("6f3c2f0e-9d0a-4f5e-8a53-6c6f63616c32")

@@ -22,7 +22,7 @@ from services.gateway.errors import ApiError
 from services.gateway.settings import GatewaySettings, is_loopback
 from shared.contracts import PREFIX
 from shared.envelope import now_ms
-from shared.logging import get_logger
+from shared.telemetry.logging import get_logger
 
 if TYPE_CHECKING:
     from services.gateway.gateway import Gateway

@@ -10,7 +10,7 @@ from shared.bus import Bus, Command, ReplyError, Script
 from shared.bus.streams import order, served_key
 from shared.contracts import DEAD_LETTER
 from shared.envelope import now_ms
-from shared.service import STARTS
+from shared.participant.service import STARTS
 
 # Counting is bounded: a backlog beyond it is a disaster in any case, and says so.
 _COUNTED = 10_000

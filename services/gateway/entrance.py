@@ -10,8 +10,8 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.metrics import Metrics
-from shared import tracing
-from shared.tracing import NOTHING, Kind, Span
+from shared.telemetry import tracing
+from shared.telemetry.tracing import NOTHING, Kind, Span
 
 _LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
 

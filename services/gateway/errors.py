@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from shared.bus import OutOfMemory
 from shared.errors import BusUnavailable, TransientError
-from shared.logging import get_logger
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -16,9 +16,9 @@ from services.gateway.settings import GatewaySettings
 from shared.bus import Bus
 from shared.contracts import QUERY_RECEIVED
 from shared.errors import BusUnavailable
-from shared.service import Context
-from shared.sessions import Sessions
-from shared.tool_client import ToolClient
+from shared.participant.service import Context
+from shared.participant.tool_client import ToolClient
+from shared.records.sessions import Sessions
 
 R = TypeVar("R")
 

@@ -10,11 +10,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.gateway.bus_state import BusReading, read_bus
-from shared import metrics
 from shared.bus import Bus
 from shared.contracts import QUERY_RECEIVED
-from shared.meter import CONTENT_TYPE as CONTENT_TYPE
-from shared.registry import Registry, ReplicaInfo
+from shared.participant.registry import Registry, ReplicaInfo
+from shared.telemetry import metrics
+from shared.telemetry.meter import CONTENT_TYPE as CONTENT_TYPE
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 

@@ -14,7 +14,7 @@ from services.gateway.errors import ApiError, error_body, openai_fields, sentenc
 from services.gateway.schemas import Options
 from shared.bus import order
 from shared.contracts import MAX_QUERY_CHARS, ChatTurnMessage
-from shared.journal import EntryType, JournalEntry
+from shared.records.journal import EntryType, JournalEntry
 
 DEFAULT_MODEL = "local2"
 DONE = b"data: [DONE]\n\n"

@@ -8,7 +8,7 @@ from typing import Any
 from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway
 from shared.envelope import now_ms
-from shared.tool_client import Caller
+from shared.participant.tool_client import Caller
 
 _SECONDS = 30.0
 _AWAY = ("unavailable: ", "tool timeout", "tool unavailable", "unknown tool")

@@ -12,10 +12,10 @@ import uvicorn
 from services.gateway.app import create_app
 from services.gateway.gateway import Gateway
 from services.gateway.settings import GatewaySettings
-from shared import metrics
 from shared.errors import SettingsError
-from shared.logging import get_logger
-from shared.service import open_context, run_main
+from shared.participant.service import open_context, run_main
+from shared.telemetry import metrics
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import AliasChoices, Field, SecretStr, model_validator
 
-from shared.settings import Settings
+from shared.participant.settings import Settings
 
 
 def is_loopback(host: str) -> bool:

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.gateway.gateway import Gateway
 from shared.bus import Entry, Follower, order
-from shared.journal import TERMINAL, EntryType
+from shared.records.journal import TERMINAL, EntryType
 
 KEEP_ALIVE = b": keep-alive\n\n"
 _TERMINAL = frozenset(kind.value.encode() for kind in TERMINAL)

@@ -19,7 +19,7 @@ from shared.contracts import (
     TOOL_REQUEST,
     TOOL_RESULT,
 )
-from shared.journal import TERMINAL, EntryType, JournalEntry
+from shared.records.journal import TERMINAL, EntryType, JournalEntry
 
 _STATES = {
     EntryType.COMPLETED: "completed",

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from services.generator.committee import UnknownPersona
 from services.generator.run import Parts, Run, Stopped
 from services.generator.watch import Watch, watched_answer
-from shared import tracing
 from shared.contracts import (
     PREFIX,
     QueryReceived,
@@ -22,9 +21,10 @@ from shared.llm.port import (
     ModelRejected,
     ModelUnavailable,
 )
-from shared.logging import get_logger
-from shared.sampling import one_in
-from shared.tool_client import Caller
+from shared.participant.sampling import one_in
+from shared.participant.tool_client import Caller
+from shared.telemetry import tracing
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

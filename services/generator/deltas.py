@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from shared.journal import EntryType
+from shared.records.journal import EntryType
 
 INTERVAL = 0.02
 

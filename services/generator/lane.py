@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from shared.contracts import QUERY_RECEIVED
-from shared.service import Context
-from shared.sessions import Sessions
+from shared.participant.service import Context
+from shared.records.sessions import Sessions
 
 # A look without being woken; a wake may be lost with its sender.
 _RECHECK = 1.0

@@ -1,6 +1,6 @@
 """The states of one query at a respondent."""
 
-from shared.machine import Table
+from shared.participant.machine import Table
 
 IDLE, RECEIVING, GENERATING, DISPATCHING_TOOL, WAITING_FOR_TOOL, PUBLISHING, ERROR = (
     "IDLE",

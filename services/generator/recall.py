@@ -9,8 +9,8 @@ from typing import Any
 from services.generator.loop import Reply
 from shared.bus import order
 from shared.contracts import ToolCallRecord
-from shared.journal import TERMINAL, EntryType, JournalEntry
 from shared.llm.port import ToolCall
+from shared.records.journal import TERMINAL, EntryType, JournalEntry
 
 _PARTIAL = frozenset({EntryType.THINKING, EntryType.ANSWER})
 # Entries that end the partial text before them: it is either complete or declared void.

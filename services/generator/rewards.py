@@ -17,8 +17,8 @@ from shared.bus.streams import served_key
 from shared.contracts import PREFIX, REWARD_EVENT, RewardEvent
 from shared.envelope import Envelope, now_ms
 from shared.errors import DecodeError, TransientError
-from shared.logging import get_logger
-from shared.service import Context
+from shared.participant.service import Context
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -27,16 +27,24 @@ from shared.contracts import (
 )
 from shared.envelope import Message, now_ms
 from shared.errors import PermanentError
-from shared.journal import EntryType, JournalEnded, JournalWriter, closing, journal_key, read_journal, response_id
 from shared.llm.port import (
     ChatModel,
     ToolCall,
 )
-from shared.logging import get_logger
-from shared.machine import Machine
-from shared.service import Context
-from shared.sessions import Sessions, Turn
-from shared.tool_client import Caller, ToolClient
+from shared.participant.machine import Machine
+from shared.participant.service import Context
+from shared.participant.tool_client import Caller, ToolClient
+from shared.records.journal import (
+    EntryType,
+    JournalEnded,
+    JournalWriter,
+    closing,
+    journal_key,
+    read_journal,
+    response_id,
+)
+from shared.records.sessions import Sessions, Turn
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

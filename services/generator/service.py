@@ -19,10 +19,10 @@ from shared.envelope import Message
 from shared.errors import SettingsError
 from shared.llm.courtesy import CourteousChatModel, answering
 from shared.llm.port import ChatModel
-from shared.logging import get_logger
-from shared.service import Context, Service, Subscription, Work
-from shared.sessions import Sessions
-from shared.tool_client import ToolClient
+from shared.participant.service import Context, Service, Subscription, Work
+from shared.participant.tool_client import ToolClient
+from shared.records.sessions import Sessions
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from shared.llm.courtesy import CourtesySettings
 from shared.llm.settings import BackendSettings
-from shared.settings import Settings
+from shared.participant.settings import Settings
 
 
 @cache

@@ -21,10 +21,8 @@ from services.generator.deltas import DeltaPump
 from services.generator.loop import Message, Reply, in_order
 from services.generator.recall import Recall, reply_of
 from services.generator.settings import GeneratorSettings
-from shared import metrics
 from shared.contracts import AGENT_TRANSITION, AgentTransition, ToolCallRecord
 from shared.envelope import age_ms
-from shared.journal import EntryType, JournalWriter
 from shared.llm.courtesy import Yielded
 from shared.llm.port import (
     ChatModel,
@@ -40,10 +38,12 @@ from shared.llm.port import (
     ThinkingDelta,
     ToolCall,
 )
-from shared.logging import get_logger
-from shared.machine import Machine
-from shared.service import Context
-from shared.tool_client import Caller, ToolClient
+from shared.participant.machine import Machine
+from shared.participant.service import Context
+from shared.participant.tool_client import Caller, ToolClient
+from shared.records.journal import EntryType, JournalWriter
+from shared.telemetry import metrics
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

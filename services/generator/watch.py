@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from services.generator.loop import Answer
 from services.generator.settings import GeneratorSettings
-from shared import metrics, tracing
 from shared.contracts import QueryReceived
 from shared.envelope import Message, age_ms
 from shared.llm.factory import PROVIDERS
-from shared.tracing import Span
+from shared.telemetry import metrics, tracing
+from shared.telemetry.tracing import Span
 
 
 class Watch:

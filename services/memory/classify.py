@@ -15,10 +15,10 @@ from services.memory.pace import answering
 from services.memory.settings import MemorySettings
 from shared.contracts import MEMORY_CLASSIFY, MemoryClassify, Outgoing
 from shared.errors import ModelError
-from shared.intents import Intent, intent_of
+from shared.llm.intents import Intent, intent_of
 from shared.llm.port import ChatModel, ChatRequest, TextDelta
-from shared.logging import get_logger
-from shared.service import Context
+from shared.participant.service import Context
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -11,7 +11,7 @@ from services.memory.pace import Pace
 from shared.errors import ModelError, PermanentError
 from shared.llm.factory import ClosableEmbeddingModel
 from shared.llm.port import ContextOverflow, ModelRejected
-from shared.logging import get_logger
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -23,8 +23,8 @@ from shared.bus import order
 from shared.contracts import MEMORY_CHANGED, MemoryChanged
 from shared.envelope import Envelope
 from shared.errors import DecodeError, TransientError
-from shared.logging import get_logger
-from shared.service import Context
+from shared.participant.service import Context
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -30,10 +30,10 @@ from shared.contracts import (
 )
 from shared.envelope import Message
 from shared.errors import DecodeError, TransientError
-from shared.logging import get_logger
-from shared.machine import Machine
-from shared.service import Context
-from shared.sessions import Sessions, turns_before
+from shared.participant.machine import Machine
+from shared.participant.service import Context
+from shared.records.sessions import Sessions, turns_before
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

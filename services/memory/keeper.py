@@ -13,7 +13,7 @@ from services.memory.engram import Engram, Note, NoteKind
 from services.memory.index import Index
 from services.memory.notes import State, States
 from services.memory.store import Store
-from shared.logging import get_logger
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

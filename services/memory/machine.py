@@ -1,6 +1,6 @@
 """The states of one message at memory."""
 
-from shared.machine import Table
+from shared.participant.machine import Table
 
 IDLE, INGESTING, ANNOTATING, ANNOTATING_PAIRWISE, ERROR = (
     "IDLE",

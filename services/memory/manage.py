@@ -23,8 +23,8 @@ from services.memory.store import StoreUnavailable, Topic
 from services.memory.tools import MAX_CONTENT, MemoryTools, checked_topic
 from shared.contracts import ToolRequest
 from shared.errors import ToolError
-from shared.service import Context
-from shared.tool import Tool, ToolResult
+from shared.participant.service import Context
+from shared.participant.tool import Tool, ToolResult
 
 NAME = "memory_manage"
 # A page's JSON goes through Redis: it ends before it is larger than this, unless one engram alone is.

@@ -9,7 +9,7 @@ from typing import Any
 
 from shared.bus import ReplyError
 from shared.errors import TransientError
-from shared.service import Context
+from shared.participant.service import Context
 
 Answering = Callable[[], Awaitable[bool]]
 Clock = Callable[[], float]

@@ -12,7 +12,7 @@ from services.memory.engram import MAX_TEXT, Engram, Note, imported_id, topic_id
 from services.memory.store import Topic
 from services.memory.tools import MAX_CONTENT, checked_topic
 from shared.errors import ToolError
-from shared.settings import describe
+from shared.participant.settings import describe
 
 # A number below this is a time in seconds, as other programs write it.
 _SECONDS = 100_000_000_000

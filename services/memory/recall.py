@@ -16,7 +16,7 @@ from services.memory.ranking import Candidate, Hit, min_score_for, promising, ra
 from services.memory.settings import MemorySettings
 from services.memory.store import Near, Store, StoreUnavailable
 from shared.envelope import now_ms
-from shared.logging import get_logger
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -14,8 +14,8 @@ from services.memory.ingest import embedded_text
 from services.memory.keeper import Keeper
 from shared.contracts import PREFIX
 from shared.errors import SettingsError, TransientError
-from shared.logging import get_logger
-from shared.service import Context
+from shared.participant.service import Context
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

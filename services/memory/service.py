@@ -34,9 +34,9 @@ from shared.contracts import (
     REWARD_EVENT,
 )
 from shared.errors import TransientError
-from shared.logging import get_logger
-from shared.service import Context, Service, Subscription, Work
-from shared.tool import Tool, open_tools
+from shared.participant.service import Context, Service, Subscription, Work
+from shared.participant.tool import Tool, open_tools
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr
 
 from services.memory.ranking import Weights
 from shared.llm.settings import BackendSettings
-from shared.settings import Settings
+from shared.participant.settings import Settings
 
 
 class MemorySettings(BackendSettings):

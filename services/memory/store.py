@@ -14,7 +14,7 @@ from services.memory.chroma import PAGE, Collection, Collections, StoreUnavailab
 from services.memory.engram import Engram
 from services.memory.folder import StoreLocked, locked
 from services.memory.settings import MemorySettings
-from shared.logging import get_logger
+from shared.telemetry.logging import get_logger
 
 __all__ = ["Near", "Placed", "Store", "StoreLocked", "StoreUnavailable", "Topic", "Vector", "open_store"]
 

@@ -16,9 +16,9 @@ from services.memory.settings import MemorySettings
 from services.memory.store import StoreUnavailable, Topic
 from shared.contracts import MEMORY_SAVE, MemorySave, ToolRequest
 from shared.errors import ToolError
-from shared.logging import get_logger
-from shared.service import Context
-from shared.tool import Tool, ToolResult
+from shared.participant.service import Context
+from shared.participant.tool import Tool, ToolResult
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

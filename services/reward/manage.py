@@ -19,7 +19,7 @@ from services.reward.store import TABLES, Store, key_of
 from shared.contracts import ToolRequest
 from shared.envelope import now_ms
 from shared.errors import ToolError
-from shared.tool import ToolResult
+from shared.participant.tool import ToolResult
 
 R = TypeVar("R")
 NAME = "reward_manage"

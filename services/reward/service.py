@@ -14,7 +14,6 @@ import orjson
 from services.reward.manage import NAME, Desk, Manage
 from services.reward.settings import RewardSettings
 from services.reward.store import Store, config_name
-from shared import metrics
 from shared.bus import order
 from shared.contracts import (
     CRITIQUE_RESULT,
@@ -33,12 +32,13 @@ from shared.contracts import (
 )
 from shared.envelope import Message, now_ms
 from shared.errors import TransientError
-from shared.intents import intent_of
-from shared.journal import EntryType, append_after, journal_key, response_id
-from shared.logging import get_logger
-from shared.service import Context, Service, Subscription, Work
-from shared.sessions import Sessions, turns_before
-from shared.tool import Tool, open_tools
+from shared.llm.intents import intent_of
+from shared.participant.service import Context, Service, Subscription, Work
+from shared.participant.tool import Tool, open_tools
+from shared.records.journal import EntryType, append_after, journal_key, response_id
+from shared.records.sessions import Sessions, turns_before
+from shared.telemetry import metrics
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

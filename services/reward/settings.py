@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from shared.settings import Settings
+from shared.participant.settings import Settings
 
 
 class RewardSettings(Settings):

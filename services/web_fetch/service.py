@@ -17,8 +17,8 @@ from services.web_fetch.extract import Extract, extract
 from services.web_fetch.guard import AllowedHosts, GuardedBackend
 from services.web_fetch.page import Browser, Page
 from shared.errors import ToolError
-from shared.settings import Settings
-from shared.tool import Run, ToolResult, tool_service
+from shared.participant.settings import Settings
+from shared.participant.tool import Run, ToolResult, tool_service
 
 # Extraction is pure Python and lxml: more threads would only take turns.
 EXTRACTORS = 2

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from typing import Protocol
 
-from shared.tool import ToolResult
+from shared.participant.tool import ToolResult
 
 MAX_TITLE = 200
 # Tavily's snippets are page content: without a limit five hits would fill the model's context.

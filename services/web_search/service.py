@@ -15,8 +15,8 @@ from services.web_search.hits import SearchProvider, render
 from services.web_search.hosted import Brave, Tavily
 from services.web_search.mock import Mock
 from services.web_search.searxng import SearxNG
-from shared.settings import Settings
-from shared.tool import Run, ToolResult, tool_service
+from shared.participant.settings import Settings
+from shared.participant.tool import Run, ToolResult, tool_service
 
 WEB_URL = r"^https?://[^\s/]+"
 

@@ -29,7 +29,7 @@ from shared.bus.link import (
 )
 from shared.bus.slots import EVERY, NOWHERE, SLOTS, name_of, slot_of, stages
 from shared.errors import BusUnavailable
-from shared.logging import get_logger
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

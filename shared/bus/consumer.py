@@ -13,7 +13,7 @@ from shared.bus.scripts import HAND_OVER, REAP, REMOVE_FINISHED, RENEW
 from shared.bus.streams import Bus, Entry, entries, served_key
 from shared.envelope import now_ms
 from shared.errors import Fenced, Local2Error, PermanentError, TransientError
-from shared.logging import get_logger
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

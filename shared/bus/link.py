@@ -24,7 +24,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from shared.errors import BusUnavailable, Local2Error, TransientError
-from shared.logging import get_logger
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -9,7 +9,7 @@ from collections import deque
 from shared.bus.link import ConnectionLost, ReplyError
 from shared.bus.streams import Bus, Entry, entries, order
 from shared.errors import BusUnavailable
-from shared.logging import get_logger
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -17,7 +17,7 @@ from shared.contracts import QUERY_RECEIVED
 from shared.errors import TransientError
 from shared.llm.adapter import WiredChatModel
 from shared.llm.port import ChatRequest, Delta, StreamInterrupted
-from shared.settings import Settings
+from shared.participant.settings import Settings
 
 _LOOK_SECONDS = 0.05
 

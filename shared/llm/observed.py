@@ -8,7 +8,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared import metrics, tracing
 from shared.llm.port import (
     ChatRequest,
     Delta,
@@ -22,8 +21,9 @@ from shared.llm.port import (
     Notice,
     StreamInterrupted,
 )
-from shared.metrics import Outcome
-from shared.tracing import Kind, Value
+from shared.telemetry import metrics, tracing
+from shared.telemetry.metrics import Outcome
+from shared.telemetry.tracing import Kind, Value
 
 # Options by the name of their attribute.
 _OPTIONS = {

@@ -8,7 +8,7 @@ from pydantic import AliasChoices, Field, SecretStr
 
 from shared.llm.adapter import WiredChatModel
 from shared.llm.factory import ClosableEmbeddingModel, open_chat_model, open_embedding_model
-from shared.settings import Settings
+from shared.participant.settings import Settings
 
 
 class BackendSettings(Settings):

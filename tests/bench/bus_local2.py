@@ -15,11 +15,11 @@ from bus_port import tool_work
 from pydantic import BaseModel, Field
 
 from shared.envelope import now_ms
-from shared.logging import configure
-from shared.service import open_context
-from shared.settings import Settings
-from shared.tool import Run, ToolResult, tool_service
-from shared.tool_client import Caller, ToolClient
+from shared.participant.service import open_context
+from shared.participant.settings import Settings
+from shared.participant.tool import Run, ToolResult, tool_service
+from shared.participant.tool_client import Caller, ToolClient
+from shared.telemetry.logging import configure
 
 TOOL = "bench_echo"
 TIMEOUT = 15.0

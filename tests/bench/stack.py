@@ -14,7 +14,7 @@ from children import HERE, Child, Participant
 from tables import Target, middle, table
 
 from shared.bus import Bus
-from shared.registry import Registry
+from shared.participant.registry import Registry
 
 STREAMS = 64
 KEY = "bench-admin-key"

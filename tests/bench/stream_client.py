@@ -24,10 +24,10 @@ import uvloop
 
 from shared.contracts import QUERY_RECEIVED, QueryReceived
 from shared.envelope import now_ms
-from shared.journal import TERMINAL, EntryType, JournalEntry, journal_key
-from shared.logging import configure
-from shared.service import Context, open_context
-from shared.settings import Settings
+from shared.participant.service import Context, open_context
+from shared.participant.settings import Settings
+from shared.records.journal import TERMINAL, EntryType, JournalEntry, journal_key
+from shared.telemetry.logging import configure
 
 # Seconds between two tokens of `paced`.
 PACE = 0.033

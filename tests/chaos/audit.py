@@ -14,7 +14,7 @@ from support.waiting import eventually
 
 from shared.contracts import DEAD_LETTER, MEMORY_FORGET, QUERY_RECEIVED, RESPONSE_GENERATION, TOOL_REQUEST
 from shared.envelope import Envelope
-from shared.journal import TERMINAL, EntryType
+from shared.records.journal import TERMINAL, EntryType
 
 TOOLS = ("probe", "web_search")
 GROUP = "audit"

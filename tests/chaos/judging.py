@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support.judging import judging
 
-from shared.logging import configure
+from shared.telemetry.logging import configure
 
 
 def main() -> int:

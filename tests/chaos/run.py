@@ -34,8 +34,8 @@ from support.stack import Client, Participant, Participants
 
 from services.cli.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
-from shared.logging import configure
-from shared.registry import Registry
+from shared.participant.registry import Registry
+from shared.telemetry.logging import configure
 from shared.testing.model_server import ScriptedModelServer
 
 REPLICAS = {"gateway": 2, "generator": 3, "probe": 2, "web_search": 2, "memory": 1}

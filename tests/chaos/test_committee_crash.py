@@ -10,7 +10,7 @@ from support.stack import Client, Participants
 
 from shared.bus import Bus
 from shared.contracts import RESPONSE_GENERATION
-from shared.journal import EntryType
+from shared.records.journal import EntryType
 from shared.testing.model_server import ScriptedModelServer
 
 

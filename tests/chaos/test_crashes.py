@@ -18,7 +18,7 @@ from support.waiting import eventually
 from services.cli.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.contracts import ANSWER_DIALOG, QUERY_RECEIVED, RESPONSE_GENERATION, TOOL_RESULT
-from shared.journal import EntryType, JournalEntry, journal_key
+from shared.records.journal import EntryType, JournalEntry, journal_key
 from shared.testing.model_server import Rules, ScriptedModelServer
 
 pytestmark = pytest.mark.slow
@@ -399,7 +399,7 @@ def test_the_journal_of_a_dead_query_expires(redis_url: str) -> None:
     """A journal that nobody finishes goes away by itself: its time to live is set with its first entry."""
 
     async def claim() -> int:
-        from shared.journal import JournalWriter
+        from shared.records.journal import JournalWriter
 
         async with Bus(redis_url, "test/1") as bus:
             await JournalWriter.claim(bus, journal_key("1-1", "A"), {}, 60, fresh=True)

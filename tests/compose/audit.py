@@ -18,8 +18,8 @@ from typing import Any
 from shared.bus import Bus, ReplyError, order
 from shared.contracts import ANSWER_DIALOG, CRITIQUE_RESULT, DEAD_LETTER, PAIRWISE_RESULT, RESPONSE_GENERATION
 from shared.envelope import Envelope
-from shared.journal import TERMINAL, EntryType, JournalEntry, journal_key, read_journal, response_id
-from shared.sessions import Sessions
+from shared.records.journal import TERMINAL, EntryType, JournalEntry, journal_key, read_journal, response_id
+from shared.records.sessions import Sessions
 
 AT_ONCE = 64
 GROUP = "audit"

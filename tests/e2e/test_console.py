@@ -20,7 +20,7 @@ from services.cli.settings import ClientSettings
 from services.gateway.app import create_app
 from services.gateway.gateway import Gateway
 from services.gateway.routes import console
-from shared.journal import EntryType
+from shared.records.journal import EntryType
 
 FOLDER = Path(console.__file__).parents[1] / "console"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.js"))

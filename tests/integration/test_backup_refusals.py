@@ -18,8 +18,8 @@ from support.proxy import Proxy
 from services.cli.embedded_redis import EmbeddedRedis
 from services.gateway.backup.restore import LOCK, alone
 from services.gateway.gateway import Gateway
-from shared.backup import Header, Reader, Record, Writer
-from shared.service import open_context
+from shared.participant.backup import Header, Reader, Record, Writer
+from shared.participant.service import open_context
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from services.cli.embedded_redis import EmbeddedRedis
 from services.gateway.backup.archive import archive
 from services.gateway.backup.restore import LOCK, UNFINISHED
 from services.gateway.gateway import Gateway
-from shared.backup import BackupError, Header, Record, examine
 from shared.errors import BusUnavailable
+from shared.participant.backup import BackupError, Header, Record, examine
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from support.waiting import always, eventually
 from shared.bus import Bus, ConnectionLost, Delivery, OutOfMemory, ReplyError, Route, Script, Tail
 from shared.bus.slots import slot_of_key
 from shared.errors import SettingsError
-from shared.journal import EntryType, JournalWriter, journal_key, read_journal
+from shared.records.journal import EntryType, JournalWriter, journal_key, read_journal
 
 
 @pytest.fixture(scope="module")

@@ -35,8 +35,8 @@ from shared.contracts import (
 )
 from shared.envelope import Envelope, Message
 from shared.errors import PermanentError
-from shared.service import Context, Service, Subscription
-from shared.settings import Settings
+from shared.participant.service import Context, Service, Subscription
+from shared.participant.settings import Settings
 
 DEAD = DEAD_LETTER.stream
 

@@ -19,8 +19,8 @@ from support.waiting import eventually
 
 from services.cli.embedded_redis import EmbeddedRedis
 from shared.bus import Bus, ConnectionLost, Delivery
-from shared.service import open_context
-from shared.tool_client import Caller, ToolClient
+from shared.participant.service import open_context
+from shared.participant.tool_client import Caller, ToolClient
 
 
 @pytest.fixture

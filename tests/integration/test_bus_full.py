@@ -14,7 +14,7 @@ from support.waiting import eventually
 
 from shared.bus import Bus, Delivery
 from shared.contracts import DEAD_LETTER
-from shared.registry import Registry
+from shared.participant.registry import Registry
 
 HEARTBEAT = 0.05
 

@@ -30,8 +30,8 @@ from shared.contracts import (
     Subject,
 )
 from shared.errors import PermanentError, TransientError
-from shared.service import open_context
-from shared.tool_client import Caller, ToolClient
+from shared.participant.service import open_context
+from shared.participant.tool_client import Caller, ToolClient
 
 # Of one moment: group, the lag that Redis reports, and what is really unread.
 OBSERVE = """

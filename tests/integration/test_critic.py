@@ -35,9 +35,9 @@ from shared.contracts import (
     ToolCallRecord,
 )
 from shared.errors import SettingsError
-from shared.journal import EntryType, JournalWriter, journal_key, read_journal
-from shared.service import schema_key, settings_key
-from shared.sessions import Turn
+from shared.participant.service import schema_key, settings_key
+from shared.records.journal import EntryType, JournalWriter, journal_key, read_journal
+from shared.records.sessions import Turn
 from shared.testing.model_server import Rules, ScriptedModelServer
 
 GRADE = {"when": {"user": "###Score Rubrics"}, "respond": {"text": "Plain and right. [RESULT] 4"}}

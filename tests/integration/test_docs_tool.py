@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from shared.service import Context, open_context
-from shared.settings import Settings
-from shared.tool_client import Caller, ToolClient
+from shared.participant.service import Context, open_context
+from shared.participant.settings import Settings
+from shared.participant.tool_client import Caller, ToolClient
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/add-a-tool.md").read_text(encoding="utf-8")

@@ -29,8 +29,8 @@ from support.waiting import eventually
 
 from services.cli.embedded_redis import EmbeddedRedis
 from shared.errors import ToolError
-from shared.settings import Settings
-from shared.tool import Run, ToolResult, tool_service
+from shared.participant.settings import Settings
+from shared.participant.tool import Run, ToolResult, tool_service
 
 
 @pytest.fixture
@@ -425,7 +425,7 @@ async def test_an_unexpected_fault_is_told_in_the_same_shape(
     async def broken(*_args: Any) -> None:
         raise RuntimeError("the secret of the house")
 
-    monkeypatch.setattr("shared.sessions.Sessions.of_user", broken)
+    monkeypatch.setattr("shared.records.sessions.Sessions.of_user", broken)
     response: httpx.Response = await site.http.get("/sessions")
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal")
     assert "secret" not in response.text

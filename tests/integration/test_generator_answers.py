@@ -8,7 +8,7 @@ import redis
 from support.stack import shown, stage
 
 from shared.contracts import AGENT_TRANSITION, ANSWER_DIALOG, RESPONSE_GENERATION
-from shared.journal import EntryType
+from shared.records.journal import EntryType
 
 PROBING = {
     "when": {"tool_results": 0},

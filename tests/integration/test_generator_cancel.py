@@ -11,7 +11,7 @@ from support.stack import stage
 from support.waiting import always, eventually
 
 from shared.contracts import AGENT_TRANSITION, RESPONSE_GENERATION
-from shared.journal import EntryType
+from shared.records.journal import EntryType
 
 HOLD: dict[str, Any] = {
     "when": {"user": "^hold"},

@@ -9,7 +9,7 @@ import pytest
 from support.stack import shown, stage
 
 from shared.contracts import RESPONSE_GENERATION
-from shared.journal import EntryType
+from shared.records.journal import EntryType
 from shared.testing.model_server import ScriptedModelServer
 
 DONE: dict[str, Any] = {"respond": {"text": "It is done."}}

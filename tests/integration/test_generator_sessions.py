@@ -14,8 +14,8 @@ from support.stack import Stage, order, respondent, shown, stage
 from support.waiting import eventually
 
 from shared.contracts import ANSWER_DIALOG, RESPONSE_GENERATION, SETTINGS_UPDATE, SettingsUpdate
-from shared.journal import EntryType
-from shared.service import settings_key
+from shared.participant.service import settings_key
+from shared.records.journal import EntryType
 
 SLOW = {"respond": {"text": "You asked: <<query>>", "pace": 0.01}}
 

@@ -14,10 +14,10 @@ from pydantic import BaseModel
 from support.services import announced, running
 
 from shared.contracts import TOOL_RESULT, ToolRequest
-from shared.service import Context, Service, Work, open_context
-from shared.settings import Settings
-from shared.tool import Tool, ToolResult, open_tools, result_key
-from shared.tool_client import Caller, ToolClient
+from shared.participant.service import Context, Service, Work, open_context
+from shared.participant.settings import Settings
+from shared.participant.tool import Tool, ToolResult, open_tools, result_key
+from shared.participant.tool_client import Caller, ToolClient
 
 
 class Who(BaseModel):

@@ -15,7 +15,15 @@ from support.waiting import eventually
 
 from shared.bus import Bus, order
 from shared.errors import Fenced, TransientError
-from shared.journal import EntryType, JournalEnded, JournalWriter, append_after, closing, journal_key, read_journal
+from shared.records.journal import (
+    EntryType,
+    JournalEnded,
+    JournalWriter,
+    append_after,
+    closing,
+    journal_key,
+    read_journal,
+)
 
 KEY = journal_key("1-1", "A")
 
@@ -85,7 +93,7 @@ async def test_of_racing_claims_exactly_one_wins(existing: bool, redis_url: str,
 async def test_claims_of_one_replica_at_the_same_moment_are_told_apart(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.journal.now_ms", lambda: 5)
+    monkeypatch.setattr("shared.records.journal.now_ms", lambda: 5)
     racing = await asyncio.gather(*(attempt(bus, "r1") for _ in range(8)))
     winners = [writer for writer in racing if writer is not None]
     epochs = [writer.position for writer in winners]

@@ -138,7 +138,7 @@ async def test_what_came_from_the_web_is_recalled_as_a_quotation_and_stays_so(me
 
 
 async def test_memories_are_found_by_the_turn_before_them(memory: MemoryClient) -> None:
-    from shared.sessions import Sessions, Turn
+    from shared.records.sessions import Sessions, Turn
 
     first, second = response("Tell me about Reykjavik.", "It lies in Iceland."), response("And its harbour?", "Old.")
     sessions = Sessions(memory.bus)

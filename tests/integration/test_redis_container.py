@@ -15,8 +15,8 @@ from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
-from shared.service import open_context
-from shared.tool_client import Caller, ToolClient
+from shared.participant.service import open_context
+from shared.participant.tool_client import Caller, ToolClient
 
 COMPOSE = Path(__file__).resolve().parents[2] / "compose.yaml"
 

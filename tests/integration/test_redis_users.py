@@ -24,9 +24,9 @@ from services.web_fetch.service import WebFetchSettings
 from services.web_fetch.service import app as web_fetch
 from services.web_search.service import WebSearchSettings
 from services.web_search.service import app as web_search
-from shared import health
 from shared.bus import Bus
 from shared.contracts import DEAD_LETTER, QUERY_CANCEL, TOOL_REQUEST, QueryCancel, ToolRequest
+from shared.participant import health
 from shared.testing.model_server import ScriptedModelServer
 
 RULES = [

@@ -12,8 +12,8 @@ from support.waiting import eventually
 
 from services.generator.settings import GeneratorSettings
 from shared.contracts import RESPONSE_GENERATION
-from shared.journal import EntryType
-from shared.sampling import one_in
+from shared.participant.sampling import one_in
+from shared.records.journal import EntryType
 
 QUICK = {"when": {"user": "quick"}, "respond": {"text": "At once."}}
 SLOW = {"when": {"user": "slow"}, "respond": {"text": "One word after the other", "pace": 0.2}}

@@ -12,7 +12,7 @@ from services.generator.rewards import Rewards
 from services.generator.settings import GeneratorSettings
 from shared.bus import Bus
 from shared.contracts import MEMORY_FORGET, REWARD_EVENT, RespondentId, RewardEvent
-from shared.registry import Registry
+from shared.participant.registry import Registry
 
 CONFIG = {"model": "m1", "options": {"temperature": 0.5}, "prompt_version": "abc"}
 

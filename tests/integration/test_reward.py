@@ -37,11 +37,11 @@ from shared.contracts import (
     Winner,
 )
 from shared.envelope import now_ms
-from shared.journal import EntryType, JournalWriter, append_after, journal_key
-from shared.service import open_context
-from shared.sessions import Turn
-from shared.settings import Settings
-from shared.tool_client import Caller, ToolClient
+from shared.participant.service import open_context
+from shared.participant.settings import Settings
+from shared.participant.tool_client import Caller, ToolClient
+from shared.records.journal import EntryType, JournalWriter, append_after, journal_key
+from shared.records.sessions import Turn
 
 STREAMS = (RESPONSE_GENERATION, CRITIQUE_RESULT, PAIRWISE_RESULT, USER_FEEDBACK, MEMORY_FORGET)
 

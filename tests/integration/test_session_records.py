@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from services.cli.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
-from shared.session_records import SessionRecord, read_sessions, session_ids, write_sessions
-from shared.sessions import MAX_TURNS, Sessions, Turn
+from shared.records.session_records import SessionRecord, read_sessions, session_ids, write_sessions
+from shared.records.sessions import MAX_TURNS, Sessions, Turn
 
 _text = st.text(max_size=20)
 _ids = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,20}\Z")

@@ -10,7 +10,7 @@ import redis
 
 from shared.bus import Bus, order
 from shared.contracts import QUERY_RECEIVED
-from shared.sessions import Sessions
+from shared.records.sessions import Sessions
 
 LANE = "local2:session:{s}:lane:A"
 
@@ -97,7 +97,7 @@ async def test_a_ticket_drawn_later_does_not_hold_up_an_earlier_query(bus: Bus) 
 
 
 async def test_the_ticket_of_a_gateway_that_died_expires(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.sessions.TICKET_MS", 150)
+    monkeypatch.setattr("shared.records.sessions.TICKET_MS", 150)
     sessions = Sessions(bus)
     assert await sessions.reserve("s", ["A"], 10) is not None
     query_id = await publish(bus)

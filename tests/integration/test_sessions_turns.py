@@ -7,7 +7,7 @@ import random
 import redis
 
 from shared.bus import Bus
-from shared.sessions import MAX_TURNS, Sessions, Turn
+from shared.records.sessions import MAX_TURNS, Sessions, Turn
 
 
 def turn(n: int, answer: str = "a") -> Turn:

@@ -31,9 +31,9 @@ from shared.contracts import (
     ToolSchemaRequest,
 )
 from shared.envelope import now_ms
-from shared.service import Context, open_context
-from shared.tool import result_key
-from shared.tool_client import Caller, ToolClient
+from shared.participant.service import Context, open_context
+from shared.participant.tool import result_key
+from shared.participant.tool_client import Caller, ToolClient
 
 STREAM = TOOL_REQUEST.for_tool("probe").stream
 RESULTS = "local2:tool.result.probe"

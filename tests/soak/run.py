@@ -41,8 +41,8 @@ from services.cli.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.bus.streams import event_length
 from shared.contracts import PREFIX, SUBJECTS
-from shared.logging import configure
-from shared.session_records import scan
+from shared.records.session_records import scan
+from shared.telemetry.logging import configure
 from shared.testing.model_server import ScriptedModelServer
 
 PARTICIPANTS = ("gateway", "generator", "respondent-b", "web_search", "probe", "memory", "critic", "reward")

@@ -19,9 +19,9 @@ from shared.bus import Delivery, Route
 from shared.contracts import RESPONSE_GENERATION, USER_FEEDBACK, Outgoing, UserFeedback
 from shared.envelope import Message
 from shared.errors import ToolError
-from shared.service import Context, Service, Subscription, Work
-from shared.settings import Settings
-from shared.tool import Run, ToolResult, tool_service
+from shared.participant.service import Context, Service, Subscription, Work
+from shared.participant.settings import Settings
+from shared.participant.tool import Run, ToolResult, tool_service
 
 
 class Probe(BaseModel):

@@ -15,7 +15,7 @@ from typing import Self
 import httpx
 from support.stack import order, shown
 
-from shared.journal import TERMINAL, EntryType, JournalEntry
+from shared.records.journal import TERMINAL, EntryType, JournalEntry
 
 _BUSY = frozenset({429, 500, 502, 503, 504})
 _PAUSE = 0.1

@@ -18,10 +18,10 @@ from services.gateway.settings import GatewaySettings
 from shared.bus import Command, Delivery
 from shared.contracts import QUERY_RECEIVED, QueryReceived
 from shared.envelope import Message, now_ms
-from shared.journal import EntryType, JournalWriter, closing, journal_key
-from shared.service import Context, Service, Work, receive
-from shared.sessions import Sessions, Turn
-from shared.settings import Settings
+from shared.participant.service import Context, Service, Work, receive
+from shared.participant.settings import Settings
+from shared.records.journal import EntryType, JournalWriter, closing, journal_key
+from shared.records.sessions import Sessions, Turn
 
 ADMIN_KEY = "an-administrator's-key"
 FACTS = {"backend": "scripted", "model": "scripted:1b", "backend_ok": True, "backend_reason": None, "demo": False}

@@ -32,11 +32,11 @@ from shared.contracts import (
     ResponseGeneration,
     UserFeedback,
 )
-from shared.registry import Registry
-from shared.service import open_context
-from shared.settings import Settings
+from shared.participant.registry import Registry
+from shared.participant.service import open_context
+from shared.participant.settings import Settings
+from shared.participant.tool_client import Caller, ToolClient
 from shared.testing.model_server import Rules, ScriptedModelServer
-from shared.tool_client import Caller, ToolClient
 
 USER = "judged"
 _PACE = {"delay": 0.1}

@@ -27,10 +27,10 @@ from shared.contracts import (
     Subject,
     ToolResultMessage,
 )
-from shared.service import Context, open_context
-from shared.settings import Settings
+from shared.participant.service import Context, open_context
+from shared.participant.settings import Settings
+from shared.participant.tool_client import Caller, ToolClient
 from shared.testing.model_server import ScriptedModelServer
-from shared.tool_client import Caller, ToolClient
 
 # Longer than in other tests: the store's threads compete with the loop for the processor.
 HEARTBEAT = 0.5

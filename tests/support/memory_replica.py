@@ -19,7 +19,7 @@ from support.waiting import eventually
 
 from services.memory.service import builder
 from services.memory.settings import MemorySettings
-from shared.service import Service
+from shared.participant.service import Service
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload([__name__])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shared.bus import Bus
 from shared.contracts import PREFIX
-from shared.session_records import scan
+from shared.records.session_records import scan
 
 # Kinds of keys that stay however long nothing happens. All others have a time to live, or go when they are empty.
 LASTING = frozenset(

@@ -15,8 +15,8 @@ from typing import Any
 from support.waiting import eventually
 
 from shared.bus import Bus
-from shared.service import Service
-from shared.settings import Settings
+from shared.participant.service import Service
+from shared.participant.settings import Settings
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -66,7 +66,7 @@ def child(app: str, url: str, **environment: str) -> Iterator[Child]:
 
 async def announced(url: str, participant: str, replicas: int = 1, timeout: float = 10.0) -> None:
     """Waits until so many replicas of a participant say that they are ready."""
-    from shared.registry import Registry
+    from shared.participant.registry import Registry
 
     async with Bus(url, "test/waiting") as bus:
         registry = Registry(bus, 0.0)

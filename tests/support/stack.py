@@ -28,9 +28,9 @@ from services.generator.settings import GeneratorSettings
 from shared.bus import Bus
 from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, QueryCancel, QueryReceived, Subject
 from shared.envelope import Envelope, now_ms
-from shared.journal import TERMINAL, EntryType, JournalEntry, journal_key, read_journal
-from shared.service import Service
-from shared.sessions import Sessions, Turn
+from shared.participant.service import Service
+from shared.records.journal import TERMINAL, EntryType, JournalEntry, journal_key, read_journal
+from shared.records.sessions import Sessions, Turn
 from shared.testing.model_server import Rules, ScriptedModelServer
 
 MODULES = {

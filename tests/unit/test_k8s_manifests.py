@@ -17,7 +17,7 @@ import pytest
 import yaml
 from support.kustomize import Resource, build, containers, normal
 
-from shared.settings import Settings
+from shared.participant.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "deploy" / "k8s"
@@ -328,7 +328,7 @@ def test_probes_ask_for_the_participant_that_runs_there(overlay: str) -> None:
         assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['local2/participant']"
         checks = ["--alive ", "--alive ", ""]
         assert [container[probe]["exec"]["command"][2] for probe in PROBES] == [
-            f'exec python -m shared.health {alive}"$PARTICIPANT"' for alive in checks
+            f'exec python -m shared.participant.health {alive}"$PARTICIPANT"' for alive in checks
         ]
         # Python has to start first
         assert min(container[probe]["timeoutSeconds"] for probe in PROBES) >= 10

@@ -13,7 +13,7 @@ from support.kustomize import Resource, build
 
 from services.generator.settings import GeneratorSettings
 from shared.contracts import QUERY_RECEIVED, TOOL_REQUEST
-from shared.settings import Settings
+from shared.participant.settings import Settings
 
 K8S = Path(__file__).parents[2] / "deploy" / "k8s"
 SCALED = ("gpu", "external-model", "managed-redis")

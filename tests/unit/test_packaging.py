@@ -19,7 +19,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from shared.contracts import SUBJECTS, TOOL_REQUEST, TOOL_RESULT
-from shared.journal import EntryType
+from shared.records.journal import EntryType
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -64,8 +64,8 @@ def test_every_lasting_service_has_a_health_check_and_time_to_stop() -> None:
 
 
 def test_the_time_to_stop_follows_the_time_to_drain() -> None:
-    from shared.service import _LEAVING_SECONDS
-    from shared.settings import Settings
+    from shared.participant.service import _LEAVING_SECONDS
+    from shared.participant.settings import Settings
 
     assert {service["stop_grace_period"] for service in OURS.values()} == {DRAIN}
     fixed, _, default = DRAIN.partition("s${LOCAL2_DRAIN:-")
@@ -152,13 +152,13 @@ def test_a_participants_command_names_a_module_that_exists(name: str) -> None:
 def test_a_workers_health_check_asks_for_its_own_participant() -> None:
     for name, service in OURS.items():
         if name != "gateway":
-            assert service["healthcheck"]["test"][-3:] == ["-m", "shared.health", name]
+            assert service["healthcheck"]["test"][-3:] == ["-m", "shared.participant.health", name]
 
 
 def test_the_gateway_is_healthy_when_it_answers_and_the_bus_knows_of_it() -> None:
     (check,) = SERVICES["gateway"]["healthcheck"]["test"][1:]
     assert "/health'" in check
-    assert check.endswith("&& python -m shared.health gateway")
+    assert check.endswith("&& python -m shared.participant.health gateway")
 
 
 def test_the_image_installs_extras_that_exist_and_runs_as_a_user() -> None:
@@ -377,7 +377,7 @@ def test_the_bus_page_names_every_key_that_the_code_uses() -> None:
 
 def test_a_knob_of_the_generator_that_the_gateway_has_too_is_given_to_both() -> None:
     from services.gateway.settings import GatewaySettings
-    from shared.settings import Settings
+    from shared.participant.settings import Settings
 
     own = GatewaySettings.model_fields.keys() - Settings.model_fields.keys()
     both = {f"LOCAL2_{name.upper()}" for name in own} & SERVICES["generator"]["environment"].keys()

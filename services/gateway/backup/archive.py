@@ -10,10 +10,10 @@ from services.gateway.backup.section import Section
 from services.gateway.backup.sections import all_sections
 from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway
-from shared.backup import Header, Record, Writer, product_version
 from shared.bus import ReplyError
 from shared.errors import Local2Error
-from shared.logging import get_logger
+from shared.participant.backup import Header, Record, Writer, product_version
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.gateway.auth import KEYS, KeyRecord
 from services.gateway.backup.section import KeptHere, Tally
-from shared.backup import Record
+from shared.participant.backup import Record
 
 
 class StoredKey(BaseModel):

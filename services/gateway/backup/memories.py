@@ -11,7 +11,7 @@ from services.gateway.auth import ADMIN
 from services.gateway.backup.section import Tally
 from services.gateway.gateway import Gateway
 from services.gateway.operations import operate
-from shared.backup import Record
+from shared.participant.backup import Record
 
 _PAGE = 100
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from services.gateway.backup.section import Tally
 from services.gateway.gateway import Gateway
 from services.gateway.operations import operate
-from shared.backup import Record
+from shared.participant.backup import Record
 
 # In this order: what was forgotten first, so that nothing of it is put back.
 _TABLES = ("forgotten", "responses", "pairs", "critiques", "votes", "consents")

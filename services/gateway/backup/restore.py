@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from services.gateway.backup.section import Section, Tally
 from services.gateway.errors import ApiError, sentence
 from services.gateway.gateway import Gateway
-from shared.backup import BackupError, Header, Reader, Record, Summary
 from shared.bus import Bus
 from shared.contracts import PREFIX
 from shared.errors import Local2Error
-from shared.logging import get_logger
+from shared.participant.backup import BackupError, Header, Reader, Record, Summary
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.gateway.gateway import Gateway
-from shared.backup import Record
+from shared.participant.backup import Record
 
 # So many things that were left out are named; of the rest, the number is told.
 _NAMED = 50

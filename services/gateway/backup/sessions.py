@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Sequence
 from services.gateway.backup.section import KeptHere, Tally
 from services.gateway.records import record_key
 from services.gateway.routes.queries import cancel_all
-from shared.backup import Record
 from shared.bus import Command
-from shared.journal import journal_key
-from shared.session_records import (
+from shared.participant.backup import Record
+from shared.records.journal import journal_key
+from shared.records.session_records import (
     RESPONDENTS,
     SessionRecord,
     read_sessions,

@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.gateway.backup.section import KeptHere, Tally
 from services.gateway.routes.participants import complaint
-from shared.backup import Record
 from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
-from shared.service import schema_key, settings_key
-from shared.session_records import scan
+from shared.participant.backup import Record
+from shared.participant.service import schema_key, settings_key
+from shared.records.session_records import scan
 
 
 class SettingsRecord(BaseModel):

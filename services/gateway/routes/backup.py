@@ -21,7 +21,7 @@ from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.schemas import told
 from services.gateway.sse import EventStream
-from shared.backup import MEDIA_TYPE, BackupError
+from shared.participant.backup import MEDIA_TYPE, BackupError
 
 router = APIRouter(tags=["backup"])
 

@@ -10,8 +10,8 @@ from services.gateway.body import JsonRoute
 from services.gateway.gateway import GatewayDep
 from services.gateway.records import owned
 from services.gateway.schemas import FeedbackBody, told
-from shared import tracing
 from shared.contracts import USER_FEEDBACK, UserFeedback
+from shared.telemetry import tracing
 
 router = APIRouter(route_class=JsonRoute, tags=["feedback"])
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from services.gateway.answers import reply
 from services.gateway.gateway import Gateway, GatewayDep
 from shared.errors import BusUnavailable
-from shared.registry import ReplicaInfo
+from shared.participant.registry import ReplicaInfo
 
 router = APIRouter(tags=["health"])
 

@@ -18,7 +18,7 @@ from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.operations import operate
 from services.gateway.schemas import Body, told
 from shared.errors import Local2Error
-from shared.logging import get_logger
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -20,7 +20,7 @@ from services.gateway.routes.queries import failure, loop_time_of, wait_for_end
 from services.gateway.schemas import told
 from services.gateway.sse import KEEP_ALIVE, EventStream
 from services.gateway.view import result
-from shared.journal import JournalEntry, journal_key
+from shared.records.journal import JournalEntry, journal_key
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"])
 

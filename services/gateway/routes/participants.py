@@ -19,8 +19,8 @@ from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.schemas import told
 from shared.bus import StreamState
 from shared.contracts import PREFIX, SETTINGS_UPDATE, SettingsUpdate
-from shared.registry import ReplicaInfo, age_ms
-from shared.service import schema_key, settings_key
+from shared.participant.registry import ReplicaInfo, age_ms
+from shared.participant.service import schema_key, settings_key
 
 router = APIRouter(route_class=JsonRoute, tags=["participants"])
 

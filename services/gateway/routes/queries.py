@@ -21,7 +21,7 @@ from services.gateway.view import result
 from shared.bus import START, Entry
 from shared.contracts import QUERY_CANCEL, QueryCancel
 from shared.envelope import now_ms
-from shared.journal import JournalEntry, journal_key, read_journal
+from shared.records.journal import JournalEntry, journal_key, read_journal
 
 router = APIRouter(route_class=JsonRoute, tags=["queries"])
 

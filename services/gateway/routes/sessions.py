@@ -16,9 +16,9 @@ from services.gateway.records import is_session_id, record_key
 from services.gateway.routes.queries import cancel_all
 from services.gateway.schemas import told
 from shared.contracts import MEMORY_FORGET, MemoryForget
-from shared.journal import journal_key
-from shared.service import schema_key, settings_key
-from shared.sessions import SessionInfo
+from shared.participant.service import schema_key, settings_key
+from shared.records.journal import journal_key
+from shared.records.sessions import SessionInfo
 
 router = APIRouter(route_class=JsonRoute, tags=["sessions"])
 

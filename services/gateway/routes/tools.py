@@ -16,7 +16,7 @@ from services.gateway.schemas import ToolCallBody, told
 from services.gateway.sse import gone
 from shared.contracts import canonical_tool
 from shared.envelope import now_ms
-from shared.tool_client import Caller
+from shared.participant.tool_client import Caller
 
 router = APIRouter(route_class=JsonRoute, tags=["tools"])
 

@@ -12,7 +12,7 @@ from services.cli.settings import ClientSettings, ModelWish
 from services.cli.typed import typed
 from services.cli.whole_file import FileTrouble, whole_file
 from shared.errors import SettingsError
-from shared.settings import misspelt_sections
+from shared.participant.settings import misspelt_sections
 
 
 def write(text: str) -> None:

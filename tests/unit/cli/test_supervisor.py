@@ -132,8 +132,8 @@ async def test_it_is_ready_when_the_gateway_says_so_and_tells_before_what_is_mis
 
 
 def test_the_time_to_stop_is_longer_than_a_participant_takes() -> None:
-    from shared import service
-    from shared.settings import Settings
+    from shared.participant import service
+    from shared.participant.settings import Settings
 
     # The participant gives up after this; the rest is its last words and the end of its interpreter.
     for drain in (0.0, Settings.model_fields["drain"].default, 60.0):

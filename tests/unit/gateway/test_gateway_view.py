@@ -8,7 +8,7 @@ import orjson
 
 from services.gateway.records import QueryRecord
 from services.gateway.view import result
-from shared.journal import EntryType, JournalEntry
+from shared.records.journal import EntryType, JournalEntry
 
 RECORD = QueryRecord("5-0", "ann", "s", "Why?", "chat", 1_000, 901_000)
 

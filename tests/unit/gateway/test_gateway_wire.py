@@ -13,7 +13,7 @@ from services.gateway.errors import sentence
 from services.gateway.openai import Chunks
 from services.gateway.sse import frame, parts
 from services.gateway.tap import matches
-from shared.journal import EntryType, JournalEntry
+from shared.records.journal import EntryType, JournalEntry
 
 
 def test_an_event_is_id_type_and_data_as_written() -> None:

@@ -12,7 +12,7 @@ from services.generator.loop import Message, Reply, in_order, run_agent, tool_me
 from services.generator.machine import IDLE, TABLE
 from shared.contracts import ToolCallRecord
 from shared.llm.port import ModelError, ToolCall
-from shared.machine import Machine
+from shared.participant.machine import Machine
 
 QUESTION = {"role": "user", "content": "What is new?"}
 

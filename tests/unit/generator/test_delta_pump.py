@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from services.generator.deltas import INTERVAL, DeltaPump
 from shared.errors import Fenced
-from shared.journal import EntryType
+from shared.records.journal import EntryType
 
 Items = Sequence[tuple[EntryType, dict[str, Any]]]
 

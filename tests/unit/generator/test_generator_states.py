@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.generator.machine import IDLE, TABLE
-from shared.machine import IllegalTransition, Machine
+from shared.participant.machine import IllegalTransition, Machine
 
 STATES = ("IDLE", "RECEIVING", "GENERATING", "DISPATCHING_TOOL", "WAITING_FOR_TOOL", "PUBLISHING", "ERROR")
 

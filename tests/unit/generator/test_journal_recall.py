@@ -16,10 +16,10 @@ from services.generator.recall import partial_text, recall
 from services.generator.settings import GeneratorSettings
 from services.generator.steps import Conversation, JournalSteps, Ports, show_transition
 from shared.contracts import ToolResultMessage
-from shared.journal import EntryType, JournalEntry
 from shared.llm.port import ChatRequest, Delta, Finish, StreamInterrupted, TextDelta, ThinkingDelta, ToolCall
-from shared.machine import Machine
-from shared.tool_client import Caller
+from shared.participant.machine import Machine
+from shared.participant.tool_client import Caller
+from shared.records.journal import EntryType, JournalEntry
 
 QUESTION = {"role": "user", "content": "What is new?"}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from shared.meter import Meter
+    from shared.telemetry.meter import Meter
 
 # How a handled message, a tool call or a model call ended.
 Outcome = Literal[
@@ -28,7 +28,7 @@ def start(participant: str) -> Meter:
     """The counters of this process, made by the first call."""
     global _meter
     if _meter is None:
-        from shared.meter import Meter
+        from shared.telemetry.meter import Meter
 
         _meter = Meter(participant)
     return _meter

@@ -19,17 +19,17 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
 
-from shared import tracing
 from shared.bus import Bus, Command, Consumer, Delivery, OutOfMemory, ReplyError, Route, Tail
 from shared.bus.tail import INBOX_LENGTH
 from shared.contracts import PREFIX, SETTINGS_UPDATE, Outgoing, Payload, Subject
 from shared.envelope import Envelope, Message, now_ms
 from shared.errors import BusUnavailable, DecodeError, SettingsError, TransientError
-from shared.logging import BoundIds, configure, get_logger
-from shared.metrics_listener import Text
-from shared.observing import observing, watched
-from shared.registry import Registry, ReplicaInfo, announcing, leaving, still_there
-from shared.settings import Settings
+from shared.participant.observing import observing, watched
+from shared.participant.registry import Registry, ReplicaInfo, announcing, leaving, still_there
+from shared.participant.settings import Settings
+from shared.telemetry import tracing
+from shared.telemetry.logging import BoundIds, configure, get_logger
+from shared.telemetry.metrics_listener import Text
 
 log = get_logger()
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import orjson
 
-from shared import metrics
 from shared.bus import Bus, Command, Entry, OutOfMemory, ReplyError, Script, order
 from shared.contracts import PREFIX
 from shared.envelope import now_ms
 from shared.errors import Fenced, Local2Error
+from shared.telemetry import metrics
 
 
 class EntryType(StrEnum):

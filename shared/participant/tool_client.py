@@ -11,10 +11,10 @@ from typing import Any
 from shared.contracts import TOOL_REQUEST, ToolRequest, ToolResultMessage, canonical_tool
 from shared.envelope import now_ms
 from shared.errors import DecodeError
-from shared.logging import get_logger
-from shared.service import Context
-from shared.tool import decode_result, result_key
-from shared.tool_watch import watched_request
+from shared.participant.service import Context
+from shared.participant.tool import decode_result, result_key
+from shared.participant.tool_watch import watched_request
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -33,10 +33,10 @@ from shared.contracts import (
 )
 from shared.envelope import Message, now_ms
 from shared.errors import DecodeError, ToolError
-from shared.logging import get_logger
-from shared.service import Context, Service, Subscription, Work, bound, receive
-from shared.settings import Settings
-from shared.tool_watch import watched_call
+from shared.participant.service import Context, Service, Subscription, Work, bound, receive
+from shared.participant.settings import Settings
+from shared.participant.tool_watch import watched_call
+from shared.telemetry.logging import get_logger
 
 log = get_logger()
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import AliasChoices, Field, SecretStr
 
 from shared.errors import SettingsError
-from shared.settings import Settings
+from shared.participant.settings import Settings
 
 
 class Example(Settings):

@@ -8,15 +8,15 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from shared import metrics, tracing
 from shared.bus import Command, Delivery, Route
 from shared.contracts import PREFIX
 from shared.envelope import age_ms
 from shared.errors import Fenced, PermanentError, TransientError
-from shared.metrics import Outcome
-from shared.metrics_listener import Text, listening
-from shared.settings import Settings
-from shared.tracing import Kind
+from shared.participant.settings import Settings
+from shared.telemetry import metrics, tracing
+from shared.telemetry.metrics import Outcome
+from shared.telemetry.metrics_listener import Text, listening
+from shared.telemetry.tracing import Kind
 
 _TRACEPARENT, _CORRELATION = b"traceparent", b"correlation_id"
 
@@ -35,7 +35,7 @@ async def observing(
         return
     try:
         meter = metrics.start(participant)
-        from shared.meter import CONTENT_TYPE
+        from shared.telemetry.meter import CONTENT_TYPE
     except ModuleNotFoundError as exc:
         raise missing_package(exc) from exc
 

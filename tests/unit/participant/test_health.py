@@ -13,10 +13,10 @@ import structlog
 from support.acl_redis import acl_redis
 
 from services.cli.embedded_redis import EmbeddedRedis
-from shared import health, health_quick
 from shared.bus import Bus
 from shared.envelope import now_ms
-from shared.registry import ReplicaInfo, announcing
+from shared.participant import health, health_quick
+from shared.participant.registry import ReplicaInfo, announcing
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +141,7 @@ def test_a_participants_own_url_goes_first(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_short_way_imports_neither_the_bus_nor_the_settings() -> None:
-    code = "import sys, shared.health; print([m for m in sys.modules if m.split('.')[0] in ('redis', 'pydantic')])"
+    heavy = "[m for m in sys.modules if m.split('.')[0] in ('redis', 'pydantic')]"
+    code = f"import sys, shared.participant.health; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -25,8 +25,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from shared.errors import Fenced
-from shared.logging import get_logger
-from shared.tracing import Kind, Span, Value
+from shared.telemetry.logging import get_logger
+from shared.telemetry.tracing import Kind, Span, Value
 
 log = get_logger()
 

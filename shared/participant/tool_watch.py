@@ -7,11 +7,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from shared import metrics, tracing
 from shared.contracts import ToolRequest, ToolResultMessage
 from shared.errors import ToolError
-from shared.metrics import Outcome
-from shared.tracing import Kind, Value
+from shared.telemetry import metrics, tracing
+from shared.telemetry.metrics import Outcome
+from shared.telemetry.tracing import Kind, Value
 
 R = TypeVar("R")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.machine import IllegalTransition, Machine, Transition
+from shared.participant.machine import IllegalTransition, Machine, Transition
 
 TABLE = {("IDLE", "RECEIVE"): "RECEIVING", ("RECEIVING", "RESET"): "IDLE"}
 

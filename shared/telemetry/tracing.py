@@ -63,7 +63,7 @@ NOTHING = Span()
 
 
 class Recorder(Protocol):
-    """What records spans (see `shared.tracing_sdk`)."""
+    """What records spans (see `shared.telemetry.tracing_sdk`)."""
 
     def span(self, name: str, kind: Kind, parent: str, attributes: Mapping[str, Value | None]) -> Span: ...
 
@@ -83,7 +83,7 @@ def start(participant: str, replica: str, endpoint: str | None) -> None:
     if endpoint is None or _recorder is not None or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return
     try:
-        from shared.tracing_sdk import SdkRecorder
+        from shared.telemetry.tracing_sdk import SdkRecorder
     except ModuleNotFoundError as exc:
         raise SettingsError(
             f"LOCAL2_OTLP_ENDPOINT is set, but {exc.name} is not installed: pip install 'local2[observability]'"

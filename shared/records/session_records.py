@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.bus import Bus, Command, Script
 from shared.contracts import PREFIX, RespondentId
-from shared.sessions import MAX_TURNS, session_key, user_sessions_key
+from shared.records.sessions import MAX_TURNS, session_key, user_sessions_key
 
 RESPONDENTS: tuple[RespondentId, ...] = ("A", "B")
 SESSION_ID = r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}$"
@@ -68,7 +68,7 @@ class _Model(BaseModel):
 
 
 class TurnRecord(_Model):
-    """A turn as `shared.sessions.Turn` has it."""
+    """A turn as `shared.records.sessions.Turn` has it."""
 
     query_id: str = Field(pattern=QUERY_ID)
     query: str

@@ -1,4 +1,4 @@
-"""The health check of a container: `python -m shared.health PARTICIPANT` asks whether this host's replica is alive.
+"""The health check of a container: is this host's replica alive? `python -m shared.participant.health PARTICIPANT`
 
 It reads what the replica itself wrote into the registry within its last three heartbeats: a process that runs but no
 longer reaches the bus, or whose event loop stands still, is not healthy. Exit status: 0 healthy, 1 not, 2 wrong use.
@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shared import health_quick
+from shared.participant import health_quick
 
 if TYPE_CHECKING:
-    from shared.registry import ReplicaInfo
+    from shared.participant.registry import ReplicaInfo
 
 # A draining replica is on its way out in good order.
 HEALTHY = frozenset({"ready", "draining"})
@@ -42,7 +42,7 @@ async def check(participant: str, url: str, patience: float = PATIENCE, *, alive
 
     from shared.bus import Bus
     from shared.errors import BusUnavailable
-    from shared.registry import Registry
+    from shared.participant.registry import Registry
 
     try:
         async with asyncio.timeout(patience), Bus(url, f"health/{participant}", timeout=patience) as bus:
@@ -71,8 +71,8 @@ def thorough(participant: str, *, alive: bool) -> tuple[bool, str]:
     import asyncio
 
     from shared.errors import Local2Error
-    from shared.logging import configure
-    from shared.settings import Settings
+    from shared.participant.settings import Settings
+    from shared.telemetry.logging import configure
 
     configure("error", "console")
     try:
@@ -85,7 +85,7 @@ def thorough(participant: str, *, alive: bool) -> tuple[bool, str]:
 def main(argv: Sequence[str]) -> int:
     names = [word for word in argv if word != ALIVE]
     if len(names) != 1:
-        print(f"usage: python -m shared.health [{ALIVE}] PARTICIPANT", file=sys.stderr)
+        print(f"usage: python -m shared.participant.health [{ALIVE}] PARTICIPANT", file=sys.stderr)
         return 2
     healthy, sentence = quick(names[0], alive=ALIVE in argv) or thorough(names[0], alive=ALIVE in argv)
     print(sentence)

@@ -1,4 +1,4 @@
-"""The counters of one process. Imported only when metrics are on; see `shared.metrics`."""
+"""The counters of one process. Imported only when metrics are on; see `shared.telemetry.metrics`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from shared.metrics import Outcome
+from shared.telemetry.metrics import Outcome
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 # A second series for each counter, of which nothing is asked here.

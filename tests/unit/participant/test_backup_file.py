@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shared.backup import FORMAT, BackupError, Header, Reader, Writer, examine
+from shared.participant.backup import FORMAT, BackupError, Header, Reader, Writer, examine
 
 Content = dict[str, list[dict[str, Any]]]
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import pytest
 from support.collector import Collector
 
-from shared import tracing
 from shared.errors import Fenced, SettingsError
-from shared.tracing_sdk import QUEUE, traces_url
+from shared.telemetry import tracing
+from shared.telemetry.tracing_sdk import QUEUE, traces_url
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -42,7 +42,7 @@ def tracing_to(endpoint: str) -> Iterator[None]:
 @pytest.mark.parametrize("module", ["services.generator.service", "services.web_fetch.service", "services.gateway.app"])
 def test_a_participant_without_traces_imports_neither_the_tracer_nor_an_exporter(module: str) -> None:
     # redis-py takes OpenTelemetry's metrics in by itself where they are installed
-    wanted = ("opentelemetry.sdk.trace", "opentelemetry.exporter", "shared.tracing_sdk")
+    wanted = ("opentelemetry.sdk.trace", "opentelemetry.exporter", "shared.telemetry.tracing_sdk")
     code = f"import sys, {module}; print([m for m in sys.modules if m.startswith({wanted})])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert told.stdout.strip() == "[]"
@@ -129,7 +129,7 @@ def test_the_sdk_can_be_switched_off_by_its_own_variable(monkeypatch: pytest.Mon
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "shared.tracing_sdk")
+    monkeypatch.delitem(sys.modules, "shared.telemetry.tracing_sdk")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(SettingsError, match=r"pip install 'local2\[observability\]'"):
         tracing.start("tester", "tester-1", "http://127.0.0.1:9")

@@ -1,0 +1,1 @@
+"""What the stack keeps of queries and sessions, in Redis."""
