@@ -12,7 +12,7 @@ import redis
 # `support` holds the helpers that are no tests themselves.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.participant.settings import Settings
 from shared.telemetry.logging import configure

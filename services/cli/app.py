@@ -11,22 +11,22 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from services.cli import eval as evaluate
-from services.cli import operate
-from services.cli.answer_view import printable
 from services.cli.api import Api
-from services.cli.ask import ask as ask_query
-from services.cli.ask import chat as chat_loop
-from services.cli.backup import backup, restore
-from services.cli.doctor import World, configured_redis, examine
-from services.cli.memory import memory
-from services.cli.plan import RunOptions
-from services.cli.preferences import leaderboard
-from services.cli.run import Run
-from services.cli.run_lock import UnusableFolder
+from services.cli.commands import eval as evaluate
+from services.cli.commands import operate
+from services.cli.commands.ask import ask as ask_query
+from services.cli.commands.ask import chat as chat_loop
+from services.cli.commands.backup import backup, restore
+from services.cli.commands.doctor import World, configured_redis, examine
+from services.cli.commands.memory import memory
+from services.cli.commands.preferences import leaderboard
+from services.cli.launch.plan import RunOptions
+from services.cli.launch.run import Run
+from services.cli.launch.run_lock import UnusableFolder
+from services.cli.printable import printable
 from services.cli.settings import ClientSettings
-from services.cli.stories_command import run_stories
-from services.cli.story import select_stories
+from services.cli.stories.command import run_stories
+from services.cli.stories.story import select_stories
 from shared.errors import Local2Error
 
 console = Console()

@@ -25,7 +25,7 @@ import roundtrip
 import stack as whole
 from tables import Target
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 
 PARTS = ("roundtrip", "memory", "streams", "recall")
 

@@ -31,7 +31,7 @@ from support.http_stack import ADMIN_KEY, free_port
 from support.stack import Participants
 from support.waiting import eventually
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.testing.model_server import Rules, ScriptedModelServer
 
 # 0.2 s until the first word, then 50 words a second.

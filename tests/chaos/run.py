@@ -32,7 +32,7 @@ from support.http_stack import ADMIN_KEY, free_port
 from support.resting import Level, everlasting, level
 from support.stack import Client, Participant, Participants
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.participant.registry import Registry
 from shared.telemetry.logging import configure

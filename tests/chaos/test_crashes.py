@@ -15,7 +15,7 @@ import redis
 from support.stack import Client, Participant, Participants, order, shown
 from support.waiting import eventually
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.contracts import ANSWER_DIALOG, QUERY_RECEIVED, RESPONSE_GENERATION, TOOL_RESULT
 from shared.records.journal import EntryType, JournalEntry, journal_key

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from support.http_gateway import gateway_settings, serving
 
-from services.cli.run import welcome
+from services.cli.launch.run import welcome
 from services.cli.settings import ClientSettings
 from services.gateway.app import create_app
 from services.gateway.gateway import Gateway

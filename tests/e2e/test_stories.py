@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from services.cli.plan import PARTICIPANTS
+from services.cli.launch.plan import PARTICIPANTS
 
 HERE = Path(__file__).parent
 
@@ -83,7 +83,7 @@ def test_answers_are_graded_and_compared_and_their_engrams_say_so(client: dict[s
     ],
 )
 def test_a_wrong_expectation_makes_the_command_fail(client: dict[str, str], tmp_path: Path, old: str, new: str) -> None:
-    from services.cli.story import shipped_stories
+    from services.cli.stories.story import shipped_stories
 
     text = shipped_stories()["S1"]
     assert old in text

@@ -14,7 +14,7 @@ from support.backups import Place, backed_up, key_of, place, remembering
 from support.http_gateway import client
 from support.waiting import eventually
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 
 
 @pytest.fixture

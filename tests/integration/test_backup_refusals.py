@@ -15,7 +15,7 @@ from support.backups import BACKUP, Place, backed_up, fill, kept, key_of, names,
 from support.http_gateway import gateway_settings
 from support.proxy import Proxy
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.gateway.backup.restore import LOCK, alone
 from services.gateway.gateway import Gateway
 from shared.participant.backup import Header, Reader, Record, Writer

@@ -17,7 +17,7 @@ from support.backups import BACKUP, Place, backed_up, fill, kept, key_of, names,
 from support.http_gateway import client, gateway_settings
 from support.waiting import eventually
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.gateway.backup.archive import archive
 from services.gateway.backup.restore import LOCK, UNFINISHED
 from services.gateway.gateway import Gateway

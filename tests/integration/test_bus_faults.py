@@ -17,7 +17,7 @@ from support.proxy import Proxy
 from support.services import announced, running
 from support.waiting import eventually
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus, ConnectionLost, Delivery
 from shared.participant.service import open_context
 from shared.participant.tool_client import Caller, ToolClient

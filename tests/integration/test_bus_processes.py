@@ -11,7 +11,7 @@ import redis
 from support.services import announced, child
 from support.waiting import eventually
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.contracts import RESPONSE_GENERATION, USER_FEEDBACK, ResponseGeneration
 

@@ -101,7 +101,7 @@ async def test_a_stack_without_keys_is_not_touched(redis_url: str, tmp_path: Pat
 async def test_what_was_imported_is_removed_after_a_failure(
     stack: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.cli.eval.IMPORT_LINES", 1)
+    monkeypatch.setattr("services.cli.commands.eval.IMPORT_LINES", 1)
     lines = data_set(tmp_path).read_text().splitlines()
     # longer than the API takes
     lines[1] = json.dumps({**json.loads(lines[1]), "turns": [turn(4, "x" * 200_000), turn(5, "y")]})

@@ -27,7 +27,7 @@ from support.http_gateway import (
 from support.services import announced, running
 from support.waiting import eventually
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.errors import ToolError
 from shared.participant.settings import Settings
 from shared.participant.tool import Run, ToolResult, tool_service

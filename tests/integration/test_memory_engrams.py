@@ -10,7 +10,7 @@ import pytest_asyncio
 from support.memories import MemoryClient, critique, new_query, remembering, response, reward, verdict
 from support.waiting import eventually
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.contracts import MEMORY_FORGET, MemoryForget, ToolCallRecord
 from shared.envelope import now_ms
 

@@ -18,7 +18,7 @@ from support.memories import MemoryClient, asking, critique, memory_settings, re
 from support.services import announced, running
 from support.waiting import eventually
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.memory.service import app
 from shared.contracts import TOOL_ALIASES
 from shared.testing.model_server import ScriptedModelServer

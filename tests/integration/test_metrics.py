@@ -21,7 +21,7 @@ from support.promtool import promtool
 from support.services import TESTS
 from support.stack import Participants
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 
 ROOT = Path(__file__).parents[2]
 OBSERVABILITY = ROOT / "deploy" / "observability"

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.records.session_records import SessionRecord, read_sessions, session_ids, write_sessions
 from shared.records.sessions import MAX_TURNS, Sessions, Turn

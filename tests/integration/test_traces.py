@@ -16,7 +16,7 @@ from support.http_stack import HttpStack, ModelProcess, Rules, until
 from support.stack import Participants
 from support.waiting import eventually
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 
 SECRET = "a question about xylophones"
 RULES: Rules = [

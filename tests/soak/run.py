@@ -37,7 +37,7 @@ from support.resting import everlasting, kind_of, level
 from support.slope import Slope, slope
 from support.stack import Participants
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.bus.streams import event_length
 from shared.contracts import PREFIX, SUBJECTS

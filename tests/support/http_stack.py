@@ -18,7 +18,7 @@ import httpx
 from support.services import TESTS
 from support.stack import Participant, Participants
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 
 ADMIN_KEY = "the-stack's-admin-key"
 HEARTBEAT = 0.3

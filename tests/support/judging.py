@@ -19,7 +19,7 @@ from support.services import announced
 from support.stack import Client, Participant, Participants
 from support.waiting import eventually
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.contracts import (
     CRITIQUE_RESULT,

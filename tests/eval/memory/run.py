@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.cli.eval_data import DEPTH, DataSet, Measures, Question, Turn, load, report
+from services.cli.commands.eval_data import DEPTH, DataSet, Measures, Question, Turn, load, report
 from services.demo_model.embedder import Embedder
 from services.demo_model.wheels import embedding_file
 from services.memory.keywords import Entry, KeywordIndex

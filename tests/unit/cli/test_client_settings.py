@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.plan import PARTICIPANTS
-from services.cli.run import longest_drain, welcome
+from services.cli.launch.plan import PARTICIPANTS
+from services.cli.launch.run import longest_drain, welcome
 from services.cli.settings import ClientSettings, ModelWish
 from services.cli.typed import typed
 from services.cli.whole_file import FileTrouble, whole_file

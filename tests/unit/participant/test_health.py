@@ -12,7 +12,7 @@ import pytest
 import structlog
 from support.acl_redis import acl_redis
 
-from services.cli.embedded_redis import EmbeddedRedis
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.envelope import now_ms
 from shared.participant import health, health_quick

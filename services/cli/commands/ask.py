@@ -1,0 +1,178 @@
+"""`ask` and `chat`: a query, its stream in the terminal, and Ctrl-C as its cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from services.cli.api import Api, ApiError, rows
+from services.cli.commands.answer_view import AnswerView
+from services.cli.printable import printable
+from services.cli.settings import ClientSettings
+from services.cli.sse import QueryStream
+from services.cli.times import ago
+
+INTERRUPTED = 130
+HELP = "/new starts another conversation · /sessions lists them · /quit leaves"
+
+
+async def ask(
+    api: Api, query: str, *, session: str | None, as_json: bool, thinking: bool, console: Console, errors: Console
+) -> int:
+    """Asks once; the exit code. With `as_json` the only output is one JSON object."""
+    view = AnswerView(None if as_json else console, thinking=thinking)
+    stream = QueryStream(api, on_resume=lambda what: view.note(f"· {what}"))
+    body: dict[str, Any] = {"query": query, **({"session_id": session} if session else {})}
+    try:
+        left = await _watch(api, stream, view, body)
+    except ApiError as exc:
+        return _failed(exc.code, str(exc), stream, as_json, errors)
+    if left:
+        return INTERRUPTED
+    outcome = view.outcome
+    if outcome is None or outcome.type == "cancelled":
+        _failed("cancelled", "the query was cancelled", stream, as_json, errors)
+        return INTERRUPTED
+    if outcome.type == "failed":
+        code, message = outcome.data.get("code"), outcome.data.get("message")
+        return _failed(str(code or "failed"), str(message or "the query failed"), stream, as_json, errors)
+    if as_json:
+        _emit({"query_id": stream.query_id, "session_id": stream.session_id, **outcome.data})
+    return 0
+
+
+async def _watch(api: Api, stream: QueryStream, view: AnswerView, body: dict[str, Any]) -> bool:
+    """Shows the stream to its end. True when the user left without waiting for it."""
+    interrupts = asyncio.Event()
+    leaving = asyncio.Event()
+    cancels: list[asyncio.Task[None]] = []
+
+    async def cancel() -> None:
+        try:
+            await api.post(f"/queries/{stream.query_id}/cancel")
+        except ApiError as exc:
+            view.note(f"· the cancel failed: {exc}")
+
+    def interrupt() -> None:
+        if interrupts.is_set() or stream.query_id is None:
+            leaving.set()
+            return
+        interrupts.set()
+        view.note("· cancelling; Ctrl-C again leaves without waiting")
+        cancels.append(asyncio.create_task(cancel()))
+
+    async def show() -> None:
+        async with aclosing(stream.ask(body)) as events:
+            async for event in events:
+                view.show(event)
+
+    with _on_interrupt(interrupt):
+        showing = asyncio.create_task(show())
+        waiting = asyncio.create_task(leaving.wait())
+        try:
+            await asyncio.wait({showing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if not showing.done():
+                return True
+            await showing
+            return False
+        finally:
+            for task in (showing, waiting, *cancels):
+                task.cancel()
+            await asyncio.gather(showing, waiting, *cancels, return_exceptions=True)
+
+
+@contextmanager
+def _on_interrupt(handler: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+def _failed(code: str, message: str, stream: QueryStream, as_json: bool, errors: Console) -> int:
+    if as_json:
+        _emit({"query_id": stream.query_id, "session_id": stream.session_id,
+               "error": {"code": code, "message": message}})  # fmt: skip
+    else:
+        errors.print(f"local2: {printable(message)}", style="red", markup=False, highlight=False, soft_wrap=True)
+    return 1
+
+
+def _emit(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def chat(settings: ClientSettings, *, session: str | None, thinking: bool, console: Console, errors: Console) -> int:
+    """A conversation until /quit or the end of input.
+
+    Between two questions no event loop runs: its handling of Ctrl-C would not end the prompt.
+    """
+    session = session or new_session()
+    console.print(f"session {session} · {HELP}", style="dim", highlight=False)
+
+    async def question(text: str) -> None:
+        async with Api(settings) as api:
+            await ask(api, text, session=session, as_json=False, thinking=thinking, console=console, errors=errors)
+
+    async def sessions() -> None:
+        async with Api(settings) as api:
+            try:
+                found = rows(await api.get("/sessions"), "sessions")
+            except ApiError as exc:
+                errors.print(f"local2: {exc}", style="red", markup=False)
+                return
+        console.print(sessions_table(found, current=session))
+
+    while True:
+        try:
+            line = console.input("[bold]you:[/bold] ").strip()
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return 0
+        match line.split():
+            case []:
+                continue
+            case ["/quit" | "/exit"]:
+                return 0
+            case ["/new"]:
+                session = new_session()
+                console.print(f"session {session}", style="dim", highlight=False)
+            case ["/sessions"]:
+                asyncio.run(sessions())
+            case [command, *_] if command.startswith("/"):
+                console.print(HELP, style="dim", highlight=False)
+            case _:
+                asyncio.run(question(line))
+
+
+def new_session() -> str:
+    return str(uuid.uuid4())
+
+
+def sessions_table(sessions: list[dict[str, Any]], current: str | None = None) -> Table:
+    table = Table()
+    # An id that is cut off is of no use. The question's column alone gives way (a column that may not wrap keeps its
+    # width); where even that is not enough, the id is folded.
+    table.add_column("session", no_wrap=True)
+    table.add_column("first question")
+    table.add_column("last used", no_wrap=True)
+    for row in sessions:
+        mark = " *" if row.get("session_id") == current else ""
+        table.add_row(
+            Text(f"{row.get('session_id')}{mark}", no_wrap=False, overflow="fold"),
+            Text(printable(str(row.get("title", ""))), no_wrap=True, overflow="ellipsis"),
+            ago(row.get("updated")),
+        )
+    return table

@@ -1,0 +1,174 @@
+"""`local2 eval memory FILE`: how well a running stack finds what it was told, by its HTTP API.
+
+Each user of the data set becomes a user of the stack with a name and a key of their own, so that nobody else's memory
+is read or changed; memories and keys are removed at the end, also after a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+from uuid import uuid4
+
+import typer
+from pydantic import SecretStr
+from rich.console import Console
+
+from services.cli.api import Api, ApiError, rows
+from services.cli.commands.eval_data import DEPTH, Conversation, DataSet, Measures, Turn, load, report
+from services.cli.settings import ClientSettings
+from shared.errors import Local2Error
+
+app = typer.Typer(no_args_is_help=True, help="How good a running stack is")
+console = Console()
+errors = Console(stderr=True)
+
+# Turns of one import: the gateway bounds a request, and its answer waits for the vectors.
+IMPORT_LINES = 50
+IMPORT_TIMEOUT = 120.0
+# Questions asked at the same time.
+AT_ONCE = 4
+
+
+class EvalRefused(Local2Error):
+    """The stack cannot be measured without touching somebody's memory."""
+
+
+@app.command("memory")
+def memory(
+    file: Annotated[Path, typer.Argument(help="Conversations and questions as JSON lines (docs/memory-retrieval.md)")],
+    as_json: Annotated[bool, typer.Option("--json", help="The measures as one JSON object")] = False,
+) -> None:
+    """Imports the conversations for new users, asks the questions, prints what was found, removes everything again."""
+    data = load(file)
+
+    def progress(text: str) -> None:
+        if not as_json:
+            errors.print(text, style="dim", highlight=False)
+
+    measures, seconds = asyncio.run(measure(ClientSettings.load("cli"), data, progress))
+    milliseconds = 1_000 * median(seconds)
+    if as_json:
+        print(json.dumps({**measures.row(), "questions": len(data.questions), "p50_ms": round(milliseconds, 1)}))
+        return
+    console.print(report(file.stem, {"this stack": measures}), highlight=False, markup=False, soft_wrap=True)
+    console.print(f"\n{len(data.questions)} questions, median {milliseconds:.0f} ms", highlight=False)
+
+
+async def measure(
+    settings: ClientSettings, data: DataSet, progress: Callable[[str], None]
+) -> tuple[Measures, list[float]]:
+    """What the stack finds, and how long each search took. Raises EvalRefused, ApiError."""
+    measures, seconds = Measures(), list[float]()
+    limit = asyncio.Semaphore(AT_ONCE)
+    async with Api(settings) as admin, AsyncExitStack() as stack:
+        await _require_keys(settings)
+        for user in data.users():
+            api = await stack.enter_async_context(_new_user(settings, admin))
+            talks = [talk for talk in data.conversations if talk.user == user]
+            progress(f"{user}: importing {sum(len(talk.turns) for talk in talks)} turns")
+            places = await _import(api, talks)
+
+            async def ask(query: str, api: Api = api) -> tuple[list[dict[str, Any]], float]:
+                async with limit:
+                    began = time.perf_counter()
+                    found = rows(await api.get("/memory", query=query, limit=DEPTH), "hits")
+                    return found, time.perf_counter() - began
+
+            questions = [question for question in data.questions if question.user == user]
+            progress(f"{user}: {len(questions)} questions")
+            for question, (hits, took) in zip(
+                questions, await asyncio.gather(*(ask(one.query) for one in questions)), strict=True
+            ):
+                measures.add(question, [places.get((hit["session_id"], hit["time"]), "") for hit in hits])
+                seconds.append(took)
+    return measures, seconds
+
+
+async def _require_keys(settings: ClientSettings) -> None:
+    """With authentication off every key is the same user, whose memory this must not touch."""
+    async with Api(_with_key(settings, uuid4().hex)) as stranger:
+        try:
+            await stranger.get("/memory/engrams", limit=1)
+        except ApiError as exc:
+            if exc.status == 401:
+                return
+            raise
+    raise EvalRefused(
+        "this stack does not ask for keys, so it has no users to keep apart; start it with authentication"
+    )
+
+
+def _with_key(settings: ClientSettings, key: str) -> ClientSettings:
+    return settings.model_copy(update={"api_key": SecretStr(key)})
+
+
+@asynccontextmanager
+async def _new_user(settings: ClientSettings, admin: Api) -> AsyncIterator[Api]:
+    """A client of a user that did not exist; the user's memory and key are removed at the end."""
+    name = f"eval-{uuid4().hex[:12]}"
+    made = await admin.post("/keys", {"name": name, "user_id": name, "role": "user"})
+    try:
+        async with Api(_with_key(settings, made["key"]), timeout=60.0) as api:
+            try:
+                yield api
+            finally:
+                await api.delete("/memory?everything=true")
+    finally:
+        with suppress(ApiError):
+            await admin.delete(f"/keys/{made['id']}")
+
+
+async def _import(api: Api, talks: Sequence[Conversation]) -> dict[tuple[str, int], str]:
+    """The turns by the session and time under which they are found again."""
+    places: dict[tuple[str, int], str] = {}
+    lines: list[str] = []
+    for number, talk in enumerate(talks, start=1):
+        session, before, last = f"eval-{number}", None, 0
+        for turn in talk.turns:
+            # turns of a session may share a time, as where only its date is known
+            last = max(last + 1, int(turn.time.timestamp() * 1_000))
+            places[session, last] = turn.id
+            lines.append(json.dumps(_line(session, last, turn, before)))
+            before = turn
+    for at in range(0, len(lines), IMPORT_LINES):
+        part = lines[at : at + IMPORT_LINES]
+        answer = await api.call(
+            "POST",
+            "/memory/import",
+            content="\n".join(part).encode(),
+            headers={"content-type": "application/x-ndjson"},
+            timeout=IMPORT_TIMEOUT,
+        )
+        if answer["imported"] != len(part):
+            raise ApiError("import", f"{answer['imported']} of {len(part)} turns were imported: {answer.get('errors')}")
+    return places
+
+
+def _line(session: str, time_ms: int, turn: Turn, before: Turn | None) -> dict[str, Any]:
+    """A turn as an export would have it, with its ratings."""
+    stamp = f"{time_ms:015d}{0:020d}"
+    known: dict[str, dict[str, Any]] = {}
+    if turn.score is not None:
+        known["critique"] = {"score": round(turn.score), "critique": "", "rubric": ""}
+    if turn.won is not None:
+        known["pairwise"] = {"winner": "A" if turn.won else "B"}
+    if turn.feedback is not None:
+        known["reward"] = {"reward": turn.feedback, "source": "eval"}
+    return {
+        "query": turn.query,
+        "answer": turn.answer,
+        "session_id": session,
+        "time": time_ms,
+        "metadata": {
+            "respondent_id": "A",
+            "before": f"{before.query}\n{before.answer}" if before else "",
+            "annotations": {kind: {"stamp": stamp, "values": values} for kind, values in known.items()},
+        },
+    }

@@ -1,0 +1,202 @@
+"""The commands about memory: search, list, show, delete, topics, export, import."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from services.cli.api import Api, ApiError, rows
+from services.cli.commands.operate import AsJson, Limit, console, print_json, with_api
+from services.cli.printable import printable
+from services.cli.times import ago
+from services.cli.whole_file import whole_file
+
+errors = Console(stderr=True)
+memory = typer.Typer(no_args_is_help=True, help="What is remembered of your conversations")
+topics = typer.Typer(no_args_is_help=True, help="Facts kept under an exact name")
+memory.add_typer(topics, name="topics")
+
+# An import is sent as it is read; the memory embeds it meanwhile.
+_IMPORT_SECONDS = 3_600.0
+_SHOWN = 60
+
+
+def _short(text: Any) -> str:
+    flat = " ".join(str(text or "").split())
+    return printable(flat if len(flat) <= _SHOWN else flat[: _SHOWN - 1] + "…")
+
+
+def _said(engram: dict[str, Any]) -> str:
+    return str(engram["query"] or engram["content"] or "")
+
+
+def _ids(engrams: list[dict[str, Any]]) -> Column:
+    """A column of whole ids, however narrow the terminal is: other commands want them."""
+    return Column("id", min_width=max((len(engram["id"]) for engram in engrams), default=0))
+
+
+def _rating(engram: dict[str, Any]) -> str:
+    parts = [
+        "" if engram["score"] is None else f"{engram['score']}/5",
+        f"winner {engram['winner']}" if engram["winner"] else "",
+        engram["sentiment"] or "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+@memory.command("search")
+def search(
+    query: Annotated[str, typer.Argument(help="What to look for")],
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=50, help="How many at most")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """The memories that a model would be given for this, best first."""
+    found = with_api(lambda api: api.get("/memory", query=query, limit=limit))
+    if as_json:
+        print_json(found)
+        return
+    table = Table("relevance", "when", "said", "answer", "rating", _ids(found["hits"]))
+    for hit in rows(found, "hits"):
+        answer = _short(hit["answer"])
+        table.add_row(f"{hit['relevance']:.2f}", ago(hit["time"]), _short(_said(hit)), answer, _rating(hit), hit["id"])
+    console.print(table if found["hits"] else "nothing found")
+    if found["degraded"]:
+        console.print(f"note: {printable(found['degraded'])}", style="yellow", markup=False)
+
+
+@memory.command("list")
+def list_engrams(
+    limit: Limit = 20,
+    cursor: Annotated[str | None, typer.Option(help="Goes on where a page ended")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Your engrams, newest first."""
+    found = with_api(lambda api: api.get("/memory/engrams", limit=limit, cursor=cursor))
+    if as_json:
+        print_json(found)
+        return
+    table = Table("when", "by", "said", "rating", _ids(found["engrams"]))
+    for engram in rows(found, "engrams"):
+        by = engram["respondent_id"] or engram["kind"]
+        table.add_row(ago(engram["time"]), by, _short(_said(engram)), _rating(engram), printable(engram["id"]))
+    console.print(table if found["engrams"] else "nothing is remembered")
+    if found["cursor"]:
+        console.print(f"{len(found['engrams'])} of {found['total']}; next: --cursor '{found['cursor']}'", markup=False)
+
+
+@memory.command("show")
+def show(engram_id: Annotated[str, typer.Argument(help="Its id in the list")]) -> None:
+    """One engram with everything that is known of it."""
+    print_json(with_api(lambda api: api.get(f"/memory/engrams/{quote(engram_id, safe='')}")))
+
+
+@memory.command("delete")
+def delete(
+    engram_ids: Annotated[list[str] | None, typer.Argument(help="Their ids in the list")] = None,
+    everything: Annotated[bool, typer.Option("--everything", help="Your whole memory, topics too")] = False,
+    export: Annotated[Path | None, typer.Option(help="With --everything: a file to export it to first")] = None,
+) -> None:
+    """Forgets engrams for good."""
+    if everything == bool(engram_ids):
+        raise typer.BadParameter("give ids, or --everything")
+    if everything:
+        if export is not None:
+            _write(export)
+        elif not typer.confirm("Forget your whole memory, without an export?"):
+            raise typer.Exit(1)
+        count = with_api(lambda api: api.delete("/memory?everything=true"))["deleted"]
+        console.print(f"forgot {count} engrams", highlight=False)
+        return
+    for engram_id in engram_ids or ():
+        path = f"/memory/engrams/{quote(engram_id, safe='')}"
+        with_api(lambda api, path=path: api.delete(path))  # type: ignore[misc]
+        console.print(f"forgot {engram_id}", highlight=False, markup=False)
+
+
+@memory.command("export")
+def export_memory(
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A file; default: standard output")] = None,
+) -> None:
+    """All your engrams and topics: one JSON object a line."""
+    _write(out)
+
+
+@memory.command("import")
+def import_memory(path: Annotated[Path, typer.Argument(help="JSON lines, as the export writes them")]) -> None:
+    """Takes in engrams and topics; the same line twice is one engram."""
+
+    async def parts() -> AsyncIterator[bytes]:
+        with path.open("rb") as file:
+            while part := file.read(65_536):
+                yield part
+
+    async def send(api: Api) -> Any:
+        headers = {"content-type": "application/x-ndjson"}
+        return await api.call("POST", "/memory/import", content=parts(), headers=headers, timeout=_IMPORT_SECONDS)
+
+    if not path.is_file():
+        raise ApiError("no_file", f"there is no file {path}")
+    done = with_api(send)
+    for error in sorted(done["errors"], key=lambda error: int(error["line"])):
+        console.print(f"line {error['line']}: {printable(error['message'])}", style="yellow", markup=False)
+    console.print(f"took in {done['imported']}, refused {done['failed']}", highlight=False)
+    if done["failed"]:
+        raise typer.Exit(1)
+
+
+def _write(out: Path | None) -> None:
+    async def read(api: Api) -> None:
+        async with api.http.stream("GET", "/memory/export", timeout=_IMPORT_SECONDS) as response:
+            if not response.is_success:
+                await response.aread()
+                raise api.refusal(response)
+            if out is None:
+                async for text in response.aiter_text():
+                    print(text, end="")
+                return
+            count = 0
+            with whole_file(out) as file:
+                async for part in response.aiter_bytes():
+                    file.write(part)
+                    count += part.count(b"\n")
+            errors.print(f"{count} rows in {out}", highlight=False, markup=False)
+
+    with_api(read)
+
+
+@topics.command("list")
+def list_topics(as_json: AsJson = False) -> None:
+    """All of them."""
+    found = rows(with_api(lambda api: api.get("/memory/topics")), "topics")
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False, indent=2))
+        return
+    table = Table("topic", "content", "saved")
+    for topic in found:
+        table.add_row(printable(topic["topic"]), printable(topic["content"]), ago(topic["time"]))
+    console.print(table if found else "no topics")
+
+
+@topics.command("save")
+def save_topic(
+    topic: Annotated[str, typer.Argument(help="Begins with user., project. or constraint.")],
+    content: Annotated[str, typer.Argument(help="One sentence")],
+) -> None:
+    """Keeps something under a name, in place of what was there."""
+    with_api(lambda api: api.call("PUT", f"/memory/topics/{quote(topic, safe='')}", json={"content": content}))
+    console.print(f"saved {topic}", highlight=False, markup=False)
+
+
+@topics.command("delete")
+def delete_topic(names: Annotated[list[str], typer.Argument(help="Their names")]) -> None:
+    """Forgets topics for good."""
+    for topic in names:
+        with_api(lambda api, topic=topic: api.delete(f"/memory/topics/{quote(topic, safe='')}"))  # type: ignore[misc]
+        console.print(f"forgot {topic}", highlight=False, markup=False)

@@ -1,0 +1,184 @@
+"""The commands for operators: dead letters, keys, sessions, export, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from services.cli.api import Api, ApiError, rows
+from services.cli.commands.ask import sessions_table
+from services.cli.printable import printable
+from services.cli.settings import ClientSettings
+from services.cli.times import ago
+
+console = Console()
+
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=200, help="How many at most")]
+
+dead_letters = typer.Typer(no_args_is_help=True, help="Messages that could not be handled")
+keys = typer.Typer(no_args_is_help=True, help="API keys")
+sessions = typer.Typer(no_args_is_help=True, help="Conversations")
+export = typer.Typer(no_args_is_help=True, help="Data out of LoCAL2, as JSON lines")
+
+
+def with_api(work: Callable[[Api], Coroutine[Any, Any, Any]]) -> Any:
+    """Runs a piece of work with a client of the API."""
+
+    async def opened() -> Any:
+        async with Api(ClientSettings.load("cli")) as api:
+            return await work(api)
+
+    return asyncio.run(opened())
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+@dead_letters.command("list")
+def list_dead_letters(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=500, help="How many at most")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """The oldest dead letters."""
+    answer = with_api(lambda api: api.get("/dead-letters", limit=limit))
+    found = rows(answer, "dead_letters")
+    if as_json:
+        print_json(found)
+        return
+    table = Table("id", "stream", "group", "deliveries", "reason")
+    for row in found:
+        reason = row.get("reason") or row.get("malformed", "")
+        shown = (row["id"], row.get("stream", ""), row.get("group", ""), row.get("deliveries", ""), reason)
+        table.add_row(*(printable(str(value)) for value in shown))
+    console.print(table if found else "no dead letters")
+    if len(found) < answer["total"]:
+        console.print(f"{len(found)} of {answer['total']}", highlight=False)
+
+
+@dead_letters.command("show")
+def show_dead_letter(letter_id: Annotated[str, typer.Argument(help="Its id in the list")]) -> None:
+    """One dead letter with its original fields."""
+    found = rows(with_api(lambda api: api.get("/dead-letters", limit=1, cursor=before(letter_id))), "dead_letters")
+    if not found or found[0]["id"] != letter_id:
+        raise ApiError("not_found", f"there is no dead letter {letter_id}")
+    print_json(found[0])
+
+
+def before(entry_id: str) -> str:
+    """An id just below a stream entry's, so that a page after it begins with that entry."""
+    high, _, low = entry_id.partition("-")
+    if not (high.isdigit() and low.isdigit()):
+        raise ApiError("bad_id", f"{entry_id} is not an id of the list, such as 1700000000000-0")
+    return f"{high}-{int(low) - 1}" if int(low) else f"{max(0, int(high) - 1)}-{10**18 - 1}"
+
+
+@dead_letters.command("replay")
+def replay_dead_letter(letter_ids: Annotated[list[str], typer.Argument(help="Their ids in the list")]) -> None:
+    """Puts dead letters back into the streams they came from."""
+    for letter_id in letter_ids:
+        with_api(lambda api, letter_id=letter_id: api.post(f"/dead-letters/{letter_id}/replay"))  # type: ignore[misc]
+        console.print(f"replayed {letter_id}", highlight=False)
+
+
+@dead_letters.command("drop")
+def drop_dead_letter(letter_ids: Annotated[list[str], typer.Argument(help="Their ids in the list")]) -> None:
+    """Removes dead letters for good."""
+    for letter_id in letter_ids:
+        with_api(lambda api, letter_id=letter_id: api.delete(f"/dead-letters/{letter_id}"))  # type: ignore[misc]
+        console.print(f"dropped {letter_id}", highlight=False)
+
+
+@keys.command("add")
+def add_key(
+    name: Annotated[str, typer.Argument(help="What it is for")],
+    user: Annotated[str, typer.Option(help="Whose queries and sessions it opens; default: the name")] = "",
+    admin: Annotated[bool, typer.Option("--admin", help="May also operate the stack")] = False,
+) -> None:
+    """Makes a key and shows it once."""
+    body = {"name": name, "user_id": user or name, "role": "admin" if admin else "user"}
+    made = with_api(lambda api: api.post("/keys", body))
+    console.print(f"id {made['id']}, user {made['user_id']}; the key is shown only now:", highlight=False)
+    print(made["key"])
+
+
+@keys.command("list")
+def list_keys(as_json: AsJson = False) -> None:
+    """All keys, without their secrets."""
+    found = rows(with_api(lambda api: api.get("/keys")), "keys")
+    if as_json:
+        print_json(found)
+        return
+    table = Table("id", "name", "user", "role", "made")
+    for row in found:
+        table.add_row(*(printable(str(row.get(k, ""))) for k in ("id", "name", "user_id", "role")), ago(row["created"]))
+    console.print(table)
+
+
+@keys.command("revoke")
+def revoke_key(key_id: Annotated[str, typer.Argument(help="Its id in the list")]) -> None:
+    """Makes a key useless."""
+    with_api(lambda api: api.delete(f"/keys/{key_id}"))
+    console.print(f"revoked {key_id}", highlight=False)
+
+
+@sessions.command("list")
+def list_sessions(limit: Limit = 50, as_json: AsJson = False) -> None:
+    """Your conversations, the one used last first."""
+    found = rows(with_api(lambda api: api.get("/sessions", limit=limit)), "sessions")
+    if as_json:
+        print_json(found)
+    else:
+        console.print(sessions_table(found) if found else "no sessions")
+
+
+@sessions.command("show")
+def show_session(session_id: str, as_json: AsJson = False) -> None:
+    """The turns of a conversation."""
+    found = with_api(lambda api: api.get(f"/sessions/{session_id}"))
+    if as_json:
+        print_json(found)
+        return
+    for turn in rows(found, "turns"):
+        console.print(printable(turn["query"]), style="bold", markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(turn["answer"]), markup=False, highlight=False, soft_wrap=True)
+        console.print()
+
+
+@sessions.command("delete")
+def delete_session(session_id: str) -> None:
+    """Removes a conversation and cancels what is unfinished in it."""
+    with_api(lambda api: api.delete(f"/sessions/{session_id}"))
+    console.print(f"deleted {session_id}", highlight=False)
+
+
+@export.command("sessions")
+def export_sessions(
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A file; default: standard output")] = None,
+) -> None:
+    """All your conversations: one JSON object a line, with session_id, title and turns."""
+
+    async def read(api: Api) -> list[str]:
+        lines, offset, page = [], 0, 100
+        while True:
+            found = rows(await api.get("/sessions", limit=page, offset=offset), "sessions")
+            for info in found:
+                whole = await api.get(f"/sessions/{info['session_id']}")
+                lines.append(json.dumps({**info, "turns": whole["turns"]}, ensure_ascii=False))
+            if len(found) < page:
+                return lines
+            offset += page
+
+    text = "".join(f"{line}\n" for line in with_api(read))
+    if out is None:
+        print(text, end="")
+    else:
+        out.write_text(text, encoding="utf-8")

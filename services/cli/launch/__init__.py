@@ -1,0 +1,1 @@
+"""`local2 run`: the whole stack on this machine, its processes and its Redis."""

@@ -1,0 +1,79 @@
+"""What `local2 run` starts: one process per participant, each with its environment. Values in, values out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.cli.launch.child import ChildSpec
+
+# What the demonstration model server has beside its chat model.
+DEMO_EMBEDDING = "all-minilm"
+PARTICIPANTS = ("gateway", "generator", "respondent-b", "web_search", "web_fetch", "critic", "reward", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The options of `local2 run`; None leaves a value to the settings."""
+
+    data_dir: Path
+    api_host: str = "127.0.0.1"
+    api_port: int = 8765
+    model: str | None = None
+    respondent_b: bool = False
+    model_b: str | None = None
+    temperature_b: float = 0.5
+    search: str | None = None
+    headless: bool = False
+
+
+def python(module: str, *args: str) -> list[str]:
+    return [sys.executable, "-m", module, *args]
+
+
+def memory_env(models: Mapping[str, str]) -> dict[str, str]:
+    """With the demonstration model comes an embedding model; another one could not be had then."""
+    return {"LOCAL2_MEMORY_EMBEDDING_MODEL": DEMO_EMBEDDING} if "LOCAL2_DEMO" in models else {}
+
+
+def participants(options: RunOptions, redis_url: str, models: Mapping[str, str], search: str | None) -> list[ChildSpec]:
+    """The participants' processes. `models`: environment of the respondents; `search`: web_search's provider."""
+    common = {
+        "LOCAL2_REDIS_URL": redis_url,
+        "LOCAL2_DATA_DIR": str(options.data_dir.absolute()),
+        "LOCAL2_API_HOST": options.api_host,
+        "LOCAL2_API_PORT": str(options.api_port),
+        # The log view reads the JSON lines and makes them readable itself.
+        "LOCAL2_LOG_FORMAT": "json",
+        "PYTHONUNBUFFERED": "1",
+    }
+    respondent_a = {**common, **models, "LOCAL2_RESPONDENT_ID": "A"}
+    if options.model and "LOCAL2_DEMO" not in models:
+        respondent_a |= {"LOCAL2_MODEL": options.model, "LOCAL2_GENERATOR_MODEL": options.model}
+    specs = [
+        ChildSpec("gateway", python("services.gateway"), {**common, **models}),
+        ChildSpec("generator", python("services.generator"), respondent_a),
+        ChildSpec(
+            "web_search",
+            python("services.web_search"),
+            {**common, **({"LOCAL2_WEB_SEARCH_PROVIDER": search} if search else {})},
+        ),
+        ChildSpec("web_fetch", python("services.web_fetch"), common),
+        ChildSpec("critic", python("services.critic"), {**common, **models}),
+        ChildSpec("reward", python("services.reward"), common),
+        ChildSpec("memory", python("services.memory"), {**respondent_a, **memory_env(models)}),
+    ]
+    if options.respondent_b:
+        respondent_b = {
+            **common,
+            **models,
+            "LOCAL2_RESPONDENT_ID": "B",
+            "LOCAL2_RESPONDENT_B_TEMPERATURE": str(options.temperature_b),
+        }
+        model = options.model_b or options.model
+        if model and "LOCAL2_DEMO" not in models:
+            respondent_b |= {"LOCAL2_MODEL": model, "LOCAL2_RESPONDENT_B_MODEL": model}
+        specs.append(ChildSpec("respondent-b", python("services.generator"), respondent_b))
+    return specs

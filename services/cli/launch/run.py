@@ -1,0 +1,172 @@
+"""The order of work of `local2 run`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from urllib.parse import quote
+
+import httpx
+from rich.console import Console
+
+from services.cli.launch.log_view import LogView
+from services.cli.launch.models import choose_model, demo_env
+from services.cli.launch.plan import PARTICIPANTS, RunOptions, participants
+from services.cli.launch.probes import port_state, redis_version, writable
+from services.cli.launch.pull_view import PullView
+from services.cli.launch.run_lock import UnusableFolder, run_lock
+from services.cli.launch.search_choice import choose_search
+from services.cli.launch.supervisor import StartError, Supervisor, grace, until_signal
+from services.cli.settings import ClientSettings, CriticWish, DrainWish, MemoryWish, ModelWish, SearchWish
+from services.cli.typed import typed
+from shared.errors import Local2Error, SettingsError
+from shared.participant.settings import misspelt_sections
+
+
+class Run:
+    """One run of the stack.
+
+    client: how the stack will be reached.
+    redis_url: the configured bus, None for the embedded one.
+    """
+
+    def __init__(self, options: RunOptions, client: ClientSettings, redis_url: str | None) -> None:
+        self._options = options
+        self._client = client
+        self._redis_url = redis_url
+        self._terminal = not options.headless and sys.stderr.isatty()
+        self._view = LogView(colour=self._terminal)
+        self._console = Console(stderr=True) if self._terminal else None
+
+    async def until_stopped(self) -> None:
+        """Raises Local2Error when the stack cannot be started."""
+        options = self._options
+        if trouble := writable(options.data_dir):
+            raise UnusableFolder(options.data_dir, trouble)
+        if wrong := misspelt_sections([*PARTICIPANTS, "cli"]):
+            raise SettingsError("; ".join(wrong))
+        # The folder first: a second run on it is told about that, not about its port.
+        with run_lock(options.data_dir):
+            await self._check_port()
+            async with Supervisor(self._view, grace=grace(longest_drain())) as supervisor:
+                try:
+                    await until_signal(lambda stop: asyncio.ensure_future(self._serve(supervisor, stop)))
+                finally:
+                    self._view.say("stopping")
+        self._view.say("stopped")
+
+    async def _serve(self, supervisor: Supervisor, stop: asyncio.Event) -> None:
+        options, say = self._options, self._view.say
+        redis_url = await self._bus(supervisor)
+        wish = ModelWish.load("generator", {"model": options.model} if options.model else None)
+        with PullView(say, self._console) as progress:
+            choice = await choose_model(wish, self._models(wish), say, progress, judge())
+        for note in choice.notes:
+            say(note)
+        models = await self._demo(supervisor) if choice.demo else {}
+        search = await choose_search(SearchWish.load("web_search"), options.search)
+        say(search.note)
+        supervisor.start(participants(options, redis_url, models, search.provider))
+        client = self._client
+        await supervisor.wait_until_ready(client.base_url)
+        say(await welcome(client, key_in_link=self._terminal))
+        await stop.wait()
+
+    async def _bus(self, supervisor: Supervisor) -> str:
+        if not self._redis_url:
+            url = await supervisor.start_redis(self._options.data_dir, self._client.redis_appendfsync)
+            self._view.say(f"bus: embedded Redis server, data in {self._options.data_dir / 'redis'}")
+            return url
+        try:
+            self._view.say(f"bus: {await redis_version(self._redis_url)} of LOCAL2_REDIS_URL")
+        except Local2Error as exc:
+            self._view.say(f"bus: the Redis of LOCAL2_REDIS_URL does not answer ({exc}); waiting for it")
+        return self._redis_url
+
+    def _models(self, wish: ModelWish) -> Sequence[str]:
+        remembering = MemoryWish.load("memory")
+        embedding = [remembering.embedding_model] if remembering.backend == "ollama" else []
+        if not self._options.respondent_b:
+            return [wish.model, *embedding]
+        second = self._options.model_b or self._options.model
+        return [wish.model, second or ModelWish.load("respondent-b").model, *embedding]
+
+    async def _demo(self, supervisor: Supervisor) -> dict[str, str]:
+        say = self._view.say
+        say("starting the demonstration model instead: it is small, proves that the stack works, and knows little")
+        url, model = await supervisor.start_demo_model()
+        named = (self._options.model, self._options.model_b)
+        wanted = " and ".join(dict.fromkeys(name for name in named if name)) or "the configured model"
+        say(f"DEMO MODEL {model} answers, not {wanted}; start Ollama for real use")
+        say("it is respondent B and the judge too: expect no grades, its judgements can hardly ever be read")
+        return demo_env(url, model)
+
+    async def _check_port(self) -> None:
+        host, port = self._options.api_host, self._options.api_port
+        found = await port_state(host, port)
+        other = f"choose another port: {typed('run', '--api-port', str(port + 1 if port < 65_535 else 8765))}"
+        match found.state:
+            case "gateway":
+                raise StartError(f"port {port} on {host} is in use: a LoCAL2 gateway already answers there; {other}")
+            case "taken":
+                raise StartError(f"port {port} on {host} is in use by another program; {other}")
+            case "refused":
+                raise StartError(f"cannot listen on port {port} of {host} ({found.detail}); {other}")
+
+
+def longest_drain() -> float:
+    """The most that any participant may take to finish its work."""
+    return max(DrainWish.load(name).drain for name in PARTICIPANTS)
+
+
+def judge() -> str | None:
+    """The critic's model, when it is Ollama's."""
+    wish = CriticWish.load("critic")
+    return wish.model if wish.backend == "ollama" else None
+
+
+def _where(settings: ClientSettings) -> str:
+    """What a command needs before it to find this stack: nothing when it would look there anyway."""
+    usual = ClientSettings.load("cli")
+    words = []
+    if settings.base_url != usual.base_url:
+        words.append(f"LOCAL2_API_URL={shlex.quote(settings.base_url)} ")
+    if settings.data_dir.absolute() != usual.data_dir.absolute():
+        words.append(f"LOCAL2_DATA_DIR={shlex.quote(str(settings.data_dir))} ")
+    return "".join(words)
+
+
+async def welcome(settings: ClientSettings, *, key_in_link: bool = False) -> str:
+    """What to do with a stack that is ready.
+
+    key_in_link: the console's address carries the generated key. Only for a terminal: logs are kept and passed on.
+    """
+    base = settings.base_url
+    async with httpx.AsyncClient(base_url=base, timeout=5.0, trust_env=False) as http:
+        try:
+            page = (await http.get("/", headers={"accept": "text/html"})).headers.get("content-type", "")
+        except httpx.HTTPError:
+            page = ""
+    given = next((name for name in ("LOCAL2_API_KEY", "LOCAL2_ADMIN_KEY") if os.environ.get(name)), None)
+    if settings.admin_key is not None or settings.api_key is not None:
+        key, shown, link = f"${given}", f"the key in {given}", ""
+        if given is None:
+            key, shown = "KEY", "the one that is configured (instead of KEY below)"
+    else:
+        key, shown = f"$(cat {shlex.quote(str(settings.admin_key_path))})", str(settings.admin_key_path)
+        link = f"#key={quote(secret)}" if key_in_link and (secret := settings.key()) else ""
+    served = page.startswith("text/html")
+    first = f"console: {base}/{link}" if served else f"API: {base} (its description: {base}/openapi.json)"
+    return "\n".join(
+        [
+            "ready",
+            f"  {first}",
+            f"  admin key: {shown}",
+            f'  try: {_where(settings)}{typed("ask")} "What is the capital of France?"',
+            f'  or:  curl -s {base}/query -H "Authorization: Bearer {key}" \\',
+            """         -H 'Content-Type: application/json' -d '{"query": "What is the capital of France?"}'""",
+        ]
+    )

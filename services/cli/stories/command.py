@@ -1,0 +1,82 @@
+"""`local2 stories`: runs them one after the other and shows every check that failed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from services.cli.api import Api
+from services.cli.printable import printable
+from services.cli.stories.runner import StoryReport, live_participants, run_story
+from services.cli.stories.story import Story
+
+
+async def run_stories(
+    api: Api, stories: Sequence[Story], *, named: bool, verbose: bool, as_json: bool, console: Console
+) -> int:
+    """The exit code: 1 when a check failed, when nothing could be run, or when a story asked for by name could not."""
+    live = await live_participants(api)
+    reports = []
+    for story in stories:
+        report = await run_story(api, story, live)
+        reports.append(report)
+        if not as_json:
+            _print_story(report, verbose, console)
+    if as_json:
+        sys.stdout.write(json.dumps([dumped(report) for report in reports], ensure_ascii=False, indent=2) + "\n")
+    else:
+        console.print(summary(reports))
+    return exit_code(reports, named=named)
+
+
+def exit_code(reports: Sequence[StoryReport], *, named: bool) -> int:
+    ran = [report for report in reports if not report.not_run]
+    failed = any(report.failures for report in ran) or not ran or (named and len(ran) < len(reports))
+    return 1 if failed else 0
+
+
+def _print_story(report: StoryReport, verbose: bool, console: Console) -> None:
+    def line(text: str, style: str = "") -> None:
+        console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
+
+    line(f"{report.story.id}  {report.story.title}", "bold")
+    if report.not_run:
+        line(f"  not run: {report.not_run}", "yellow")
+    for turn in report.turns:
+        line(f"  {turn.query}  ({turn.seconds:.1f} s)")
+        for outcome in turn.outcomes:
+            if not outcome.ok:
+                line(f"    ✗ {outcome.check}", "red")
+                line(f"      {outcome.seen}", "dim")
+            elif verbose:
+                line(f"    ✓ {outcome.check}", "green")
+
+
+def summary(reports: Sequence[StoryReport]) -> Table:
+    table = Table("story", "title", "checks", "failed", "result")
+    for report in reports:
+        result = "[yellow]not run[/]" if report.not_run else "[red]FAILED[/]" if report.failures else "[green]passed[/]"
+        table.add_row(report.story.id, report.story.title, str(report.checks), str(report.failures), result)
+    return table
+
+
+def dumped(report: StoryReport) -> dict[str, Any]:
+    return {
+        "id": report.story.id,
+        "title": report.story.title,
+        "result": "not run" if report.not_run else "failed" if report.failures else "passed",
+        "reason": report.not_run or None,
+        "turns": [
+            {
+                "query": turn.query,
+                "seconds": round(turn.seconds, 3),
+                "checks": [{"check": o.check, "ok": o.ok, "seen": None if o.ok else o.seen} for o in turn.outcomes],
+            }
+            for turn in report.turns
+        ],
+    }

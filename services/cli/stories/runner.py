@@ -1,0 +1,120 @@
+"""Runs stories through the HTTP API and gathers what their checks need to see."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.cli.api import QUERY_TIMEOUT, Api, ApiError, rows
+from services.cli.stories.bus_tap import BusTap
+from services.cli.stories.checks import Outcome, Seen, check_events, check_turn, engrams_of
+from services.cli.stories.story import EngramCheck, Story, Turn
+from shared.contracts import CRITIQUE_RESULT, PAIRWISE_RESULT, RESPONSE_GENERATION
+
+# The answer reaches the client with the journal, its message on the bus a moment before or after.
+PUBLISHED_WITHIN = 5.0
+_LOOK = 0.2
+_WATCHED = (RESPONSE_GENERATION.name, CRITIQUE_RESULT.name, PAIRWISE_RESULT.name)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReport:
+    query: str
+    outcomes: list[Outcome]
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoryReport:
+    """`not_run`: why the story could not be tried, empty when it was."""
+
+    story: Story
+    turns: list[TurnReport] = field(default_factory=list)
+    not_run: str = ""
+
+    @property
+    def failures(self) -> int:
+        return sum(not outcome.ok for turn in self.turns for outcome in turn.outcomes)
+
+    @property
+    def checks(self) -> int:
+        return sum(len(turn.outcomes) for turn in self.turns)
+
+
+async def live_participants(api: Api) -> set[str]:
+    """Names of the participants with at least one replica."""
+    found = rows(await api.get("/participants"), "participants")
+    return {str(row["name"]) for row in found if row["replicas"]}
+
+
+async def run_story(api: Api, story: Story, live: set[str]) -> StoryReport:
+    """Tries a story. What goes wrong on the way is a failed check, not an exception.
+
+    Raises ApiError when the key may not do what a story needs.
+    """
+    missing = [name for name in story.requires if name not in live]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        return StoryReport(story, not_run=f"{', '.join(missing)} {verb} not running")
+    reports: list[TurnReport] = []
+    events: list[str] = []
+    session = ""
+    loop = asyncio.get_running_loop()
+    for turn in story.turns:
+        session = session if turn.session == "same" else str(uuid.uuid4())
+        began = loop.time()
+        checks = [*turn.response_generation_checks, *story.response_generation_checks]
+        whole = turn.model_copy(update={"response_generation_checks": list(dict.fromkeys(checks))})
+        try:
+            seen = await observe(api, whole, session)
+        except ApiError as exc:
+            if exc.status in (401, 403):
+                # No story can be checked with this key: that is no fault of the answers.
+                raise ApiError(
+                    exc.code, f"the stories watch the bus, which takes an administrator's key: {exc}", exc.status
+                ) from exc
+            reports.append(TurnReport(turn.query, [Outcome("the query is answered", False, str(exc))]))
+            break
+        events.extend(seen.events)
+        reports.append(TurnReport(turn.query, check_turn(whole, seen), loop.time() - began))
+    else:
+        if outcomes := list(check_events(story.expected_bus_events, events)):
+            reports.append(TurnReport("(all turns)", outcomes))
+    return StoryReport(story, reports)
+
+
+async def observe(api: Api, turn: Turn, session: str) -> Seen:
+    """Asks the turn's query and collects what its checks look at. Raises ApiError."""
+    body: dict[str, Any] = {"query": turn.query, "session_id": session}
+    for name in ("mode", "personas", "rounds"):
+        if (value := getattr(turn, name)) is not None:
+            body[name] = value
+    async with BusTap(api, _WATCHED) as tap:
+        reply = await api.post("/query", body, timeout=QUERY_TIMEOUT)
+        query_id = str(reply["query_id"])
+
+        async def published(subject: str, count: int, within: float) -> list[dict[str, Any]]:
+            await tap.wait_for(lambda: len(tap.about(subject, query_id)) >= count, within)
+            return tap.about(subject, query_id)
+
+        respondents = len(turn.respondents)
+        within = PUBLISHED_WITHIN if respondents == 1 else QUERY_TIMEOUT
+        generations = await published(RESPONSE_GENERATION.name, respondents, within)
+        critiques = await published(CRITIQUE_RESULT.name, respondents, turn.critique.within) if turn.critique else []
+        pairwise = await published(PAIRWISE_RESULT.name, 1, turn.pairwise.within) if turn.pairwise else []
+    engrams = await _engrams(api, turn.engrams, query_id) if turn.engrams else []
+    return Seen(reply, generations, critiques, pairwise, engrams)
+
+
+async def _engrams(api: Api, wanted: EngramCheck, query_id: str) -> list[dict[str, Any]]:
+    """Looks until the engrams are as they should be, or the time is over; what was seen last is for the checks."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wanted.within
+    while True:
+        found = engrams_of(rows(await api.get("/memory/engrams"), "engrams"), query_id)
+        whole = [row for row in found if all(row.get(name) not in (None, "") for name in wanted.annotated)]
+        if len(whole) >= len(wanted.respondents) or loop.time() > until:
+            return found
+        await asyncio.sleep(_LOOK)

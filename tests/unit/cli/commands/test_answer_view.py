@@ -1,0 +1,88 @@
+"""What the terminal shows of a query."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from services.cli.commands.answer_view import AnswerView
+from services.cli.commands.ask import sessions_table
+from services.cli.sse import Event
+
+
+def shown(*events: tuple[str, str, dict[str, Any]], thinking: bool = True) -> tuple[str, AnswerView]:
+    out = io.StringIO()
+    view = AnswerView(Console(file=out, width=200), thinking=thinking)
+    for entry_id, kind, data in events:
+        view.show(Event(entry_id, kind, data))
+    return out.getvalue(), view
+
+
+def test_thinking_tools_and_answer_are_shown_in_their_order() -> None:
+    text, view = shown(
+        ("1-1", "thinking", {"text": "I should "}),
+        ("1-2", "thinking", {"text": "search."}),
+        ("1-3", "tool.request", {"tool": "web_search", "args": {"query": "news"}}),
+        ("1-4", "tool.result", {"tool": "web_search", "result": "a\nlong text", "error": None, "duration_ms": 12}),
+        ("1-5", "answer", {"text": "It [bold]is"}),
+        ("1-6", "answer", {"text": " so."}),
+        ("1-7", "completed", {"answer": "It [bold]is so."}),
+    )
+    assert text == (
+        'I should search.\n→ web_search {"query": "news"}\n← web_search (12 ms): a long text\nIt [bold]is so.\n'
+    )
+    assert view.outcome is not None
+
+
+def test_a_restart_makes_the_text_after_its_mark_void_and_keeps_what_came_before() -> None:
+    text, view = shown(
+        ("1-1", "answer", {"text": "Kept. "}),
+        ("1-2", "answer", {"text": "Half a sen"}),
+        ("2-1", "claimed", {}),
+        ("2-2", "restarted", {"discard_after": "1-1"}),
+        ("2-3", "answer", {"text": "Whole sentence."}),
+        ("2-4", "completed", {"answer": "Kept. Whole sentence."}),
+    )
+    assert view.answer == "Kept. Whole sentence."
+    assert "the unfinished text above is void" in text
+    assert text.endswith("Kept. Whole sentence.\n")
+    assert text.count("Whole sentence.") == 1
+
+
+def test_an_answer_that_never_came_in_parts_is_shown_at_the_end() -> None:
+    assert shown(("1-1", "completed", {"answer": "All at once."}))[0] == "All at once.\n"
+
+
+def test_thinking_can_be_left_out() -> None:
+    text, _ = shown(("1-1", "thinking", {"text": "secret"}), ("1-2", "answer", {"text": "x"}), thinking=False)
+    assert "secret" not in text
+
+
+def test_a_failed_tool_shows_its_error() -> None:
+    text, _ = shown(("1-1", "tool.result", {"tool": "web_fetch", "result": "", "error": "fetch failed: 404"}))
+    assert text == "← web_fetch: fetch failed: 404\n"
+
+
+def test_control_characters_of_a_page_never_reach_the_terminal() -> None:
+    text, _ = shown(("1-1", "answer", {"text": "a\x1b[2Jb\x07\rc\x9b31m"}))
+    assert text == "a[2Jbc31m"
+
+
+def test_a_notice_repeated_by_every_attempt_is_shown_once() -> None:
+    notice = {"text": "this model cannot think aloud"}
+    assert shown(("1-1", "notice", notice), ("1-2", "notice", notice))[0].count("cannot think") == 1
+
+
+@pytest.mark.parametrize("width", [80, 60, 30])
+def test_no_part_of_a_sessions_id_is_cut_off(width: int) -> None:
+    rows = [{"session_id": str(uuid.UUID(int=n)), "title": "A long question " * 9, "updated": None} for n in (1, 2)]
+    out = io.StringIO()
+    Console(file=out, width=width).print(sessions_table(rows, current=rows[0]["session_id"]))
+    shown = "".join(line.split("│")[1].strip() + " " for line in out.getvalue().splitlines() if line.startswith("│"))
+    assert all(row["session_id"] in shown.replace(" ", "") for row in rows)
+    if width >= 60:
+        assert f"{rows[0]['session_id']} * {rows[1]['session_id']}" in shown

@@ -1,0 +1,155 @@
+"""`local2 ask` as a process: exit codes, JSON, Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = str(Path(__file__).parents[4])
+
+
+async def start(gateway: Any, *args: str) -> asyncio.subprocess.Process:
+    env = {
+        **os.environ,
+        "PYTHONPATH": ROOT,
+        "LOCAL2_API_URL": f"http://127.0.0.1:{gateway.port}",
+        "LOCAL2_API_KEY": "k",
+    }
+    command = [sys.executable, "-m", "services.cli", *args]
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(*command, env=env, stdout=pipe, stderr=pipe)
+
+
+async def run(gateway: Any, *args: str) -> tuple[int | None, str, str]:
+    process = await start(gateway, *args)
+    async with asyncio.timeout(30):
+        out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+@pytest.fixture
+def streaming(loopback_gateway: Any, event_head: Callable[..., bytes], chunk: Callable[[bytes], bytes]) -> Any:
+    """The gateway streams the events that a test puts into `events`."""
+    loopback_gateway.events = []
+
+    async def play(heard: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(event_head("9-0", "sess"))
+        for number, (kind, data) in enumerate(loopback_gateway.events, 1):
+            writer.write(chunk(f"id: 1-{number}\nevent: {kind}\ndata: {json.dumps(data)}\n\n".encode()))
+        writer.write(b"0\r\n\r\n")
+
+    loopback_gateway.play = play
+    return loopback_gateway
+
+
+async def test_an_answer_is_printed_and_the_status_is_0(streaming: Any) -> None:
+    streaming.events = [("answer", {"text": "Paris"}), ("completed", {"answer": "Paris", "model": "m"})]
+    assert await run(streaming, "ask", "capital?", "--session", "sess") == (0, "Paris\n", "")
+    assert json.loads(streaming.requests[0].body) == {"query": "capital?", "session_id": "sess"}
+
+
+async def test_json_is_one_object_with_the_ids(streaming: Any) -> None:
+    streaming.events = [("thinking", {"text": "hm"}), ("completed", {"answer": "Paris", "model": "m"})]
+    code, out, _ = await run(streaming, "ask", "capital?", "--json")
+    assert code == 0
+    assert json.loads(out) == {"query_id": "9-0", "session_id": "sess", "answer": "Paris", "model": "m"}
+
+
+async def test_a_failed_query_ends_with_its_sentence_and_1(streaming: Any) -> None:
+    streaming.events = [("failed", {"code": "model_missing", "message": "Ollama does not have the model x"})]
+    assert await run(streaming, "ask", "x") == (1, "", "local2: Ollama does not have the model x\n")
+    code, out, _ = await run(streaming, "ask", "x", "--json")
+    assert (code, json.loads(out)["error"]["code"]) == (1, "model_missing")
+
+
+async def test_a_refused_query_ends_with_its_sentence_and_1(
+    loopback_gateway: Any, json_answer: Callable[..., bytes]
+) -> None:
+    async def play(_heard: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(json_answer({"error": {"code": "invalid_request", "message": "query: must not be empty"}}, 422))
+
+    loopback_gateway.play = play
+    code, _, err = await run(loopback_gateway, "ask", " ")
+    assert (code, err) == (1, "local2: query: must not be empty\n")
+
+
+async def test_ctrl_c_cancels_the_query_and_waits_for_its_end(
+    loopback_gateway: Any, event_head: Callable[..., bytes], chunk: Callable[[bytes], bytes],
+    json_answer: Callable[..., bytes],
+) -> None:  # fmt: skip
+    cancelled = asyncio.Event()
+
+    async def play(heard: Any, writer: asyncio.StreamWriter) -> None:
+        if heard.path == "/queries/9-0/cancel":
+            cancelled.set()
+            writer.write(json_answer({"state": "cancelling"}))
+            return
+        writer.write(event_head("9-0") + chunk(b'id: 1-1\nevent: answer\ndata: {"text":"Pa"}\n\n'))
+        await writer.drain()
+        await cancelled.wait()
+        writer.write(chunk(b"id: 1-2\nevent: cancelled\ndata: {}\n\n"))
+
+    loopback_gateway.play = play
+    process = await start(loopback_gateway, "ask", "long story")
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        assert await process.stdout.readexactly(2) == b"Pa"
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+    assert process.returncode == 130
+    assert b"cancelling" in out
+    assert b"the query was cancelled" in err
+    assert cancelled.is_set()
+
+
+async def test_a_second_ctrl_c_leaves_without_waiting(
+    loopback_gateway: Any, event_head: Callable[..., bytes], chunk: Callable[[bytes], bytes],
+    json_answer: Callable[..., bytes],
+) -> None:  # fmt: skip
+    over = asyncio.Event()
+
+    async def play(heard: Any, writer: asyncio.StreamWriter) -> None:
+        if heard.method == "POST" and heard.path != "/query":
+            writer.write(json_answer({"state": "cancelling"}))
+            return
+        writer.write(event_head("9-0") + chunk(b'id: 1-1\nevent: answer\ndata: {"text":"Pa"}\n\n'))
+        await writer.drain()
+        await over.wait()
+
+    loopback_gateway.play = play
+    process = await start(loopback_gateway, "ask", "long story")
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        await process.stdout.readexactly(2)
+        process.send_signal(signal.SIGINT)
+        await process.stdout.readuntil(b"without waiting")
+        process.send_signal(signal.SIGINT)
+        await process.communicate()
+    over.set()
+    assert process.returncode == 130
+
+
+async def test_a_chat_keeps_its_session_until_new_and_ends_with_quit(streaming: Any) -> None:
+    streaming.events = [("answer", {"text": "Hello."}), ("completed", {"answer": "Hello."})]
+    url = f"http://127.0.0.1:{streaming.port}"
+    env = {**os.environ, "PYTHONPATH": ROOT, "LOCAL2_API_URL": url, "LOCAL2_API_KEY": "k"}
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.cli", "chat"), env=env, stdin=pipe, stdout=pipe, stderr=pipe
+    )
+    async with asyncio.timeout(30):
+        out, err = await process.communicate(b"one\ntwo\n/new\nthree\n/nonsense\n\n/quit\n")
+    assert (process.returncode, err) == (0, b"")
+    assert out.count(b"Hello.") == 3
+    bodies = [json.loads(request.body) for request in streaming.requests]
+    assert [body["query"] for body in bodies] == ["one", "two", "three"]
+    first, second, third = (body["session_id"] for body in bodies)
+    assert first == second != third

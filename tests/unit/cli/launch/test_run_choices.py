@@ -1,0 +1,256 @@
+"""What `local2 run` decides before anything is started."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from services.cli.launch.models import choose_model, demo_env
+from services.cli.launch.plan import PARTICIPANTS, RunOptions, participants
+from services.cli.launch.probes import port_state, writable
+from services.cli.launch.pull_view import PullView
+from services.cli.launch.run_lock import AlreadyRunning, UnusableFolder, run_lock, running_pid
+from services.cli.launch.search_choice import choose_search
+from services.cli.settings import ClientSettings, ModelWish, SearchWish
+from shared.errors import SettingsError
+from shared.llm.ollama_admin import PullProgress
+from shared.testing.model_server import ScriptedModelServer
+from shared.testing.script import Script
+
+NOWHERE = "http://127.0.0.1:9"
+OPTIONS = RunOptions(Path("data"), api_port=9000)
+
+
+def ignored(_model: str, _part: PullProgress) -> None:
+    """A download nobody watches."""
+
+
+async def chosen(wish: ModelWish, *models: str, judge: str | None = None) -> tuple[bool, str, list[str]]:
+    said: list[str] = []
+    with PullView(said.append, None) as progress:
+        choice = await choose_model(wish, models or [wish.model], said.append, progress, judge)
+    return choice.demo, "\n".join(choice.notes), said
+
+
+async def test_a_model_that_ollama_has_is_used_as_it_is() -> None:
+    async with ScriptedModelServer(Script(models={"gemma4:e4b": []})) as server:
+        demo, notes, said = await chosen(ModelWish(ollama_host=server.url))
+    assert (demo, notes, said) == (False, f"model gemma4:e4b from Ollama at {server.url}", [])
+
+
+async def test_a_missing_model_is_pulled_and_the_progress_is_told() -> None:
+    async with ScriptedModelServer(Script(models={"other": []})) as server:
+        demo, notes, said = await chosen(ModelWish(ollama_host=server.url), "gemma4:e4b", "gemma4:e4b")
+    assert not demo
+    assert "pulled now" in notes
+    assert said[0] == "Ollama does not have gemma4:e4b yet: pulling it"
+    assert [line.rsplit(" ", 2)[1] for line in said[1:]] == ["0", "50", "100"]
+
+
+async def test_a_missing_judge_is_named_and_not_waited_for() -> None:
+    async with ScriptedModelServer(Script(models={"gemma4:e4b": []})) as server:
+        wish = ModelWish(ollama_host=server.url)
+        _, without, said = await chosen(wish, judge="prometheus:7b")
+        _, there, _ = await chosen(wish, judge="gemma4:e4b")
+    assert without.endswith("get it with: ollama pull prometheus:7b")
+    assert (said, "judge" in there) == ([], False)
+
+
+async def test_a_pull_that_fails_shows_the_exact_command() -> None:
+    async with ScriptedModelServer(Script(models={"other": []})) as server:
+        demo, notes, _ = await chosen(ModelWish(ollama_host=server.url, model="nosuch:1b"))
+    assert not demo
+    assert notes.endswith("get it with: ollama pull nosuch:1b")
+
+
+async def test_without_ollama_the_demonstration_model_is_chosen() -> None:
+    demo, notes, _ = await chosen(ModelWish(ollama_host=NOWHERE))
+    assert (demo, notes) == (True, "Ollama does not answer at http://127.0.0.1:9")
+
+
+async def test_another_backend_is_never_replaced_by_the_demonstration_model() -> None:
+    demo, notes, _ = await chosen(ModelWish(backend="openai", model="m", ollama_host=NOWHERE))
+    assert (demo, notes) == (False, "model m from the openai backend")
+
+
+def test_the_progress_is_a_bar_in_a_terminal() -> None:
+    out = io.StringIO()
+    with PullView(print, Console(file=out, force_terminal=True, width=100)) as progress:
+        progress("gemma4:e4b", PullProgress("pulling manifest", None, None))
+        progress("gemma4:e4b", PullProgress("pulling abc", 1_000, 500))
+    assert "gemma4:e4b: pulling abc" in out.getvalue()
+
+
+async def test_search_is_the_one_asked_for_then_the_configured_then_the_one_that_is_there(
+    loopback_gateway: Any, json_answer: Callable[..., bytes]
+) -> None:
+    async def play(_heard: Any, writer: Any) -> None:
+        writer.write(json_answer({}))
+
+    loopback_gateway.play = play
+    there, away = f"http://127.0.0.1:{loopback_gateway.port}", NOWHERE
+    keys: dict[str, Any] = {"brave_api_key": "b", "tavily_api_key": "t"}
+    assert (await choose_search(SearchWish(provider="brave"), "mock")).provider == "mock"
+    assert (await choose_search(SearchWish(provider="brave", searxng_url=there), None)).note == "web search by brave"
+    assert (await choose_search(SearchWish(searxng_url=there, **keys), None)).provider == "searxng"
+    assert (await choose_search(SearchWish(searxng_url=away, **keys), None)).provider == "brave"
+    assert (await choose_search(SearchWish(searxng_url=away, tavily_api_key="t"), None)).provider == "tavily"
+    nothing = await choose_search(SearchWish(searxng_url=away), None)
+    assert nothing.provider is None
+    assert nothing.note.startswith("no web search: SearXNG does not answer at http://127.0.0.1:9")
+
+
+def test_one_process_per_participant_with_the_settings_handed_on() -> None:
+    specs = {spec.name: spec for spec in participants(OPTIONS, "redis://x", {}, "mock")}
+    assert set(specs) == set(PARTICIPANTS) - {"respondent-b"}
+    for spec in specs.values():
+        assert spec.env["LOCAL2_REDIS_URL"] == "redis://x"
+        assert spec.env["LOCAL2_API_PORT"] == "9000"
+        assert Path(spec.env["LOCAL2_DATA_DIR"]).is_absolute()
+    assert specs["web_search"].env["LOCAL2_WEB_SEARCH_PROVIDER"] == "mock"
+    assert specs["generator"].env["LOCAL2_RESPONDENT_ID"] == "A"
+
+
+def test_respondent_b_is_the_generator_with_its_own_model_and_temperature() -> None:
+    options = RunOptions(Path("d"), model="m:1", respondent_b=True, model_b="m:2", temperature_b=0.7)
+    specs = {spec.name: spec for spec in participants(options, "redis://x", {}, None)}
+    assert specs["respondent-b"].argv == specs["generator"].argv
+    b = specs["respondent-b"].env
+    assert (b["LOCAL2_RESPONDENT_ID"], b["LOCAL2_RESPONDENT_B_TEMPERATURE"]) == ("B", "0.7")
+    assert (b["LOCAL2_MODEL"], specs["generator"].env["LOCAL2_MODEL"]) == ("m:2", "m:1")
+    assert "LOCAL2_WEB_SEARCH_PROVIDER" not in specs["web_search"].env
+
+
+def test_memory_embeds_with_what_the_demonstration_model_has() -> None:
+    demo = {spec.name: spec for spec in participants(OPTIONS, "redis://x", demo_env("http://d", "smol"), None)}
+    assert demo["memory"].env["LOCAL2_MEMORY_EMBEDDING_MODEL"] == "all-minilm"
+    assert demo["memory"].env["LOCAL2_OLLAMA_HOST"] == "http://d"
+    real = {spec.name: spec for spec in participants(OPTIONS, "redis://x", {}, None)}
+    assert "LOCAL2_MEMORY_EMBEDDING_MODEL" not in real["memory"].env
+
+
+def test_the_demonstration_model_wins_over_a_model_that_nobody_can_serve() -> None:
+    options = RunOptions(Path("d"), model="m:1", respondent_b=True, model_b="m:2")
+    specs = {s.name: s for s in participants(options, "redis://x", demo_env("http://127.0.0.1:5", "tiny"), None)}
+    for name in ("generator", "respondent-b"):
+        env = specs[name].env
+        assert {env["LOCAL2_MODEL"], env["LOCAL2_GENERATOR_MODEL"], env["LOCAL2_RESPONDENT_B_MODEL"]} == {"tiny"}
+        assert (env["OLLAMA_HOST"], env["LOCAL2_DEMO"]) == ("http://127.0.0.1:5", "1")
+
+
+def test_a_data_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
+    assert running_pid(tmp_path) is None
+    with run_lock(tmp_path):
+        assert running_pid(tmp_path) == os.getpid()
+        with pytest.raises(AlreadyRunning, match=f"pid {os.getpid()}.*--data-dir"), run_lock(tmp_path):
+            pass
+    assert running_pid(tmp_path) is None
+    with run_lock(tmp_path):
+        pass
+
+
+async def test_a_port_is_free_taken_or_a_gateways(loopback_gateway: Any, json_answer: Callable[..., bytes]) -> None:
+    answer: dict[str, Any] = {}
+
+    async def play(_heard: Any, writer: Any) -> None:
+        writer.write(json_answer(answer))
+
+    loopback_gateway.play = play
+    assert (await port_state("127.0.0.1", loopback_gateway.port)).state == "taken"
+    answer["parts"] = {"bus": {"ok": True}}
+    assert (await port_state("127.0.0.1", loopback_gateway.port)).state == "gateway"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert (await port_state("127.0.0.1", port)).state == "free"
+    assert (await port_state("192.0.2.1", port)).state == "refused"
+
+
+def test_run_on_a_port_in_use_ends_with_a_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[4])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "services.cli", "run", "--headless", "--api-port", str(port)]
+        env = {**os.environ, "PYTHONPATH": root}
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"port {port} on 127.0.0.1 is in use by another program; choose another port" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in (tmp_path / ".local2").iterdir()] == ["run.lock"]
+
+
+def test_the_key_is_the_given_one_else_the_admins_else_the_one_in_the_data_folder(tmp_path: Path) -> None:
+    (tmp_path / "admin.key").write_text("from-file\n")
+    assert ClientSettings(data_dir=tmp_path, api_key="a", admin_key="b").key() == "a"
+    assert ClientSettings(data_dir=tmp_path, admin_key="b").key() == "b"
+    assert ClientSettings(data_dir=tmp_path).key() == "from-file"
+    assert ClientSettings(data_dir=tmp_path / "none").key() is None
+    (tmp_path / "admin.key").write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match="cannot be read"):
+        ClientSettings(data_dir=tmp_path).key()
+
+
+@pytest.mark.parametrize(
+    ("values", "url"),
+    [
+        ({}, "http://127.0.0.1:8765"),
+        ({"api_host": "0.0.0.0", "api_port": 9}, "http://127.0.0.1:9"),
+        ({"api_host": "::1"}, "http://[::1]:8765"),
+        ({"api_url": "https://host.example/local2/"}, "https://host.example/local2"),
+    ],
+)
+def test_where_the_api_is(values: dict[str, Any], url: str) -> None:
+    assert ClientSettings(**values).base_url == url
+
+
+def test_the_gateways_own_names_of_host_and_port_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL2_GATEWAY_PORT", "9123")
+    monkeypatch.setenv("LOCAL2_API_HOST", "127.0.0.2")
+    assert ClientSettings.load("cli").base_url == "http://127.0.0.2:9123"
+
+
+@pytest.mark.parametrize("command", [["run", "--headless", "--data-dir"], ["doctor"]])
+def test_a_data_folder_that_cannot_be_made_is_one_sentence(command: list[str], tmp_path: Path) -> None:
+    # Below a file nobody can make a folder, not even the superuser.
+    (tmp_path / "file").write_text("x")
+    folder = str(tmp_path / "file" / "data")
+    whole = [sys.executable, "-m", "services.cli", *command, *([folder] if command[0] == "run" else [])]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4]), "LOCAL2_DATA_DIR": folder}
+    done = subprocess.run(whole, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr
+    if command[0] == "run":
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"local2: the data folder {folder} cannot be used: ")
+        assert done.stderr.count("\n") == 1
+    else:
+        assert done.returncode == 1
+        assert "MISSING data folder: " in done.stdout
+
+
+def test_a_folder_in_which_nothing_can_be_made_is_found_out_by_trying(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert writable(tmp_path / "new" / "data") is None
+    assert list(tmp_path.iterdir()) == []
+
+    def refused(*_args: object, **_named: object) -> str:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("services.cli.launch.probes.tempfile.mkdtemp", refused)
+    assert writable(tmp_path / "new") == f"nothing can be made in {tmp_path} (Read-only file system)"
+
+
+def test_a_lock_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "run.lock").mkdir()
+    with pytest.raises(UnusableFolder, match="cannot be used: Is a directory"), run_lock(tmp_path):
+        pass

@@ -1,0 +1,131 @@
+"""Stories through HTTP, against a gateway that plays its part."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from services.cli.api import Api, ApiError
+from services.cli.stories.command import run_stories
+from services.cli.stories.story import parse_story
+
+STORY = """
+id: T1
+title: Two turns
+response_generation_checks: [answer_not_empty]
+expected_bus_events: {in_order: [query.received, query.received]}
+turns:
+  - query: One?
+    expected_content: [EXPECTED]
+  - query: Two?
+    session: same
+    must_not_contain: [cannot]
+"""
+
+
+@pytest.fixture
+def playing(loopback_gateway: Any, json_answer: Callable[..., bytes], event_head: Callable[..., bytes],
+            chunk: Callable[[bytes], bytes]) -> Any:  # fmt: skip
+    published: list[dict[str, Any]] = []
+
+    async def play(heard: Any, writer: asyncio.StreamWriter) -> None:
+        path = heard.path.partition("?")[0]
+        if path == "/participants":
+            rows = [{"name": "generator", "replicas": [{}]}, {"name": "memory", "replicas": []}]
+            writer.write(json_answer({"participants": rows}))
+        elif path == "/query":
+            query_id = f"{len(published) + 1}-0"
+            reply = {"query_id": query_id, "answer": "An answer.", "thinking": "", "tool_calls": [],
+                     "events": ["query.received", "response.generation"]}  # fmt: skip
+            published.append({**reply, "response_id": f"{query_id}:A"})
+            writer.write(json_answer(reply))
+        elif path == "/bus/events":
+            writer.write(event_head())
+            sent = 0
+            while not writer.is_closing():
+                for payload in published[sent:]:
+                    data = json.dumps({"payload": payload})
+                    frame = f"id: {payload['query_id']}\nevent: response.generation\ndata: {data}\n\n"
+                    writer.write(chunk(frame.encode()))
+                sent = len(published)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+    loopback_gateway.play = play
+    return loopback_gateway
+
+
+async def outcome(gateway: Any, *texts: str, named: bool = False) -> tuple[int, str]:
+    out = io.StringIO()
+    stories = [parse_story(text, "t.yaml", {}) for text in texts]
+    async with Api(gateway.settings()) as api:
+        console = Console(file=out, width=120)
+        code = await run_stories(api, stories, named=named, verbose=True, as_json=False, console=console)
+    return code, out.getvalue()
+
+
+async def test_a_story_whose_checks_hold_passes_and_goes_on_in_its_session(playing: Any) -> None:
+    code, text = await outcome(playing, STORY.replace("EXPECTED", "answer"))
+    assert code == 0
+    assert "passed" in text
+    assert "in order: query.received → query.received" in text
+    sessions = [json.loads(r.body)["session_id"] for r in playing.requests if r.path == "/query"]
+    assert len(sessions) == 2
+    assert len(set(sessions)) == 1
+
+
+async def test_a_wrong_expectation_fails_the_command_and_shows_the_answer(playing: Any) -> None:
+    code, text = await outcome(playing, STORY.replace("EXPECTED", "Atlantis"))
+    assert code == 1
+    assert "✗ answer contains 'Atlantis'" in text
+    assert "answer: An answer." in text
+    assert "FAILED" in text
+
+
+async def test_a_story_that_needs_an_absent_participant_is_not_run_and_fails_only_when_it_was_named(
+    playing: Any,
+) -> None:
+    needing = STORY.replace("title:", "requires: [memory]\ntitle:")
+    passing = STORY.replace("EXPECTED", "answer").replace("T1", "T2")
+    code, text = await outcome(playing, needing, passing)
+    assert (code, "not run: memory is not running" in text) == (0, True)
+    assert (await outcome(playing, needing, passing, named=True))[0] == 1
+    assert (await outcome(playing, needing))[0] == 1
+
+
+async def test_a_query_that_is_refused_is_a_failed_check(playing: Any, json_answer: Callable[..., bytes]) -> None:
+    usual = playing.play
+
+    async def play(heard: Any, writer: asyncio.StreamWriter) -> None:
+        if heard.path == "/query":
+            writer.write(json_answer({"error": {"code": "model_missing", "message": "no such model"}}, 502))
+        else:
+            await usual(heard, writer)
+
+    playing.play = play
+    code, text = await outcome(playing, STORY)
+    assert code == 1
+    assert "no such model" in text
+
+
+@pytest.mark.parametrize("refused", ["/bus/events", "/query"])
+async def test_a_key_that_may_not_do_it_is_one_error_and_no_failed_check(
+    playing: Any, json_answer: Callable[..., bytes], refused: str
+) -> None:
+    usual = playing.play
+
+    async def play(heard: Any, writer: asyncio.StreamWriter) -> None:
+        if heard.path.partition("?")[0] == refused:
+            writer.write(json_answer({"error": {"code": "forbidden", "message": "only for administrators"}}, 403))
+        else:
+            await usual(heard, writer)
+
+    playing.play = play
+    with pytest.raises(ApiError, match="an administrator's key: only for administrators"):
+        await outcome(playing, STORY)
