@@ -9,9 +9,9 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.auth import Principal, digest
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway
+from services.gateway.keys import Principal, digest
 from services.gateway.records import QueryRecord, load, storing
 from shared.contracts import PREFIX, QUERY_RECEIVED, ChatTurnMessage, Mode, QueryReceived
 from shared.envelope import now_ms

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.metrics import Metrics
 from shared.telemetry import tracing
-from shared.telemetry.tracing import NOTHING, Kind, Span
+from shared.telemetry.spans import NOTHING, Kind, Span
 
 _LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
 

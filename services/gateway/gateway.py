@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
-from services.gateway.auth import Keys
+from services.gateway.keys import Keys
 from services.gateway.metrics import Metrics, take
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bus

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from services.gateway.auth import Principal
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway
+from services.gateway.keys import Principal
 from shared.bus import Command
 from shared.contracts import PREFIX
 from shared.errors import BusUnavailable

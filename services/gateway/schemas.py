@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from services.gateway.auth import Role
+from services.gateway.keys import Role
 from services.gateway.records import SESSION_RULE, is_session_id
 from shared.contracts import MAX_QUERY_CHARS, ChatTurnMessage, Mode, Sentiment
 

@@ -11,7 +11,7 @@ from shared.contracts import QueryReceived
 from shared.envelope import Message, age_ms
 from shared.llm.factory import PROVIDERS
 from shared.telemetry import metrics, tracing
-from shared.telemetry.tracing import Span
+from shared.telemetry.spans import Span
 
 
 class Watch:

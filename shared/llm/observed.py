@@ -22,8 +22,8 @@ from shared.llm.port import (
     StreamInterrupted,
 )
 from shared.telemetry import metrics, tracing
-from shared.telemetry.metrics import Outcome
-from shared.telemetry.tracing import Kind, Value
+from shared.telemetry.outcome import Outcome
+from shared.telemetry.spans import Kind, Value
 
 # Options by the name of their attribute.
 _OPTIONS = {

@@ -14,9 +14,9 @@ from shared.envelope import age_ms
 from shared.errors import Fenced, PermanentError, TransientError
 from shared.participant.settings import Settings
 from shared.telemetry import metrics, tracing
-from shared.telemetry.metrics import Outcome
 from shared.telemetry.metrics_listener import Text, listening
-from shared.telemetry.tracing import Kind
+from shared.telemetry.outcome import Outcome
+from shared.telemetry.spans import Kind
 
 _TRACEPARENT, _CORRELATION = b"traceparent", b"correlation_id"
 

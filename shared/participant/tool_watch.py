@@ -10,8 +10,8 @@ from typing import TypeVar
 from shared.contracts import ToolRequest, ToolResultMessage
 from shared.errors import ToolError
 from shared.telemetry import metrics, tracing
-from shared.telemetry.metrics import Outcome
-from shared.telemetry.tracing import Kind, Value
+from shared.telemetry.outcome import Outcome
+from shared.telemetry.spans import Kind, Value
 
 R = TypeVar("R")
 

@@ -16,7 +16,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from shared.telemetry.metrics import Outcome
+from shared.telemetry.outcome import Outcome
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 # A second series for each counter, of which nothing is asked here.

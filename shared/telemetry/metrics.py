@@ -6,15 +6,10 @@ bounded sets: streams, tools, models and outcomes, never an id.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shared.telemetry.meter import Meter
-
-# How a handled message, a tool call or a model call ended.
-Outcome = Literal[
-    "ok", "error", "timeout", "cancelled", "retry", "dead", "lost", "unavailable", "unknown", "refused", "interrupted"
-]
 
 _meter: Meter | None = None
 

@@ -26,7 +26,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status,
 
 from shared.errors import Fenced
 from shared.telemetry.logging import get_logger
-from shared.telemetry.tracing import Kind, Span, Value
+from shared.telemetry.spans import Kind, Span, Value
 
 log = get_logger()
 

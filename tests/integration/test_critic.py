@@ -20,7 +20,7 @@ from services.critic.critic import Critic
 from services.critic.pairs import WAITING, Half, Pairs
 from services.critic.service import app
 from services.critic.settings import CriticSettings
-from services.gateway.routes.participants import complaint
+from services.gateway.complaint import complaint
 from shared.bus import Bus
 from shared.contracts import (
     CRITIQUE_RESULT,

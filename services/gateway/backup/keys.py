@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.gateway.auth import KEYS, KeyRecord
 from services.gateway.backup.section import KeptHere, Tally
+from services.gateway.keys import KEYS, KeyRecord
 from shared.participant.backup import Record
 
 

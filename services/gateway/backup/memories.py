@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.gateway.auth import ADMIN
 from services.gateway.backup.section import Tally
 from services.gateway.gateway import Gateway
+from services.gateway.keys import ADMIN
 from services.gateway.operations import operate
 from shared.participant.backup import Record
 

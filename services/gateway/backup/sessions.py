@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from services.gateway.backup.section import KeptHere, Tally
+from services.gateway.cancel import cancel_all
 from services.gateway.records import record_key
-from services.gateway.routes.queries import cancel_all
 from shared.bus import Command
 from shared.participant.backup import Record
 from shared.records.journal import journal_key

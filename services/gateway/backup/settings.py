@@ -9,7 +9,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.gateway.backup.section import KeptHere, Tally
-from services.gateway.routes.participants import complaint
+from services.gateway.complaint import complaint
 from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
 from shared.participant.backup import Record
 from shared.participant.service import schema_key, settings_key

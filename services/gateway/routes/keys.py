@@ -7,10 +7,11 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from services.gateway.answers import reply
-from services.gateway.auth import AdminDep, KeyRecord
+from services.gateway.auth import AdminDep
 from services.gateway.body import JsonRoute
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import GatewayDep
+from services.gateway.keys import KeyRecord
 from services.gateway.schemas import KeyBody, told
 
 router = APIRouter(route_class=JsonRoute, prefix="/keys", tags=["keys"])

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import jsonschema
 import orjson
 from fastapi import APIRouter, Body, Response
 
 from services.gateway.answers import reply
 from services.gateway.auth import AdminDep, UserDep
 from services.gateway.body import JsonRoute
+from services.gateway.complaint import complaint
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.schemas import told
@@ -125,20 +124,3 @@ async def change(
                 [("HSET", settings_key(name), *stored), gateway.bus.publishing(SETTINGS_UPDATE.of(update))]
             )
     return reply({"participant": name, "schema": schema, "values": {**current, **values}})
-
-
-def complaint(schema: dict[str, Any], values: dict[str, Any]) -> str | None:
-    """What is wrong with new values, as a sentence that names the setting; None when nothing is."""
-    known = schema.get("properties", {})
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        return f"{unknown[0][:100]}: not a run-time setting; these are: {', '.join(sorted(known))}"
-    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(values))
-    if error is None:
-        return None
-    place = ".".join(str(part) for part in error.absolute_path)
-    shown = repr(error.instance)
-    if isinstance(error.instance, float) and not math.isfinite(error.instance):
-        return f"{place}: must be a finite number"
-    reason = error.message if len(shown) <= 100 else error.message.replace(shown, "the value")
-    return f"{place}: {reason}"[:500]

@@ -12,14 +12,14 @@ from services.gateway.accept import Ask, Origin, accept
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
 from services.gateway.body import JsonRoute
+from services.gateway.cancel import cancel_all
 from services.gateway.errors import FAILURE_STATUS, ApiError
 from services.gateway.gateway import Gateway, GatewayDep
-from services.gateway.records import QueryRecord, cancel_key, checked_entry_id, forgotten, owned
+from services.gateway.records import QueryRecord, checked_entry_id, forgotten, owned
 from services.gateway.schemas import QueryBody, Respondent, told
 from services.gateway.sse import Ending, EventStream, collect, ended_at, gone, is_before, journal_events
 from services.gateway.view import result
 from shared.bus import START, Entry
-from shared.contracts import QUERY_CANCEL, QueryCancel
 from shared.envelope import now_ms
 from shared.records.journal import JournalEntry, journal_key, read_journal
 
@@ -28,7 +28,6 @@ router = APIRouter(route_class=JsonRoute, tags=["queries"])
 # The generator writes the failure at the deadline; that entry is worth waiting for.
 GRACE = 5.0
 _SSE = "text/event-stream"
-_CANCEL_SECONDS = 86_400
 _RESULT: dict[str, Any] = {
     "query_id": "1700000000000-0",
     "session_id": "geography-1",
@@ -219,14 +218,3 @@ async def cancel(query_id: str, gateway: GatewayDep, user: UserDep) -> Response:
             await cancel_all(gateway, [query_id])
             state = "cancelling"
     return reply({"query_id": query_id, "session_id": record.session_id, "state": state}, headers=_ids(record))
-
-
-async def cancel_all(gateway: Gateway, query_ids: list[str]) -> None:
-    """Tells every generator, now and when it comes back."""
-    bus = gateway.bus
-    commands = []
-    for query_id in query_ids:
-        commands.append(("SET", cancel_key(query_id), "1", "EX", _CANCEL_SECONDS))
-        commands.append(bus.publishing(QUERY_CANCEL.of(QueryCancel(query_id=query_id), correlation_id=query_id)))
-    if commands:
-        await bus.link.pipe(commands)

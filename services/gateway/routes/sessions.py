@@ -8,12 +8,13 @@ import orjson
 from fastapi import APIRouter, Query, Response
 
 from services.gateway.answers import reply
-from services.gateway.auth import Principal, UserDep
+from services.gateway.auth import UserDep
 from services.gateway.body import JsonRoute
+from services.gateway.cancel import cancel_all
 from services.gateway.errors import not_found
 from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.keys import Principal
 from services.gateway.records import is_session_id, record_key
-from services.gateway.routes.queries import cancel_all
 from services.gateway.schemas import told
 from shared.contracts import MEMORY_FORGET, MemoryForget
 from shared.participant.service import schema_key, settings_key

@@ -1,0 +1,20 @@
+"""Stopping queries."""
+
+from __future__ import annotations
+
+from services.gateway.gateway import Gateway
+from services.gateway.records import cancel_key
+from shared.contracts import QUERY_CANCEL, QueryCancel
+
+_CANCEL_SECONDS = 86_400
+
+
+async def cancel_all(gateway: Gateway, query_ids: list[str]) -> None:
+    """Tells every generator, now and when it comes back."""
+    bus = gateway.bus
+    commands = []
+    for query_id in query_ids:
+        commands.append(("SET", cancel_key(query_id), "1", "EX", _CANCEL_SECONDS))
+        commands.append(bus.publishing(QUERY_CANCEL.of(QueryCancel(query_id=query_id), correlation_id=query_id)))
+    if commands:
+        await bus.link.pipe(commands)

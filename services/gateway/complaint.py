@@ -1,0 +1,25 @@
+"""New values of run-time settings against the schema that a participant gave of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jsonschema
+
+
+def complaint(schema: dict[str, Any], values: dict[str, Any]) -> str | None:
+    """What is wrong with new values, as a sentence that names the setting; None when nothing is."""
+    known = schema.get("properties", {})
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        return f"{unknown[0][:100]}: not a run-time setting; these are: {', '.join(sorted(known))}"
+    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(values))
+    if error is None:
+        return None
+    place = ".".join(str(part) for part in error.absolute_path)
+    shown = repr(error.instance)
+    if isinstance(error.instance, float) and not math.isfinite(error.instance):
+        return f"{place}: must be a finite number"
+    reason = error.message if len(shown) <= 100 else error.message.replace(shown, "the value")
+    return f"{place}: {reason}"[:500]
