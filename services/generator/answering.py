@@ -5,15 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 from services.generator.committee import UnknownPersona
-from services.generator.run import Parts, Run, Stopped
+from services.generator.loop import in_order
+from services.generator.run import (
+    Cancelled,
+    Ending,
+    Failure,
+    Parts,
+    Response,
+    history,
+    open_response,
+    wait_for_turn,
+)
 from services.generator.watch import Watch, watched_answer
 from shared.contracts import (
     PREFIX,
     QueryReceived,
 )
-from shared.envelope import Message, now_ms
+from shared.envelope import Message
 from shared.llm.port import (
     ContextOverflow,
     ModelError,
@@ -35,6 +46,8 @@ _CODES: tuple[tuple[type[ModelError], str], ...] = (
     (ContextOverflow, "context_overflow"),
     (ModelUnavailable, "model_unavailable"),
 )
+
+_TOO_LATE = Failure("deadline_exceeded", "the answer was not ready before the query's deadline")
 
 
 def cancel_key(query_id: str) -> str:
@@ -69,36 +82,32 @@ class Answering:
         if message.deliveries == 1 and await self._leaves_out(caller.query_id):
             await self._pass_by(query, caller.query_id)
             return
-        run = Run(self._parts, message, caller)
-        assert caller.deadline is not None
-        scope = asyncio.timeout((caller.deadline - now_ms()) / 1000)
+        left = self._left(message)
+        opening = partial(open_response, self._parts, message, caller, left)
+        response: Response | None = None
+        ending: Ending | None = None
+        scope = asyncio.timeout(left)
         try:
             async with scope:
                 with self._stoppable(caller.query_id, scope):
-                    await run.prepare(cancel_key(caller.query_id))
-                    finished = await run.generate()
-            # a cancel or the deadline comes too late now: the answer is published as a whole or not at all
-            if finished is not None:
-                await run.complete(finished)
-                watch.completed(finished.answer)
-        except Stopped:
-            await run.cancelled()
-            watch.cancelled()
+                    if await wait_for_turn(self._parts, message, caller, cancel_key(caller.query_id)):
+                        response, turns = await in_order([opening, partial(history, self._parts, message, caller)])
+                        ending = await response.generate(turns) if response else None
+                    else:
+                        ending = Cancelled()
         except TimeoutError:
             if not scope.expired():
                 raise
-            if caller.query_id in self._cancelled:
-                await run.cancelled()
-                watch.cancelled()
-            else:
-                await run.failed("deadline_exceeded", "the answer was not ready before the query's deadline")
-                watch.failed("deadline_exceeded")
+            ending = Cancelled() if caller.query_id in self._cancelled else _TOO_LATE
         except ModelError as exc:
             code = next((code for kind, code in _CODES if isinstance(exc, kind)), "model_error")
-            await run.failed(code, str(exc))
-            watch.failed(code)
+            ending = Failure(code, str(exc))
         finally:
             self._cancelled.discard(caller.query_id)
+        # a cancel or the deadline comes too late now: the answer is published as a whole or not at all
+        if ending is not None and (response := response or await opening()) is not None:
+            await response.end(ending)
+            watch.ended(ending)
         await self._leave(query, caller.query_id)
 
     async def _leaves_out(self, query_id: str) -> bool:
@@ -121,23 +130,30 @@ class Answering:
 
     async def abandon(self, message: Message[QueryReceived], reason: str) -> None:
         """Ends the journal of a query that is given up, so that nobody waits for it."""
-        run = Run(self._parts, message, self._caller(message))
-        await run.claim()
-        if run.recall.terminal is None:
-            await run.failed("abandoned", reason)
+        left = self._left(message)
+        response = await open_response(self._parts, message, self._caller(message), left)
+        if response is not None:
+            await response.end(Failure("abandoned", reason))
         await self._leave(message.payload, message.entry_id)
 
     def _caller(self, message: Message[QueryReceived]) -> Caller:
-        envelope, settings = message.envelope, self._parts.context.settings
-        received = int(message.entry_id.partition("-")[0])
         return Caller(
             query_id=message.entry_id,
             session_id=message.payload.session_id,
             user_id=message.payload.user_id,
-            respondent_id=settings.respondent_id,
-            deadline=envelope.deadline or received + int(settings.deadline_seconds * 1000),
-            traceparent=tracing.current() or envelope.traceparent,
+            respondent_id=self._parts.context.settings.respondent_id,
+            deadline=self._deadline(message),
+            traceparent=tracing.current() or message.envelope.traceparent,
         )
+
+    def _deadline(self, message: Message[QueryReceived]) -> int:
+        """By the bus's clock, which gave the entry its id as well."""
+        received = int(message.entry_id.partition("-")[0])
+        return message.envelope.deadline or received + int(self._parts.context.settings.deadline_seconds * 1000)
+
+    def _left(self, message: Message[QueryReceived]) -> float:
+        """Seconds until the query's deadline."""
+        return (self._deadline(message) - self._parts.context.bus.now_ms()) / 1000
 
     @contextlib.contextmanager
     def _stoppable(self, query_id: str, scope: asyncio.Timeout) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
@@ -14,7 +15,7 @@ from services.generator.lane import Lanes
 from services.generator.loop import Answer, in_order, run_agent
 from services.generator.loop import Message as ChatMessage
 from services.generator.machine import IDLE, TABLE
-from services.generator.recall import Recall, partial_text, recall
+from services.generator.recall import partial_text, recall
 from services.generator.settings import GeneratorSettings, prompt_version
 from services.generator.steps import Conversation, JournalSteps, Ports, show_transition
 from shared.contracts import (
@@ -70,97 +71,127 @@ class Finished:
     deliberations: list[Deliberation] | None
 
 
-class Stopped(Exception):
-    """The query was cancelled before anybody had begun with it."""
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why there is no answer."""
+
+    code: str
+    text: str
 
 
-class Run:
-    """The life of one response at one replica."""
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The user wants no answer any more."""
 
-    def __init__(self, parts: Parts, message: Message[QueryReceived], caller: Caller) -> None:
+
+Ending = Finished | Failure | Cancelled
+
+
+async def open_response(parts: Parts, message: Message[QueryReceived], caller: Caller, left: float) -> Response | None:
+    """Becomes the writer of the response's journal; None when that has ended: its owner died between the last entry and
+    the acknowledgement. `left`: seconds until the query's deadline."""
+    context, query = parts.context, message.payload
+    name = response_id(caller.query_id, caller.respondent_id)
+    data = {
+        "query_id": caller.query_id,
+        "response_id": name,
+        "session_id": query.session_id,
+        "respondent_id": caller.respondent_id,
+        "replica": context.replica,
+        "model": query.model or context.settings.model,
+        "attempt": message.deliveries,
+    }
+    ttl = max(0, int(left)) + context.settings.retention
+    key = journal_key(caller.query_id, caller.respondent_id)
+    try:
+        writer, before = await JournalWriter.claim(context.bus, key, data, ttl, fresh=message.deliveries == 1)
+    except JournalEnded:
+        return None
+    known = recall(before)
+    if known.terminal is not None:
+        return None
+    machine, attempt = Machine(TABLE, IDLE), message.deliveries
+    return Response(
+        parts, message, Ports(context, parts.model, parts.tools, writer, known, machine, caller, name, attempt)
+    )
+
+
+async def history(parts: Parts, message: Message[QueryReceived], caller: Caller) -> list[Turn]:
+    """What the query's session holds, when the turn is the query's. Raises PermanentError when it is not the user's."""
+    query = message.payload
+    if query.messages is not None:
+        return []
+    reading = partial(parts.sessions.turns, query.session_id, caller.respondent_id)
+    if message.deliveries > 1:
+        turns: list[Turn] = await reading()
+    else:
+        _, turns = await in_order([partial(check_owner, parts, query), reading])
+    return turns
+
+
+async def check_owner(parts: Parts, query: QueryReceived) -> None:
+    """Raises PermanentError when the session is not the user's. One that the gateway has opened (it gives a ticket
+    then) may have been deleted since, and must not come back."""
+    if query.lane_ticket is None:
+        owner = await parts.sessions.open(query.session_id, query.user_id, query.query)
+    else:
+        info = await parts.sessions.info(query.session_id)
+        owner = query.user_id if info is None else info.user_id
+    if owner != query.user_id:
+        raise PermanentError(f"session {query.session_id} belongs to another user")
+
+
+async def wait_for_turn(parts: Parts, message: Message[QueryReceived], caller: Caller, cancel_flag: str) -> bool:
+    """True when the query may be answered now, False when it was cancelled before."""
+    query = message.payload
+    flagged = parts.context.bus.link.call("EXISTS", cancel_flag)
+    if query.messages is not None:
+        return not await flagged
+    place = (query.session_id, caller.query_id, query.lane_ticket)
+    stopped, mine = await asyncio.gather(flagged, parts.lanes.mine(*place))
+    if not stopped and not mine:
+        async with message.parked():
+            await parts.lanes.wait(*place)
+    return not stopped
+
+
+class Response:
+    """One response whose journal is ours to write: its answer, and how it ends."""
+
+    def __init__(self, parts: Parts, message: Message[QueryReceived], ports: Ports) -> None:
         self._parts = parts
-        self._context = parts.context
         self._message = message
         self._query = message.payload
-        self._caller = caller
-        self._settings = parts.context.settings
-        self._response_id = response_id(caller.query_id, caller.respondent_id)
-        self._key = journal_key(caller.query_id, caller.respondent_id)
-        self._writer: JournalWriter | None = None
-        self._ports: Ports | None = None
-        self.recall = Recall()
-
-    @property
-    def _stored(self) -> bool:
-        return self._query.messages is None
-
-    # ── beginning ────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def prepare(self, cancel_flag: str) -> None:
-        """Waits for the turn, then becomes the journal's writer. Raises Stopped when the query was cancelled before."""
-        flagged = self._context.bus.link.call("EXISTS", cancel_flag)
-        if self._stored:
-            place = (self._query.session_id, self._caller.query_id, self._query.lane_ticket)
-            stopped, mine = await asyncio.gather(flagged, self._parts.lanes.mine(*place))
-            if not stopped and not mine:
-                async with self._message.parked():
-                    await self._parts.lanes.wait(*place)
-        else:
-            stopped = await flagged
-        if stopped:
-            raise Stopped
-        await self.claim()
-
-    async def claim(self) -> None:
-        data = {
-            "query_id": self._caller.query_id,
-            "response_id": self._response_id,
-            "session_id": self._query.session_id,
-            "respondent_id": self._caller.respondent_id,
-            "replica": self._context.replica,
-            "model": self._query.model or self._settings.model,
-            "attempt": self._message.deliveries,
-        }
-        assert self._caller.deadline is not None
-        ttl = max(0, (self._caller.deadline - now_ms()) // 1000) + self._settings.retention
-        try:
-            self._writer, before = await JournalWriter.claim(
-                self._context.bus, self._key, data, ttl, fresh=self._message.deliveries == 1
-            )
-        except JournalEnded:
-            # its owner died between the last entry and the acknowledgement
-            self.recall = recall(await read_journal(self._context.bus, self._key))
-            return
-        self.recall = recall(before)
-        self._ports = Ports(
-            context=self._context,
-            model=self._parts.model,
-            tools=self._parts.tools,
-            writer=self._writer,
-            recall=self.recall,
-            machine=Machine(TABLE, IDLE),
-            caller=self._caller,
-            response_id=self._response_id,
-            attempt=self._message.deliveries,
-        )
+        self._ports = ports
+        self._settings = ports.context.settings
 
     # ── the answer ───────────────────────────────────────────────────────────────────────────────────────────
 
-    async def generate(self) -> Finished | None:
-        """The answer; None when everything is written and only the acknowledgement was missing."""
-        if self.recall.terminal is not None:
-            return None
-        assert self._ports is not None
-        _, conversation = await in_order([partial(show_transition, self._ports, "RECEIVE"), self._conversation])
-        await show_transition(self._ports, "START_GENERATION")
+    async def generate(self, turns: Sequence[Turn]) -> Finished:
+        """The answer. `turns`: what the session holds."""
+        if self._message.deliveries > 1 and self._ports.recall.states < 2 and self._query.messages is None:
+            # nobody has shown yet that the session was opened
+            await check_owner(self._parts, self._query)
+        conversation = self._conversation(turns)
         options = self._settings.sampling(self._query.options)
+        # the model is asked while the two are on their way into the journal
+        *_, (answer, deliberations) = await in_order(
+            [
+                partial(show_transition, self._ports, "RECEIVE"),
+                partial(show_transition, self._ports, "START_GENERATION"),
+                partial(self._answer, conversation, options),
+            ]
+        )
+        return Finished(answer, options, conversation.ratio, deliberations)
+
+    async def _answer(
+        self, conversation: Conversation, options: dict[str, Any]
+    ) -> tuple[Answer, list[Deliberation] | None]:
         question = {"role": "user", "content": self._query.query}
         if self._query.mode == "committee":
-            answer, deliberations = await self._committee(conversation, options, question)
-        else:
-            steps = self._steps(conversation, options)
-            answer, deliberations = await run_agent(steps, question, self._settings.max_tool_iterations), None
-        return Finished(answer, options, conversation.ratio, deliberations)
+            return await self._committee(conversation, options, question)
+        steps = self._steps(conversation, options)
+        return await run_agent(steps, question, self._settings.max_tool_iterations), None
 
     def _steps(
         self,
@@ -170,7 +201,6 @@ class Run:
         among: frozenset[str] | None = None,
     ) -> JournalSteps:
         """The steps of the answer, or of one committee member; `among` bounds the tools further."""
-        assert self._ports is not None
         allowed = None if self._query.tools is None else frozenset(self._query.tools)
         if among is not None:
             allowed = among if allowed is None else allowed & among
@@ -211,64 +241,56 @@ class Run:
         )
 
     async def _progress(self, what: str, seat: Seat, data: dict[str, Any]) -> None:
-        assert self._writer is not None
         kind = EntryType.PERSONA_WORKING if what == "working" else EntryType.PERSONA_DONE
-        if (kind, seat.persona, seat.round) not in self.recall.progress:
-            await self._writer.append(kind, {"persona": seat.persona, "round": seat.round, **data})
+        if (kind, seat.persona, seat.round) not in self._ports.recall.progress:
+            await self._ports.writer.append(kind, {"persona": seat.persona, "round": seat.round, **data})
 
     async def _retrieve(self, conversation: Conversation, options: dict[str, Any]) -> str | None:
         """Memories for the question, when the model cannot ask for them itself."""
-        assert self._ports is not None
-        if "tools_unsupported" not in self.recall.notices or "search_memory" not in await self._parts.tools.schemas():
+        unsupported = "tools_unsupported" in self._ports.recall.notices
+        if not unsupported or "search_memory" not in await self._parts.tools.schemas():
             return None
         steps = self._steps(conversation, options, Seat("context", 0), PERSONA_TOOLS)
         call = ToolCall("context", "search_memory", {"query": self._query.query})
         (record,) = await steps.tools(0, [(0, call)])
         return record.result
 
-    async def _conversation(self) -> Conversation:
+    def _conversation(self, turns: Sequence[Turn]) -> Conversation:
         system: list[ChatMessage] = [{"role": "system", "content": self._system_prompt()}]
         if self._query.messages is not None:
-            given, turns = split_turns([message.model_dump(exclude_none=True) for message in self._query.messages])
-            return Conversation([*system, *given], turns)
-        query = self._query
-        reading = self._parts.sessions.turns(query.session_id, self._caller.respondent_id)
-        if self.recall.states < 2:  # START_GENERATION says that it was opened: it may have been deleted since
-            owner, turns_kept = await asyncio.gather(self._owner(), reading)
-            if owner != query.user_id:
-                raise PermanentError(f"session {query.session_id} belongs to another user")
-        else:
-            turns_kept = await reading
+            given, history = split_turns([message.model_dump(exclude_none=True) for message in self._query.messages])
+            return Conversation([*system, *given], history)
         limit = self._settings.history_turns
-        recent = turns_kept[-limit:] if limit else []
+        recent = turns[-limit:] if limit else []
         conversation = Conversation(system, [list(turn.messages()) for turn in recent])
         if recent and recent[-1].ratio:
             conversation.ratio = recent[-1].ratio
         return conversation
-
-    async def _owner(self) -> str:
-        """Whose the query's session is. One that the gateway has opened (it gives a ticket then) may have been deleted
-        since, and must not come back."""
-        query, sessions = self._query, self._parts.sessions
-        if query.lane_ticket is None:
-            return await sessions.open(query.session_id, query.user_id, query.query)
-        info = await sessions.info(query.session_id)
-        return query.user_id if info is None else info.user_id
 
     def _system_prompt(self) -> str:
         return f"{self._settings.system_prompt}\n\nToday's date: {date.today().isoformat()}"
 
     # ── endings ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def complete(self, finished: Finished) -> None:
+    async def end(self, ending: Ending) -> None:
+        """Raises Fenced when somebody else has taken over."""
+        match ending:
+            case Finished():
+                await self._complete(ending)
+            case Failure(code, text):
+                log.warning("query.failed", code=code, reason=text)
+                await self._fail_state()
+                await self._end(EntryType.FAILED, {"code": code, "message": text})
+            case Cancelled():
+                await self._cancelled()
+
+    async def _complete(self, finished: Finished) -> None:
         """Publishes, stores the turn, then tells the client: whoever has seen `completed` finds all of it done."""
-        assert self._ports is not None
-        assert self._writer is not None
         await show_transition(self._ports, "PUBLISH")
-        query, caller, answer = self._query, self._caller, finished.answer
+        query, caller, answer = self._query, self._ports.caller, finished.answer
         generation = ResponseGeneration(
             query_id=caller.query_id,
-            response_id=self._response_id,
+            response_id=self._ports.response_id,
             session_id=query.session_id,
             user_id=query.user_id,
             respondent_id=self._settings.respondent_id,
@@ -293,12 +315,12 @@ class Run:
             respondent_id=self._settings.respondent_id,
         )
         headers = {**caller.headers(), "causation_id": self._message.envelope.id}
-        bus = self._context.bus
+        bus = self._ports.context.bus
         commands = [
-            bus.publishing(RESPONSE_GENERATION.of(generation, once=self._response_id, **headers)),
-            bus.publishing(ANSWER_DIALOG.of(dialog, once=self._response_id, **headers)),
+            bus.publishing(RESPONSE_GENERATION.of(generation, once=self._ports.response_id, **headers)),
+            bus.publishing(ANSWER_DIALOG.of(dialog, once=self._ports.response_id, **headers)),
         ]
-        if self._stored:
+        if query.messages is None:
             commands += self._turn(answer.text, finished.ratio)
         await bus.link.pipe(commands)
         completed: dict[str, Any] = {
@@ -314,39 +336,26 @@ class Run:
         await self._end(EntryType.COMPLETED, completed)
 
     def _turn(self, answer: str, ratio: float | None, *, interrupted: bool = False) -> list[Any]:
-        turn = Turn(self._caller.query_id, self._query.query, answer, now_ms(), interrupted, ratio)
-        return self._parts.sessions.appending(self._query.session_id, self._caller.respondent_id, turn)
+        caller = self._ports.caller
+        turn = Turn(caller.query_id, self._query.query, answer, now_ms(), interrupted, ratio)
+        return self._parts.sessions.appending(self._query.session_id, caller.respondent_id, turn)
 
-    async def failed(self, code: str, text: str) -> None:
-        if self._writer is None:
-            await self.claim()
-        if self.recall.terminal is not None:
-            return
-        log.warning("query.failed", code=code, reason=text)
-        await self._fail_state()
-        await self._end(EntryType.FAILED, {"code": code, "message": text})
-
-    async def cancelled(self) -> None:
+    async def _cancelled(self) -> None:
         """What had been written of the answer is kept in the session, marked as interrupted."""
-        if self._writer is None:
-            await self.claim()
-        if self.recall.terminal is not None:
-            return
-        answer, thinking = partial_text(await read_journal(self._context.bus, self._key))
+        bus = self._ports.context.bus
+        answer, thinking = partial_text(await read_journal(bus, self._ports.writer.key))
         await self._fail_state()
-        if self._stored and answer.strip():
-            await self._context.bus.link.pipe(self._turn(answer, None, interrupted=True))
+        if self._query.messages is None and answer.strip():
+            await bus.link.pipe(self._turn(answer, None, interrupted=True))
         await self._end(EntryType.CANCELLED, {"answer": answer, "thinking": thinking})
 
     async def _fail_state(self) -> None:
-        assert self._ports is not None
         if self._ports.machine.state != IDLE:
-            self.recall.states = 0
+            self._ports.recall.states = 0
             await show_transition(self._ports, "FAIL")
 
     async def _end(self, kind: EntryType, data: dict[str, Any]) -> None:
-        assert self._writer is not None
-        await self._writer.append(kind, data, [closing(self._key, self._settings.retention)])
-        assert self._ports is not None
+        writer = self._ports.writer
+        await writer.append(kind, data, [closing(writer.key, self._settings.retention)])
         if self._ports.machine.state != IDLE:
             await show_transition(self._ports, "RESET", journal=False)

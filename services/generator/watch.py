@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from services.generator.loop import Answer
+from services.generator.run import Cancelled, Ending, Failure, Finished
 from services.generator.settings import GeneratorSettings
 from shared.contracts import QueryReceived
 from shared.envelope import Message, age_ms
@@ -21,27 +21,27 @@ class Watch:
         self._span = span
         self._query_id = query_id
 
-    def completed(self, answer: Answer) -> None:
-        self._span.set(
-            {
-                "gen_ai.response.model": answer.model,
-                "gen_ai.response.finish_reasons": [answer.finish_reason],
-                "gen_ai.usage.input_tokens": answer.usage.prompt_tokens,
-                "gen_ai.usage.output_tokens": answer.usage.completion_tokens,
-                "local2.tool_calls": len(answer.tool_calls),
-            }
-        )
-        self._end("completed")
+    def ended(self, ending: Ending) -> None:
+        match ending:
+            case Finished(answer):
+                self._span.set(
+                    {
+                        "gen_ai.response.model": answer.model,
+                        "gen_ai.response.finish_reasons": [answer.finish_reason],
+                        "gen_ai.usage.input_tokens": answer.usage.prompt_tokens,
+                        "gen_ai.usage.output_tokens": answer.usage.completion_tokens,
+                        "local2.tool_calls": len(answer.tool_calls),
+                    }
+                )
+                self._count("completed")
+            case Failure(code):
+                self._span.fail(code)
+                self._count("failed")
+            case Cancelled():
+                self._span.set({"local2.stopped": "cancelled"})
+                self._count("cancelled")
 
-    def cancelled(self) -> None:
-        self._span.set({"local2.stopped": "cancelled"})
-        self._end("cancelled")
-
-    def failed(self, code: str) -> None:
-        self._span.fail(code)
-        self._end("failed")
-
-    def _end(self, outcome: str) -> None:
+    def _count(self, outcome: str) -> None:
         if (meter := metrics.meter()) is not None:
             meter.query(outcome, age_ms(self._query_id) / 1000)
 

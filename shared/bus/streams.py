@@ -92,6 +92,10 @@ class Bus:
         assert isinstance(self.link, Link)
         return await self.link.unblock(self.reader)
 
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch: for what processes compare with each other."""
+        return now_ms()
+
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────
 
     def publishing(self, message: Outgoing) -> Command:
