@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
 import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import IO
 
 from shared.errors import SettingsError
+from shared.participant.file_lock import FileLock
 
 _LOCK_PATIENCE = 5.0
 
@@ -26,28 +23,14 @@ async def locked(path: Path) -> AsyncIterator[None]:
 
     Raises StoreLocked.
     """
-    with _lock_file(path) as file:
-        deadline = time.monotonic() + _LOCK_PATIENCE
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as exc:
-                if time.monotonic() > deadline:
-                    file.seek(0)
-                    other = file.read().strip()
-                    raise StoreLocked(
-                        f"the memory in {path} is in use by another process{f' ({other})' if other else ''}; an "
-                        "embedded store has one replica: stop the other one, or run a Chroma server and set "
-                        "LOCAL2_CHROMA_URL"
-                    ) from exc
-                await asyncio.sleep(0.1)
-        file.truncate(0)
-        file.write(f"process {os.getpid()}")
-        file.flush()
+    lock = FileLock(path / "local2.lock")
+    try:
+        if not await lock.taken(_LOCK_PATIENCE):
+            raise StoreLocked(
+                f"the memory in {path} is in use by another process ({lock.text or 'unknown'}); an embedded store has "
+                "one replica: stop the other one, or run a Chroma server and set LOCAL2_CHROMA_URL"
+            )
+        lock.text = f"process {os.getpid()}"
         yield
-
-
-def _lock_file(path: Path) -> IO[str]:
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return (path / "local2.lock").open("a+", encoding="utf-8")
+    finally:
+        lock.close()

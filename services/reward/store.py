@@ -1,10 +1,11 @@
-"""What is known of answers and of what people and the judge think of them: one SQLite file.
+"""What is known of answers and of what people and the judge think of them: one SQLite file, used by one process.
 
 Every write is an upsert under the response's or the query's id, so that a message handled twice changes nothing.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 import orjson
 
 from shared.errors import SettingsError, TransientError
+from shared.participant.file_lock import FileLock
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -38,6 +40,8 @@ TABLES = ("responses", "pairs", "critiques", "votes", "consents", "forgotten")
 _KEYS = {"responses": "response_id", "pairs": "query_id", "critiques": "response_id", "votes": "response_id",
          "consents": "user_id", "forgotten": "session_id"}  # fmt: skip
 _BUSY_SECONDS = 10.0
+# Another process may be just ending.
+_LOCK_PATIENCE = 5.0
 
 
 def config_name(config: Mapping[str, Any]) -> str:
@@ -59,9 +63,9 @@ class Store:
     """One connection; used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Raises SettingsError when the file cannot be used."""
+        """Raises SettingsError when the file cannot be used, or another process uses it."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._hold(path.resolve())
             self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False, isolation_level=None)
             self._db.row_factory = sqlite3.Row
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -72,6 +76,20 @@ class Store:
 
     def close(self) -> None:
         self._db.close()
+        self._lock.close()
+
+    def _hold(self, path: Path) -> None:
+        # a file of its own: SQLite's locks and this one must not meet
+        self._lock = FileLock(path.with_name(f"{path.name}.lock"))
+        if self._lock.take(_LOCK_PATIENCE):
+            self._lock.text = f"process {os.getpid()}"
+            return
+        other = self._lock.text or "unknown"
+        self._lock.close()
+        raise SettingsError(
+            f"database: {path} is in use by another process ({other}); reward has one replica: stop the other one, or "
+            "set LOCAL2_REWARD_DATABASE to another file"
+        )
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

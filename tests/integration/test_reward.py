@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
+import subprocess
+import sys
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 import redis
 from support.services import announced, running
 from support.stack import Client
@@ -37,12 +41,14 @@ from shared.contracts import (
     Winner,
 )
 from shared.envelope import now_ms
+from shared.errors import SettingsError
 from shared.participant.service import open_context
 from shared.participant.settings import Settings
 from shared.participant.tool_client import Caller, ToolClient
 from shared.records.journal import EntryType, JournalWriter, append_after, journal_key
 from shared.records.sessions import Turn
 
+ROOT = Path(__file__).parents[2]
 STREAMS = (RESPONSE_GENERATION, CRITIQUE_RESULT, PAIRWISE_RESULT, USER_FEEDBACK, MEMORY_FORGET)
 
 
@@ -399,6 +405,26 @@ async def test_a_vote_that_is_changed_very_often_still_reaches_the_journal(redis
         await on.votes("1-1", stars=2)
         await on.settled()
         assert (await on.journal("1-1"))[-1].value()["stars"] == 2
+
+
+def test_a_database_belongs_to_one_process_whatever_path_leads_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.reward.store._LOCK_PATIENCE", 0.1)
+    program = (
+        "import sys, time; from pathlib import Path; from services.reward.store import Store;"
+        "store = Store(Path(sys.argv[1])); print('open', flush=True); time.sleep(60)"
+    )
+    (tmp_path / "link").symlink_to(tmp_path / "p.sqlite")
+    command = [sys.executable, "-c", program, str(tmp_path / "p.sqlite")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"open\n"
+        for path in (tmp_path / "p.sqlite", tmp_path / "link"):
+            with pytest.raises(SettingsError, match=rf"in use by another process \(process {owner.pid}\)"):
+                Store(path)
+        owner.kill()
+    Store(tmp_path / "link").close()
 
 
 def test_what_is_old_and_was_never_compared_or_rated_is_removed_with_its_grade(tmp_path: Path) -> None:

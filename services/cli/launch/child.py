@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.cli.launch.guardian import Guardian
+from services.cli.launch.leash import Leash
 
 LINE_LIMIT = 1 << 20
 
@@ -43,7 +43,7 @@ class Child:
     def __init__(
         self,
         spec: ChildSpec,
-        guardian: Guardian,
+        leash: Leash,
         on_line: Callable[[str], None],
         *,
         backoff: Backoff | None = None,
@@ -53,7 +53,7 @@ class Child:
         self.spec = spec
         self.starts = 0
         self.failures = 0
-        self._guardian = guardian
+        self._leash = leash
         self._on_line = on_line
         self._on_output = on_output or on_line
         self._on_end = on_end or (lambda _status: None)
@@ -96,7 +96,8 @@ class Child:
         try:
             process = await asyncio.create_subprocess_exec(
                 *spec.argv,
-                env={**os.environ, **spec.env},
+                env={**os.environ, **spec.env, **self._leash.env},
+                pass_fds=self._leash.fds,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -109,7 +110,6 @@ class Child:
             return 127
         self._process = process
         self.starts += 1
-        self._guardian.watch(process.pid)
         assert process.stdout is not None
         assert process.stderr is not None
         pumps = [
@@ -123,7 +123,6 @@ class Child:
         if not ended.done():
             await self._end(process, ended)
         status = await ended
-        self._guardian.forget(process.pid)
         # A grandchild may hold the pipes open: the process's own last words are there by now.
         await asyncio.wait(pumps, timeout=1.0)
         for pump in pumps:

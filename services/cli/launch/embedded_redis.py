@@ -89,7 +89,8 @@ class EmbeddedRedis:
         timeout: float = 10.0,
         extra: dict[str, str] | None = None,
     ) -> None:
-        self.data_dir = data_dir.absolute()
+        # by one path, whatever link leads there: the socket's name may depend on it
+        self.data_dir = data_dir.resolve()
         self._wants_port = port
         self._port = port or 0
         self._reuse = reuse
@@ -142,8 +143,14 @@ class EmbeddedRedis:
         except OSError as exc:
             raise EmbeddedRedisError(f"the folder {self.data_dir} cannot be used: {exc.strerror or exc}") from exc
         try:
-            if not self._lock(lock):
-                return self._adopt(json.loads(os.pread(lock, 4096, 0) or b"{}"))
+            while not self._lock(lock):
+                try:
+                    return self._adopt()
+                except EmbeddedRedisError:
+                    if self._locked():
+                        raise
+                    # it was just ending
+                    self._forget()
             self._password = self._kept_password() if self._wants_port is not None else ""
             # A free port can be taken by somebody else before the server has it: then another one.
             attempts = 3 if self._wants_port == 0 and not self._port else 1
@@ -172,6 +179,12 @@ class EmbeddedRedis:
                 os.kill(pid, signal.SIGKILL)
                 self._ended(timeout)
         self._forget()
+
+    def stop_left(self) -> None:
+        """Ends a server that another program has left on the folder."""
+        if self._locked() and (pid := self._told().get("pid")):
+            self._adopted = int(pid)
+            self.stop()
 
     def kill(self) -> None:
         """Ends the server as a crash would."""
@@ -248,7 +261,8 @@ class EmbeddedRedis:
         }
         return "".join(f"{name} {_quoted(value)}\n" for name, value in values.items())
 
-    def _adopt(self, running: dict[str, Any]) -> str:
+    def _adopt(self) -> str:
+        running = self._told()
         pid = running.get("pid")
         if not self._reuse or not pid:
             raise EmbeddedRedisError(
@@ -271,6 +285,13 @@ class EmbeddedRedis:
                     f" {name} {value} ({answer}); stop it first"
                 )
         return self.url
+
+    def _told(self) -> dict[str, Any]:
+        """What whoever started the server on the folder has written about it."""
+        try:
+            return dict(json.loads(self._lock_path.read_bytes()))
+        except (OSError, ValueError):
+            return {}
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self._timeout

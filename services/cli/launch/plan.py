@@ -30,7 +30,8 @@ class RunOptions:
 
 
 def python(module: str, *args: str) -> list[str]:
-    return [sys.executable, "-m", module, *args]
+    """The command for a module, tied to the supervisor."""
+    return [sys.executable, "-m", "services.cli.launch.leash", module, *args]
 
 
 def memory_env(models: Mapping[str, str]) -> dict[str, str]:
@@ -42,7 +43,7 @@ def participants(options: RunOptions, redis_url: str, models: Mapping[str, str],
     """The participants' processes. `models`: environment of the respondents; `search`: web_search's provider."""
     common = {
         "LOCAL2_REDIS_URL": redis_url,
-        "LOCAL2_DATA_DIR": str(options.data_dir.absolute()),
+        "LOCAL2_DATA_DIR": str(options.data_dir.resolve()),
         "LOCAL2_API_HOST": options.api_host,
         "LOCAL2_API_PORT": str(options.api_port),
         # The log view reads the JSON lines and makes them readable itself.

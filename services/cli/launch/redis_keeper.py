@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from services.cli.launch.child import Backoff
 from services.cli.launch.embedded_redis import EmbeddedRedis, EmbeddedRedisError
-from services.cli.launch.guardian import Guardian
 
 _LOOK = 0.1
 
@@ -18,16 +17,13 @@ class RedisKeeper:
     def __init__(
         self,
         server: EmbeddedRedis,
-        guardian: Guardian,
         say: Callable[[str], None],
         *,
         backoff: Backoff | None = None,
     ) -> None:
         self._server = server
-        self._guardian = guardian
         self._say = say
         self._backoff = backoff or Backoff()
-        self._pid: int | None = None
         self._stopping = asyncio.Event()
         # A start that nobody waits for any more goes on in its thread: the stop must come after it.
         self._turn = threading.Lock()
@@ -41,9 +37,6 @@ class RedisKeeper:
         """The URL, once the server answers. Raises EmbeddedRedisError."""
         url = await asyncio.to_thread(self._start)
         self.starts += 1
-        self._pid = self._server.pid
-        if self._pid is not None:
-            self._guardian.watch(self._pid, "last")
         return url
 
     async def run(self) -> None:
@@ -53,7 +46,6 @@ class RedisKeeper:
         while not await self._stopped_within(_LOOK):
             if self._server.pid is not None:
                 continue
-            self._forget()
             failures = 1 if loop.time() - began >= self._backoff.good else failures + 1
             pause = self._backoff.after(failures)
             self._say(f"the Redis server died; starting again in {pause:g} s")
@@ -69,7 +61,6 @@ class RedisKeeper:
         """Stops the server after it has written its data out."""
         self._stopping.set()
         await asyncio.to_thread(self._stop)
-        self._forget()
 
     def _start(self) -> str:
         with self._turn:
@@ -82,11 +73,6 @@ class RedisKeeper:
     def ask_to_stop(self) -> None:
         """Lets `run` return; the server runs on until `stop`."""
         self._stopping.set()
-
-    def _forget(self) -> None:
-        if self._pid is not None:
-            self._guardian.forget(self._pid)
-            self._pid = None
 
     async def _stopped_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):

@@ -12,12 +12,13 @@ from urllib.parse import quote
 import httpx
 from rich.console import Console
 
+from services.cli.launch.embedded_redis import server_binary
 from services.cli.launch.log_view import LogView
 from services.cli.launch.models import choose_model, demo_env
 from services.cli.launch.plan import PARTICIPANTS, RunOptions, participants
 from services.cli.launch.probes import port_state, redis_version, writable
 from services.cli.launch.pull_view import PullView
-from services.cli.launch.run_lock import UnusableFolder, run_lock
+from services.cli.launch.run_lock import REDIS_ENDS, UnusableFolder, run_lock
 from services.cli.launch.search_choice import choose_search
 from services.cli.launch.supervisor import StartError, Supervisor, grace, until_signal
 from services.cli.settings import ClientSettings, CriticWish, DrainWish, MemoryWish, ModelWish, SearchWish
@@ -49,9 +50,10 @@ class Run:
         if wrong := misspelt_sections([*PARTICIPANTS, "cli"]):
             raise SettingsError("; ".join(wrong))
         # The folder first: a second run on it is told about that, not about its port.
-        with run_lock(options.data_dir):
+        seconds = grace(longest_drain())
+        async with run_lock(options.data_dir, seconds + REDIS_ENDS, self._view.say):
             await self._check_port()
-            async with Supervisor(self._view, grace=grace(longest_drain())) as supervisor:
+            async with Supervisor(self._view, options.data_dir, seconds) as supervisor:
                 try:
                     await until_signal(lambda stop: asyncio.ensure_future(self._serve(supervisor, stop)))
                 finally:
@@ -60,7 +62,9 @@ class Run:
 
     async def _serve(self, supervisor: Supervisor, stop: asyncio.Event) -> None:
         options, say = self._options, self._view.say
-        redis_url = await self._bus(supervisor)
+        if not self._redis_url:
+            # what is missing is better told before a model is pulled
+            await asyncio.to_thread(server_binary)
         wish = ModelWish.load("generator", {"model": options.model} if options.model else None)
         with PullView(say, self._console) as progress:
             choice = await choose_model(wish, self._models(wish), say, progress, judge())
@@ -69,6 +73,8 @@ class Run:
         models = await self._demo(supervisor) if choice.demo else {}
         search = await choose_search(SearchWish.load("web_search"), options.search)
         say(search.note)
+        # last, so that it is never without a participant, which ends it when this process was killed
+        redis_url = await self._bus(supervisor)
         supervisor.start(participants(options, redis_url, models, search.provider))
         client = self._client
         await supervisor.wait_until_ready(client.base_url)
@@ -77,7 +83,7 @@ class Run:
 
     async def _bus(self, supervisor: Supervisor) -> str:
         if not self._redis_url:
-            url = await supervisor.start_redis(self._options.data_dir, self._client.redis_appendfsync)
+            url = await supervisor.start_redis(self._client.redis_appendfsync)
             self._view.say(f"bus: embedded Redis server, data in {self._options.data_dir / 'redis'}")
             return url
         try:

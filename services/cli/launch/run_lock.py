@@ -1,18 +1,23 @@
-"""One `local2 run` per data folder."""
+"""One `local2 run` per data folder, whatever path leads to it."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from services.cli.launch.leash import crew_lock
 from shared.errors import Local2Error
+from shared.participant.file_lock import FileLock
+
+# What the embedded Redis may take to write everything out, when the last process of a stack ends it.
+REDIS_ENDS = 12.0
+_QUIET = 0.2
 
 
 class AlreadyRunning(Local2Error):
-    """Another supervisor uses the folder."""
+    """Another supervisor, or what is left of its stack, uses the folder."""
 
 
 class UnusableFolder(Local2Error):
@@ -25,44 +30,66 @@ class UnusableFolder(Local2Error):
         )
 
 
-@contextlib.contextmanager
-def run_lock(data_dir: Path) -> Iterator[None]:
-    """Holds the folder. The system lets go of it when this process ends, however it ends.
+@contextlib.asynccontextmanager
+async def run_lock(
+    data_dir: Path, patience: float = REDIS_ENDS, say: Callable[[str], None] = lambda _line: None
+) -> AsyncIterator[None]:
+    """Holds the folder until this process ends, however it ends. Raises AlreadyRunning, UnusableFolder.
 
-    Raises AlreadyRunning, UnusableFolder.
+    patience: seconds that the processes of a run whose supervisor was killed may take to end.
     """
-    try:
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(data_dir / "run.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as exc:
-        raise UnusableFolder(data_dir, exc.strerror or str(exc)) from exc
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            pid = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
-            raise AlreadyRunning(
-                f"LoCAL2 already runs on the data folder {data_dir} (pid {pid}); stop it with Ctrl-C, or choose "
-                "another folder with --data-dir"
-            ) from exc
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
+            crew = crew_lock(data_dir)
+            stack.callback(crew.close)
+            run = FileLock(data_dir / "run.lock")
+            stack.callback(run.close)
+            if not run.take():
+                raise AlreadyRunning(
+                    f"LoCAL2 already runs on the data folder {data_dir} (pid {run.text or 'unknown'}); stop it with "
+                    "Ctrl-C, or choose another folder with --data-dir"
+                )
+            run.text = str(os.getpid())
+            await _wait_for_crew(crew, data_dir, patience, say)
+        except OSError as exc:
+            raise UnusableFolder(data_dir, exc.strerror or str(exc)) from exc
         yield
-    finally:
-        os.close(handle)
+
+
+async def _wait_for_crew(crew: FileLock, data_dir: Path, patience: float, say: Callable[[str], None]) -> None:
+    if not await crew.taken(_QUIET):
+        say(f"processes of an earlier run on {data_dir} are ending: waiting for them")
+        if not await crew.taken(patience):
+            left = " ".join(line.split()[0] for line in crew.text.splitlines() if _lives(line.split()[0]))
+            raise AlreadyRunning(
+                f"processes of an earlier run still use the data folder {data_dir}; end them"
+                f"{f' with: kill -9 {left}' if left else ''}, or choose another folder with --data-dir"
+            )
+    crew.text = f"{os.getpid()} supervisor"
+    # from now on nobody else is the last one
+    crew.share()
 
 
 def running_pid(data_dir: Path) -> int | None:
     """The process id of the supervisor that uses the folder, if any."""
+    path = data_dir / "run.lock"
+    if not path.exists():
+        return None
     try:
-        handle = os.open(data_dir / "run.lock", os.O_RDONLY)
+        lock = FileLock(path)
     except OSError:
         return None
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        text = os.read(handle, 32).decode(errors="replace").strip()
-        return int(text) if text.isdigit() else None
+        return int(lock.text) if lock.is_taken() and lock.text.isdigit() else None
     finally:
-        os.close(handle)
-    return None
+        lock.close()
+
+
+def _lives(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True

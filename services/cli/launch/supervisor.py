@@ -16,7 +16,7 @@ import httpx
 
 from services.cli.launch.child import Backoff, Child, ChildSpec
 from services.cli.launch.embedded_redis import EmbeddedRedis
-from services.cli.launch.guardian import Guardian
+from services.cli.launch.leash import Leash
 from services.cli.launch.log_view import LogView
 from services.cli.launch.plan import python
 from services.cli.launch.readiness import reasons
@@ -46,9 +46,10 @@ class Supervisor:
     """Everything that runs. `async with` stops it all at the end, in the reverse order."""
 
     view: LogView
+    data_dir: Path
     grace: float = grace(5.0)
     backoff: Backoff = field(default_factory=Backoff)
-    _guardian: Guardian = field(init=False)
+    _leash: Leash = field(init=False)
     _redis: RedisKeeper | None = None
     _demo: Child | None = None
     _children: list[Child] = field(default_factory=list)
@@ -58,7 +59,7 @@ class Supervisor:
 
     async def __aenter__(self) -> Supervisor:
         self._broken = asyncio.get_running_loop().create_future()
-        self._guardian = Guardian(grace=math.ceil(self.grace))
+        self._leash = Leash(self.data_dir, math.ceil(self.grace))
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -74,11 +75,11 @@ class Supervisor:
             found["redis"] = self._redis.pid
         return {name: pid for name, pid in found.items() if pid is not None}
 
-    async def start_redis(self, data_dir: Path, appendfsync: str = "everysec") -> str:
+    async def start_redis(self, appendfsync: str = "everysec") -> str:
         """The URL of the embedded server. Raises EmbeddedRedisError."""
         # An orphan of a supervisor that was killed may still hold the folder: it is used and supervised.
-        server = EmbeddedRedis(data_dir / "redis", reuse=True, extra={"appendfsync": appendfsync})
-        self._redis = RedisKeeper(server, self._guardian, self.view.writer("redis"), backoff=self.backoff)
+        server = EmbeddedRedis(self.data_dir / "redis", reuse=True, extra={"appendfsync": appendfsync})
+        self._redis = RedisKeeper(server, self.view.writer("redis"), backoff=self.backoff)
         url = await self._redis.start()
         self._tasks.append(asyncio.create_task(self._redis.run(), name="redis"))
         return url
@@ -158,9 +159,7 @@ class Supervisor:
                 last = self.view.last.get(name, "it said nothing")
                 self._broken.set_result(f"{name} does not start: {last}")
 
-        return Child(
-            spec, self._guardian, self.view.writer(name), backoff=self.backoff, on_output=on_output, on_end=ended
-        )
+        return Child(spec, self._leash, self.view.writer(name), backoff=self.backoff, on_output=on_output, on_end=ended)
 
     async def _stop(self) -> None:
         """Participants first, then the model, then Redis: what is in flight can still be handed over."""
@@ -172,7 +171,7 @@ class Supervisor:
         results = await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._redis is not None:
             await self._redis.stop()
-        await asyncio.to_thread(self._guardian.close)
+        self._leash.cut()
         for task, result in zip(self._tasks, results, strict=True):
             if isinstance(result, Exception):
                 self.view.say(f"{task.get_name()}: {result!r}")

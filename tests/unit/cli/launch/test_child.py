@@ -9,20 +9,22 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
 from services.cli.launch.child import Backoff, Child, ChildSpec, described
-from services.cli.launch.guardian import Guardian
+from services.cli.launch.leash import Leash
 
 FAST = Backoff(first=0.02, longest=0.08, good=60)
 
 
 @pytest.fixture
-def guardian() -> Iterator[Guardian]:
-    with Guardian(grace=1) as running:
-        yield running
+def leash(tmp_path: Path) -> Iterator[Leash]:
+    leash = Leash(tmp_path, grace=1)
+    yield leash
+    leash.cut()
 
 
 def script(code: str, name: str = "child") -> ChildSpec:
@@ -45,18 +47,18 @@ async def running(child: Child, grace: float = 5.0) -> AsyncIterator[Child]:
         await task
 
 
-async def test_lines_of_both_outputs_and_the_environment_are_passed_on(guardian: Guardian) -> None:
+async def test_lines_of_both_outputs_and_the_environment_are_passed_on(leash: Leash) -> None:
     lines: list[str] = []
     code = "import os, sys, time; print(os.environ['CHILD_VALUE']); print('err', file=sys.stderr); time.sleep(60)"
-    async with running(Child(script(code), guardian, lines.append)):
+    async with running(Child(script(code), leash, lines.append)):
         await until(lambda: len(lines) == 2)
     assert sorted(lines) == ["err", "handed on"]
 
 
-async def test_a_dead_child_is_started_again_with_pauses_that_grow(guardian: Guardian) -> None:
+async def test_a_dead_child_is_started_again_with_pauses_that_grow(leash: Leash) -> None:
     lines: list[str] = []
     ends: list[int] = []
-    child = Child(script("raise SystemExit(3)"), guardian, lines.append, backoff=FAST, on_end=ends.append)
+    child = Child(script("raise SystemExit(3)"), leash, lines.append, backoff=FAST, on_end=ends.append)
     async with running(child):
         await until(lambda: len(ends) >= 4)
     pauses = [line.rsplit(" in ", 1)[1] for line in lines if "starting again" in line]
@@ -65,17 +67,17 @@ async def test_a_dead_child_is_started_again_with_pauses_that_grow(guardian: Gua
     assert child.failures >= 4
 
 
-async def test_a_child_that_lived_long_enough_begins_with_the_shortest_pause_again(guardian: Guardian) -> None:
+async def test_a_child_that_lived_long_enough_begins_with_the_shortest_pause_again(leash: Leash) -> None:
     lines: list[str] = []
     backoff = Backoff(first=0.02, longest=1, good=0.0)
-    async with running(Child(script("pass"), guardian, lines.append, backoff=backoff)) as child:
+    async with running(Child(script("pass"), leash, lines.append, backoff=backoff)) as child:
         await until(lambda: child.starts >= 3)
     assert all("in 0.02 s" in line for line in lines)
 
 
-async def test_a_killed_child_comes_back_under_a_new_id(guardian: Guardian) -> None:
+async def test_a_killed_child_comes_back_under_a_new_id(leash: Leash) -> None:
     lines: list[str] = []
-    async with running(Child(script("import time; time.sleep(60)"), guardian, lines.append, backoff=FAST)) as child:
+    async with running(Child(script("import time; time.sleep(60)"), leash, lines.append, backoff=FAST)) as child:
         await until(lambda: child.pid)
         first = child.pid
         assert first is not None
@@ -88,10 +90,10 @@ async def test_a_killed_child_comes_back_under_a_new_id(guardian: Guardian) -> N
     assert not psutil.pid_exists(second)
 
 
-async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(guardian: Guardian) -> None:
+async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(leash: Leash) -> None:
     lines: list[str] = []
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); time.sleep(60)"
-    child = Child(script(code), guardian, lines.append)
+    child = Child(script(code), leash, lines.append)
     async with running(child, grace=0.2):
         await until(lambda: "deaf" in lines)
         pid = child.pid
@@ -102,27 +104,27 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(guardian: 
     assert lines[-1] == "did not stop within 0.2 s; killed"
 
 
-async def test_a_stop_during_the_pause_ends_it_at_once(guardian: Guardian) -> None:
+async def test_a_stop_during_the_pause_ends_it_at_once(leash: Leash) -> None:
     ends: list[int] = []
     backoff = Backoff(first=60, longest=60)
     began = time.perf_counter()
-    async with running(Child(script("pass"), guardian, print, backoff=backoff, on_end=ends.append)):
+    async with running(Child(script("pass"), leash, print, backoff=backoff, on_end=ends.append)):
         await until(lambda: ends)
     assert time.perf_counter() - began < 10
 
 
-async def test_a_program_that_is_not_there_is_reported_and_tried_again(guardian: Guardian) -> None:
+async def test_a_program_that_is_not_there_is_reported_and_tried_again(leash: Leash) -> None:
     lines: list[str] = []
-    child = Child(ChildSpec("x", ["/no/such/program"]), guardian, lines.append, backoff=FAST)
+    child = Child(ChildSpec("x", ["/no/such/program"]), leash, lines.append, backoff=FAST)
     async with running(child):
         await until(lambda: child.failures >= 2)
     assert lines[0].startswith("cannot be started: ")
 
 
-async def test_a_line_without_end_does_not_stop_the_reading(guardian: Guardian) -> None:
+async def test_a_line_without_end_does_not_stop_the_reading(leash: Leash) -> None:
     lines: list[str] = []
     code = "import time; print('x' * 3_000_000); print('after'); time.sleep(60)"
-    async with running(Child(script(code), guardian, lines.append)):
+    async with running(Child(script(code), leash, lines.append)):
         await until(lambda: "after" in lines)
     assert any("left out" in line for line in lines)
 

@@ -19,7 +19,7 @@ from services.cli.launch.models import choose_model, demo_env
 from services.cli.launch.plan import PARTICIPANTS, RunOptions, participants
 from services.cli.launch.probes import port_state, writable
 from services.cli.launch.pull_view import PullView
-from services.cli.launch.run_lock import AlreadyRunning, UnusableFolder, run_lock, running_pid
+from services.cli.launch.run_lock import UnusableFolder, run_lock
 from services.cli.launch.search_choice import choose_search
 from services.cli.settings import ClientSettings, ModelWish, SearchWish
 from shared.errors import SettingsError
@@ -148,17 +148,6 @@ def test_the_demonstration_model_wins_over_a_model_that_nobody_can_serve() -> No
         assert (env["OLLAMA_HOST"], env["LOCAL2_DEMO"]) == ("http://127.0.0.1:5", "1")
 
 
-def test_a_data_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
-    assert running_pid(tmp_path) is None
-    with run_lock(tmp_path):
-        assert running_pid(tmp_path) == os.getpid()
-        with pytest.raises(AlreadyRunning, match=f"pid {os.getpid()}.*--data-dir"), run_lock(tmp_path):
-            pass
-    assert running_pid(tmp_path) is None
-    with run_lock(tmp_path):
-        pass
-
-
 async def test_a_port_is_free_taken_or_a_gateways(loopback_gateway: Any, json_answer: Callable[..., bytes]) -> None:
     answer: dict[str, Any] = {}
 
@@ -186,7 +175,7 @@ def test_run_on_a_port_in_use_ends_with_a_sentence_and_leaves_nothing(tmp_path: 
     assert done.returncode == 1
     assert f"port {port} on 127.0.0.1 is in use by another program; choose another port" in done.stderr
     assert "Traceback" not in done.stderr
-    assert [path.name for path in (tmp_path / ".local2").iterdir()] == ["run.lock"]
+    assert {path.name for path in (tmp_path / ".local2").iterdir()} == {"crew.lock", "run.lock"}
 
 
 def test_the_key_is_the_given_one_else_the_admins_else_the_one_in_the_data_folder(tmp_path: Path) -> None:
@@ -250,7 +239,8 @@ def test_a_folder_in_which_nothing_can_be_made_is_found_out_by_trying(
     assert writable(tmp_path / "new") == f"nothing can be made in {tmp_path} (Read-only file system)"
 
 
-def test_a_lock_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+async def test_a_lock_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "run.lock").mkdir()
-    with pytest.raises(UnusableFolder, match="cannot be used: Is a directory"), run_lock(tmp_path):
-        pass
+    with pytest.raises(UnusableFolder, match="cannot be used: Is a directory"):
+        async with run_lock(tmp_path):
+            pass

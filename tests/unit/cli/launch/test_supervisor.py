@@ -39,8 +39,8 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
-def supervisor(out: io.StringIO | None = None) -> Supervisor:
-    return Supervisor(LogView(out or io.StringIO()), grace=3, backoff=FAST)
+def supervisor(folder: Path, out: io.StringIO | None = None) -> Supervisor:
+    return Supervisor(LogView(out or io.StringIO()), folder, grace=3, backoff=FAST)
 
 
 async def until(fact: Callable[[], object], within: float = 15.0) -> None:
@@ -51,20 +51,20 @@ async def until(fact: Callable[[], object], within: float = 15.0) -> None:
 
 async def test_at_the_end_nothing_is_left_running(folder: Path) -> None:
     out = io.StringIO()
-    async with supervisor(out) as stack:
-        url = await stack.start_redis(folder)
+    async with supervisor(folder, out) as stack:
+        url = await stack.start_redis()
         stack.start([ChildSpec("one", SLEEPER), ChildSpec("two", SLEEPER)])
         await until(lambda: len(stack.pids) == 3 and out.getvalue().count("up") == 2)
         assert "edis" in await redis_version(url) or "alkey" in await redis_version(url)
-        pids = [*stack.pids.values(), stack._guardian.pid]
-    assert len(pids) == 4
+        pids = list(stack.pids.values())
+    assert len(pids) == 3
     assert [pid for pid in pids if psutil.pid_exists(pid)] == []
 
 
 async def test_a_killed_redis_comes_back_on_the_same_url_with_its_data(folder: Path) -> None:
     out = io.StringIO()
-    async with supervisor(out) as stack:
-        url = await stack.start_redis(folder)
+    async with supervisor(folder, out) as stack:
+        url = await stack.start_redis()
         first = stack.pids["redis"]
         os.kill(first, signal.SIGKILL)
         await until(lambda: stack.pids.get("redis") not in (None, first))
@@ -80,8 +80,8 @@ async def test_a_killed_redis_comes_back_on_the_same_url_with_its_data(folder: P
     assert not psutil.pid_exists(second)
 
 
-async def test_the_demonstration_model_comes_back_at_the_same_address() -> None:
-    async with supervisor() as stack:
+async def test_the_demonstration_model_comes_back_at_the_same_address(folder: Path) -> None:
+    async with supervisor(folder) as stack:
         url, model = await stack.start_demo_model([sys.executable, "-u", "-c", DEMO])
         assert model == "tiny-demo"
         first = stack.pids["demo-model"]
@@ -95,23 +95,23 @@ async def test_the_demonstration_model_comes_back_at_the_same_address() -> None:
         await until(answers)
 
 
-async def test_a_participant_that_cannot_start_stops_the_run_with_its_own_words() -> None:
+async def test_a_participant_that_cannot_start_stops_the_run_with_its_own_words(folder: Path) -> None:
     code = "import sys; sys.exit('local2: settings of web_fetch: timeout: must be greater than 0')"
-    async with supervisor() as stack:
+    async with supervisor(folder) as stack:
         stack.start([ChildSpec("web_fetch", [sys.executable, "-c", code]), ChildSpec("other", SLEEPER)])
         with pytest.raises(StartError, match="web_fetch does not start: local2: settings of web_fetch: timeout"):
             await stack.wait_until_ready("http://127.0.0.1:9")
 
 
-async def test_a_demonstration_model_that_is_not_installed_stops_the_run_with_the_command() -> None:
+async def test_a_demonstration_model_that_is_not_installed_stops_the_run_with_the_command(folder: Path) -> None:
     code = "import sys; print('needs xllamacpp; run: pip install xllamacpp', file=sys.stderr); sys.exit(2)"
-    async with supervisor() as stack:
+    async with supervisor(folder) as stack:
         with pytest.raises(StartError, match=r"demo-model does not start: .*pip install xllamacpp"):
             await stack.start_demo_model([sys.executable, "-c", code])
 
 
 async def test_it_is_ready_when_the_gateway_says_so_and_tells_before_what_is_missing(
-    loopback_gateway: object, json_answer: Callable[..., bytes]
+    folder: Path, loopback_gateway: object, json_answer: Callable[..., bytes]
 ) -> None:
     answers = [
         json_answer(
@@ -125,7 +125,7 @@ async def test_it_is_ready_when_the_gateway_says_so_and_tells_before_what_is_mis
 
     loopback_gateway.play = play  # type: ignore[attr-defined]
     out = io.StringIO()
-    async with supervisor(out) as stack:
+    async with supervisor(folder, out) as stack:
         await stack.wait_until_ready(f"http://127.0.0.1:{loopback_gateway.port}", quiet=0)  # type: ignore[attr-defined]
     assert "not ready yet: model: asleep" in out.getvalue()
     assert answers == []
@@ -138,11 +138,11 @@ def test_the_time_to_stop_is_longer_than_a_participant_takes() -> None:
     # The participant gives up after this; the rest is its last words and the end of its interpreter.
     for drain in (0.0, Settings.model_fields["drain"].default, 60.0):
         assert grace(drain) >= drain + service._LEAVING_SECONDS + 2
-    assert Supervisor(LogView(io.StringIO())).grace == grace(Settings.model_fields["drain"].default)
+    assert Supervisor(LogView(io.StringIO()), Path()).grace == grace(Settings.model_fields["drain"].default)
 
 
 async def test_the_embedded_redis_syncs_as_it_is_told(folder: Path) -> None:
-    async with supervisor() as stack:
-        url = await stack.start_redis(folder, "always")
+    async with supervisor(folder) as stack:
+        url = await stack.start_redis("always")
         async with Bus(url, "test") as bus:
             assert dict([await bus.link.call("CONFIG", "GET", "appendfsync")]) == {b"appendfsync": b"always"}
