@@ -101,9 +101,9 @@ async def run_agent(steps: Steps, question: Message, max_tool_iterations: int) -
             raise ModelError("the model gave no answer; ask again, or try another model")
         if calls:
             current.append(reply.message())
-            repeated = any(_identity(call) in known for call in calls)
+            repeated = any(_identity(call) in known for call in calls if call.error is None)
             await _run_calls(steps, step, calls, known, tally.records)
-            current.extend(tool_message(call, known[_identity(call)]) for call in calls)
+            current.extend(tool_message(call, known.get(_identity(call)) or _not_run(call)) for call in calls)
             with_tools = not repeated and step + 1 < max_tool_iterations
         else:
             with_tools = False
@@ -123,7 +123,7 @@ async def _run_calls(
     fresh: dict[str, tuple[int, ToolCall]] = {}
     for position, call in enumerate(calls):
         identity = _identity(call)
-        if identity not in known:
+        if identity not in known and call.error is None:
             fresh.setdefault(identity, (position, call))
     if not fresh:
         return
@@ -136,7 +136,15 @@ async def _run_calls(
     await steps.transition("TOOL_TIMEOUT" if timed_out else "TOOL_RESULT")
 
 
+def _not_run(call: ToolCall) -> ToolCallRecord:
+    return ToolCallRecord(
+        tool=call.name, args=call.args, result=f"[tool error: {call.error}]", error=call.error, call_id=""
+    )
+
+
 def _identity(call: ToolCall) -> str:
+    if call.error is not None:
+        return ""
     return call.name + orjson.dumps(call.args, option=orjson.OPT_SORT_KEYS).decode()
 
 

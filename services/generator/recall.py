@@ -71,11 +71,17 @@ def _take(found: Recall, entry: JournalEntry) -> None:
             found.notices.add(entry.value()["code"])
 
 
+def written(call: ToolCall) -> dict[str, Any]:
+    """A call as it stands in a message's entry."""
+    data = {"id": call.id, "name": call.name, "args": call.args}
+    return data if call.error is None else {**data, "error": call.error}
+
+
 def reply_of(data: dict[str, Any]) -> Reply:
     return Reply(
         content=data["content"],
         thinking=data["thinking"],
-        tool_calls=[ToolCall(call["id"], call["name"], call["args"]) for call in data["tool_calls"]],
+        tool_calls=[ToolCall(call["id"], call["name"], call["args"], call.get("error")) for call in data["tool_calls"]],
         finish_reason=data["finish_reason"],
         model=data["model"],
         prompt_tokens=data["prompt_tokens"] or 0,

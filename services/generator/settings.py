@@ -27,7 +27,8 @@ def prompt_version(system_prompt: str) -> str:
 
 class GeneratorSettings(BackendSettings, CourtesySettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
-        "model", "think", "temperature", "max_tool_iterations", "tool_timeout", "timeout_seconds", "concurrency",
+        "model", "think", "temperature", "max_tokens", "max_tool_iterations", "max_calls", "tool_timeout",
+        "timeout_seconds", "concurrency",
         "history_turns", "system_prompt", "rounds", "yield_above", "yield_seconds", "answer_one_in", "leave_out_above",
     }  # fmt: skip
 
@@ -37,6 +38,8 @@ class GeneratorSettings(BackendSettings, CourtesySettings):
     think: bool = Field(default=True, description="Let the model think before it answers, where it can")
     temperature: float | None = Field(default=None, ge=0, le=2, description="Sampling; unset: the backend's own")
     max_tool_iterations: int = Field(default=5, ge=0, le=50, description="Rounds of tool calls per answer")
+    max_calls: int = Field(default=16, ge=1, le=1000, description="Tool calls of one message that are run")
+    max_tokens: int = Field(default=8192, ge=16, description="Longest answer of one model call, thinking included")
     tool_timeout: float = Field(default=15.0, gt=0, le=600, description="Longest wait for one tool call, in seconds")
     timeout_seconds: float = Field(
         default=120.0, gt=0, le=3600, description="Longest silence of the model once it is loaded, in seconds"

@@ -19,7 +19,7 @@ from services.generator.context import (
 )
 from services.generator.deltas import DeltaPump
 from services.generator.loop import Message, Reply, in_order
-from services.generator.recall import Recall, reply_of
+from services.generator.recall import Recall, reply_of, written
 from services.generator.settings import GeneratorSettings
 from shared.contracts import AGENT_TRANSITION, AgentTransition, ToolCallRecord
 from shared.envelope import age_ms
@@ -174,6 +174,7 @@ class JournalSteps:
             think=settings.think,
             num_ctx=settings.num_ctx,
             options=self.options,
+            max_tokens=settings.max_tokens,
             idle_timeout=settings.timeout_seconds,
         )
 
@@ -204,7 +205,7 @@ class JournalSteps:
             "role": "assistant",
             "content": "".join(taken.text),
             "thinking": "".join(taken.thinking),
-            "tool_calls": [{"id": call.id, "name": call.name, "args": call.args} for call in taken.calls],
+            "tool_calls": [written(call) for call in taken.calls],
             "prompt_tokens": finish.prompt_tokens,
             "completion_tokens": finish.completion_tokens,
             "finish_reason": finish.reason,
@@ -232,7 +233,9 @@ class JournalSteps:
                         taken.text.append(text)
                         pump.add(EntryType.ANSWER, text)
                     case ToolCall():
-                        taken.calls.append(delta)
+                        most = self.ports.context.settings.max_calls
+                        refused = f"only the first {most} tool calls of a message are run"
+                        taken.calls.append(delta if len(taken.calls) < most else replace(delta, error=refused))
                     case Notice(code):
                         await self._notice(code, _NOTICES[code])
                     case Finish():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -30,7 +30,7 @@ from shared.llm.port import (
     ThinkingDelta,
     ToolCall,
 )
-from shared.llm.toolcalls import arguments_of
+from shared.llm.toolcalls import arguments_of, trouble_with
 
 # How long a model is remembered to lack something: it may be pulled again with another template.
 _REMEMBERED = 600.0
@@ -48,6 +48,33 @@ class RawCall:
 
 
 WireEvent = TextDelta | ThinkingDelta | RawCall | Finish
+
+
+def merged(events: Iterable[WireEvent]) -> Iterator[WireEvent]:
+    """The same events, neighbouring texts as one: what has arrived together is handled together. At least one, so that
+    whatever has arrived tells that the backend is alive; what `events` raises comes after the text before it."""
+    kind: type[TextDelta] | type[ThinkingDelta] = TextDelta
+    texts: list[str] = []
+    spoken, broken = False, None
+    try:
+        for event in events:
+            if type(event) is kind:
+                texts.append(event.text)
+                continue
+            if text := "".join(texts):
+                yield kind(text)
+            spoken, texts = spoken or bool(text), []
+            if isinstance(event, TextDelta | ThinkingDelta):
+                kind, texts = type(event), [event.text]
+            else:
+                spoken = True
+                yield event
+    except ModelError as exc:
+        broken = exc
+    if (text := "".join(texts)) or not spoken:
+        yield kind(text)
+    if broken is not None:
+        raise broken
 
 
 class Wire(Protocol):
@@ -178,21 +205,24 @@ class _Answer:
             case TextDelta():
                 pieces = self._cleaner.feed(event.text)
             case RawCall():
-                self.started = self.said_something = True
-                yield ToolCall(self._id(event.id), event.name, arguments_of(event.arguments))
+                yield self._call(event.id, event.name, arguments_of(event.arguments))
                 return
             case Finish():
                 pieces = self._cleaner.finish()
                 self.finish = event
         for piece in pieces:
             if isinstance(piece, PrintedCall):
-                self.started = self.said_something = True
-                yield ToolCall(self._id(None), piece.name, piece.args)
+                yield self._call(None, piece.name, piece.args)
             elif piece.text:
                 self.started = True
                 if isinstance(piece, TextDelta) and piece.text.strip():
                     self.said_something = True
                 yield piece
+
+    def _call(self, given: str | None, name: str, args: dict[str, Any]) -> ToolCall:
+        self.started = self.said_something = True
+        error = trouble_with(args)
+        return ToolCall(self._id(given), name, args if error is None else {}, error)
 
     def _id(self, given: str | None) -> str:
         """The backend's id, unless it is missing or was given before in this answer."""

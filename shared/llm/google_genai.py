@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from google.genai.errors import APIError
 from shared.errors import SettingsError
 from shared.llm.adapter import RawCall, WireEvent
 from shared.llm.failures import ThinkingUnsupported, error_text, failure, what
+from shared.llm.http import Bound, Bounded
 from shared.llm.port import (
     ChatRequest,
     Finish,
@@ -28,6 +30,7 @@ from shared.llm.port import (
     TextDelta,
     ThinkingDelta,
 )
+from shared.llm.toolcalls import text_of
 from shared.llm.vectors import unit
 
 # Signatures of thoughts that are kept to be sent back with their calls, newest last.
@@ -36,18 +39,26 @@ _SIGNATURES = 256
 _NO_SIGNATURE = b"skip_thought_signature_validator"
 _NEEDS_SIGNATURE = re.compile(r"gemini-[3-9]")
 _WITHHELD = {"SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "LANGUAGE"}
-_RENAMED = {"num_predict": "max_output_tokens", "max_tokens": "max_output_tokens", "stop": "stop_sequences"}
-
-# The HTTP response of the request that is being opened: the package itself never closes one.
-_opened: ContextVar[list[httpx.Response]] = ContextVar("opened")
+_RENAMED = {"stop": "stop_sequences"}
 
 
-async def _tracked(stream: AsyncIterator[Any], responses: list[httpx.Response]) -> AsyncGenerator[Any, None]:
-    """The chunks of a stream; the responses that are opened on the way are noted in `responses`."""
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """The HTTP responses of one request, which the package itself never closes, and how much they may bring."""
+
+    bound: Bound
+    responses: list[httpx.Response] = field(default_factory=list)
+
+
+_opened: ContextVar[_Exchange | None] = ContextVar("opened", default=None)
+
+
+async def _tracked(stream: AsyncIterator[Any], exchange: _Exchange) -> AsyncGenerator[Any, None]:
+    """The chunks of a stream; the responses that are opened on the way are noted in `exchange`."""
     chunks = aiter(stream)
     while True:
         # The package sends the request with the first chunk or before, by its version.
-        token = _opened.set(responses)
+        token = _opened.set(exchange)
         try:
             chunk = await anext(chunks)
         except StopAsyncIteration:
@@ -58,7 +69,9 @@ async def _tracked(stream: AsyncIterator[Any], responses: list[httpx.Response]) 
 
 
 async def _note_response(response: httpx.Response) -> None:
-    _opened.get([]).append(response)
+    if (exchange := _opened.get()) is not None and isinstance(response.stream, httpx.AsyncByteStream):
+        exchange.responses.append(response)
+        response.stream = Bounded(response.stream, exchange.bound)
 
 
 class GoogleWire:
@@ -68,16 +81,16 @@ class GoogleWire:
 
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
         answering = False
-        responses: list[httpx.Response] = []
+        exchange = _Exchange(Bound(request.length))
         try:
-            token = _opened.set(responses)
+            token = _opened.set(exchange)
             try:
                 stream = await self._client.aio.models.generate_content_stream(
                     model=request.model, contents=self._contents(request), config=_config(request, wish)
                 )
             finally:
                 _opened.reset(token)
-            chunks = _tracked(stream, responses)
+            chunks = _tracked(stream, exchange)
             async with aclosing(chunks), aclosing(self._read(chunks, request.model)) as events:
                 async for event in events:
                     answering = True
@@ -95,7 +108,7 @@ class GoogleWire:
         except ValueError as exc:
             raise StreamInterrupted(f"Google sent an event that cannot be read: {what(exc)}") from exc
         finally:
-            for response in responses:
+            for response in exchange.responses:
                 await response.aclose()
 
     async def reachable(self, model: str) -> str | None:
@@ -128,9 +141,9 @@ class GoogleWire:
                     call = part.function_call
                     name = call.id or f"call_{uuid.uuid4().hex[:12]}"
                     self._keep(name, part.thought_signature)
-                    yield RawCall(name, call.name or "", call.args)
+                    yield RawCall(name, text_of(call.name or ""), call.args)
                 elif part.text:
-                    yield ThinkingDelta(part.text) if part.thought else TextDelta(part.text)
+                    yield (ThinkingDelta if part.thought else TextDelta)(text_of(part.text))
             if candidate and candidate.finish_reason:
                 reason = _name(candidate.finish_reason)
         if not reason:
@@ -224,6 +237,8 @@ def _config(request: ChatRequest, wish: bool) -> types.GenerateContentConfig:
     known = set(types.GenerateContentConfig.model_fields)
     options = {_RENAMED.get(name, name): value for name, value in request.options.items()}
     settings: dict[str, Any] = {name: value for name, value in options.items() if name in known}
+    if request.length is not None:
+        settings["max_output_tokens"] = request.length
     if isinstance(settings.get("stop_sequences"), str):
         settings["stop_sequences"] = [settings["stop_sequences"]]
     if system:

@@ -7,13 +7,15 @@ and drops call ids; therefore it is not used there.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import httpx
 import orjson
 
-from shared.llm.adapter import RawCall, WireEvent
+from shared.llm.adapter import RawCall, WireEvent, merged
 from shared.llm.failures import error_text, failure, what
+from shared.llm.http import Bound, lines_of, open_http, refusal_of
 from shared.llm.ollama_admin import OllamaAdmin, keep_alive_value, missing, ollama_url, unreachable
 from shared.llm.port import (
     ChatRequest,
@@ -24,8 +26,7 @@ from shared.llm.port import (
     TextDelta,
     ThinkingDelta,
 )
-
-CONNECT_TIMEOUT = 10.0
+from shared.llm.toolcalls import parsed, text_of
 
 
 class OllamaWire:
@@ -35,13 +36,8 @@ class OllamaWire:
         self._url = ollama_url(base_url)
         self._keep_alive = keep_alive_value(keep_alive)
         self._admin = OllamaAdmin(self._url, api_key)
-        self._http = httpx.AsyncClient(
-            base_url=self._url,
-            headers={"authorization": f"Bearer {api_key}"} if api_key else {},
-            # Silence is watched by the adapter: a model load is allowed to take longer than a pause.
-            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
-        )
+        # Silence is watched by the adapter: a model load is allowed to take longer than a pause.
+        self._http = open_http(self._url, {"authorization": f"Bearer {api_key}"} if api_key else {})
 
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
         body = orjson.dumps(self._body(request, wish))
@@ -50,19 +46,15 @@ class OllamaWire:
         try:
             async with self._http.stream("POST", "/api/chat", content=body, headers=headers) as response:
                 if response.status_code != 200:
-                    text = error_text(await response.aread())
+                    text = error_text(await refusal_of(response))
                     raise failure(response.status_code, text, missing(request.model))
                 if response.headers.get("content-type", "").startswith("text/html"):
                     raise ModelError(f"the server at {self._url} does not speak Ollama's protocol")
                 answering = True
-                rest = b""
-                async for chunk in response.aiter_bytes():
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    for line in lines:
-                        for event in _events(line, request.model):
+                async with aclosing(lines_of(response, Bound(request.length))) as arrived:
+                    async for lines in arrived:
+                        for event in merged(event for line in lines for event in _events(line, request.model)):
                             yield event
-                for event in _events(rest, request.model):
-                    yield event
         except httpx.HTTPError as exc:
             if answering:
                 raise StreamInterrupted(f"the connection to Ollama was lost: {what(exc)}") from exc
@@ -80,9 +72,9 @@ class OllamaWire:
         await self._admin.aclose()
 
     def _body(self, request: ChatRequest, wish: bool) -> dict[str, Any]:
-        options = dict(request.options)
-        if "max_tokens" in options:
-            options.setdefault("num_predict", options.pop("max_tokens"))
+        options = {name: value for name, value in request.options.items() if name != "max_tokens"}
+        if request.length is not None:
+            options["num_predict"] = request.length
         body: dict[str, Any] = {
             "model": request.model,
             "messages": [_message(message) for message in request.messages],
@@ -132,30 +124,24 @@ def _events(line: bytes, model: str) -> list[WireEvent]:
     if not line.strip():
         return []
     try:
-        part = orjson.loads(line)
+        part = parsed(line)
         if "error" in part:
             raise failure(None, error_text(line), missing(model))
         message = part.get("message") or {}
         events: list[WireEvent] = []
         if message.get("thinking"):
-            events.append(ThinkingDelta(_string(message["thinking"])))
+            events.append(ThinkingDelta(text_of(message["thinking"])))
         if message.get("content"):
-            events.append(TextDelta(_string(message["content"])))
+            events.append(TextDelta(text_of(message["content"])))
         for call in message.get("tool_calls") or ():
             function = call["function"]
-            call_id = _string(call["id"]) if call.get("id") else None
-            events.append(RawCall(call_id, _string(function["name"]), function.get("arguments")))
+            call_id = text_of(call["id"]) if call.get("id") else None
+            events.append(RawCall(call_id, text_of(function["name"]), function.get("arguments")))
         if part.get("done"):
             events.append(_finish(part, model))
-    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as exc:
+    except (ValueError, AttributeError, KeyError, TypeError) as exc:
         raise StreamInterrupted(f"Ollama sent a line that cannot be read: {line[:80]!r}") from exc
     return events or [TextDelta("")]
-
-
-def _string(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"a text is expected, not {type(value).__name__}")
-    return value
 
 
 def _finish(part: Mapping[str, Any], model: str) -> Finish:

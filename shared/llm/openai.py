@@ -1,16 +1,17 @@
-"""Any OpenAI-compatible server (vLLM, llama.cpp, LM Studio, a cluster behind one URL), by the `openai` package."""
+"""Any OpenAI-compatible server: vLLM, llama.cpp, LM Studio, a cluster behind one URL."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import httpx
 import orjson
-from openai import APIConnectionError, APIError, APIStatusError, AsyncOpenAI, Timeout
 
-from shared.llm.adapter import RawCall, WireEvent
+from shared.llm.adapter import RawCall, WireEvent, merged
 from shared.llm.failures import ThinkingUnsupported, error_text, failure, what
+from shared.llm.http import Bound, lines_of, open_http, refusal_of
 from shared.llm.port import (
     ChatRequest,
     Finish,
@@ -21,19 +22,13 @@ from shared.llm.port import (
     TextDelta,
     ThinkingDelta,
 )
+from shared.llm.toolcalls import parsed, text_of
 from shared.llm.vectors import unit
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
-# Local servers ask for no key, but the package refuses to go without one.
-NO_KEY = "none"
 
 # Ollama's names of options that have another one here.
 _RENAMED = {"num_predict": "max_tokens"}
-# What the protocol itself knows; anything else is an extension and goes beside it.
-_STANDARD = {
-    "temperature", "top_p", "seed", "stop", "max_tokens", "max_completion_tokens", "presence_penalty",
-    "frequency_penalty", "logit_bias", "tool_choice", "parallel_tool_calls", "reasoning_effort", "user",
-}  # fmt: skip
 
 
 class OpenAIWire:
@@ -41,43 +36,46 @@ class OpenAIWire:
 
     def __init__(self, base_url: str | None, api_key: str | None) -> None:
         self._url = base_url or DEFAULT_URL
-        self._client = _client(self._url, api_key, timeout=None)
+        # Silence is watched by the adapter: a model load is allowed to take longer than a pause.
+        self._http = _http(self._url, api_key)
 
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
+        body = orjson.dumps(_body(request, wish))
+        headers = {"content-type": "application/json", "accept": "text/event-stream"}
         answering = False
         try:
-            stream = await self._client.chat.completions.create(**_body(request, wish))
-            async with stream, aclosing(_read(stream, request.model)) as events:
-                async for event in events:
-                    answering = True
+            async with self._http.stream("POST", "chat/completions", content=body, headers=headers) as response:
+                if response.status_code != 200:
+                    text = error_text(await refusal_of(response))
+                    error = failure(response.status_code, text, _missing(self._url, request.model))
+                    raise _explained(error, wish)
+                answering = True
+                reading = _Reading(request.model, _missing(self._url, request.model))
+                async with aclosing(lines_of(response, Bound(request.length))) as arrived:
+                    async for lines in arrived:
+                        for event in merged(event for line in lines for event in reading.events(line)):
+                            yield event
+                for event in reading.end():
                     yield event
-        except APIStatusError as exc:
-            error = failure(exc.status_code, _text(exc), _missing(self._url, request.model))
-            raise _explained(error, wish) from exc
-        except APIConnectionError as exc:
-            cause = exc.__cause__ or exc
+        except httpx.HTTPError as exc:
             if answering:
-                raise StreamInterrupted(f"the connection to {self._url} was lost: {what(cause)}") from exc
-            raise ModelUnavailable(_unreachable(self._url, cause)) from exc
-        except APIError as exc:  # an error event in the middle of the stream
-            raise failure(None, _text(exc), _missing(self._url, request.model)) from exc
-        except (orjson.JSONDecodeError, ValueError) as exc:
-            raise StreamInterrupted(f"{self._url} sent an event that cannot be read: {what(exc)}") from exc
+                raise StreamInterrupted(f"the connection to {self._url} was lost: {what(exc)}") from exc
+            raise ModelUnavailable(_unreachable(self._url, exc)) from exc
 
     async def reachable(self, model: str) -> str | None:
         try:
-            listed = await self._client.with_options(timeout=10.0).models.list()
-        except APIStatusError as exc:
-            return str(failure(exc.status_code, _text(exc), _missing(self._url, model)))
-        except APIError as exc:
-            return _unreachable(self._url, exc.__cause__ or exc)
-        names = [entry.id for entry in listed.data]
+            listed = await _asked(self._http, "GET", "models", _missing(self._url, model), timeout=10.0)
+            names = [str(entry["id"]) for entry in listed["data"]]
+        except ModelError as exc:
+            return str(exc)
+        except (KeyError, TypeError):
+            return f"the server at {self._url} does not speak OpenAI's protocol"
         if model in names:
             return None
         return f"{_missing(self._url, model)}; it has: {', '.join(names) or 'none'}"
 
     async def aclose(self) -> None:
-        await self._client.close()
+        await self._http.aclose()
 
 
 class OpenAIEmbeddings:
@@ -85,44 +83,57 @@ class OpenAIEmbeddings:
 
     def __init__(self, base_url: str | None, api_key: str | None) -> None:
         self._url = base_url or DEFAULT_URL
-        self._client = _client(self._url, api_key, timeout=120)
+        self._http = _http(self._url, api_key)
 
     async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
         if not texts:
             return []
+        body = {"model": model, "input": list(texts), "encoding_format": "float"}
+        answer = await _asked(self._http, "POST", "embeddings", _missing(self._url, model), body, timeout=120.0)
         try:
-            # Asked for explicitly: the package's default is base64, which not every server knows.
-            answer = await self._client.embeddings.create(model=model, input=list(texts), encoding_format="float")
-        except APIStatusError as exc:
-            raise failure(exc.status_code, _text(exc), _missing(self._url, model)) from exc
-        except APIConnectionError as exc:
-            raise ModelUnavailable(_unreachable(self._url, exc.__cause__ or exc)) from exc
-        vectors = [unit(entry.embedding) for entry in sorted(answer.data, key=lambda entry: entry.index)]
+            vectors = [unit(entry["embedding"]) for entry in sorted(answer["data"], key=lambda entry: entry["index"])]
+        except (KeyError, TypeError) as exc:
+            raise ModelError(f"the server at {self._url} does not speak OpenAI's protocol") from exc
         if len(vectors) != len(texts):
             raise ModelError(f"{model} gave {len(vectors)} vectors for {len(texts)} texts")
         return vectors
 
     async def aclose(self) -> None:
-        await self._client.close()
+        await self._http.aclose()
 
 
-def _client(url: str, api_key: str | None, timeout: float | None) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=url, api_key=api_key or NO_KEY, max_retries=0, timeout=Timeout(timeout, connect=10.0))
+def _http(url: str, api_key: str | None) -> httpx.AsyncClient:
+    return open_http(url, {"authorization": f"Bearer {api_key}"} if api_key else {})
+
+
+async def _asked(
+    http: httpx.AsyncClient, method: str, path: str, missing: str, body: Any = None, *, timeout: float
+) -> Any:
+    """The value of an answer that comes as a whole. Raises ModelError."""
+    try:
+        response = await http.request(method, path, json=body, timeout=timeout)
+    except httpx.HTTPError as exc:
+        raise ModelUnavailable(_unreachable(str(http.base_url).rstrip("/"), exc)) from exc
+    if response.status_code != 200:
+        raise failure(response.status_code, error_text(response.content), missing)
+    try:
+        return orjson.loads(response.content)
+    except orjson.JSONDecodeError as exc:
+        raise ModelError(f"the server at {http.base_url} does not speak OpenAI's protocol") from exc
 
 
 def _body(request: ChatRequest, wish: bool) -> dict[str, Any]:
-    options = {_RENAMED.get(name, name): value for name, value in request.options.items()}
-    body: dict[str, Any] = {name: value for name, value in options.items() if name in _STANDARD}
-    extra = {name: value for name, value in options.items() if name not in _STANDARD}
+    body: dict[str, Any] = {_RENAMED.get(name, name): value for name, value in request.options.items()}
+    if request.length is not None and "max_completion_tokens" not in body:
+        body["max_tokens"] = request.length
     if wish:
         # How vLLM and llama.cpp are told; others ignore or refuse it (then we go on without).
-        extra["chat_template_kwargs"] = {"enable_thinking": request.think}
+        body["chat_template_kwargs"] = {"enable_thinking": request.think}
     body |= {
         "model": request.model,
         "messages": [_message(message) for message in request.messages],
         "stream": True,
         "stream_options": {"include_usage": True},
-        "extra_body": extra,
     }
     if request.tools:
         body["tools"] = list(request.tools)
@@ -156,41 +167,57 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
             return {"role": role, "content": content}
 
 
-async def _read(stream: Any, model: str) -> AsyncGenerator[WireEvent, None]:
-    """The chunks' events; the Finish waits for the usage, which comes in a chunk of its own after the last choice."""
-    calls = _Calls()
-    reason = ""
-    usage: Any = None
-    async with aclosing(aiter(stream)) as chunks:
-        async for chunk in chunks:
-            usage = getattr(chunk, "usage", None) or usage
-            model = chunk.model or model
-            choice = chunk.choices[0] if chunk.choices else None
-            if choice is None or choice.delta is None:
-                yield TextDelta("")
-                continue
-            delta = choice.delta
-            # Both names are in use, and some servers send the same text under both.
-            thinking = getattr(delta, "reasoning", None) or getattr(delta, "reasoning_content", None)
-            if isinstance(thinking, str):
-                yield ThinkingDelta(thinking)
-            yield TextDelta(delta.content or "")
-            for fragment in delta.tool_calls or ():
-                calls.add(fragment)
-            reason = choice.finish_reason or reason
-    if not reason:
-        return
-    if reason == "content_filter":
-        raise ModelRejected("the model backend withheld the answer (content filter)")
-    # Fragments are complete only now; a call that the length limit cut off must not run.
-    for call in calls.complete(cut=reason == "length"):
-        yield call
-    yield Finish(
-        reason="length" if reason == "length" else "stop",
-        prompt_tokens=getattr(usage, "prompt_tokens", None),
-        completion_tokens=getattr(usage, "completion_tokens", None),
-        model=model,
-    )
+class _Reading:
+    """One answer's events; the Finish waits for the usage, which comes in an event of its own after the last choice."""
+
+    def __init__(self, model: str, missing: str) -> None:
+        self._model = model
+        self._missing = missing
+        self._calls = _Calls()
+        self._reason = ""
+        self._usage: Mapping[str, Any] = {}
+
+    def events(self, line: bytes) -> list[WireEvent]:
+        """What one line says; a comment or the end of an event only says that the backend is alive."""
+        if not line.startswith(b"data:") or (data := line[5:].strip()) == b"[DONE]":
+            return [TextDelta("")]
+        try:
+            part = parsed(data)
+            if part.get("error"):
+                raise failure(None, error_text(data), self._missing)
+            return self._take(part)
+        except (ValueError, AttributeError, KeyError, TypeError, IndexError) as exc:
+            raise StreamInterrupted(f"the server sent an event that cannot be read: {data[:80]!r}") from exc
+
+    def _take(self, part: Mapping[str, Any]) -> list[WireEvent]:
+        usage = part.get("usage")
+        self._usage = usage if isinstance(usage, dict) else self._usage
+        self._model = part.get("model") or self._model
+        choices = part.get("choices")
+        choice = choices[0] if choices else {}
+        delta = choice.get("delta") or {}
+        self._reason = choice.get("finish_reason") or self._reason
+        for fragment in delta.get("tool_calls") or ():
+            self._calls.add(fragment)
+        # Both names are in use, and some servers send the same text under both.
+        thinking = delta.get("reasoning") or delta.get("reasoning_content")
+        thoughts = [ThinkingDelta(text_of(thinking))] if isinstance(thinking, str) else []
+        return [*thoughts, TextDelta(text_of(delta.get("content") or ""))]
+
+    def end(self) -> Iterable[WireEvent]:
+        """The calls and the Finish, when the answer is complete."""
+        if not self._reason:
+            return
+        if self._reason == "content_filter":
+            raise ModelRejected("the model backend withheld the answer (content filter)")
+        # Fragments are complete only now; a call that the length limit cut off must not run.
+        yield from self._calls.complete(cut=self._reason == "length")
+        yield Finish(
+            reason="length" if self._reason == "length" else "stop",
+            prompt_tokens=self._usage.get("prompt_tokens"),
+            completion_tokens=self._usage.get("completion_tokens"),
+            model=self._model,
+        )
 
 
 class _Calls:
@@ -200,28 +227,33 @@ class _Calls:
         self._calls: list[dict[str, Any]] = []
         self._open: dict[int, dict[str, Any]] = {}
 
-    def add(self, fragment: Any) -> None:
-        function = fragment.function
-        name = (function.name if function else None) or ""
-        arguments = (function.arguments if function else None) or ""
+    def add(self, fragment: Mapping[str, Any]) -> None:
+        function = fragment.get("function") or {}
+        call_id, name, arguments = fragment.get("id"), function.get("name") or "", function.get("arguments")
         # A server that numbers every call 0 begins a new one with another id.
-        index = fragment.index if fragment.index is not None else max(len(self._calls) - 1, 0)
+        index = fragment.get("index")
+        if index is None:
+            index = max(len(self._calls) - 1, 0)
         call = self._open.get(index)
-        if call is None or (fragment.id and call["id"] and fragment.id != call["id"]):
-            call = {"id": fragment.id, "name": "", "arguments": ""}
+        if call is None or (call_id and call["id"] and call_id != call["id"]):
+            call = {"id": None, "name": "", "arguments": []}
             self._open[index] = call
             self._calls.append(call)
-        call["id"] = call["id"] or fragment.id
+        call["id"] = call["id"] or (text_of(call_id) if call_id else None)
         if name != call["name"]:  # some repeat the name in every fragment
-            call["name"] += name
-        # Not to the letter of the protocol: some servers send the arguments as an object.
-        call["arguments"] = call["arguments"] + arguments if isinstance(arguments, str) else arguments
+            call["name"] += text_of(name)
+        if arguments:
+            call["arguments"].append(arguments)
 
     def complete(self, *, cut: bool) -> Iterator[RawCall]:
         for number, call in enumerate(self._calls, start=1):
-            if cut and number == len(self._calls) and not _is_json(call["arguments"]):
+            pieces = call["arguments"]
+            # Not to the letter of the protocol: some servers send the arguments as an object.
+            whole = next((piece for piece in pieces if not isinstance(piece, str)), None)
+            arguments = "".join(pieces) if whole is None else whole
+            if cut and number == len(self._calls) and not _is_json(arguments):
                 return
-            yield RawCall(call["id"], call["name"], call["arguments"])
+            yield RawCall(call["id"], call["name"], arguments)
 
 
 def _is_json(value: Any) -> bool:
@@ -229,12 +261,6 @@ def _is_json(value: Any) -> bool:
         return not isinstance(value, str) or orjson.loads(value) is not None
     except orjson.JSONDecodeError:
         return False
-
-
-def _text(exc: APIError) -> str:
-    if exc.body is None:
-        return exc.message
-    return error_text(exc.body if isinstance(exc.body, str) else orjson.dumps(exc.body))
 
 
 def _explained(error: ModelError, wish: bool) -> ModelError:

@@ -8,6 +8,7 @@ An adapter turns a backend's stream into deltas and its failures into the errors
     ├── ContextOverflow     the prompt does not fit the context          → cut the history, try once more
     ├── ModelOverloaded     busy (429, 503)                              → back-off inside the deadline
     ├── ModelUnavailable    no connection, or none any more              → back-off inside the deadline
+    ├── AnswerTooLong       more than one answer may bring              → failed
     ├── EmptyAnswer         neither text nor calls, although asked twice → asked without tools, else failed
     └── StreamInterrupted   the stream ended before its last chunk       → the step is started again
 """
@@ -21,9 +22,9 @@ from typing import Any, Literal, Protocol
 from shared.errors import ModelError
 
 __all__ = [
-    "ChatModel", "ChatRequest", "ContextOverflow", "Delta", "EmbeddingModel", "EmptyAnswer", "Finish", "ModelError",
-    "ModelMissing", "ModelOverloaded", "ModelRejected", "ModelUnavailable", "Notice", "StreamInterrupted", "TextDelta",
-    "ThinkingDelta", "ToolCall",
+    "AnswerTooLong", "ChatModel", "ChatRequest", "ContextOverflow", "Delta", "EmbeddingModel", "EmptyAnswer", "Finish",
+    "ModelError", "ModelMissing", "ModelOverloaded", "ModelRejected", "ModelUnavailable", "Notice", "StreamInterrupted",
+    "TextDelta", "ThinkingDelta", "ToolCall",
 ]  # fmt: skip
 
 
@@ -47,6 +48,10 @@ class ModelUnavailable(ModelError):
     """The backend cannot be reached."""
 
 
+class AnswerTooLong(ModelError):
+    """The backend sends more than one answer, or one line of it, may be; another try would bring the same."""
+
+
 class EmptyAnswer(ModelError):
     """The model said nothing."""
 
@@ -57,11 +62,15 @@ class StreamInterrupted(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call asked for by the model. `id` is the backend's, or made up by the adapter where it has none."""
+    """One call asked for by the model. `id` is the backend's, or made up by the adapter where it has none.
+
+    error: why it cannot be run, whatever the tool: its arguments cannot be passed on, and are left out.
+    """
 
     id: str
     name: str
     args: dict[str, Any]
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,7 @@ class ChatRequest:
         the adapter writes them in its backend's form.
     tools: schemas in the OpenAI form `{type: "function", function: {name, description, parameters}}`.
     num_ctx: context length in tokens, always sent where the backend takes it.
+    max_tokens: how many the answer may have, thinking included; None: what the backend thinks right.
     idle_timeout: longest silence of a stream in seconds, once the first byte has come (a model load may take longer).
     yields: may be broken off in favour of others (see `shared.llm.courtesy`).
     """
@@ -82,9 +92,18 @@ class ChatRequest:
     think: bool = True
     num_ctx: int = 32_000
     options: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
     idle_timeout: float = 120.0
     response_schema: Mapping[str, Any] | None = None
     yields: bool = True
+
+    @property
+    def length(self) -> int | None:
+        """Tokens that the answer may have: what the options ask for, but never more than `max_tokens`."""
+        wished = self.options.get("num_predict", self.options.get("max_tokens"))
+        if not isinstance(wished, int) or wished <= 0:
+            return self.max_tokens
+        return wished if self.max_tokens is None else min(wished, self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ Three printed forms are recognised, because nothing else looks like them:
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection
 from typing import Any
@@ -22,6 +23,8 @@ _SPACE = re.compile(r"\s*")
 # The beginning of a JSON object that can still become a call.
 _CALL_HEAD = re.compile(r'\s*\{\s*"(name|arguments|parameters|type|id)"\s*:')
 _HEAD_CHARS = 64
+# Levels of arguments: no tool has more, and what encodes them on their way has limits of its own.
+_DEEPEST = 100
 
 
 def arguments_of(value: Any) -> dict[str, Any]:
@@ -40,6 +43,49 @@ def arguments_of(value: Any) -> dict[str, Any]:
     if parsed is None:
         return {}
     return parsed if isinstance(parsed, dict) else {"unparsed": value}
+
+
+def parsed(text: bytes) -> Any:
+    """A line's value; of loose encoders' lines too, who write NaN or half a surrogate pair. Raises ValueError."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        try:
+            return json.loads(text)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+
+
+def text_of(value: Any) -> str:
+    """A text that can be encoded: half a surrogate pair is replaced. Raises TypeError for anything but a text."""
+    if not isinstance(value, str):
+        raise TypeError(f"a text is expected, not {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
+
+
+def trouble_with(args: dict[str, Any]) -> str | None:
+    """Why arguments cannot be passed on, in words for the model; None when they can."""
+    level: list[Any] = [args]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    if level:
+        return f"the arguments are nested more than {_DEEPEST} levels deep"
+    try:
+        # NaN becomes null there, and would be another argument
+        json.dumps(args, allow_nan=False)
+        orjson.dumps(args)
+    except (TypeError, ValueError) as exc:
+        return f"the arguments cannot be passed on: {exc}"
+    return None
 
 
 def may_become_call(text: str) -> bool:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 
 from shared.llm.adapter import WiredChatModel
 from shared.llm.factory import Backend, open_chat_model, open_embedding_model
 from shared.llm.port import (
+    AnswerTooLong,
     ChatRequest,
     ContextOverflow,
     Delta,
@@ -379,6 +382,81 @@ async def test_a_tool_conversation_reaches_the_backend_with_names_and_results(
         {"role": "tool", "tool_name": "web_search", "tool_call_id": "c2", "content": "result b"},
     ]
     assert text(await answer(model, replace(ASK_WITH_TOOLS, messages=conversation))) == "From result b"
+
+
+@asynccontextmanager
+async def endless(begin: bytes, again: bytes) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """A server that never stops answering; the event is set when the client has left."""
+    left = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n" + begin)
+        with contextlib.suppress(OSError):
+            while True:
+                writer.write(again)
+                await writer.drain()
+        left.set()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", left
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_line_without_an_end_is_given_up(backend: Backend) -> None:
+    begin = b'{"message":{"content":"' if backend == "ollama" else b'data: {"a":"'
+    async with endless(begin, b"a" * 65_536) as (url, left):
+        model = open_chat_model(backend, base_url=url, api_key="key")
+        with pytest.raises(AnswerTooLong, match="8 MB without the end of a line"):
+            await answer(model)
+        await asyncio.wait_for(left.wait(), 10)
+        await model.aclose()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_an_answer_without_an_end_is_given_up(backend: Backend) -> None:
+    line: dict[str, Any]
+    match backend:
+        case "ollama":
+            line = {"model": "m", "message": {"content": "a" * 65_536}, "done": False}
+        case "openai":
+            line = {"choices": [{"index": 0, "delta": {"content": "a" * 65_536}}]}
+        case _:
+            line = {"candidates": [{"content": {"role": "model", "parts": [{"text": "a" * 65_536}]}}]}
+    again = orjson.dumps(line) + b"\n" if backend == "ollama" else b"data: " + orjson.dumps(line) + b"\n\n"
+    async with endless(b"", again) as (url, left):
+        model = open_chat_model(backend, base_url=url, api_key="key")
+        with pytest.raises(AnswerTooLong, match="more than 4 MB for one answer"):
+            await answer(model, replace(ASK, max_tokens=100))
+        with pytest.raises(AnswerTooLong, match="more than 16 MB for one answer"):
+            await answer(model)
+        await asyncio.wait_for(left.wait(), 10)
+        await model.aclose()
+
+
+@pytest.mark.parametrize(("options", "length"), [({}, 500), ({"num_predict": 9}, 9), ({"max_tokens": 9_999}, 500)])
+async def test_an_answer_is_no_longer_than_its_tokens(
+    model: WiredChatModel, server: ScriptedModelServer, options: dict[str, int], length: int
+) -> None:
+    await answer(model, replace(ASK, options=options, max_tokens=500))
+    body = server.requests[-1].body
+    told = body.get("options", {}).get("num_predict") or body.get("generationConfig", {}).get("maxOutputTokens")
+    assert (told or body.get("max_tokens")) == length
+
+
+async def test_arguments_that_cannot_be_passed_on_are_told_with_their_call(
+    model: WiredChatModel, server: ScriptedModelServer
+) -> None:
+    deep: Any = "x"
+    for _ in range(200):
+        deep = [deep]
+    play(server, {"respond": {"tool_calls": [{"name": "f", "args": {"q": deep}}, {"name": "g", "args": {"q": 1}}]}})
+    first, second = calls(await answer(model, ASK_WITH_TOOLS))
+    assert (first.name, first.args) == ("f", {})
+    assert "nested more than 100 levels deep" in (first.error or "")
+    assert (second.name, second.args, second.error) == ("g", {"q": 1}, None)
 
 
 @pytest.mark.parametrize("backend", TEXT_ARGUMENTS)

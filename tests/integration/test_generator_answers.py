@@ -106,7 +106,7 @@ async def test_the_model_gets_the_system_prompt_the_tools_and_its_own_words_back
         first, second = [received.body for received in on.server.requests]
     for body in (first, second):
         assert body["think"] is True
-        assert body["options"] == {"num_ctx": 9_000, "temperature": 0.25}
+        assert body["options"] == {"num_ctx": 9_000, "num_predict": 8_192, "temperature": 0.25}
         assert [tool["function"]["name"] for tool in body["tools"]] == ["probe"]
         assert body["messages"][0]["role"] == "system"
         assert "LoCAL2" in body["messages"][0]["content"]
@@ -203,7 +203,7 @@ async def test_a_query_may_choose_the_model_and_how_it_samples(redis_url: str) -
         body = on.server.requests[-1].body
         (generation,) = await on.published(RESPONSE_GENERATION)
     assert body["model"] == "other:1b"
-    assert body["options"] == {"temperature": 0.1, "seed": 7, "num_ctx": 32_000}
+    assert body["options"] == {"temperature": 0.1, "seed": 7, "num_ctx": 32_000, "num_predict": 8_192}
     assert (generation.model, generation.options) == ("other:1b", {"temperature": 0.1, "seed": 7})
 
 

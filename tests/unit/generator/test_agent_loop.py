@@ -232,3 +232,22 @@ async def test_the_first_failure_stops_the_others_and_is_raised_as_it_is() -> No
     with pytest.raises(ModelError, match="away"):
         await in_order([endless, failing])
     assert stopped.is_set()
+
+
+async def test_a_call_that_cannot_be_run_is_told_to_the_model_and_the_others_run() -> None:
+    broken = ToolCall("id-b", "b", {}, "the arguments are too deep")
+    steps = ScriptedSteps(reply("", call("a"), broken, broken), reply("done"))
+    answer = await run_agent(steps, QUESTION, 5)
+    assert steps.ran == [[(0, "a")]]
+    told = [message for message in steps.sent[1][0] if message["role"] == "tool"]
+    assert [message["content"] for message in told[1:]] == ["[tool error: the arguments are too deep]"] * 2
+    assert [record.tool for record in answer.tool_calls] == ["a"]
+    assert steps.sent[1][1]
+
+
+async def test_a_message_of_calls_that_cannot_be_run_ends_like_any_other() -> None:
+    broken = reply("", ToolCall("id-b", "b", {}, "no"))
+    steps = ScriptedSteps(broken, broken, reply("done"))
+    assert (await run_agent(steps, QUESTION, 2)).text == "done"
+    assert steps.ran == []
+    assert [with_tools for _, with_tools in steps.sent] == [True, True, False]

@@ -169,6 +169,32 @@ async def test_a_line_of_another_form_interrupts_the_stream(junk: bytes) -> None
             await answer(url)
 
 
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("[" * 900 + "]" * 900, "nested more than 100 levels"),
+        ("NaN", "cannot be passed on"),
+        ("1e999", "cannot be passed on"),
+        ('123456789012345678901234567890, "b": NaN', "cannot be passed on"),
+        ('"\\ud83e"', "cannot be passed on"),
+    ],
+)
+async def test_arguments_that_no_entry_can_hold_are_told_with_their_call(value: str, reason: str) -> None:
+    call = '{"function": {"name": "f", "arguments": {"a": ' + value + "}}}"
+    called = '{"model": "m", "message": {"tool_calls": [' + call + "]}}\n"
+    async with raw(called.encode(), line(done=True)) as url:
+        (found, _finish) = await answer(url)
+    assert isinstance(found, ToolCall)
+    assert (found.name, found.args) == ("f", {})
+    assert reason in (found.error or "")
+
+
+async def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
+    async with raw(b'{"model":"m","message":{"content":"a\\ud83eb"}}\n', line(done=True)) as url:
+        deltas = await answer(url)
+    assert "".join(d.text for d in deltas if isinstance(d, TextDelta)) == "a\ufffdb"
+
+
 async def test_a_connection_closed_without_an_answer_is_unavailable() -> None:
     async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()

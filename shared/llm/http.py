@@ -1,0 +1,278 @@
+"""HTTP to model servers: what they send is bounded, and read as fast as it comes.
+
+Every token of a plain HTTP stream is a chunk of its own. httpx' parser takes longer for one than the rest of us for the
+token; `PlainTransport` parses in C and hands over together what has arrived together. TLS and proxies are httpx' own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import httptools
+import httpx
+
+from shared.llm.port import AnswerTooLong
+
+CONNECT_TIMEOUT = 10.0
+# Of one line or event: the longest that is kept until its end comes.
+LINE_BYTES = 8_000_000
+# Of one answer: when nothing says how many tokens it may have, and for every token that it may have.
+ANSWER_BYTES = 16_000_000
+_BYTES_PER_TOKEN = 1_000
+_AT_LEAST = 4_000_000
+_ERROR_BYTES = 100_000
+_READ = 256 * 1024
+_MOST_IDLE = 256
+
+
+def open_http(url: str, headers: dict[str, str], *, timeout: float | None = None) -> httpx.AsyncClient:
+    """A client of one server. `timeout`: longest silence; None where somebody else watches it."""
+    parts, proxies = urlsplit(url), getproxies()
+    proxied = ("http" in proxies or "all" in proxies) and not proxy_bypass(parts.hostname or "")
+    return httpx.AsyncClient(
+        base_url=url,
+        headers=headers,
+        timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_IDLE),
+        transport=None if proxied or parts.scheme != "http" else PlainTransport(),
+    )
+
+
+class Bound:
+    """How much one answer may bring. `tokens`: how many it was told to have at most."""
+
+    def __init__(self, tokens: int | None) -> None:
+        self._most = ANSWER_BYTES if tokens is None else max(_AT_LEAST, tokens * _BYTES_PER_TOKEN)
+        self._total = 0
+        self._line = 0
+
+    def take(self, piece: bytes) -> None:
+        """Raises AnswerTooLong."""
+        self._total += len(piece)
+        newline = piece.rfind(b"\n")
+        self._line = self._line + len(piece) if newline < 0 else len(piece) - newline - 1
+        if self._line > LINE_BYTES:
+            raise AnswerTooLong(f"the model server sent {LINE_BYTES // 1_000_000} MB without the end of a line")
+        if self._total > self._most:
+            raise AnswerTooLong(f"the model server sent more than {self._most // 1_000_000} MB for one answer")
+
+
+class Bounded(httpx.AsyncByteStream):
+    """A response's stream, bounded."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, bound: Bound) -> None:
+        self._stream = stream
+        self._bound = bound
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._stream:
+            self._bound.take(piece)
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def lines_of(response: httpx.Response, bound: Bound) -> AsyncGenerator[list[bytes], None]:
+    """The lines of a response without their ends, together as they arrive; the last one may lack its end. Raises
+    AnswerTooLong."""
+    begun: list[bytes] = []
+    async for piece in response.aiter_bytes():
+        bound.take(piece)
+        whole, end, rest = piece.rpartition(b"\n")
+        if end:
+            lines = b"".join([*begun, whole]).split(b"\n")
+            begun = [rest]
+            yield lines
+        else:
+            begun.append(piece)
+    yield [b"".join(begun)]
+
+
+async def refusal_of(response: httpx.Response) -> bytes:
+    """The body of an error, as much as can matter of it."""
+    body = b""
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) > _ERROR_BYTES:
+            break
+    return body[:_ERROR_BYTES]
+
+
+class PlainTransport(httpx.AsyncBaseTransport):
+    """HTTP/1.1 without TLS. Closing a response before its end closes its connection."""
+
+    def __init__(self) -> None:
+        self._idle: dict[tuple[str, int], list[_Connection]] = {}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        place = (request.url.host, request.url.port or 80)
+        limits = request.extensions.get("timeout", {})
+        data = _head(request) + await request.aread()
+        connection: _Connection | None = None
+        # a server may close an idle connection in the moment in which it is used again
+        while (kept := self._kept(place)) is not None:
+            if await kept.ask(data, limits.get("read")):
+                connection = kept
+                break
+        if connection is None:
+            connection = await _connected(place, limits.get("connect"))
+            if not await connection.ask(data, limits.get("read")):
+                raise httpx.RemoteProtocolError("the server closed the connection without an answer")
+        return httpx.Response(
+            connection.status, headers=connection.headers, stream=_Body(self, place, connection, limits.get("read"))
+        )
+
+    def keep(self, place: tuple[str, int], connection: _Connection) -> None:
+        """For the next request to the same server."""
+        idle = self._idle.setdefault(place, [])
+        if len(idle) < _MOST_IDLE:
+            idle.append(connection)
+        else:
+            connection.close()
+
+    def _kept(self, place: tuple[str, int]) -> _Connection | None:
+        idle = self._idle.get(place)
+        while idle:
+            connection = idle.pop()
+            if connection.open:
+                return connection
+            connection.close()
+        return None
+
+    async def aclose(self) -> None:
+        for idle in self._idle.values():
+            for connection in idle:
+                connection.close()
+        self._idle.clear()
+
+
+def _head(request: httpx.Request) -> bytes:
+    lines = [b"%s %s HTTP/1.1" % (request.method.encode(), request.url.raw_path)]
+    lines += [b"%s: %s" % header for header in request.headers.raw]
+    return b"\r\n".join([*lines, b"", b""])
+
+
+async def _connected(place: tuple[str, int], limit: float | None) -> _Connection:
+    try:
+        async with asyncio.timeout(limit):
+            return _Connection(*await asyncio.open_connection(*place, limit=_READ))
+    except TimeoutError:
+        raise httpx.ConnectTimeout(f"no connection within {limit:g}s") from None
+    except OSError as exc:
+        raise httpx.ConnectError(str(exc)) from exc
+
+
+class _Connection:
+    """A connection with at most one exchange at a time. status, headers: of the answer under way."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.complete = False
+        self.reusable = False
+
+    @property
+    def open(self) -> bool:
+        return not self._reader.at_eof() and self._reader.exception() is None and not self._writer.is_closing()
+
+    def close(self) -> None:
+        self._writer.transport.abort()
+
+    async def ask(self, data: bytes, limit: float | None) -> bool:
+        """Sends a request and reads the head of the answer; False when the connection was closed before one came."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._pieces: list[bytes] = []
+        self._begun = self._headed = self.complete = self.reusable = False
+        self.status, self.headers = 0, []
+        try:
+            self._writer.write(data)
+            await self._writer.drain()
+            while not self._headed:
+                await self._read(limit)
+        except BaseException as exc:
+            self.close()
+            if isinstance(exc, httpx.NetworkError | httpx.RemoteProtocolError | OSError) and not self._begun:
+                return False
+            raise
+        return True
+
+    async def piece(self, limit: float | None) -> bytes:
+        """What has come of the body; empty at its end."""
+        while not self._pieces and not self.complete:
+            await self._read(limit)
+        body, self._pieces = b"".join(self._pieces), []
+        return body
+
+    async def _read(self, limit: float | None) -> None:
+        try:
+            if limit is None:
+                data = await self._reader.read(_READ)
+            else:
+                async with asyncio.timeout(limit):
+                    data = await self._reader.read(_READ)
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"silent for {limit:g}s") from None
+        except OSError as exc:
+            raise httpx.ReadError(str(exc)) from exc
+        if not data:
+            if not self._headed or self._framed():
+                raise httpx.RemoteProtocolError("the server closed the connection before the end of its answer")
+            self.complete = True
+            return
+        self._begun = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+            raise httpx.RemoteProtocolError(f"not an HTTP answer: {exc}") from exc
+
+    def _framed(self) -> bool:
+        """Whether the answer says itself where it ends; else the end of the connection does."""
+        return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+
+    # ── called by the parser ─────────────────────────────────────────────────────────────────────────────────
+
+    def on_message_begin(self) -> None:
+        self.headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        # an informational answer comes before the real one
+        self._headed = self.status >= 200
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._headed:
+            self.complete = True
+            self.reusable = self._parser.should_keep_alive()
+
+
+class _Body(httpx.AsyncByteStream):
+    def __init__(
+        self, transport: PlainTransport, place: tuple[str, int], connection: _Connection, limit: float | None
+    ) -> None:
+        self._transport = transport
+        self._place = place
+        self._connection = connection
+        self._limit = limit
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while piece := await self._connection.piece(self._limit):
+            yield piece
+
+    async def aclose(self) -> None:
+        if self._connection.reusable:
+            self._connection.reusable = False
+            self._transport.keep(self._place, self._connection)
+        else:
+            self._connection.close()

@@ -1,0 +1,148 @@
+"""HTTP to model servers: the parser and the pool of plain connections, against servers that send exact bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from shared.llm.http import PlainTransport, open_http
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+class Server:
+    """`requests` are the heads that came, `connections` how many were opened."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.requests: list[bytes] = []
+        self.bodies: list[bytes] = []
+        self.connections = 0
+        self.writers: list[asyncio.StreamWriter] = []
+
+
+@asynccontextmanager
+async def serving(*answers: bytes) -> AsyncIterator[Server]:
+    """Gives the answers in turn, the last one again and again; an empty one closes the connection."""
+    said = Server()
+    left = list(answers)
+    tasks: list[asyncio.Task[None]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        said.connections += 1
+        said.writers.append(writer)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(
+                    dict(line.lower().split(b": ") for line in head.split(b"\r\n")[1:-2]).get(b"content-length", 0)
+                )
+                said.requests.append(head)
+                said.bodies.append(await reader.readexactly(length))
+                answer = left.pop(0) if len(left) > 1 else left[0]
+                for byte in answer:
+                    writer.write(bytes([byte]))
+                await writer.drain()
+                if not answer or b"connection: close" in answer:
+                    break
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        said.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield said
+        for writer in said.writers:
+            writer.transport.abort()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def test_a_connection_is_used_again_and_not_after_the_server_closed_it() -> None:
+    async with serving(OK) as server, open_http(server.url, {"x-key": "k"}) as http:
+        for _ in range(3):
+            assert (await http.post("/path?a=b", content=b"body")).content == b"ok"
+        assert server.connections == 1
+        assert server.requests[0].startswith(b"POST /path?a=b HTTP/1.1\r\n")
+        assert b"x-key: k" in server.requests[0]
+        assert server.bodies == [b"body"] * 3
+        server.writers[0].close()
+        await server.writers[0].wait_closed()
+        assert (await http.post("/", content=b"again")).content == b"ok"
+        assert server.connections == 2
+
+
+async def test_a_connection_that_is_closed_in_the_moment_of_its_use_costs_no_answer() -> None:
+    async with serving(OK, b"", OK) as server, open_http(server.url, {}) as http:
+        assert (await http.get("/")).content == b"ok"
+        assert (await http.get("/")).content == b"ok"
+        assert server.connections == 2
+
+
+async def test_a_server_that_only_closes_is_an_error() -> None:
+    async with serving(b"") as server, open_http(server.url, {}) as http:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await http.get("/")
+
+
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n1;x=y\r\nc\r\n0\r\n\r\n", b"abc"),
+        (b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nuntil the end", b"until the end"),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc", b"abc"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", b""),
+    ],
+)
+async def test_every_framing_of_a_body_is_read(answer: bytes, body: bytes) -> None:
+    async with serving(answer) as server, open_http(server.url, {}) as http:
+        response = await http.get("/")
+    assert (response.status_code, response.content) == (200, body)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\nconnection: close\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n9\r\nabc",
+        b"SSH-2.0-OpenSSH_9.6\r\nconnection: close\r\n\r\n",
+    ],
+)
+async def test_an_answer_that_is_none_or_ends_early_is_an_error(answer: bytes) -> None:
+    async with serving(answer) as server, open_http(server.url, {}) as http:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await http.get("/")
+
+
+async def test_a_response_left_before_its_end_closes_its_connection() -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc"
+    async with serving(head) as server, open_http(server.url, {}) as http:
+        async with http.stream("GET", "/") as response:
+            assert await anext(aiter(response.aiter_bytes()))
+        await asyncio.wait_for(server.writers[0].wait_closed(), 5)
+
+
+async def test_silence_is_a_timeout_where_one_is_asked_for() -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"
+    async with serving(head) as server, open_http(server.url, {}, timeout=0.05) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            await http.get("/")
+
+
+async def test_a_proxy_of_the_environment_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(OK) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        monkeypatch.setenv("no_proxy", "direct.example")
+        async with open_http("http://model.example:8000", {}) as http:
+            assert (await http.get("/v1/models")).content == b"ok"
+        assert proxy.requests[0].startswith(b"GET http://model.example:8000/v1/models HTTP/1.1\r\n")
+        async with open_http("http://direct.example", {}) as http:
+            assert isinstance(http._transport_for_url(httpx.URL("http://direct.example")), PlainTransport)
