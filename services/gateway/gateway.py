@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from services.gateway.keys import Keys
 from services.gateway.metrics import Metrics, take
 from services.gateway.settings import GatewaySettings
-from shared.bus import Bus
+from shared.bus import Bell, Bus
 from shared.contracts import QUERY_RECEIVED
 from shared.errors import BusUnavailable
 from shared.participant.service import Context
@@ -28,6 +28,7 @@ _BACKLOG_SECONDS = 0.25
 @dataclass(frozen=True, slots=True)
 class _Connected:
     context: Context[GatewaySettings]
+    bell: Bell
     sessions: Sessions
     tools: ToolClient
 
@@ -45,9 +46,9 @@ class Gateway:
         self.metrics = Metrics()
         self.keys = Keys(self, settings)
 
-    def attach(self, context: Context[GatewaySettings]) -> None:
+    def attach(self, context: Context[GatewaySettings], bell: Bell) -> None:
         """The bus is there."""
-        self._connected = _Connected(context, Sessions(context.bus), ToolClient(context))
+        self._connected = _Connected(context, bell, Sessions(context.bus), ToolClient(context))
 
     @property
     def settings(self) -> GatewaySettings:
@@ -61,6 +62,10 @@ class Gateway:
     @property
     def bus(self) -> Bus:
         return self._on_the_bus().context.bus
+
+    @property
+    def bell(self) -> Bell:
+        return self._on_the_bus().bell
 
     def _on_the_bus(self) -> _Connected:
         if self._connected is None:

@@ -171,8 +171,11 @@ def finish_reason(reason: str | None) -> str:
     return "length" if reason == "length" else "stop"
 
 
-def usage(counts: dict[str, int]) -> dict[str, int]:
-    prompt, generated = counts.get("prompt_tokens", 0), counts.get("completion_tokens", 0)
+def usage(counts: Any) -> dict[str, int]:
+    known = counts if isinstance(counts, dict) else {}
+    prompt, generated = (
+        count if isinstance(count := known.get(name), int) else 0 for name in ("prompt_tokens", "completion_tokens")
+    )
     return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 
 
@@ -215,7 +218,7 @@ class Chunks:
                     self._replayed.clear()
                     self._gap = self._any_answer and bool(entry.value().get("tool_calls"))
                 case EntryType.RESTARTED:
-                    self._restart(order(entry.value()["discard_after"]))
+                    self._restart(entry.valid_until())
                 case EntryType.COMPLETED | EntryType.CANCELLED:
                     out.append(self._end(entry.value()))
                 case EntryType.FAILED:
@@ -227,8 +230,7 @@ class Chunks:
         return b"".join(out)
 
     def _delta(self, entry: JournalEntry) -> bytes:
-        value = entry.value()
-        kind, text = entry.type.value, value["text"]
+        kind, text = str(entry.type), entry.text()
         self._sent.append((order(entry.id), kind, text))
         text = self._beyond(kind, text)
         if not text:
@@ -265,15 +267,15 @@ class Chunks:
         self.done = True
         out = []
         if not self._any_answer and value.get("answer"):
-            out.append(self._chunk({"content": value["answer"]}))
+            out.append(self._chunk({"content": str(value["answer"])}))
         out.append(self._chunk({}, finish_reason(value.get("finish_reason"))))
         if self._include_usage:
-            out.append(self._event({"choices": [], "usage": usage(value.get("usage") or {})}))
+            out.append(self._event({"choices": [], "usage": usage(value.get("usage"))}))
         return b"".join((*out, DONE))
 
     def _failed(self, value: dict[str, Any]) -> bytes:
         self.done = True
-        return failed(value.get("code", "internal"), value.get("message", "the query failed"))
+        return failed(str(value.get("code", "internal")), str(value.get("message", "the query failed")))
 
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}

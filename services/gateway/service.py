@@ -12,6 +12,7 @@ import uvicorn
 from services.gateway.app import create_app
 from services.gateway.gateway import Gateway
 from services.gateway.settings import GatewaySettings
+from shared.bus import open_bell
 from shared.errors import SettingsError
 from shared.participant.service import open_context, run_main
 from shared.telemetry import metrics
@@ -74,8 +75,11 @@ async def run(settings: GatewaySettings, stop: asyncio.Event, *, listener: socke
 
 async def _attached(gateway: Gateway, settings: GatewaySettings) -> None:
     """The gateway on the bus, until cancelled."""
-    async with open_context(PARTICIPANT, settings, metrics=gateway.metrics_text) as context:
-        gateway.attach(context)
+    async with (
+        open_context(PARTICIPANT, settings, metrics=gateway.metrics_text) as context,
+        open_bell(context.bus, patience=settings.redis_timeout) as bell,
+    ):
+        gateway.attach(context, bell)
         await gateway.keys.start()
         context.facts["address"] = f"{settings.host}:{settings.port}"
         context.state = "ready"

@@ -14,19 +14,19 @@ from starlette.types import Receive, Scope, Send
 
 from services.gateway.gateway import Gateway
 from shared.bus import Entry, Follower, order
-from shared.records.journal import TERMINAL, EntryType
+from shared.records.journal import TERMINAL, EntryType, read_end
 
 KEEP_ALIVE = b": keep-alive\n\n"
 _TERMINAL = frozenset(kind.value.encode() for kind in TERMINAL)
 _CRITIQUE = EntryType.CRITIQUE.value.encode()
-# What comes after the terminal entry.
-_LATE = frozenset(kind.value.encode() for kind in (EntryType.CRITIQUE, EntryType.PAIRWISE, EntryType.REWARD))
 
 
 def frame(kind: bytes, entry_id: str, data: bytes) -> bytes:
     """One event."""
     if b"\n" in data or b"\r" in data:
         data = b"\ndata: ".join(data.splitlines())
+    if b"\n" in kind or b"\r" in kind:
+        kind = b"unknown"
     return b"id: %b\nevent: %b\ndata: %b\n\n" % (entry_id.encode(), kind, data)
 
 
@@ -36,7 +36,7 @@ def parts(entry: Entry) -> tuple[bytes, bytes]:
     # as our writers order them; another order is as good, but rare
     if fields[0] == b"type" and fields[-2] == b"data":
         return fields[1], fields[-1]
-    raw = dict(zip(fields[::2], fields[1::2], strict=True))
+    raw = dict(zip(fields[::2], fields[1::2], strict=False))
     return raw.get(b"type", b"unknown"), raw.get(b"data", b"{}")
 
 
@@ -92,39 +92,34 @@ async def journal_events(follower: Follower, ending: Ending, keepalive: float, l
         follower.close()
 
 
-async def collect(follower: Follower, until: float, pause: float, lost: Lost) -> list[Entry]:
-    """The entries up to the terminal one, or up to the time limit. The follower is closed at the end.
+async def ended(follower: Follower, until: float, pause: float, lost: Lost) -> bool:
+    """Waits for the terminal entry; False when it does not come in time. The follower is closed at the end.
 
     pause: seconds of silence after which it is asked whether the query is lost.
     """
     now = asyncio.get_running_loop().time
-    found: list[Entry] = []
     try:
         while (left := until - now()) > 0:
             try:
                 async with asyncio.timeout(min(pause, left)):
-                    fresh = await follower.next()
+                    found = await follower.next()
             except TimeoutError:
                 if await lost():
-                    break
+                    return False
                 continue
-            for entry in fresh:
-                found.append(entry)
-                if parts(entry)[0] in _TERMINAL:
-                    return found
-        return found
+            if any(parts(entry)[0] in _TERMINAL for entry in found):
+                return True
+        return False
     finally:
         follower.close()
 
 
 async def ended_at(gateway: Gateway, key: str) -> tuple[str, str | None]:
     """The newest entry's id (`0-0` without one), and the terminal entry's, if it is there."""
-    newest = await gateway.bus.latest(key, 20)
-    terminal = next((entry[0] for entry in newest if parts(entry)[0] in _TERMINAL), None)
-    if terminal is None and newest and all(parts(entry)[0] in _LATE for entry in newest):
-        # somebody changed a vote often: the end lies before all of that
-        terminal = next((e[0] for e in await gateway.bus.latest(key, 10_000) if parts(e)[0] in _TERMINAL), None)
-    return (newest[0][0] if newest else "0-0"), terminal
+    end = await read_end(gateway.bus, key)
+    if not end:
+        return "0-0", None
+    return end[-1].id, end[0].id if end[0].type in TERMINAL else None
 
 
 def is_before(first: str, second: str) -> bool:

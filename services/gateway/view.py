@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from services.gateway.records import QueryRecord
@@ -19,135 +19,136 @@ from shared.contracts import (
     TOOL_REQUEST,
     TOOL_RESULT,
 )
-from shared.records.journal import TERMINAL, EntryType, JournalEntry
+from shared.records.journal import EntryType, JournalEntry
 
-_STATES = {
-    EntryType.COMPLETED: "completed",
-    EntryType.FAILED: "failed",
-    EntryType.CANCELLED: "cancelled",
-}
+_DELTAS = frozenset({EntryType.THINKING, EntryType.ANSWER})
 
 
-def result(record: QueryRecord, entries: Sequence[JournalEntry]) -> dict[str, Any]:
-    """Everything known of a response so far; the same fields from the first entry to the last."""
-    shown: dict[str, Any] = {
-        "query_id": record.query_id,
-        "session_id": record.session_id,
-        "state": "running" if entries else "queued",
-        "query": record.query,
-        "answer": "",
-        "thinking": "",
-        "tool_calls": [],
-        "usage": {"prompt_tokens": 0, "completion_tokens": 0},
-        "model": None,
-        "finish_reason": None,
-        "notices": [],
-    }
-    _so_far(shown, entries)
-    for entry in entries:
-        if entry.type in TERMINAL:
-            _finished(shown, entry)
-        elif entry.type is EntryType.CRITIQUE:
-            shown["critique"] = entry.value()
-        elif entry.type is EntryType.PAIRWISE:
-            shown["pairwise"] = entry.value()
-        elif entry.type is EntryType.REWARD:
-            # the last vote counts
-            shown["reward"] = entry.value()
-    log = [{"subject": subject, "t": _seconds(record, at)} for subject, at in _subjects(record, entries)]
-    shown["events"] = [event["subject"] for event in log]
-    shown["event_log"] = log
-    return shown
+class View:
+    """Takes the entries as they are read, oldest first."""
 
+    def __init__(self, record: QueryRecord) -> None:
+        self._record = record
+        self._shown: dict[str, Any] = {
+            "query_id": record.query_id,
+            "session_id": record.session_id,
+            "state": "queued",
+            "query": record.query,
+            "answer": "",
+            "thinking": "",
+            "tool_calls": [],
+            "usage": {"prompt_tokens": 0, "completion_tokens": 0},
+            "model": None,
+            "finish_reason": None,
+            "notices": [],
+        }
+        self._ended: JournalEntry | None = None
+        self._log = [{"subject": QUERY_RECEIVED.name, "t": 0.0}]
+        # of a response that is still being written, or was given up
+        self._said: dict[str, list[tuple[tuple[int, int], str]]] = {"thinking": [], "answer": []}
+        self._calls: dict[str, dict[str, Any]] = {}
 
-def _so_far(shown: dict[str, Any], entries: Sequence[JournalEntry]) -> None:
-    """The parts of a response that is still being written."""
-    thinking: list[str] = []
-    answer: list[str] = []
-    calls: dict[str, dict[str, Any]] = {}
-    usage = shown["usage"]
-    for entry in _kept(entries):
+    def add(self, entries: Iterable[JournalEntry]) -> None:
+        for entry in entries:
+            if entry.type in _DELTAS:
+                self._say(entry)
+            else:
+                self._take(entry)
+
+    def shown(self) -> dict[str, Any]:
+        """Everything known of the response so far; the same fields from the first entry to the last."""
+        shown = self._shown
+        for name, pieces in self._said.items():
+            shown[name] = "".join([text for _, text in pieces])
+        shown["tool_calls"] = list(self._calls.values())
+        if self._ended is not None:
+            _finish(shown, self._ended)
+        shown["events"] = [event["subject"] for event in self._log]
+        shown["event_log"] = self._log
+        return shown
+
+    def _say(self, entry: JournalEntry) -> None:
+        self._running()
+        if b'"persona"' not in entry.data or "persona" not in entry.value():
+            self._said[entry.type].append((order(entry.id), entry.text()))
+
+    def _running(self) -> None:
+        if self._shown["state"] == "queued":
+            self._shown["state"] = "running"
+
+    def _take(self, entry: JournalEntry) -> None:
+        self._running()
+        shown, value = self._shown, entry.value()
         match entry.type:
             case EntryType.CLAIMED:
-                shown["model"] = entry.value().get("model")
-            case EntryType.THINKING | EntryType.ANSWER:
-                value = entry.value()
-                if "persona" not in value:
-                    (thinking if entry.type is EntryType.THINKING else answer).append(value["text"])
+                shown["model"] = value.get("model")
+            case EntryType.STATE:
+                self._crossed(entry, AGENT_TRANSITION.name)
             case EntryType.MESSAGE:
-                value = entry.value()
-                usage["prompt_tokens"] += value.get("prompt_tokens") or 0
-                usage["completion_tokens"] += value.get("completion_tokens") or 0
+                for name in shown["usage"]:
+                    count = value.get(name)
+                    shown["usage"][name] += count if isinstance(count, int) else 0
                 if value.get("tool_calls") and "persona" not in value:
                     # what was said before a tool call is not part of the answer
-                    answer.clear()
+                    self._said["answer"].clear()
+            case EntryType.RESTARTED:
+                # the text of a model call that was started again
+                self._discard(entry.valid_until())
             case EntryType.NOTICE:
-                shown["notices"].append(entry.value())
-            case EntryType.TOOL_REQUEST | EntryType.TOOL_RESULT:
-                value = entry.value()
-                call = calls.setdefault(value["call_id"], {"tool": value["tool"], "args": {}, "result": None})
-                call.update(value)
-                call.pop("step", None)
+                shown["notices"].append(value)
+            case EntryType.TOOL_REQUEST:
+                self._crossed(entry, f"{TOOL_REQUEST.name}.{value.get('tool')}")
+                self._call(value)
+            case EntryType.TOOL_RESULT:
+                self._crossed(entry, f"{TOOL_RESULT.name}.{value.get('tool')}")
+                self._call(value)
+            case EntryType.COMPLETED:
+                self._ended = entry
+                self._crossed(entry, RESPONSE_GENERATION.name, ANSWER_DIALOG.name)
+            case EntryType.FAILED:
+                self._ended = entry
+            case EntryType.CANCELLED:
+                self._ended = entry
+                self._crossed(entry, QUERY_CANCEL.name)
+            case EntryType.CRITIQUE:
+                shown["critique"] = value
+                self._crossed(entry, CRITIQUE_RESULT.name)
+            case EntryType.PAIRWISE:
+                shown["pairwise"] = value
+                self._crossed(entry, PAIRWISE_RESULT.name)
+            case EntryType.REWARD:
+                # the last vote counts
+                shown["reward"] = value
+                self._crossed(entry, REWARD_EVENT.name)
             case _:
                 pass
-    shown["thinking"] = "".join(thinking)
-    shown["answer"] = "".join(answer)
-    shown["tool_calls"] = list(calls.values())
+
+    def _call(self, value: dict[str, Any]) -> None:
+        call = self._calls.setdefault(
+            str(value.get("call_id")), {"tool": value.get("tool"), "args": {}, "result": None}
+        )
+        call.update(value)
+        call.pop("step", None)
+
+    def _discard(self, valid: tuple[int, int]) -> None:
+        for name, pieces in self._said.items():
+            self._said[name] = [piece for piece in pieces if piece[0] <= valid]
+
+    def _crossed(self, entry: JournalEntry, *subjects: str) -> None:
+        """The bus messages of this response that its journal proves, in order."""
+        # clocks of two machines may differ a little
+        seconds = max(0, entry.time - self._record.accepted) / 1000
+        self._log += [{"subject": subject, "t": seconds} for subject in subjects]
 
 
-def _kept(entries: Sequence[JournalEntry]) -> Iterator[JournalEntry]:
-    """The entries without the text of model calls that were started again."""
-    cuts = [
-        (order(entry.value()["discard_after"]), order(entry.id))
-        for entry in entries
-        if entry.type is EntryType.RESTARTED
-    ]
-    for entry in entries:
-        at = order(entry.id)
-        delta = entry.type in (EntryType.THINKING, EntryType.ANSWER)
-        if not (delta and any(first < at < last for first, last in cuts)):
-            yield entry
-
-
-def _finished(shown: dict[str, Any], entry: JournalEntry) -> None:
+def _finish(shown: dict[str, Any], entry: JournalEntry) -> None:
     value = entry.value()
-    shown["state"] = _STATES[entry.type]
+    shown["state"] = str(entry.type)
     if entry.type is EntryType.FAILED:
-        shown["error"] = {"code": value.get("code", "internal"), "message": value.get("message", "")}
+        shown["error"] = {"code": entry.text("code") or "internal", "message": entry.text("message")}
         return
     for name in ("answer", "thinking", "tool_calls", "usage", "model", "finish_reason", "deliberations"):
         if value.get(name) is not None:
             shown[name] = value[name]
     if entry.type is EntryType.CANCELLED:
         shown["finish_reason"] = "cancelled"
-
-
-def _subjects(record: QueryRecord, entries: Sequence[JournalEntry]) -> Iterator[tuple[str, int]]:
-    """The bus messages of this response that its journal proves, in order, with their times in ms."""
-    yield QUERY_RECEIVED.name, record.accepted
-    for entry in entries:
-        match entry.type:
-            case EntryType.STATE:
-                yield AGENT_TRANSITION.name, entry.time
-            case EntryType.TOOL_REQUEST:
-                yield f"{TOOL_REQUEST.name}.{entry.value()['tool']}", entry.time
-            case EntryType.TOOL_RESULT:
-                yield f"{TOOL_RESULT.name}.{entry.value()['tool']}", entry.time
-            case EntryType.COMPLETED:
-                yield RESPONSE_GENERATION.name, entry.time
-                yield ANSWER_DIALOG.name, entry.time
-            case EntryType.CANCELLED:
-                yield QUERY_CANCEL.name, entry.time
-            case EntryType.CRITIQUE:
-                yield CRITIQUE_RESULT.name, entry.time
-            case EntryType.PAIRWISE:
-                yield PAIRWISE_RESULT.name, entry.time
-            case EntryType.REWARD:
-                yield REWARD_EVENT.name, entry.time
-            case _:
-                pass
-
-
-def _seconds(record: QueryRecord, at: int) -> float:
-    # clocks of two machines may differ a little
-    return max(0, at - record.accepted) / 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,7 @@ class Recall:
     results: dict[str, ToolCallRecord] = field(default_factory=dict)
     requested: set[str] = field(default_factory=set)
     states: int = 0
-    progress: set[tuple[EntryType, str, int]] = field(default_factory=set)
+    progress: set[tuple[str, str, int]] = field(default_factory=set)
     notices: set[str] = field(default_factory=set)
     unsettled: str | None = None
     terminal: JournalEntry | None = None
@@ -45,7 +46,9 @@ def recall(entries: Sequence[JournalEntry]) -> Recall:
             found.unsettled = None
         if found.unsettled is None:
             settled = entry.id
-        _take(found, entry)
+        # what cannot be read was not written by an owner of this journal
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            _take(found, entry)
         if entry.type in TERMINAL:
             found.terminal = entry
             break
@@ -98,13 +101,13 @@ def partial_text(entries: Sequence[JournalEntry]) -> tuple[str, str]:
             case EntryType.ANSWER | EntryType.THINKING | EntryType.MESSAGE if "persona" in entry.value():
                 continue
             case EntryType.ANSWER:
-                answer.append((entry.id, entry.value()["text"]))
+                answer.append((entry.id, entry.text()))
             case EntryType.THINKING:
-                thinking.append((entry.id, entry.value()["text"]))
+                thinking.append((entry.id, entry.text()))
             case EntryType.RESTARTED:
-                valid = order(entry.value()["discard_after"])
+                valid = entry.valid_until()
                 answer = [piece for piece in answer if order(piece[0]) <= valid]
                 thinking = [piece for piece in thinking if order(piece[0]) <= valid]
-            case EntryType.MESSAGE if entry.value()["tool_calls"]:
+            case EntryType.MESSAGE if entry.value().get("tool_calls"):
                 answer = []
     return "".join(text for _, text in answer), "".join(text for _, text in thinking)

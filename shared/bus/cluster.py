@@ -28,6 +28,7 @@ from shared.bus.link import (
     refused,
 )
 from shared.bus.slots import EVERY, NOWHERE, SLOTS, name_of, slot_of, stages
+from shared.bus.wire import Server
 from shared.errors import BusUnavailable
 from shared.telemetry.logging import get_logger
 
@@ -357,6 +358,11 @@ class ClusterLink:
 
     def owner(self, slot: int) -> Address | None:
         return self._owners[slot]
+
+    async def server(self, address: Address | None) -> Server:
+        """A node as a server to connect to."""
+        assert address is not None
+        return Server.parse(self._endpoint.server(address))
 
     @property
     def commands(self) -> Lines:

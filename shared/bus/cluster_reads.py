@@ -1,8 +1,7 @@
 """Blocking reads in a Redis Cluster, where one command cannot wait for streams of different hash slots.
 
 A consumer has one connection per work stream: as many as it has routes. A tail waits for its inbox on a connection of
-its own and looks at all other streams in turns, over the connections for commands: journals come and go with queries,
-connections must not.
+its own and looks at the few event streams in turns, over the connections for commands.
 """
 
 from __future__ import annotations
@@ -135,6 +134,7 @@ class ClusterTailer:
         self._lines = cluster.lines("tail", most=1)
         self._inbox: asyncio.Task[Reply] | None = None
         self._inbox_after: tuple[str, str] = ("", "")
+        self._interrupted: asyncio.Future[None] | None = None
         # stream → when it last said something, and when to look at it
         self._heard: dict[str, float] = {}
         self._due: dict[str, float] = {}
@@ -157,7 +157,8 @@ class ClusterTailer:
         loop = asyncio.get_running_loop()
         self._tidy(wanted, loop.time())
         deadline = loop.time() + block
-        while True:
+        self._interrupted = interrupted = loop.create_future()
+        while not interrupted.done():
             reading = self._inbox_read((*head, inbox, after), (inbox, after), block)
             if reading.done():
                 self._inbox = None
@@ -172,7 +173,16 @@ class ClusterTailer:
             if now >= deadline:
                 return None
             following = min([deadline, *(self._due[stream] for stream in wanted)])
-            await asyncio.wait({reading}, timeout=max(0.0, following - now))
+            either: set[asyncio.Future[Any]] = {reading, interrupted}
+            await asyncio.wait(either, timeout=max(0.0, following - now), return_when=asyncio.FIRST_COMPLETED)
+        return None
+
+    def interrupt(self) -> bool:
+        """Ends the call in progress; False when there is none."""
+        if self._interrupted is None or self._interrupted.done():
+            return False
+        self._interrupted.set_result(None)
+        return True
 
     def _inbox_read(self, command: Command, after: tuple[str, str], block: float) -> asyncio.Task[Reply]:
         """The blocking read in progress; it outlives calls that end for another stream."""

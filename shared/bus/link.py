@@ -23,6 +23,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from shared.bus.wire import Server
 from shared.errors import BusUnavailable, Local2Error, TransientError
 from shared.telemetry.logging import get_logger
 
@@ -257,6 +258,10 @@ class Link:
             self._requeue()
             delay = 0.02 if self.generation > served else min(_MAX_BACKOFF, delay * 2 or 0.02)
             await asyncio.sleep(delay)
+
+    async def server(self) -> Server:
+        """The server to connect to now."""
+        return Server.parse(self._url)
 
     async def _connection(self) -> AbstractConnection:
         """A connection to be opened, to the server that is asked now."""

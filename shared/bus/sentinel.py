@@ -12,6 +12,7 @@ from redis.backoff import NoBackoff
 
 from shared.bus.endpoint import Address, Endpoint
 from shared.bus.link import Command, Link, Reply, pool_of
+from shared.bus.wire import Server
 
 
 class SentinelLink(Link):
@@ -23,6 +24,9 @@ class SentinelLink(Link):
     def __init__(self, endpoint: Endpoint, *, name: str, timeout: float = 5.0) -> None:
         super().__init__(endpoint.server(endpoint.addresses[0]), name=name, timeout=timeout)
         self._endpoint = endpoint
+
+    async def server(self) -> Server:
+        return Server.parse(self._endpoint.server(await self._master()))
 
     async def _connection(self) -> AbstractConnection:
         return pool_of(self._endpoint.server(await self._master()), self._timeout).make_connection()

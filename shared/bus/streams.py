@@ -96,6 +96,13 @@ class Bus:
         """Milliseconds since the epoch: for what processes compare with each other."""
         return now_ms()
 
+    async def end_tailing(self) -> bool:
+        """Ends the read of the tail that is in progress; False when it does not wait in Redis."""
+        if isinstance(self.tailer, ClusterTailer):
+            return self.tailer.interrupt()
+        assert isinstance(self.link, Link)
+        return await self.link.unblock(self.tailer)
+
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────
 
     def publishing(self, message: Outgoing) -> Command:
@@ -172,9 +179,9 @@ class Bus:
         limit = () if count is None else ("COUNT", count)
         return entries(await self.link.call("XRANGE", stream, start, end, *limit))
 
-    async def latest(self, stream: str, count: int) -> list[Entry]:
-        """The newest entries, newest first."""
-        return entries(await self.link.call("XREVRANGE", stream, "+", "-", "COUNT", count))
+    async def latest(self, stream: str, count: int, *, before: str = "+") -> list[Entry]:
+        """The newest entries, newest first; of those up to an id, which is left out when prefixed by `(`."""
+        return entries(await self.link.call("XREVRANGE", stream, before, "-", "COUNT", count))
 
     # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -287,6 +294,11 @@ def order(entry_id: str) -> tuple[int, int]:
 
 def entries(reply: Reply) -> list[Entry]:
     return [(entry_id.decode(), fields) for entry_id, fields in reply or ()]
+
+
+def size_of(entry: Entry) -> int:
+    """The bytes of an entry's fields."""
+    return sum(map(len, entry[1]))
 
 
 def _pairs(row: Sequence[Any]) -> dict[str, Any]:

@@ -3,24 +3,30 @@
 A journal has one writer at a time. Entry ids are explicit, `{epoch}-{number}`; a new owner claims the next epoch with
 its first entry, and Redis itself then refuses every later write of the old owner, because its ids are too small.
 After the terminal entry other participants append with ids of the server's clock, which are larger than any epoch.
+With every entry the journal's channel is rung, so that whoever follows has it at once (see `shared.bus.bell`).
+
+Readers are tolerant: a newer release may write types and fields that this one does not know, and anybody anything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import orjson
 
-from shared.bus import Bus, Command, Entry, OutOfMemory, ReplyError, Script, order
+from shared.bus import RING, Bus, Command, Entry, OutOfMemory, ReplyError, Script, next_page, order
 from shared.contracts import PREFIX
 from shared.envelope import now_ms
 from shared.errors import Fenced, Local2Error
 from shared.telemetry import metrics
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
 
 
 class EntryType(StrEnum):
@@ -45,25 +51,82 @@ class EntryType(StrEnum):
 
 
 TERMINAL = frozenset({EntryType.COMPLETED, EntryType.FAILED, EntryType.CANCELLED})
+# What others append behind the end.
+LATE = frozenset({EntryType.CRITIQUE, EntryType.PAIRWISE, EntryType.REWARD})
+# What a result tells of the entries before its end: each with the fields that it needs, or all. An answer of many
+# thousand pieces is read without reading them.
+_TOLD: dict[str, tuple[str, ...] | None] = {
+    EntryType.STATE: (),
+    EntryType.TOOL_REQUEST: ("tool",),
+    EntryType.TOOL_RESULT: ("tool",),
+    EntryType.NOTICE: None,
+}
+_KNOWN = {kind.value.encode(): kind for kind in EntryType}
+# A first look from the end finds the terminal entry, and what came behind it.
+_LAST = 4
+_PAGE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """`data` is the JSON text as written: it is passed on to clients byte for byte. `time` is in ms since the epoch."""
+    """`data` is the JSON text as written: it is passed on to clients byte for byte. `time` is in ms since the epoch.
+
+    type: of a kind that this release does not know, its name. told: of a terminal entry, what a result tells of those
+    before it, as JSON.
+    """
 
     id: str
-    type: EntryType
+    type: EntryType | str
     time: int
     data: bytes
+    told: bytes = b""
 
     def value(self) -> dict[str, Any]:
-        parsed: dict[str, Any] = orjson.loads(self.data)
-        return parsed
+        """The data as an object; empty when it is none."""
+        try:
+            parsed = orjson.loads(self.data)
+        except orjson.JSONDecodeError:
+            return {}
+        return parsed if isinstance(parsed, dict) else {}
+
+    def text(self, name: str = "text") -> str:
+        """A field of the data, if it is a text."""
+        value = self.value().get(name)
+        return value if isinstance(value, str) else ""
+
+    def valid_until(self) -> tuple[int, int]:
+        """Of `restarted`: the id after which text is void."""
+        try:
+            return order(self.text("discard_after"))
+        except ValueError:
+            return order(self.id)
+
+    def earlier(self) -> list[JournalEntry] | None:
+        """What is told of the entries before a terminal one; None when nothing is."""
+        try:
+            return [
+                JournalEntry(str(entry_id), _known(str(kind)), int(time), orjson.dumps(value))
+                for entry_id, kind, time, value in orjson.loads(self.told)
+            ]
+        except (ValueError, TypeError):
+            return None
 
     @staticmethod
     def parse(entry: Entry) -> JournalEntry:
-        raw = dict(zip(entry[1][::2], entry[1][1::2], strict=True))
-        return JournalEntry(entry[0], EntryType(raw[b"type"].decode()), int(raw[b"time"]), raw[b"data"])
+        """Of any fields; what is missing is empty."""
+        fields = entry[1]
+        if len(fields) == 6 and fields[0] == b"type" and fields[2] == b"time" and fields[4] == b"data":
+            kind, time, data, told = fields[1], fields[3], fields[5], b""
+        else:
+            raw = dict(zip(fields[::2], fields[1::2], strict=False))
+            kind, time, data = raw.get(b"type", b""), raw.get(b"time", b""), raw.get(b"data", b"{}")
+            told = raw.get(b"told", b"")
+        known = _KNOWN.get(kind) or kind.decode(errors="backslashreplace")
+        return JournalEntry(entry[0], known, int(time) if time.isdigit() else 0, data, told)
+
+
+def _known(kind: str) -> EntryType | str:
+    return _KNOWN.get(kind.encode(), kind)
 
 
 def journal_key(query_id: str, respondent_id: str) -> str:
@@ -87,6 +150,7 @@ class JournalWriter:
         self.key = key
         self._epoch = epoch
         self._number = number
+        self._told: list[tuple[str, str, int, dict[str, Any]]] = []
 
     @classmethod
     async def claim(
@@ -108,15 +172,17 @@ class JournalWriter:
             return await cls.claim(bus, key, data, ttl, fresh=False)
         if epoch == 1:
             return writer, []
-        before = await bus.range(key, "-", f"({epoch}-1")
-        return writer, [JournalEntry.parse(entry) for entry in before]
+        before = [entry async for page in pages(bus, key, f"({epoch}-1") for entry in page]
+        for entry in before:
+            writer._tell(entry.id, entry.type, entry.time, entry.value() if entry.type in _TOLD else {})
+        return writer, before
 
     @staticmethod
     async def _next_epoch(bus: Bus, key: str) -> int:
-        written = await read_journal(bus, key)
-        if any(entry.type in TERMINAL for entry in written):
+        end = await read_end(bus, key)
+        if any(entry.type in TERMINAL for entry in end):
             raise JournalEnded(f"{key} has its terminal entry")
-        return order(written[-1].id)[0] + 1 if written else 1
+        return order(end[-1].id)[0] + 1 if end else 1
 
     @property
     def position(self) -> str:
@@ -134,44 +200,69 @@ class JournalWriter:
         """Several entries in one write."""
         if not items:
             return
-        first = self._number + 1
         commands = [self._command(kind, data) for kind, data in items]
         replies = await self._bus.link.pipe_raw(commands)
-        for number, (command, reply) in enumerate(zip(commands, replies, strict=True), first):
-            await self._confirm(f"{self._epoch}-{number}", command, reply)
+        for (kind, data), command, reply in zip(items, commands, replies, strict=True):
+            await self._confirm(kind, data, command, reply)
 
-    def _command(self, kind: EntryType, data: dict[str, Any], create: bool = False) -> Command:
+    def _command(self, kind: EntryType, data: dict[str, Any], *, create: bool = False) -> Command:
         self._number += 1
         if (meter := metrics.meter()) is not None:
             meter.journal(kind.value)
-        entry_id = f"{self._epoch}-{self._number}"
-        # claims of the same replica at the same time must not look like each other
-        flags, claim = ((), ("claim", uuid.uuid4().hex)) if create else (("NOMKSTREAM",), ())
-        payload = orjson.dumps(data)
-        return ("XADD", self.key, *flags, entry_id, *claim, "type", kind.value, "time", now_ms(), "data", payload)
+        extra: tuple[Any, ...] = ()
+        if create:
+            # claims of the same replica at the same time must not look like each other
+            extra = ("claim", uuid.uuid4().hex)
+        elif kind is EntryType.COMPLETED:
+            extra = ("told", orjson.dumps(self._told))
+        return _WRITE((self.key,), self.position, kind.value, now_ms(), orjson.dumps(data), *extra)
 
     async def _write(
-        self, kind: EntryType, data: dict[str, Any], also: Sequence[Command] = (), create: bool = False
+        self, kind: EntryType, data: dict[str, Any], also: Sequence[Command] = (), *, create: bool = False
     ) -> str:
-        command = self._command(kind, data, create)
-        entry_id = self.position
+        command = self._command(kind, data, create=create)
         replies = await self._bus.link.pipe_raw([command, *also])
-        await self._confirm(entry_id, command, replies[0])
-        return entry_id
+        return await self._confirm(kind, data, command, replies[0])
 
-    async def _confirm(self, entry_id: str, command: Command, reply: Any) -> None:
+    async def _confirm(self, kind: EntryType, data: dict[str, Any], command: Command, reply: Any) -> str:
         if reply is None:
             raise Fenced(f"{self.key} has expired")
-        if not isinstance(reply, ReplyError):
-            return
-        # a write repeated after a lost connection is refused too: then the entry is there, and it is ours
-        if reply.code == "OOM":
-            raise OutOfMemory(str(reply))
-        found = await self._bus.range(self.key, entry_id, entry_id)
-        written = command[command.index(entry_id) + 1 :]
-        if found and found[0][1] == [part if isinstance(part, bytes) else str(part).encode() for part in written]:
-            return
-        raise Fenced(f"{self.key} belongs to another replica")
+        entry_id, _, time, payload, *extra = command[_ARGUMENTS:]
+        if isinstance(reply, ReplyError):
+            if reply.code in ("OOM", "MISCONF"):
+                raise OutOfMemory(str(reply))
+            # a write repeated after a lost connection is refused too: then the entry is there, and it is ours
+            written = ["type", kind.value, "time", time, "data", payload, *extra]
+            found = await self._bus.range(self.key, entry_id, entry_id)
+            if not found or found[0][1] != [p if isinstance(p, bytes) else str(p).encode() for p in written]:
+                raise Fenced(f"{self.key} belongs to another replica")
+        self._tell(entry_id, kind, time, data)
+        return str(entry_id)
+
+    def _tell(self, entry_id: str, kind: str, time: int, data: dict[str, Any]) -> None:
+        if kind in _TOLD:
+            names = _TOLD[kind]
+            told = data if names is None else {name: data.get(name) for name in names}
+            self._told.append((entry_id, kind, time, told))
+
+
+# Adds the writer's next entry. KEYS: journal. ARGV: id, type, time, data, further fields. Only a claim makes a journal.
+_WRITE = Script(
+    RING
+    + """
+local id
+if ARGV[5] == 'claim' then
+  id = redis.call('XADD', KEYS[1], ARGV[1], 'type', ARGV[2], 'time', ARGV[3], 'data', ARGV[4], unpack(ARGV, 5))
+else
+  id = redis.call('XADD', KEYS[1], 'NOMKSTREAM', ARGV[1], 'type', ARGV[2], 'time', ARGV[3], 'data', ARGV[4],
+                  unpack(ARGV, 5))
+end
+if id then ring(id, ARGV[2], ARGV[3], ARGV[4]) end
+return id
+"""
+)
+# Where they begin in a call of a script with one key.
+_ARGUMENTS = 4
 
 
 def closing(key: str, ttl: int) -> Command:
@@ -182,7 +273,9 @@ def closing(key: str, ttl: int) -> Command:
 # Adds an entry behind the terminal one, once. KEYS: journal. ARGV: once, type, time, data, terminal types.
 # Returns its id; 'open' while the response is being written: its writer's ids are smaller than the clock's, and such an
 # entry would shut it out; 'gone' when the journal has expired.
-_APPEND_AFTER = Script("""
+_APPEND_AFTER = Script(
+    RING
+    + """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 500)
 if #last == 0 then return 'gone' end
 -- an entry that came behind the end proves it, however many there are
@@ -196,8 +289,11 @@ for _, entry in ipairs(last) do
   end
 end
 if not ended then return 'open' end
-return redis.call('XADD', KEYS[1], '*', 'once', ARGV[1], 'type', ARGV[2], 'time', ARGV[3], 'data', ARGV[4])
-""")
+local id = redis.call('XADD', KEYS[1], '*', 'once', ARGV[1], 'type', ARGV[2], 'time', ARGV[3], 'data', ARGV[4])
+ring(id, ARGV[2], ARGV[3], ARGV[4])
+return id
+"""
+)
 
 
 async def append_after(
@@ -222,6 +318,59 @@ async def append_after(
         pause = min(pause * 2, 1.0)
 
 
+async def pages(bus: Bus, key: str, end: str = "+") -> AsyncIterator[list[JournalEntry]]:
+    """All entries, oldest first, so many at a time that nobody is kept waiting; none when the key is no journal."""
+    after, count = "-", _LAST
+    while True:
+        try:
+            found = await bus.range(key, after, end, count)
+        except ReplyError as exc:
+            _complain(key, exc)
+            return
+        if not found:
+            return
+        yield [JournalEntry.parse(entry) for entry in found]
+        if len(found) < count:
+            return
+        after, count = f"({found[-1][0]}", min(_PAGE, next_page(found, count))
+
+
 async def read_journal(bus: Bus, key: str) -> list[JournalEntry]:
     """All entries, oldest first."""
-    return [JournalEntry.parse(entry) for entry in await bus.range(key)]
+    return [entry async for page in pages(bus, key) for entry in page]
+
+
+async def read_end(bus: Bus, key: str) -> list[JournalEntry]:
+    """The newest entries, oldest first: from the terminal one on, or just a few while there is none."""
+    newest: list[JournalEntry] = []
+    before, count = "+", _LAST
+    while True:
+        try:
+            found = await bus.latest(key, count, before=before)
+        except ReplyError as exc:
+            _complain(key, exc)
+            return []
+        for raw in found:
+            entry = JournalEntry.parse(raw)
+            newest.append(entry)
+            if entry.type in TERMINAL:
+                return newest[::-1]
+        # what is not the writer's may lie behind the end, however much of it there is
+        if len(found) < count or not all(e.type in LATE or not isinstance(e.type, EntryType) for e in newest):
+            return newest[::-1]
+        before, count = f"({found[-1][0]}", min(_PAGE, count * 8)
+
+
+async def read_result(bus: Bus, key: str) -> AsyncIterator[list[JournalEntry]]:
+    """What a result is made of, oldest first: of a completed response what its end tells, of any other everything."""
+    end = await read_end(bus, key)
+    earlier = end[0].earlier() if end and end[0].type is EntryType.COMPLETED else None
+    if earlier is not None:
+        yield earlier + end
+        return
+    async for page in pages(bus, key):
+        yield page
+
+
+def _complain(key: str, exc: ReplyError) -> None:
+    log.error("journal.unreadable", key=key, error=str(exc))

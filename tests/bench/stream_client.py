@@ -22,6 +22,7 @@ import httptools
 import orjson
 import uvloop
 
+from shared.bus import Bell, open_bell
 from shared.contracts import QUERY_RECEIVED, QueryReceived
 from shared.envelope import now_ms
 from shared.participant.service import Context, open_context
@@ -97,12 +98,12 @@ async def by_api(load: str) -> AsyncIterator[str]:
             yield orjson.loads(event.partition(b"data: ")[2])["text"]
 
 
-async def by_bus(load: str, context: Context[Settings]) -> AsyncIterator[str]:
+async def by_bus(load: str, context: Context[Settings], bell: Bell) -> AsyncIterator[str]:
     session = str(uuid.uuid4())
     query = QueryReceived(session_id=session, query=f"bench {load}", user_id="bench")
     deadline = now_ms() + 120_000
     (query_id,) = await context.bus.publish(QUERY_RECEIVED.of(query, session_id=session, deadline=deadline))
-    follower = context.tail.follow(journal_key(query_id, "A"))
+    follower = bell.follow(journal_key(query_id, "A"))
     try:
         while True:
             for entry in map(JournalEntry.parse, await follower.next()):
@@ -123,8 +124,9 @@ class Seen:
 
 
 class Client:
-    def __init__(self, context: Context[Settings]) -> None:
+    def __init__(self, context: Context[Settings], bell: Bell) -> None:
         self._context = context
+        self._bell = bell
 
     def _texts(self, way: str, load: str) -> AsyncIterator[str]:
         match way:
@@ -133,7 +135,7 @@ class Client:
             case "api":
                 return by_api(load)
             case _:
-                return by_bus(load, self._context)
+                return by_bus(load, self._context, self._bell)
 
     async def _one(self, way: str, load: str) -> tuple[float, float]:
         """Seconds to the first token, and to the end."""
@@ -190,8 +192,8 @@ def say(value: object) -> None:
 async def main() -> None:
     configure("warning", "json", participant="bench")
     settings = Settings(redis_url=os.environ["BENCH_REDIS"], data_dir=Path("data"))
-    async with open_context("bench", settings) as context:
-        client = Client(context)
+    async with open_context("bench", settings) as context, open_bell(context.bus) as bell:
+        client = Client(context, bell)
         say({"ready": True})
         while line := (await asyncio.to_thread(sys.stdin.readline)).split():
             _, way, load, streams, seconds = line

@@ -16,7 +16,7 @@ from support.cluster import Cluster, Node
 from support.consuming import GROUP, STREAM, Recorder, consuming
 from support.waiting import always, eventually
 
-from shared.bus import Bus, ConnectionLost, Delivery, OutOfMemory, ReplyError, Route, Script, Tail
+from shared.bus import Bell, Bus, ConnectionLost, Delivery, OutOfMemory, ReplyError, Route, Script, Tail, open_bell
 from shared.bus.slots import slot_of_key
 from shared.errors import SettingsError
 from shared.records.journal import EntryType, JournalWriter, journal_key, read_journal
@@ -156,15 +156,15 @@ async def test_slots_that_move_under_load_lose_and_repeat_nothing(cluster: Clust
             await asyncio.sleep(0.003)
         return writer.position
 
-    async def follow(tail: Tail, key: str) -> None:
-        follower = tail.follow(key)
+    async def follow(bell: Bell, key: str) -> None:
+        follower = bell.follow(key)
         while True:
             seen[key] += [entry_id for entry_id, _ in await follower.next()]
 
     def move() -> None:
-        """The work stream, two journals and the inbox of the tail go from node to node and back."""
+        """The work stream and two journals go from node to node and back."""
         for _ in range(2):
-            for key in (STREAM, journals[0], journals[1], "inbox"):
+            for key in (STREAM, journals[0], journals[1]):
                 home = cluster.master(key)
                 target = next(node for node in cluster.masters() if node is not home)
                 cluster.migrate(slot_of_key(key), target, pause=0.05)
@@ -173,10 +173,10 @@ async def test_slots_that_move_under_load_lose_and_repeat_nothing(cluster: Clust
         consuming(cluster.url, first, replica="r1", timeout=0.5),
         consuming(cluster.url, second, replica="r2", timeout=0.5),
         Bus(cluster.url, "test/publisher", timeout=0.5) as bus,
-        tailing(cluster.url) as tail,
+        open_bell(bus) as bell,
         asyncio.timeout(40),
     ):
-        followers = [asyncio.create_task(follow(tail, key)) for key in journals]
+        followers = [asyncio.create_task(follow(bell, key)) for key in journals]
         writers = [asyncio.create_task(write(bus, key)) for key in journals]
         publishing = asyncio.create_task(publish(bus))
         await eventually(lambda: len(accepted) > 20)
@@ -189,11 +189,20 @@ async def test_slots_that_move_under_load_lose_and_repeat_nothing(cluster: Clust
             await eventually(lambda key=key: seen[key] and seen[key][-1] == lasts[key], 10, "the follower is there")
             written = [entry.id for entry in await read_journal(bus, key)]
             assert seen[key] == written == [f"1-{n}" for n in range(1, len(written) + 1)]
+        # every journal rings again, where it is now
+        homes = {key: cluster.master(key).port for key in journals}
+        await eventually(
+            lambda: all(any(key in line._listening for line in _lines_to(bell, homes[key])) for key in journals), 35
+        )
         for task in followers:
             task.cancel()
         await asyncio.gather(*followers, return_exceptions=True)
     # nothing was lost on the way, so nothing was delivered twice
     assert sorted(first.seen + second.seen) == sorted(accepted)
+
+
+def _lines_to(bell: Bell, port: int) -> list[Any]:
+    return [line for address, line in bell._lines.items() if address is not None and address.port == port]
 
 
 async def test_a_script_goes_on_when_its_second_key_is_already_elsewhere(cluster: Cluster) -> None:
@@ -290,8 +299,14 @@ async def test_a_replica_takes_over_and_the_work_goes_on(how: str, tmp_path: Pat
             consuming(cluster.url, recorder, timeout=0.5),
             Bus(cluster.url, "test/publisher", timeout=0.5) as bus,
             tailing(cluster.url) as tail,
+            open_bell(bus) as bell,
             asyncio.timeout(40),
         ):
+            key = next(key for n in range(100) if cluster.master(key := journal_key(f"{n}-1", "A")) is old)
+            journal = bell.follow(key)
+            await JournalWriter.claim(bus, key, {}, 60, fresh=True)
+            await journal.next()
+            rung = asyncio.create_task(journal.next())
             publishing = asyncio.create_task(publish(bus))
             await eventually(lambda: len(accepted) > 50)
             if how == "asked":
@@ -307,6 +322,10 @@ async def test_a_replica_takes_over_and_the_work_goes_on(how: str, tmp_path: Pat
             lost = await _lost(recorder, accepted)
             follower = tail.follow(STREAM, accepted[-2])
             assert (await follower.next())[0][0] == accepted[-1]
+            await eventually(lambda: any(key in line._listening for line in _lines_to(bell, successor.port)), 15)
+            # a crash may have lost the claim
+            claimed, _ = await JournalWriter.claim(bus, key, {}, 60, fresh=False)
+            assert claimed.position in [entry_id for entry_id, _ in await asyncio.wait_for(rung, 10)]
     # a crash may lose what the master had confirmed and not yet sent on: at most what one moment holds
     assert len(lost) <= (0 if how == "asked" else 1)
 
@@ -346,10 +365,15 @@ async def test_connections_do_not_grow_with_what_is_followed(cluster: Cluster) -
             row["name"] for node in cluster.nodes for row in node.client.client_list() if row["name"].startswith("test")
         )
 
-    async with tailing(cluster.url) as tail, consuming(cluster.url, Recorder(), timeout=0.5):
+    async with (
+        tailing(cluster.url) as tail,
+        open_bell(tail.bus) as bell,
+        consuming(cluster.url, Recorder(), timeout=0.5),
+    ):
         expected = sorted([*["test/tail:commands"] * 3, "test/tail:tail", *["test/r1:commands"] * 3, "test/r1:groups"])
         await eventually(lambda: connections() == expected, 5, "one per master, one per work stream, one for the inbox")
-        followers = [tail.follow(f"j{n}") for n in range(200)]
+        expected = sorted([*expected, *["test/tail:bell"] * 3])
+        followers = [bell.follow(f"j{n}") for n in range(200)]
         reading = [asyncio.create_task(follower.next()) for follower in followers]
         for n in range(200):
             await tail.bus.link.call("XADD", f"j{n}", "1-1", "a", "b")

@@ -30,6 +30,13 @@ CLAIMS = {
         "test_a_follower_behind_what_was_trimmed_goes_on_with_what_is_there",
         "test_a_tail_survives_a_flush",
     ],
+    "test_bus_bell": [
+        "test_whoever_joins_and_whatever_is_not_rung_every_entry_comes_once_in_order",
+        "test_two_hundred_followers_of_one_journal_all_get_everything",
+        "test_an_entry_that_was_not_rung_is_found",
+        "test_what_comes_after_the_end_is_rung_too",
+        "test_a_key_that_is_no_journal_is_read_as_none",
+    ],
     "test_bus_dead_letters": [
         "test_a_message_that_can_never_be_handled_is_set_aside_at_once",
         "test_replay_puts_the_identical_fields_back",

@@ -13,7 +13,7 @@ from support.cluster import Watched
 from support.consuming import Recorder, consuming
 from support.waiting import eventually
 
-from shared.bus import Bus, Link, Script, Tail
+from shared.bus import Bell, Bus, Link, Script, Tail, open_bell
 
 STREAM = "local2:work"
 
@@ -35,7 +35,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 @pytest.mark.parametrize("how", ["killed", "hung", "asked"])
 async def test_the_work_goes_on_with_the_new_master(how: str, fresh: Watched) -> None:
-    recorder, accepted, followed, working = Recorder(0.001), list[str](), list[str](), True
+    recorder, accepted, followed, rung, working = Recorder(0.001), list[str](), list[str](), list[str](), True
     old = fresh.master()
 
     async def publish(bus: Bus) -> None:
@@ -43,18 +43,23 @@ async def test_the_work_goes_on_with_the_new_master(how: str, fresh: Watched) ->
             accepted.append((await bus.link.call("XADD", STREAM, "*", "payload", "x")).decode())
             await asyncio.sleep(0.003)
 
-    async def follow(tail: Tail) -> None:
-        follower = tail.follow(STREAM)
+    async def follow(feed: Tail | Bell, into: list[str]) -> None:
+        follower = feed.follow(STREAM)
         while True:
-            followed.extend([entry_id for entry_id, _ in await follower.next()])
+            into.extend([entry_id for entry_id, _ in await follower.next()])
 
     async with (
         consuming(fresh.url, recorder, timeout=0.5),
         Bus(fresh.url, "test/publisher", timeout=0.5) as bus,
+        open_bell(bus, patience=0.5) as bell,
         asyncio.timeout(40),
     ):
         tail = Tail(bus, "inbox")
-        background = [asyncio.create_task(tail.run()), asyncio.create_task(follow(tail))]
+        background = [
+            asyncio.create_task(tail.run()),
+            asyncio.create_task(follow(tail, followed)),
+            asyncio.create_task(follow(bell, rung)),
+        ]
         publishing = asyncio.create_task(publish(bus))
         await eventually(lambda: len(accepted) > 100)
         match how:
@@ -75,6 +80,9 @@ async def test_the_work_goes_on_with_the_new_master(how: str, fresh: Watched) ->
         # all that the new master has is handled and followed
         await eventually(lambda: set(recorder.seen) >= kept & set(accepted), 10, "what is there is handled")
         await eventually(lambda: followed and followed[-1] == accepted[-1], 10, "the follower is there")
+        await eventually(lambda: rung and rung[-1] == accepted[-1], 10, "so is the one of the bell")
+        (line,) = bell._lines.values()
+        await eventually(lambda: STREAM in line._listening, 10, "the new master rings")
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)

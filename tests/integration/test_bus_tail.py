@@ -14,6 +14,8 @@ from support.proxy import Proxy
 from support.waiting import eventually
 
 from shared.bus import Bus, Tail, order
+from shared.participant.service import open_context
+from shared.participant.settings import Settings
 
 
 @asynccontextmanager
@@ -48,7 +50,8 @@ async def test_every_follower_gets_every_entry_once_in_order(
     seed: int, redis_url: str, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # small limits, so that followers fall behind and catch up by pages
-    monkeypatch.setattr("shared.bus.tail._BEHIND", 20)
+    monkeypatch.setattr("shared.bus.follow._BEHIND", 40)
+    monkeypatch.setattr("shared.bus.follow._LARGEST_PAGE", 7)
     monkeypatch.setattr("shared.bus.tail._PAGE", 7)
     rng = random.Random(seed)
     streams = [f"j{n}" for n in range(3)]
@@ -140,7 +143,8 @@ async def test_a_follower_behind_what_was_trimmed_goes_on_with_what_is_there(red
 async def test_a_slow_follower_costs_a_bounded_amount_of_memory(
     redis_url: str, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.bus.tail._BEHIND", 50)
+    monkeypatch.setattr("shared.bus.follow._BEHIND", 100)
+    monkeypatch.setattr("shared.bus.follow._LARGEST_PAGE", 25)
     monkeypatch.setattr("shared.bus.tail._PAGE", 25)
     async with tailing(redis_url) as tail:
         slow = tail.follow("j", "0-0")
@@ -149,7 +153,7 @@ async def test_a_slow_follower_costs_a_bounded_amount_of_memory(
         for number in range(1, 1001):
             await bus.link.call("XADD", "j", f"1-{number}", "a", "b")
         await fast
-        assert len(slow._live) <= 100
+        assert len(slow._offered) <= 100
         got = [entry_id for entry_id, _ in await joining]
         while got[-1] != "1-1000":
             got += [entry_id for entry_id, _ in await slow.next()]
@@ -185,3 +189,41 @@ async def test_a_tail_survives_a_flush(redis_url: str, bus: Bus, raw: redis.Redi
         await eventually(lambda: "more" in tail._positions)
         raw.xadd("more", {"a": "3"})
         assert (await asyncio.wait_for(waiting, 2.5))[0][1] == [b"a", b"3"]
+
+
+async def test_who_begins_to_follow_writes_nothing(redis_url: str, bus: Bus, raw: redis.Redis) -> None:
+    async with tailing(redis_url) as tail:
+        before = raw.xinfo_stream("inbox")["entries-added"]
+        for n in range(30):
+            waiting = asyncio.create_task(collect(tail, f"j{n}", "0-0", "1-1"))
+            await asyncio.sleep(0.002)
+            await bus.link.call("XADD", f"j{n}", "1-1", "a", "b")
+            await waiting
+        assert raw.xinfo_stream("inbox")["entries-added"] == before
+
+
+async def test_a_process_that_leaves_while_somebody_begins_to_follow_leaves_no_inbox(
+    settings: Settings, raw: redis.Redis
+) -> None:
+    for n in range(10):
+        async with open_context("observer", settings) as context:
+            joining = asyncio.create_task(context.tail.follow(f"local2:events{n}").next())
+            await eventually(lambda n=n: context.tail.position(f"local2:events{n}") is not None, every=0)
+            joining.cancel()
+    assert not raw.keys("local2:inbox:observer:*")
+
+
+async def test_a_key_that_is_no_stream_does_not_keep_the_others_from_being_followed(
+    redis_url: str, bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.bus.tail._PAUSE", 0.2)
+    raw.set("odd", "no stream")
+    async with tailing(redis_url) as tail:
+        assert await tail.newest("odd") == "0-0"
+        odd = asyncio.create_task(collect(tail, "odd", "0-0", "1-1"))
+        other = asyncio.create_task(collect(tail, "j", "0-0", "1-1"))
+        await bus.link.call("XADD", "j", "1-1", "a", "b")
+        assert await asyncio.wait_for(other, 15) == ["1-1"]
+        raw.delete("odd")
+        await bus.link.call("XADD", "odd", "1-1", "a", "b")
+        assert await asyncio.wait_for(odd, 15) == ["1-1"]

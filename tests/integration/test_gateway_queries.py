@@ -141,6 +141,59 @@ async def test_text_of_a_restarted_call_is_not_shown_twice(site: Site, fake: Fak
     assert (await site.http.get(f"/queries/{told['query_id']}")).json()["answer"] == "You said: here"
 
 
+@pytest.mark.parametrize("query", ["say hello", "tool me", "restart here", "many 600"])
+async def test_a_finished_result_is_told_by_its_end_and_is_the_same_as_from_all_entries(
+    query: str, site: Site, fake: FakeGenerator, raw: redis.Redis
+) -> None:
+    told = (await site.http.post("/query", json={"query": query})).json()
+    query_id = told["query_id"]
+    before = raw.info("commandstats")["cmdstat_xrange"]["calls"]
+    again = (await site.http.get(f"/queries/{query_id}")).json()
+    assert raw.info("commandstats")["cmdstat_xrange"]["calls"] == before
+    # the same journal as an earlier release wrote it
+    raw.copy(f"local2:query:{query_id}", "local2:query:1-1")
+    for entry_id, fields in raw.xrange(f"local2:journal:{query_id}:A"):
+        fields.pop(b"told", None)
+        raw.xadd("local2:journal:1-1:A", fields, id=entry_id)
+    whole = (await site.http.get("/queries/1-1")).json()
+    assert {**whole, "query_id": query_id} == again == told
+
+
+async def test_what_a_newer_release_or_anybody_writes_into_a_journal_is_passed_on_and_gives_no_error(
+    site: Site, fake: FakeGenerator, raw: redis.Redis
+) -> None:
+    accepted = (await site.http.post("/query?wait=false", json={"query": "slow one"})).json()
+    key, path = f"local2:journal:{accepted['query_id']}:A", f"/queries/{accepted['query_id']}"
+    await eventually(lambda: raw.xlen(key) >= 5)
+    for number, (kind, data) in enumerate(
+        [
+            ("citation", '{"url":"x"}'), (b"\xff\n", "no json"), ("answer", "no json"), ("message", '{"tool_calls":1}'),
+            ("tool.result", "[]"), ("restarted", '{"discard_after":"x"}'), ("notice", "null"),
+        ],
+        100,
+    ):  # fmt: skip
+        raw.xadd(key, {"type": kind, "time": "soon", "data": data}, id=f"1-{number}")
+    # its owner is shut out by these; another one ends it
+    raw.xadd(key, {"data": "{}", "type": "completed"}, id="2-1")
+    raw.xadd(key, {"odd": "1"}, id="2-2")
+    shown = await site.http.get(path)
+    assert (shown.status_code, shown.json()["state"]) == (200, "completed")
+    streamed = events((await site.http.get(f"{path}/events")).text)
+    assert ("1-100", "citation", '{"url":"x"}') in streamed
+    assert streamed[-1][1] == "completed"
+    assert (await site.http.post(f"{path}/cancel")).json()["state"] == "completed"
+
+
+async def test_a_key_that_is_no_journal_gives_no_error(site: Site, raw: redis.Redis) -> None:
+    accepted = (await site.http.post("/query?wait=false", json={"query": "say hello"})).json()
+    path = f"/queries/{accepted['query_id']}"
+    raw.set(f"local2:journal:{accepted['query_id']}:A", "no stream")
+    assert (await site.http.get(path)).json()["state"] == "queued"
+    async with site.http.stream("GET", f"{path}/events") as response:
+        assert response.status_code == 200
+    assert (await site.http.post(f"{path}/cancel")).json()["state"] == "cancelling"
+
+
 async def test_a_failed_query_is_an_http_error_with_its_code(site: Site, fake: FakeGenerator) -> None:
     for code, status in {
         "deadline_exceeded": 504, "model_missing": 502, "model_unavailable": 503, "internal": 500, "surprise": 500,

@@ -19,14 +19,16 @@ from support.services import announced, running
 from support.stack import respondent
 from support.waiting import eventually
 
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.generator.settings import GeneratorSettings
 from services.web_fetch.service import WebFetchSettings
 from services.web_fetch.service import app as web_fetch
 from services.web_search.service import WebSearchSettings
 from services.web_search.service import app as web_search
-from shared.bus import Bus
+from shared.bus import Bell, Bus, open_bell
 from shared.contracts import DEAD_LETTER, QUERY_CANCEL, TOOL_REQUEST, QueryCancel, ToolRequest
 from shared.participant import health
+from shared.records.journal import EntryType, JournalWriter, journal_key
 from shared.testing.model_server import ScriptedModelServer
 
 RULES = [
@@ -216,6 +218,42 @@ async def test_workers_leave_no_consumer_and_no_trace_of_themselves_behind(users
     assert not list(core.scan_iter("local2:inbox:web_search:*"))
 
 
+async def test_journals_ring_for_the_core_user(users: AclRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+    # nothing but the ring can tell
+    monkeypatch.setattr("shared.bus.bell._ROUND", 3600)
+    async with Bus(users.core, "test/1") as bus, open_bell(bus) as bell:
+        await _followed(bus, bell, journal_key("8-1", "A"), rung=True)
+
+
+async def test_a_user_who_may_neither_ring_nor_listen_follows_and_writes_all_the_same(
+    users: AclRedis, tmp_path: Path
+) -> None:
+    with EmbeddedRedis(tmp_path / "redis", port=0) as server, redis.Redis.from_url(server.url) as admin:
+        # as the core user was before journals rang
+        admin.acl_setuser(
+            "old", enabled=True, nopass=True, keys=["local2:*"], reset_channels=True, categories=["+@all"]
+        )
+        async with Bus(server.url.replace("://", "://old:x@", 1), "test/1") as bus, open_bell(bus) as bell:
+            await _followed(bus, bell, journal_key("9-1", "A"), rung=False)
+
+
+async def _followed(bus: Bus, bell: Bell, key: str, *, rung: bool) -> None:
+    follower = bell.follow(key)
+    waiting = asyncio.create_task(follower.next())
+    if rung:
+        await eventually(lambda: key in _listening(bell), what="the server knows who listens")
+    writer, _ = await JournalWriter.claim(bus, key, {}, 60, fresh=True)
+    assert [entry_id for entry_id, _ in await asyncio.wait_for(waiting, 10)] == ["1-1"]
+    await writer.append(EntryType.COMPLETED, {})
+    assert [entry_id for entry_id, _ in await asyncio.wait_for(follower.next(), 10)] == ["1-2"]
+    assert (key in _listening(bell)) is rung
+    follower.close()
+
+
+def _listening(bell: Bell) -> set[str]:
+    return {stream for line in bell._lines.values() for stream in line._listening}
+
+
 # ── the limits ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -274,6 +312,9 @@ def test_nobody_may_touch_the_server_itself(core: redis.Redis, web: redis.Redis,
         ("RENAME", "local2:inbox:web_search:a", "local2:keys"),
         ("INFO",),
         ("PUBLISH", "anything", "x"),
+        ("SPUBLISH", "local2:journal:1-1:A", "1-2 answer 1 {}"),
+        ("SSUBSCRIBE", "local2:journal:1-1:A"),
+        ("PSUBSCRIBE", "*"),
         ("SET", "elsewhere", "1"),
     ],
     ids=lambda command: " ".join(command[:2]),
@@ -293,6 +334,9 @@ def test_a_script_gives_the_web_side_no_way_around(core: redis.Redis, web: redis
 def test_the_core_user_has_this_products_keys_only(core: redis.Redis) -> None:
     assert refused(core, "SET", "elsewhere", "1")
     assert refused(core, "PUBLISH", "anything", "x")
+    assert refused(core, "SPUBLISH", "anything", "x")
+    assert refused(core, "SSUBSCRIBE", "anything")
+    assert refused(core, "PSUBSCRIBE", "local2:journal:*")
 
 
 def test_nobody_comes_in_without_a_name(users: AclRedis) -> None:

@@ -16,10 +16,9 @@ from services.gateway.body import JsonRoute
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.openai import DEFAULT_MODEL, ChatBody, Chunks, asked, completion, failed
 from services.gateway.records import QueryRecord, forgotten
-from services.gateway.routes.queries import failure, loop_time_of, wait_for_end
+from services.gateway.routes.queries import finished, loop_time_of
 from services.gateway.schemas import told
 from services.gateway.sse import KEEP_ALIVE, EventStream
-from services.gateway.view import result
 from shared.records.journal import JournalEntry, journal_key
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"])
@@ -77,10 +76,7 @@ async def chat(
         include_usage = body.stream_options is not None and body.stream_options.include_usage
         chunks = Chunks(record.query_id, body.model, include_usage)
         return EventStream(gateway, _streamed(gateway, record, chunks), {"X-Query-Id": record.query_id})
-    entries = await wait_for_end(request, gateway, record)
-    shown = result(record, [JournalEntry.parse(entry) for entry in entries])
-    if shown["state"] == "failed":
-        raise failure(record, shown["error"])
+    shown = await finished(request, gateway, record)
     answer = completion(record.query_id, body.model, shown, int(time.time()))
     return reply(answer, headers={"X-Query-Id": record.query_id})
 
@@ -88,7 +84,7 @@ async def chat(
 async def _streamed(gateway: Gateway, record: QueryRecord, chunks: Chunks) -> AsyncIterator[bytes]:
     now = asyncio.get_running_loop().time
     until = loop_time_of(record)
-    follower = gateway.context.tail.follow(journal_key(record.query_id, "A"))
+    follower = gateway.bell.follow(journal_key(record.query_id, "A"))
     try:
         yield chunks.opening()
         while (left := until - now()) > 0:

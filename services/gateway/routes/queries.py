@@ -17,11 +17,11 @@ from services.gateway.errors import FAILURE_STATUS, ApiError
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.records import QueryRecord, checked_entry_id, forgotten, owned
 from services.gateway.schemas import QueryBody, Respondent, told
-from services.gateway.sse import Ending, EventStream, collect, ended_at, gone, is_before, journal_events
-from services.gateway.view import result
-from shared.bus import START, Entry
+from services.gateway.sse import Ending, EventStream, ended, ended_at, gone, is_before, journal_events
+from services.gateway.view import View
+from shared.bus import START
 from shared.envelope import now_ms
-from shared.records.journal import JournalEntry, journal_key, read_journal
+from shared.records.journal import TERMINAL, journal_key, read_end, read_result
 
 router = APIRouter(route_class=JsonRoute, tags=["queries"])
 
@@ -93,7 +93,7 @@ async def ask(
         return reply(accepted, 202, {"Location": f"/queries/{record.query_id}", **_ids(record)})
     if _SSE in request.headers.get("accept", ""):
         return _streaming(gateway, record, "A", START, follow=follow)
-    return await _answered(request, gateway, record)
+    return reply(await finished(request, gateway, record), headers=_ids(record))
 
 
 def _ids(record: QueryRecord) -> dict[str, str]:
@@ -109,43 +109,44 @@ def _streaming(
     gateway: Gateway, record: QueryRecord, respondent: str, after: str, *, follow: bool, answered: bool = False
 ) -> EventStream:
     settings = gateway.settings
-    follower = gateway.context.tail.follow(journal_key(record.query_id, respondent), after)
+    follower = gateway.bell.follow(journal_key(record.query_id, respondent), after)
     ending = Ending(loop_time_of(record), follow, settings.follow_seconds, answered)
     lost = partial(forgotten, gateway, record.query_id)
     return EventStream(gateway, journal_events(follower, ending, settings.keepalive, lost), _ids(record))
 
 
-async def wait_for_end(request: Request, gateway: Gateway, record: QueryRecord) -> list[Entry]:
-    """The journal up to its terminal entry.
+async def finished(request: Request, gateway: Gateway, record: QueryRecord) -> dict[str, Any]:
+    """The result, once it is there.
 
-    Raises ApiError 504 at the deadline, 503 when the gateway stops, 404 when the query was deleted meanwhile.
+    Raises ApiError 504 at the deadline, 503 when the gateway stops, 404 when the query was deleted meanwhile, and what
+    a failed query failed with.
     """
-    follower = gateway.context.tail.follow(journal_key(record.query_id, "A"))
+    follower = gateway.bell.follow(journal_key(record.query_id, "A"))
     lost = partial(forgotten, gateway, record.query_id)
-    collecting = collect(follower, loop_time_of(record), gateway.settings.keepalive, lost)
-    found = await gateway.race(collecting, gone(request.receive))
+    waiting = ended(follower, loop_time_of(record), gateway.settings.keepalive, lost)
+    found = await gateway.race(waiting, gone(request.receive))
     extra = {"query_id": record.query_id, "session_id": record.session_id}
     if found is None:
         raise ApiError(
             503, "stopping", "this gateway stops; the query goes on: ask for it by its id", _ids(record), **extra
         )
-    if not found or not is_terminal(found):
+    if not found:
         if await lost():
             raise ApiError(404, "not_found", "the query was deleted before it was answered", _ids(record), **extra)
         raise ApiError(504, "deadline", "the query was not answered by its deadline", _ids(record), **extra)
-    return found
-
-
-def is_terminal(entries: list[Entry]) -> bool:
-    return JournalEntry.parse(entries[-1]).type.value in ("completed", "failed", "cancelled")
-
-
-async def _answered(request: Request, gateway: Gateway, record: QueryRecord) -> Response:
-    entries = await wait_for_end(request, gateway, record)
-    shown = result(record, [JournalEntry.parse(entry) for entry in entries])
+    async with gateway.reachable():
+        shown = await _shown(gateway, record, "A")
     if shown["state"] == "failed":
         raise failure(record, shown["error"])
-    return reply(shown, headers=_ids(record))
+    return shown
+
+
+async def _shown(gateway: Gateway, record: QueryRecord, respondent: str) -> dict[str, Any]:
+    """The result so far."""
+    view = View(record)
+    async for entries in read_result(gateway.bus, journal_key(record.query_id, respondent)):
+        view.add(entries)
+    return view.shown()
 
 
 def failure(record: QueryRecord, error: dict[str, Any]) -> ApiError:
@@ -166,8 +167,8 @@ def failure(record: QueryRecord, error: dict[str, Any]) -> ApiError:
 async def show(query_id: str, gateway: GatewayDep, user: UserDep, respondent: AskedRespondent = "A") -> Response:
     async with gateway.reachable():
         record = await owned(gateway, user, query_id)
-        entries = await read_journal(gateway.bus, journal_key(query_id, respondent))
-    return reply(result(record, entries), headers=_ids(record))
+        shown = await _shown(gateway, record, respondent)
+    return reply(shown, headers=_ids(record))
 
 
 @router.get(
@@ -212,9 +213,10 @@ async def events(
 async def cancel(query_id: str, gateway: GatewayDep, user: UserDep) -> Response:
     async with gateway.reachable():
         record = await owned(gateway, user, query_id)
-        entries = await read_journal(gateway.bus, journal_key(query_id, "A"))
-        state = result(record, entries)["state"]
-        if state in ("queued", "running"):
+        end = await read_end(gateway.bus, journal_key(query_id, "A"))
+        if end and end[0].type in TERMINAL:
+            state = str(end[0].type)
+        else:
             await cancel_all(gateway, [query_id])
             state = "cancelling"
     return reply({"query_id": query_id, "session_id": record.session_id, "state": state}, headers=_ids(record))

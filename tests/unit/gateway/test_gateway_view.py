@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from services.gateway.records import QueryRecord
-from services.gateway.view import result
+from services.gateway.view import View
 from shared.records.journal import EntryType, JournalEntry
 
 RECORD = QueryRecord("5-0", "ann", "s", "Why?", "chat", 1_000, 901_000)
@@ -18,6 +18,12 @@ def journal(*entries: tuple[EntryType, dict[str, Any]]) -> list[JournalEntry]:
         JournalEntry(f"1-{number}", kind, 1_000 + number * 10, orjson.dumps(data))
         for number, (kind, data) in enumerate(entries, 1)
     ]
+
+
+def result(record: QueryRecord, entries: list[JournalEntry]) -> dict[str, Any]:
+    view = View(record)
+    view.add(entries)
+    return view.shown()
 
 
 def test_a_query_without_entries_is_queued() -> None:

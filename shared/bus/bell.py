@@ -1,0 +1,308 @@
+"""Following journals: whoever writes an entry rings, with the entry in the message, and who follows has it at once.
+
+The stream stays the truth. The ids of one writer are dense: a follower that is rung for the next one has missed
+nothing, and takes the entry from the message; at anything else it reads the stream. A ring can get lost, so a journal
+from which nothing came is looked at now and then, all of them in one write. What an event costs does not grow with the
+number of journals that are followed, and a cluster needs no more than one connection per master.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from shared.bus.cluster import ClusterLink
+from shared.bus.endpoint import Address
+from shared.bus.follow import START, Follower, Id
+from shared.bus.link import Reply, ReplyError
+from shared.bus.slots import slot_of_key
+from shared.bus.streams import Bus, order
+from shared.bus.wire import Server, Wire, open_wire
+from shared.errors import BusUnavailable
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
+
+# The end of a script that adds an entry to KEYS[1]. What is large is announced only: Redis would keep a copy of it for
+# every listener. A user who may not publish has written all the same.
+RING = """
+local function ring(id, kind, time, data)
+  local message = id
+  if #data <= 8192 then message = id .. ' ' .. kind .. ' ' .. time .. ' ' .. data end
+  redis.pcall('SPUBLISH', KEYS[1], message)
+end
+"""
+
+# A journal is looked at when nothing came from it between two rounds: what was not rung is known after two of them.
+_ROUND = 0.5
+_BATCH = 500
+# A connection that has been silent is asked whether it lives.
+_SILENCE = 1.0
+_FIRST_BACKOFF = 0.02
+_MAX_BACKOFF = 0.5
+
+
+class Bell:
+    """All followers of a process. Opens a connection when somebody follows; made by `open_bell`.
+
+    patience: seconds after which a connection that does not answer is replaced.
+    """
+
+    def __init__(self, bus: Bus, tasks: asyncio.TaskGroup, patience: float) -> None:
+        self.bus = bus
+        self.patience = patience
+        self._tasks = tasks
+        self._followers: dict[str, list[Follower]] = {}
+        # one server has no address: it may be another one with every connection
+        self._lines: dict[Address | None, _Line] = {}
+        self._rung: set[str] = set()
+        self._followed = asyncio.Event()
+
+    def follow(self, stream: str, after: str = START) -> Follower:
+        """A follower of a journal from just after an id; close it when done."""
+        return Follower(self, stream, after)
+
+    # ── who follows what ─────────────────────────────────────────────────────────────────────────────────────
+
+    def join(self, follower: Follower) -> None:
+        followers = self._followers.setdefault(follower.stream, [])
+        followers.append(follower)
+        self._followed.set()
+        line = self._line(follower.stream)
+        if line is not None and line.listen(follower.stream):
+            follower.look()
+
+    def leave(self, follower: Follower) -> None:
+        followers = self._followers.get(follower.stream, [])
+        if follower in followers:
+            followers.remove(follower)
+        if not followers and self._followers.pop(follower.stream, None) is not None:
+            for line in self._lines.values():
+                line.forget(follower.stream)
+        if not self._followers:
+            self._followed.clear()
+
+    def streams_of(self, line: _Line) -> list[str]:
+        """What is followed over a connection."""
+        return [stream for stream in self._followers if self._line(stream) is line]
+
+    def _line(self, stream: str) -> _Line | None:
+        """The connection on which a stream rings; None while its slot has no master."""
+        address = None
+        if isinstance(self.bus.link, ClusterLink):
+            address = self.bus.link.owner(slot_of_key(stream))
+            if address is None:
+                return None
+        line = self._lines.get(address)
+        if line is None:
+            line = self._lines[address] = _Line(self, address)
+            line.task = self._tasks.create_task(line.run(), name="bell")
+        return line
+
+    def close(self) -> None:
+        """Nobody follows any more."""
+        for line in self._lines.values():
+            line.task.cancel()
+
+    # ── what is heard ────────────────────────────────────────────────────────────────────────────────────────
+
+    def rang(self, stream: str, message: bytes) -> None:
+        """Takes a message; whatever it holds, the stream is the truth."""
+        followers = self._followers.get(stream)
+        if not followers:
+            return
+        self._rung.add(stream)
+        entry_id, *fields = message.split(b" ", 3)
+        try:
+            at = order(entry_id.decode())
+        except ValueError:
+            fields = []
+        if len(fields) < 3:
+            self.look(stream)
+            return
+        kind, time, data = fields
+        entry = (entry_id.decode(), [b"type", kind, b"time", time, b"data", data])
+        for follower in followers:
+            follower.offer(_before(at), ((at, entry),), len(message))
+
+    def look(self, stream: str) -> None:
+        """There may be something in the stream that was not rung."""
+        for follower in self._followers.get(stream, ()):
+            follower.look()
+
+    def moved(self) -> None:
+        """A slot has another master than the map says."""
+        if isinstance(self.bus.link, ClusterLink):
+            self.bus.link.doubt()
+
+    # ── what was not heard ───────────────────────────────────────────────────────────────────────────────────
+
+    async def watch(self) -> None:
+        """Finds what was not rung, and connections that are dead."""
+        while True:
+            await self._followed.wait()
+            await asyncio.sleep(_ROUND)
+            self._settle()
+            quiet: dict[_Line, list[str]] = {}
+            for stream in self._followers.keys() - self._rung:
+                if (line := self._line(stream)) is not None:
+                    quiet.setdefault(line, []).append(stream)
+            self._rung.clear()
+            # a node that does not answer must not keep the others from being asked
+            await asyncio.gather(*(self._ask(streams) for streams in quiet.values()))
+
+    def _settle(self) -> None:
+        """Every stream is listened to where its slot is now."""
+        for stream in list(self._followers):
+            line = self._line(stream)
+            if line is not None:
+                line.listen(stream)
+        for address, line in list(self._lines.items()):
+            line.check()
+            if isinstance(self.bus.link, ClusterLink) and address not in self.bus.link.masters:
+                line.task.cancel()
+                del self._lines[address]
+
+    async def _ask(self, streams: Sequence[str]) -> None:
+        with contextlib.suppress(TimeoutError, BusUnavailable):
+            async with asyncio.timeout(_ROUND):
+                for start in range(0, len(streams), _BATCH):
+                    await self._ask_some(streams[start : start + _BATCH])
+
+    async def _ask_some(self, streams: Sequence[str]) -> None:
+        waiting: dict[str, str] = {}
+        for stream in streams:
+            positions = [one.position for one in self._followers.get(stream, ()) if one.waiting]
+            if positions:
+                waiting[stream] = min(positions, key=order) if len(positions) > 1 else positions[0]
+        if not waiting:
+            return
+        reads = [("XREAD", "COUNT", 1, "STREAMS", stream, after) for stream, after in waiting.items()]
+        replies = await self.bus.link.pipe_raw(reads)
+        for stream, reply in zip(waiting, replies, strict=True):
+            # a key that is no stream has nothing to say
+            if reply and not isinstance(reply, ReplyError):
+                self.look(stream)
+
+
+def _before(at: Id) -> Id:
+    """The id behind which an entry comes directly. A journal's first entry is 1-1."""
+    epoch, number = at
+    return (0, 0) if at == (1, 1) else (epoch, number - 1)
+
+
+class _Line:
+    """The connection to one server: it opens itself again, and asks again for what is followed."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self, bell: Bell, address: Address | None) -> None:
+        self._bell = bell
+        self._address = address
+        self._wire: Wire | None = None
+        # streams that ring here, as the server has confirmed
+        self._listening: set[str] = set()
+        self._pinged = 0.0
+        self._reason = ""
+
+    def listen(self, stream: str) -> bool:
+        """Asks for a stream's rings; True when they come already."""
+        if stream in self._listening:
+            return True
+        if self._wire is not None:
+            self._wire.send([("SSUBSCRIBE", stream)])
+        return False
+
+    def forget(self, stream: str) -> None:
+        if stream in self._listening and self._wire is not None:
+            self._wire.send([("SUNSUBSCRIBE", stream)])
+
+    def check(self) -> None:
+        """Breaks a connection that does not answer."""
+        if self._wire is None:
+            return
+        now = asyncio.get_running_loop().time()
+        if self._wire.heard < self._pinged < now - self._bell.patience:
+            self._wire.abort()
+        elif now - self._wire.heard > _SILENCE and self._pinged <= self._wire.heard:
+            self._pinged = now
+            self._wire.send([("PING",)])
+
+    async def run(self) -> None:
+        """Connected until cancelled. As long as it is not, the streams are looked at."""
+        loop, delay = asyncio.get_running_loop(), 0.0
+        while True:
+            began = loop.time()
+            wire: Wire | None = None
+            try:
+                async with asyncio.timeout(self._bell.patience):
+                    wire, _ = await open_wire(
+                        await self._server(), [("CLIENT", "SETNAME", f"{self._bell.bus.source}:bell")]
+                    )
+                began = loop.time()
+                wire.receive = self._receive
+                self._wire = wire
+                wire.send([("SSUBSCRIBE", stream) for stream in self._bell.streams_of(self)])
+                self._reason = str(await wire.lost)
+            except Exception as exc:
+                # whatever a server answers, this goes on: nothing is lost, it is only later
+                self._report(str(exc) or type(exc).__name__)
+            finally:
+                self._wire = None
+                self._listening.clear()
+                if wire is not None:
+                    wire.abort()
+            lasted = loop.time() - began
+            delay = _FIRST_BACKOFF if lasted > _SILENCE else min(_MAX_BACKOFF, delay * 2 or _FIRST_BACKOFF)
+            await asyncio.sleep(delay)
+
+    async def _server(self) -> Server:
+        """The server to connect to now."""
+        link = self._bell.bus.link
+        return await (link.server(self._address) if isinstance(link, ClusterLink) else link.server())
+
+    def _report(self, reason: str) -> None:
+        """Once per new reason."""
+        if reason != self._reason:
+            log.warning("bus.bell_away", reason=reason)
+        self._reason = reason
+
+    def _receive(self, reply: Reply) -> None:
+        if isinstance(reply, Exception):
+            self._refused(str(reply))
+            return
+        match reply:
+            case [b"smessage", stream, message]:
+                self._bell.rang(stream.decode(), message)
+            case [b"ssubscribe", stream, _]:
+                self._listening.add(stream.decode())
+                # what was written before this moment was not rung
+                self._bell.look(stream.decode())
+            case [b"sunsubscribe", stream, _]:
+                # also when the slot goes to another master
+                self._listening.discard(stream.decode())
+            case _:
+                # an answer to PING
+                pass
+
+    def _refused(self, text: str) -> None:
+        if text.startswith("MOVED"):
+            self._bell.moved()
+        else:
+            # a user who may not listen: the streams are looked at
+            self._report(text)
+
+
+@asynccontextmanager
+async def open_bell(bus: Bus, *, patience: float = 5.0) -> AsyncIterator[Bell]:
+    """A bell for as long as the block runs."""
+    async with asyncio.TaskGroup() as tasks:
+        bell = Bell(bus, tasks, patience)
+        watching = tasks.create_task(bell.watch(), name="bell")
+        try:
+            yield bell
+        finally:
+            watching.cancel()
+            bell.close()

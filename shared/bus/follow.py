@@ -1,0 +1,148 @@
+"""Following a stream: every entry once, in order, however slow the reader is and whoever tells it of new ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from shared.bus.link import ReplyError
+from shared.bus.streams import Bus, Entry, order, size_of
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
+
+START = "0-0"
+Id = tuple[int, int]
+
+# What is kept for a reader that does not come for it, in bytes. Beyond that it finds the rest in the stream itself, so
+# that a slow client costs no more.
+_BEHIND = 262_144
+# Pages begin small, because an entry may be large; they grow as long as they stay below so many bytes.
+_FIRST_PAGE = 16
+_LARGEST_PAGE = 512
+_PAGE_BYTES = 262_144
+
+
+class Feed(Protocol):
+    """Tells followers of what is new."""
+
+    bus: Bus
+
+    def join(self, follower: Follower) -> None:
+        """The follower has read its stream to the end: from now on it is offered what comes. Whatever may have come in
+        between, it is told to look for."""
+
+    def leave(self, follower: Follower) -> None:
+        """It wants nothing more, and may never have joined."""
+
+
+class Follower:
+    """One reader's position in one stream; an asynchronous iterator of entries, without gaps or repeats."""
+
+    def __init__(self, feed: Feed, stream: str, after: str) -> None:
+        self._feed = feed
+        self.stream = stream
+        # what was handed out last
+        self.position = after
+        self._at = order(after)
+        # what the feed has offered: entries that follow each other directly, the first of them directly behind `_base`
+        self._offered: deque[tuple[Id, Entry]] = deque()
+        self._base: Id = (0, 0)
+        self._bytes = 0
+        # the stream may hold what nobody has offered
+        self._missing = True
+        self._joined = False
+        self._arrived = asyncio.Event()
+        self._page = _FIRST_PAGE
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it has all that it knows of."""
+        return not self._missing and not self._offered
+
+    def offer(self, after: Id, found: Sequence[tuple[Id, Entry]], size: int) -> None:
+        """Called by the feed with entries that directly follow an id and each other. `size`: their bytes."""
+        if self._missing:
+            return
+        if self._offered and self._offered[-1][0] != after:
+            self._clear()
+        if not self._offered:
+            self._base = after
+        self._offered.extend(found)
+        self._bytes += size
+        if self._bytes > _BEHIND and len(self._offered) > len(found):
+            self._clear()
+            self._missing = True
+        self._arrived.set()
+
+    def look(self) -> None:
+        """Called by the feed when there may be something in the stream."""
+        self._missing = True
+        self._clear()
+        self._arrived.set()
+
+    async def next(self) -> list[Entry]:
+        """The entries since the last call, at least one; waits for them."""
+        while True:
+            if found := self._taken():
+                return found
+            if self._missing or self._offered:
+                if found := await self._read():
+                    return found
+            elif not self._joined:
+                self._joined = True
+                self._feed.join(self)
+            else:
+                self._arrived.clear()
+                await self._arrived.wait()
+
+    def _taken(self) -> list[Entry]:
+        """What was offered, unless something before it is missing."""
+        if not self._offered or self._base > self._at:
+            return []
+        found = [entry for at, entry in self._offered if at > self._at]
+        if found:
+            self._at, self.position = self._offered[-1][0], found[-1][0]
+        self._clear()
+        return found
+
+    async def _read(self) -> list[Entry]:
+        """The next page of the stream."""
+        self._missing = False
+        offered = bool(self._offered)
+        try:
+            found = await self._feed.bus.range(self.stream, f"({self.position}", count=self._page)
+        except ReplyError as exc:
+            # no stream: whatever has taken its place, there is nothing to read
+            log.error("bus.not_a_stream", stream=self.stream, error=str(exc))
+            found = []
+        except BaseException:
+            self._missing = True
+            raise
+        if not found:
+            if offered:
+                # gone again; what came while this was read is found by the next read
+                self.look()
+            return []
+        if len(found) == self._page:
+            self._missing = True
+        self._page = next_page(found, self._page)
+        self.position = found[-1][0]
+        self._at = order(self.position)
+        return found
+
+    def _clear(self) -> None:
+        self._offered.clear()
+        self._bytes = 0
+
+    def close(self) -> None:
+        self._feed.leave(self)
+
+
+def next_page(found: Sequence[Entry], count: int) -> int:
+    """How many entries to ask for next, after a page of so many at most."""
+    size = sum([size_of(entry) for entry in found])
+    wanted = count * 4 if len(found) == count else count
+    return max(1, min(_LARGEST_PAGE, wanted, _PAGE_BYTES * len(found) // (size + 1)))

@@ -1,0 +1,189 @@
+"""One open connection to a Redis server: commands leave as bytes, replies arrive in the moment they are read.
+
+RESP2, as every server from Redis 6 and every Valkey speaks it without a greeting (https://redis.io/docs/latest/develop/reference/protocol-spec/).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import hiredis
+
+Command = tuple[Any, ...]
+Reply = Any
+
+_CERTIFICATES = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+_SSL_OPTIONS = frozenset(
+    {
+        "ssl_cert_reqs",
+        "ssl_ca_certs",
+        "ssl_ca_path",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "ssl_password",
+        "ssl_check_hostname",
+    }
+)
+# What other clients take in a URL and what makes no difference here.
+_IGNORED = frozenset(
+    {"protocol", "socket_timeout", "socket_connect_timeout", "max_connections", "health_check_interval", "client_name"}
+)
+
+
+class Desync(Exception):
+    """Replies do not belong to the commands that wait for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a server listens, and as whom it is spoken to. `path`: a unix socket, instead of host and port."""
+
+    host: str = "localhost"
+    port: int = 6379
+    path: str | None = None
+    username: str | None = None
+    password: str | None = None
+    database: int = 0
+    tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def parse(cls, url: str) -> Server:
+        """`redis://`, `rediss://` or `unix://`, as redis-py and redis-cli write them. Raises ValueError."""
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        database = options.pop("db", "")
+        username = options.pop("username", None) or (unquote(parts.username) if parts.username else None)
+        password = options.pop("password", None) or (unquote(parts.password) if parts.password else None)
+        if parts.scheme == "unix":
+            host, port, path = "localhost", 0, unquote(parts.path)
+        else:
+            host, port, path = unquote(parts.hostname or "localhost"), parts.port or 6379, None
+            database = database or parts.path.strip("/")
+        if database and not database.isdecimal():
+            raise ValueError(f"the database must be a number, not {database!r}")
+        if parts.scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("the URL of one server begins with redis://, rediss:// or unix://")
+        tls = _context(options) if parts.scheme == "rediss" else None
+        unknown = options.keys() - _IGNORED - (_SSL_OPTIONS if tls else frozenset())
+        if unknown:
+            raise ValueError(f"unknown options: {', '.join(sorted(unknown))}")
+        return cls(host, port, path, username, password, int(database or 0), tls)
+
+    def greeting(self) -> list[Command]:
+        """The commands that a new connection begins with."""
+        commands: list[Command] = []
+        if self.password is not None:
+            commands.append(("AUTH", *([self.username] if self.username else []), self.password))
+        if self.database:
+            commands.append(("SELECT", self.database))
+        return commands
+
+
+def _context(options: dict[str, str]) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"), capath=options.get("ssl_ca_path"))
+    wanted = options.get("ssl_cert_reqs", "required").lower()
+    if wanted not in _CERTIFICATES:
+        raise ValueError(f"ssl_cert_reqs must be one of {', '.join(_CERTIFICATES)}")
+    checked = options.get("ssl_check_hostname", "true").lower() not in ("0", "false", "no")
+    context.check_hostname = checked and wanted != "none"
+    context.verify_mode = _CERTIFICATES[wanted]
+    if certificate := options.get("ssl_certfile"):
+        context.load_cert_chain(certificate, options.get("ssl_keyfile"), options.get("ssl_password"))
+    return context
+
+
+class Wire(asyncio.Protocol):
+    """Replies go to `receive` in the moment they arrive, without a task in between.
+
+    lost: the reason, once the connection has ended or `receive` could not make sense of a reply.
+    heard: the loop's time at which the last bytes came.
+    """
+
+    transport: asyncio.WriteTransport
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[Exception] = self._loop.create_future()
+        self.receive: Callable[[Reply], None] = self._unasked
+        self.heard = self._loop.time()
+        self._parser = hiredis.Reader()
+
+    async def ask(self, commands: Sequence[Command]) -> list[Reply]:
+        """The replies of the connection's first commands, errors as values. Raises what ended it before they came."""
+        replies: list[Reply] = []
+        complete: asyncio.Future[None] = self._loop.create_future()
+
+        def take(reply: Reply) -> None:
+            replies.append(reply)
+            if len(replies) == len(commands):
+                self.receive = self._unasked
+                if not complete.done():
+                    complete.set_result(None)
+
+        self.receive = take
+        self.send(commands)
+        either: set[asyncio.Future[Any]] = {complete, self.lost}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not complete.done():
+            raise self.lost.result()
+        return replies
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Writes commands; what they are answered goes to `receive`."""
+        self.transport.write(b"".join([hiredis.pack_command(command) for command in commands]))
+
+    def abort(self) -> None:
+        """Closes the connection at once, whatever is still on its way."""
+        self.transport.abort()
+
+    def _unasked(self, _reply: Reply) -> None:
+        raise Desync("a reply that nobody asked for")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclasses of asyncio's
+        self.transport = cast(asyncio.WriteTransport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        # whatever follows a reply that made no sense makes none either
+        if self.lost.done():
+            return
+        self.heard = self._loop.time()
+        try:
+            self._parser.feed(data)
+            while (reply := self._parser.gets()) is not False:
+                self.receive(reply)
+        except Exception as exc:
+            # handled where the connection is replaced; raised here it would end in the event loop's log
+            self.lost.set_result(exc)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(exc or ConnectionError("Redis closed the connection"))
+
+
+async def open_wire(server: Server, commands: Sequence[Command] = ()) -> tuple[Wire, list[Reply]]:
+    """A connection that has introduced itself, and the replies to further first commands, errors as values.
+
+    Raises OSError when the server cannot be reached or refuses the password.
+    """
+    loop = asyncio.get_running_loop()
+    if server.path is not None:
+        _, wire = await loop.create_unix_connection(Wire, server.path)
+    else:
+        name = server.host if server.tls else None
+        _, wire = await loop.create_connection(Wire, server.host, server.port, ssl=server.tls, server_hostname=name)
+    try:
+        greeting = server.greeting()
+        replies = await wire.ask([*greeting, *commands]) if greeting or commands else []
+        for reply in replies[: len(greeting)]:
+            if isinstance(reply, hiredis.ReplyError):
+                raise ConnectionError(str(reply))
+    except BaseException:
+        wire.abort()
+        raise
+    return wire, replies[len(greeting) :]

@@ -1,0 +1,415 @@
+"""Followers of journals get every entry once, in order, rung or not, and cost nothing that grows with their number."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import orjson
+import pytest
+import redis
+from support.proxy import Proxy
+from support.waiting import eventually
+
+from shared.bus import START, Bell, Bus, Entry, Follower, open_bell
+from shared.bus.wire import Server
+from shared.errors import Fenced
+from shared.records.journal import (
+    EntryType,
+    JournalEntry,
+    JournalWriter,
+    append_after,
+    journal_key,
+    pages,
+    read_journal,
+    read_result,
+)
+
+KEY = journal_key("1-1", "A")
+# Longer than all rounds of looking that a lost ring may take, on a busy machine.
+SOON = 10.0
+
+
+async def claim(bus: Bus, key: str = KEY, *, fresh: bool = True) -> JournalWriter:
+    return (await JournalWriter.claim(bus, key, {}, 60, fresh=fresh))[0]
+
+
+async def take(follower: Follower, last: str, delay: float = 0.0) -> list[Entry]:
+    """What comes up to an id."""
+    found: list[Entry] = []
+    async with asyncio.timeout(30):
+        while not found or found[-1][0] != last:
+            found += await follower.next()
+            await asyncio.sleep(delay)
+    return found
+
+
+async def collect(bell: Bell, key: str, last: str, after: str = START) -> list[str]:
+    follower = bell.follow(key, after)
+    try:
+        return [entry_id for entry_id, _ in await take(follower, last)]
+    finally:
+        follower.close()
+
+
+async def listening(bell: Bell, key: str) -> None:
+    """Returns when a journal's rings come."""
+    await eventually(lambda: any(key in line._listening for line in bell._lines.values()), what="the rings come")
+
+
+def calls(raw: redis.Redis, command: str) -> int:
+    return int(raw.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
+
+
+# ── every entry once, in order ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_whoever_joins_and_whatever_is_not_rung_every_entry_comes_once_in_order(
+    seed: int, redis_url: str, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # small limits, so that followers fall behind and catch up by pages; several owners, and entries without a ring
+    monkeypatch.setattr("shared.bus.follow._BEHIND", 400)
+    monkeypatch.setattr("shared.bus.follow._LARGEST_PAGE", 7)
+    rng = random.Random(seed)
+    keys = [journal_key(f"{n}-1", "A") for n in range(3)]
+    written: dict[str, list[str]] = {key: [] for key in keys}
+
+    async def write(key: str) -> None:
+        for owner in range(4):
+            writer = await claim(bus, key, fresh=owner == 0)
+            written[key].append(writer.position)
+            for n in range(30):
+                if rng.random() < 0.1:
+                    writer._number += 1
+                    entry = ("XADD", key, writer.position, "type", "answer", "time", 1, "data", '{"text":"unrung"}')
+                    await bus.link.call(*entry)
+                else:
+                    await writer.append(EntryType.ANSWER, {"text": str(n)})
+                written[key].append(writer.position)
+                if rng.random() < 0.3:
+                    await asyncio.sleep(rng.choice((0, 0.001, 0.005)))
+        await writer.append(EntryType.COMPLETED, {})
+        written[key].append(writer.position)
+        late = await append_after(bus, key, EntryType.CRITIQUE, {"score": 5}, once="critique")
+        assert late is not None
+        written[key].append(late)
+
+    async def client(bell: Bell, key: str) -> None:
+        await asyncio.sleep(rng.random() * 0.3)
+        got: list[str] = []
+        ended = False
+        # leaves and comes back to where it was, as a client that reconnects does
+        while not ended:
+            follower = bell.follow(key, got[-1] if got else START)
+            for _ in range(rng.randrange(1, 30)):
+                found = await follower.next()
+                got += [entry_id for entry_id, _ in found]
+                ended = b"critique" in found[-1][1]
+                if ended:
+                    break
+                await asyncio.sleep(rng.choice((0, 0, 0.002, 0.02)))
+            follower.close()
+        assert got == written[key]
+
+    async with open_bell(bus) as bell, asyncio.timeout(40):
+        async with asyncio.TaskGroup() as group:
+            for key in keys:
+                group.create_task(write(key))
+                for _ in range(6):
+                    group.create_task(client(bell, key))
+        assert not bell._followers
+
+
+async def test_two_hundred_followers_of_one_journal_all_get_everything(bus: Bus) -> None:
+    async with open_bell(bus) as bell:
+        tasks = [asyncio.create_task(collect(bell, KEY, "1-101")) for _ in range(200)]
+        writer = await claim(bus)
+        for n in range(100):
+            await writer.append(EntryType.ANSWER, {"text": str(n)})
+        results = await asyncio.gather(*tasks)
+    assert results == [[f"1-{n}" for n in range(1, 102)]] * 200
+
+
+async def test_an_entry_that_was_not_rung_is_found(bus: Bus) -> None:
+    async with open_bell(bus) as bell:
+        follower = bell.follow(KEY)
+        waiting = asyncio.create_task(take(follower, "1-1"))
+        await listening(bell, KEY)
+        await bus.link.call("XADD", KEY, "1-1", "type", "answer", "time", 1, "data", "{}")
+        assert len(await asyncio.wait_for(waiting, SOON)) == 1
+
+
+async def test_what_comes_after_the_end_is_rung_too(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    # nothing but the ring can tell
+    monkeypatch.setattr("shared.bus.bell._ROUND", 3600)
+    async with open_bell(bus) as bell:
+        waiting = asyncio.create_task(collect(bell, KEY, "1-2"))
+        await listening(bell, KEY)
+        writer = await claim(bus)
+        await writer.append(EntryType.COMPLETED, {"answer": "x"})
+        await waiting
+        follower = bell.follow(KEY, "1-2")
+        critique = asyncio.create_task(follower.next())
+        await listening(bell, KEY)
+        await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique")
+        (entry,) = await asyncio.wait_for(critique, SOON)
+        assert JournalEntry.parse(entry).type is EntryType.CRITIQUE
+
+
+@pytest.mark.parametrize("fault", ["drop", "cut"])
+async def test_nothing_is_missed_or_repeated_over_a_bad_network(fault: str, redis_url: str, bus: Bus) -> None:
+    keys = [journal_key(f"{n}-1", "A") for n in range(5)]
+    async with (
+        Proxy(redis_url, drop_every=6 if fault == "drop" else 0) as proxy,
+        Bus(proxy.url, "test/far", timeout=0.1) as far,
+        open_bell(far, patience=0.2) as bell,
+    ):
+        tasks = [asyncio.create_task(collect(bell, key, "1-201")) for key in keys]
+        writers = [await claim(bus, key) for key in keys]
+        for number in range(200):
+            await asyncio.gather(*(writer.append(EntryType.ANSWER, {"text": str(number)}) for writer in writers))
+            if fault == "cut" and number % 20 == 0:
+                proxy.cut()
+        assert await asyncio.gather(*tasks) == [[f"1-{n}" for n in range(1, 202)]] * 5
+
+
+async def test_a_connection_that_says_nothing_more_is_replaced(
+    redis_url: str, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Proxy(redis_url) as proxy, Bus(redis_url, "test/near") as near, open_bell(near, patience=0.3) as bell:
+
+        async def far() -> Server:
+            return Server.parse(proxy.url)
+
+        # commands go the short way, the bell's connection through what stops
+        monkeypatch.setattr(near.link, "server", far)
+        follower = bell.follow(KEY)
+        writer = await claim(bus)
+        await take(follower, "1-1")
+        waiting = asyncio.create_task(follower.next())
+        await listening(bell, KEY)
+        proxy.freeze()
+        before = proxy.connections
+        # what is written meanwhile is found all the same
+        await writer.append(EntryType.ANSWER, {"text": "x"})
+        assert await asyncio.wait_for(waiting, SOON)
+        waiting = asyncio.create_task(follower.next())
+        await eventually(lambda: proxy.connections > before, what="another connection is tried")
+        proxy.thaw()
+        await writer.append(EntryType.ANSWER, {"text": "y"})
+        await asyncio.wait_for(waiting, SOON)
+
+
+# ── the stream is the truth ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_redis_refused_is_rung_to_nobody(bus: Bus, raw: redis.Redis) -> None:
+    with raw.pubsub() as heard:
+        heard.ssubscribe(KEY)
+        first = await claim(bus)
+        second = await claim(bus, fresh=False)
+        with pytest.raises(Fenced):
+            await first.append(EntryType.ANSWER, {"text": "zombie"})
+        raw.delete(KEY)
+        with pytest.raises(Fenced):
+            await second.append(EntryType.ANSWER, {"text": "expired"})
+        await append_after(bus, KEY, EntryType.CRITIQUE, {}, once="c", patience=0)
+        raw.spublish(KEY, "end")
+        messages: list[bytes] = []
+        while not messages or messages[-1] != b"end":
+            message = heard.get_sharded_message(timeout=SOON)
+            assert message is not None
+            if message["type"] == "smessage":
+                messages.append(message["data"])
+    assert [message.split(b" ")[:2] for message in messages] == [[b"1-1", b"claimed"], [b"2-1", b"claimed"], [b"end"]]
+
+
+@pytest.mark.parametrize(
+    "message", ["", "x", "1-", "9-9", "1-2 answer 1 {}", "99999999999999999-1 answer 1 {}", b"\xff \xff", "1-1"]
+)
+async def test_a_message_that_lies_changes_nothing(message: Any, bus: Bus, raw: redis.Redis) -> None:
+    async with open_bell(bus) as bell:
+        follower = bell.follow(KEY, "1-2")
+        waiting = asyncio.create_task(take(follower, "1-4"))
+        await listening(bell, KEY)
+        for _ in range(3):
+            raw.spublish(KEY, message)
+        writer = await claim(bus)
+        for n in range(3):
+            await writer.append(EntryType.ANSWER, {"text": str(n)})
+        assert [entry_id for entry_id, _ in await waiting] == ["1-3", "1-4"]
+
+
+async def test_what_is_large_is_announced_and_read_from_the_stream(bus: Bus, raw: redis.Redis) -> None:
+    text = "x" * 1_000_000
+    with raw.pubsub() as heard:
+        heard.ssubscribe(KEY)
+        async with open_bell(bus) as bell:
+            waiting = asyncio.create_task(take(bell.follow(KEY), "1-2"))
+            await listening(bell, KEY)
+            writer = await claim(bus)
+            await writer.append(EntryType.TOOL_RESULT, {"result": text})
+            found = await waiting
+        assert JournalEntry.parse(found[-1]).value() == {"result": text}
+        seen: list[int] = []
+        while len(seen) < 2:
+            message = heard.get_sharded_message(timeout=SOON)
+            assert message is not None
+            seen += [len(message["data"])] if message["type"] == "smessage" else []
+        assert seen[1] < 100
+
+
+# ── what it costs ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_event_costs_the_same_however_many_journals_are_followed(
+    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.bus.bell._ROUND", 3600)
+    keys = [journal_key(f"{n}-1", "A") for n in range(300)]
+    async with open_bell(bus) as bell:
+        tasks = [asyncio.create_task(collect(bell, key, "1-4")) for key in keys]
+        for key in keys:
+            await listening(bell, key)
+        writers = [await claim(bus, key) for key in keys]
+        await asyncio.sleep(0.1)
+        connections, before = len(raw.client_list()), {name: calls(raw, name) for name in ("xread", "xrange", "xadd")}
+        for writer in writers:
+            for n in range(3):
+                await writer.append(EntryType.ANSWER, {"text": str(n)})
+        await asyncio.wait_for(asyncio.gather(*tasks), 30)
+        after = {name: calls(raw, name) for name in before}
+        assert after == {**before, "xadd": before["xadd"] + 900}
+        assert len(raw.client_list()) == connections
+
+
+async def test_no_connection_is_opened_before_somebody_follows(bus: Bus, raw: redis.Redis) -> None:
+    await bus.link.call("PING")
+
+    def bells() -> int:
+        return sum(client["name"].endswith(":bell") for client in raw.client_list())
+
+    async with open_bell(bus) as bell:
+        writer = await claim(bus)
+        assert bells() == 0
+        assert await collect(bell, KEY, writer.position) == ["1-1"]
+        follower = bell.follow(KEY)
+        await take(follower, "1-1")
+        waiting = asyncio.create_task(follower.next())
+        await listening(bell, KEY)
+        assert bells() == 1
+        waiting.cancel()
+        follower.close()
+        await eventually(lambda: not raw.execute_command("PUBSUB", "SHARDCHANNELS"), what="nobody listens any more")
+    await eventually(lambda: bells() == 0)
+
+
+async def test_a_slow_follower_keeps_few_bytes(bus: Bus) -> None:
+    text = "x" * 7_000
+    async with open_bell(bus) as bell:
+        slow = bell.follow(KEY)
+        writer = await claim(bus)
+        await take(slow, "1-1")
+        waiting = asyncio.create_task(slow.next())
+        await listening(bell, KEY)
+        fast = asyncio.create_task(collect(bell, KEY, "1-301"))
+        most = 0
+        for _ in range(300):
+            await writer.append(EntryType.ANSWER, {"text": text})
+            most = max(most, slow._bytes)
+        await fast
+        assert most < 300_000
+        got = [entry_id for entry_id, _ in await waiting]
+        while got[-1] != "1-301":
+            page = await slow.next()
+            assert sum(len(b"".join(fields)) for _, fields in page) < 600_000
+            got += [entry_id for entry_id, _ in page]
+        assert got == [f"1-{n}" for n in range(2, 302)]
+
+
+# ── whatever a journal holds ─────────────────────────────────────────────────────────────────────────────────
+
+ODD: list[dict[bytes, bytes]] = [
+    {b"type": b"citation", b"time": b"1", b"data": b'{"url":"x"}'},
+    {b"type": b"\xff", b"time": b"1", b"data": b"{}"},
+    {b"odd": b"1"},
+    {b"type": b"answer"},
+    {b"type": b"answer", b"time": b"soon", b"data": b"no json"},
+    {b"type": b"message", b"time": b"1", b"data": b"[1]"},
+    {b"type": b"completed", b"time": b"1", b"data": b"null", b"told": b"[[1]]"},
+]
+
+
+@pytest.mark.parametrize("fields", ODD, ids=str)
+async def test_an_entry_of_any_form_is_read(fields: dict[bytes, bytes], bus: Bus, raw: redis.Redis) -> None:
+    writer = await claim(bus)
+    raw.xadd(KEY, fields, id="1-2")
+    writer._number += 1
+    await writer.append(EntryType.ANSWER, {"text": "x"})
+    entries = await read_journal(bus, KEY)
+    assert [entry.id for entry in entries] == ["1-1", "1-2", "1-3"]
+    assert all(isinstance(entry.value(), dict) for entry in entries)
+    assert entries[-1].text() == "x"
+    if fields[next(iter(fields))] != b"completed":
+        # a newer release's journal is taken over by this one
+        await claim(bus, fresh=False)
+
+
+async def test_a_key_that_is_no_journal_is_read_as_none(bus: Bus, raw: redis.Redis) -> None:
+    raw.set(KEY, "no stream")
+    assert await read_journal(bus, KEY) == []
+    assert [entry async for page in read_result(bus, KEY) for entry in page] == []
+    other = journal_key("2-1", "A")
+    async with open_bell(bus) as bell:
+        tasks = [asyncio.create_task(collect(bell, key, "1-2")) for key in (KEY, other)]
+        writer = await claim(bus, other)
+        await writer.append(EntryType.ANSWER, {"text": "x"})
+        await asyncio.wait_for(tasks[1], SOON)
+        raw.delete(KEY)
+        writer = await claim(bus)
+        await writer.append(EntryType.ANSWER, {"text": "x"})
+        await asyncio.wait_for(tasks[0], SOON)
+
+
+# ── long journals ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_completed_journal_tells_at_its_end_what_a_result_needs(bus: Bus, raw: redis.Redis) -> None:
+    first = await claim(bus)
+    await first.append(EntryType.STATE, {"from": "A", "to": "B"})
+    await first.append_all([(EntryType.ANSWER, {"text": "x"})] * 3_000)
+    await first.append(EntryType.TOOL_REQUEST, {"call_id": "c", "tool": "web_search", "args": {}})
+    # what an earlier owner wrote is told by the one that completes
+    second = await claim(bus, fresh=False)
+    await second.append(EntryType.NOTICE, {"code": "a", "message": "b"})
+    await second.append(EntryType.COMPLETED, {"answer": "x" * 3_000})
+    await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique")
+    before = calls(raw, "xrange")
+    told = [entry async for page in read_result(bus, KEY) for entry in page]
+    assert calls(raw, "xrange") == before
+    kinds = ["state", "tool.request", "notice", "completed", "critique"]
+    assert [(entry.id, entry.type) for entry in told] == [
+        (entry.id, entry.type) for entry in await read_journal(bus, KEY) if entry.type in kinds
+    ]
+    assert [orjson.loads(entry.data) for entry in told[:3]] == [
+        {},
+        {"tool": "web_search"},
+        {"code": "a", "message": "b"},
+    ]
+
+
+async def test_a_journal_is_read_in_pages(bus: Bus) -> None:
+    writer = await claim(bus)
+    await writer.append_all([(EntryType.ANSWER, {"text": "x"})] * 1_000)
+    sizes = [len(page) async for page in pages(bus, KEY)]
+    assert sum(sizes) == 1_001
+    assert max(sizes) <= 256
+    async with open_bell(bus) as bell:
+        follower = bell.follow(KEY)
+        got = 0
+        while got < 1_001:
+            page = await follower.next()
+            assert len(page) <= 512
+            got += len(page)
