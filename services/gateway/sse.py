@@ -65,10 +65,8 @@ async def journal_events(follower: Follower, ending: Ending, keepalive: float, l
     until = now() + ending.follow_seconds if ending.answered else ending.until
     try:
         while (left := until - now()) > 0:
-            try:
-                async with asyncio.timeout(min(keepalive, left)):
-                    found = await follower.next()
-            except TimeoutError:
+            found = await follower.next(min(keepalive, left))
+            if not found:
                 if await lost():
                     return
                 yield KEEP_ALIVE
@@ -100,13 +98,9 @@ async def ended(follower: Follower, until: float, pause: float, lost: Lost) -> b
     now = asyncio.get_running_loop().time
     try:
         while (left := until - now()) > 0:
-            try:
-                async with asyncio.timeout(min(pause, left)):
-                    found = await follower.next()
-            except TimeoutError:
-                if await lost():
-                    return False
-                continue
+            found = await follower.next(min(pause, left))
+            if not found and await lost():
+                return False
             if any(parts(entry)[0] in _TERMINAL for entry in found):
                 return True
         return False

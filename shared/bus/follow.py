@@ -39,7 +39,7 @@ class Feed(Protocol):
 
 
 class Follower:
-    """One reader's position in one stream; an asynchronous iterator of entries, without gaps or repeats."""
+    """One reader's position in one stream, which goes on without gaps or repeats."""
 
     def __init__(self, feed: Feed, stream: str, after: str) -> None:
         self._feed = feed
@@ -54,7 +54,7 @@ class Follower:
         # the stream may hold what nobody has offered
         self._missing = True
         self._joined = False
-        self._arrived = asyncio.Event()
+        self._waiter: asyncio.Future[bool] | None = None
         self._page = _FIRST_PAGE
 
     @property
@@ -75,28 +75,49 @@ class Follower:
         if self._bytes > _BEHIND and len(self._offered) > len(found):
             self._clear()
             self._missing = True
-        self._arrived.set()
+        self._wake()
 
     def look(self) -> None:
         """Called by the feed when there may be something in the stream."""
         self._missing = True
         self._clear()
-        self._arrived.set()
+        self._wake()
 
-    async def next(self) -> list[Entry]:
-        """The entries since the last call, at least one; waits for them."""
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(True)
+
+    async def next(self, within: float | None = None) -> list[Entry]:
+        """The entries since the last call; waits for them. Empty when none came within so many seconds."""
+        loop = asyncio.get_running_loop()
+        until = None if within is None else loop.time() + within
         while True:
             if found := self._taken():
                 return found
             if self._missing or self._offered:
-                if found := await self._read():
+                try:
+                    async with asyncio.timeout_at(until):
+                        found = await self._read()
+                except TimeoutError:
+                    return []
+                if found:
                     return found
             elif not self._joined:
                 self._joined = True
                 self._feed.join(self)
-            else:
-                self._arrived.clear()
-                await self._arrived.wait()
+            elif not await self._something(loop, until):
+                return []
+
+    async def _something(self, loop: asyncio.AbstractEventLoop, until: float | None) -> bool:
+        """Waits until there is something to take or to look for; False when the time is over."""
+        waiter: asyncio.Future[bool] = loop.create_future()
+        self._waiter = waiter
+        limit = None if until is None else loop.call_at(until, _give_up, waiter)
+        try:
+            return await waiter
+        finally:
+            if limit is not None:
+                limit.cancel()
 
     def _taken(self) -> list[Entry]:
         """What was offered, unless something before it is missing."""
@@ -139,6 +160,11 @@ class Follower:
 
     def close(self) -> None:
         self._feed.leave(self)
+
+
+def _give_up(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)
 
 
 def next_page(found: Sequence[Entry], count: int) -> int:

@@ -202,6 +202,29 @@ async def test_who_begins_to_follow_writes_nothing(redis_url: str, bus: Bus, raw
         assert raw.xinfo_stream("inbox")["entries-added"] == before
 
 
+async def test_a_read_that_nobody_can_end_is_not_ended_over_and_over(
+    redis_url: str, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tailing(redis_url) as tail:
+        asked = 0
+
+        async def in_vain() -> bool:
+            nonlocal asked
+            asked += 1
+            return False
+
+        await collect(tail, "inbox", "0-0", (await bus.latest("inbox", 1))[0][0])
+        monkeypatch.setattr(tail.bus, "end_tailing", in_vain)
+        await bus.link.call("XADD", "j", "1-1", "a", "b")
+        follower = tail.follow("j", "1-1")
+        waiting = asyncio.create_task(follower.next())
+        await eventually(lambda: tail.position("j"), what="it has joined")
+        await bus.link.call("XADD", "j", "1-2", "a", "b")
+        # the read ends by itself, and the next one knows of the stream
+        assert (await waiting)[0][0] == "1-2"
+        assert 0 < asked < 20
+
+
 async def test_a_process_that_leaves_while_somebody_begins_to_follow_leaves_no_inbox(
     settings: Settings, raw: redis.Redis
 ) -> None:

@@ -88,10 +88,8 @@ async def _streamed(gateway: Gateway, record: QueryRecord, chunks: Chunks) -> As
     try:
         yield chunks.opening()
         while (left := until - now()) > 0:
-            try:
-                async with asyncio.timeout(min(gateway.settings.keepalive, left)):
-                    found = await follower.next()
-            except TimeoutError:
+            found = await follower.next(min(gateway.settings.keepalive, left))
+            if not found:
                 if await forgotten(gateway, record.query_id):
                     yield failed("not_found", "the query was deleted before it was answered")
                     return
