@@ -36,7 +36,7 @@ class ChatTurnMessage(Payload):
 
 
 class QueryReceived(Payload):
-    """`query_id` is the id of the stream entry itself. `lane_ticket` is the gateway's reservation in the session."""
+    """`query_id` is the id of the stream entry itself."""
 
     session_id: str
     query: str = Field(min_length=1, max_length=MAX_QUERY_CHARS)
@@ -49,7 +49,6 @@ class QueryReceived(Payload):
     options: dict[str, Any] | None = None
     tools: list[str] | None = None
     attachments: list[dict[str, Any]] | None = None
-    lane_ticket: str | None = None
 
 
 class ToolFunction(Payload):

@@ -18,7 +18,6 @@ from shared.contracts import (
     AGENT_TRANSITION,
     CRITIQUE_RESULT,
     PAIRWISE_RESULT,
-    PREFIX,
     RESPONSE_GENERATION,
     AgentTransition,
     CritiqueResult,
@@ -30,8 +29,9 @@ from shared.envelope import Message
 from shared.participant.machine import Machine
 from shared.participant.sampling import one_in
 from shared.participant.service import Context
+from shared.records.erasing import grade_key, verdict_key
 from shared.records.journal import EntryType, append_after, journal_key
-from shared.records.sessions import Sessions, turns_before
+from shared.records.sessions import Sessions
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 
@@ -102,7 +102,7 @@ class Critic:
         """One answer: its grade, then, when its counterpart is there, the comparison."""
         response, settings = message.payload, self._context.settings
         async with self._states(response) as step:
-            if not one_in(settings.judge_one_in, response.query_id):
+            if not one_in(settings.judge_one_in, response.query_id) or await self._deleted(response):
                 await step("SKIP")
                 return ()
             if await self._too_many():
@@ -119,6 +119,9 @@ class Critic:
             instruction = await self._instruction(response)
             rubric = self._rubric(response)
             grade = await self._graded(response, instruction, rubric)
+            if grade is None:
+                await step("RESET")
+                return ()
             await step("PUBLISH")
             await self._publish_grade(message, grade)
             half = Half(response.response_id, response.answer, reference_of(response), grade.score, config_of(response))
@@ -136,9 +139,14 @@ class Critic:
 
     async def abandon(self, message: Message[ResponseGeneration], reason: str) -> Iterable[Outgoing]:
         """An answer whose handling failed every time is published as not graded, so that nobody looks for its grade."""
-        await self._publish_grade(message, Grade(None, f"not graded: {reason}", DEFAULT, 0))
-        await self.pairs.close(message.payload.query_id)
+        if not await self._deleted(message.payload):
+            await self._publish_grade(message, Grade(None, f"not graded: {reason}", DEFAULT, 0))
+            await self.pairs.close(message.payload.query_id)
         return ()
+
+    async def _deleted(self, response: ResponseGeneration) -> bool:
+        """Whether its session was deleted: then nothing may come of the answer any more."""
+        return await self._sessions.deleted(response.session_id, response.query_id)
 
     async def _too_many(self) -> bool:
         """Whether more answers wait than may: a judge that is slower than the answers come would fill Redis."""
@@ -156,17 +164,20 @@ class Critic:
         if response.history is not None:
             before = [{"role": said.role, "content": said.content} for said in response.history]
         else:
-            turns = await self._sessions.turns(response.session_id, response.respondent_id)
-            before = [said for turn in turns_before(turns, response.query_id) for said in turn.messages()]
+            turns = await self._sessions.turns(response.session_id, response.respondent_id, response.query_id)
+            before = [said for turn in turns for said in turn.messages()]
         return instruction_of(response.query, before)
 
-    async def _graded(self, response: ResponseGeneration, instruction: str, rubric: Rubric) -> Grade:
-        """The grade, asked for once: a takeover after a crash finds it stored."""
-        key = f"{PREFIX}grade:{response.response_id}"
+    async def _graded(self, response: ResponseGeneration, instruction: str, rubric: Rubric) -> Grade | None:
+        """The grade, asked for once: a takeover after a crash finds it stored. None when the session was deleted while
+        the judge was reading."""
+        key = grade_key(response.response_id)
         stored = await self._bus.link.call("GET", key)
         if stored is not None:
             return Grade(**orjson.loads(stored))
         grade = await self._judge.grade(instruction, response.answer, reference_of(response), rubric)
+        if await self._deleted(response):
+            return None
         await self._bus.link.call("SET", key, orjson.dumps(asdict(grade)), "EX", self._context.settings.retention)
         if (meter := metrics.meter()) is not None:
             meter.grade(grade.score)
@@ -222,12 +233,14 @@ class Critic:
 
     async def _compared(self, response: ResponseGeneration, instruction: str, a: Half, b: Half) -> Comparison | None:
         """The verdict, asked for once: what both journals and the bus say of a pair is the same after a crash."""
-        key = f"{PREFIX}verdict:{response.query_id}"
+        key = verdict_key(response.query_id)
         stored = await self._bus.link.call("GET", key)
         if stored is not None:
             return Comparison(**orjson.loads(stored))
         reference = a.reference or b.reference
         found = await self._judge.compare(instruction, a.answer, b.answer, reference, self._rubric(response))
+        if await self._deleted(response):
+            return None
         if (meter := metrics.meter()) is not None:
             meter.verdict(found.winner if found else None, split=bool(found and found.forward != found.swapped))
         if found is not None:

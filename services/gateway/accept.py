@@ -6,18 +6,21 @@ import asyncio
 import re
 import secrets
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal, digest
-from services.gateway.records import QueryRecord, load, storing
-from shared.contracts import PREFIX, QUERY_RECEIVED, ChatTurnMessage, Mode, QueryReceived
-from shared.envelope import now_ms
+from services.gateway.records import QueryRecord, load
+from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, Mode, QueryReceived
+from shared.records import lanes
+from shared.records.lanes import once_key
 from shared.telemetry import tracing
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
+# A request may come again as long as its first one is under way; no retention is shorter than that.
+_ONCE_AT_LEAST = 60
 _NAMESPACE = uuid.UUID("6f3c2f0e-9d0a-4f5e-8a53-6c6f63616c32")
 
 
@@ -66,10 +69,13 @@ async def accept(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
         if origin.idempotency_key is None:
             return await _accept(gateway, origin, ask, uuid.uuid4().hex, str(uuid.uuid4()))
         once = digest(f"{origin.principal.user_id}\n{origin.idempotency_key}")
-        known = await gateway.bus.link.call("GET", f"{PREFIX}once:{{{QUERY_RECEIVED.stream}}}:{once}")
-        earlier = await load(gateway, known.decode()) if known else None
-        if earlier is not None:
-            return _same(earlier, ask)
+        known = await gateway.bus.link.call("GET", once_key(once))
+        if known is not None:
+            earlier = await load(gateway, known.decode())
+            if earlier is not None:
+                return _same(earlier, ask)
+            # nothing is kept of that query any more
+            await gateway.bus.link.call("DEL", once_key(once))
         # a repeat after a crash must come to the same session too
         return await _accept(gateway, origin, ask, once, str(uuid.uuid5(_NAMESPACE, once)))
 
@@ -101,19 +107,11 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         raise ApiError(429, "overloaded", "too many queries are waiting; try again shortly", {"Retry-After": "5"})
     await _check_personas(gateway, ask)
     session_id = ask.session_id or fresh_session
-    respondents: list[str] = []
-    ticket = None
-    if ask.messages is None:
-        if await gateway.sessions.open(session_id, user, ask.query) != user:
-            raise not_found("session")
-        respondents = ["A", "B"] if shadows else ["A"]
-        ticket = await gateway.sessions.reserve(session_id, respondents, settings.max_session_backlog)
-        if ticket is None:
-            gateway.metrics.refused.labels("session").inc()
-            raise ApiError(429, "session_busy", "too many queries of this session are waiting", {"Retry-After": "2"})
-    accepted = now_ms()
+    if ask.messages is None and await gateway.sessions.open(session_id, user, ask.query) != user:
+        raise not_found("session")
+    accepted = gateway.bus.now_ms()
     seconds = min(ask.deadline_seconds or settings.deadline_seconds, settings.deadline_seconds)
-    deadline = accepted + int(seconds * 1000)
+    record = QueryRecord("", user, session_id, ask.query, ask.mode, accepted, accepted + int(seconds * 1000))
     payload = QueryReceived(
         session_id=session_id,
         query=ask.query,
@@ -125,24 +123,23 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         model=ask.model,
         options=ask.options,
         tools=ask.tools,
-        lane_ticket=ticket,
     )
-    message = QUERY_RECEIVED.of(
-        payload, once=once, session_id=session_id, user_id=user, deadline=deadline, traceparent=origin.trace
+    headers = {"session_id": session_id, "user_id": user, "deadline": record.deadline, "traceparent": origin.trace}
+    found = await lanes.accept(
+        gateway.bus,
+        QUERY_RECEIVED.of(payload, once=once, **headers),
+        {**record.kept(), "once": once},
+        seconds=max(1, int(seconds)) + max(settings.retention, _ONCE_AT_LEAST),
+        session_id=session_id if ask.messages is None else None,
+        respondents=["A", "B"] if shadows else ["A"],
+        limit=settings.max_session_backlog,
     )
-    (query_id,) = await gateway.bus.publish(message)
-    tracing.annotate({"local2.query.id": query_id, "gen_ai.conversation.id": session_id})
-    record = QueryRecord(query_id, user, session_id, ask.query, ask.mode, accepted, deadline)
-    earlier = await load(gateway, query_id) if origin.idempotency_key else None
-    if earlier is not None:
-        # the same key came twice at the same moment: the other one has its place in the lane
-        if ticket is not None:
-            await gateway.sessions.confirm(session_id, respondents, ticket, None)
-        return _same(earlier, ask)
-    # both leave in one write
-    writes: list[Any] = [gateway.bus.link.pipe(storing(record, settings.retention))]
-    if ticket is not None:
-        writes.append(gateway.sessions.confirm(session_id, respondents, ticket, query_id))
-    await asyncio.gather(*writes)
+    if found is None:
+        gateway.metrics.refused.labels("session").inc()
+        raise ApiError(429, "session_busy", "too many queries of this session are waiting", {"Retry-After": "2"})
+    tracing.annotate({"local2.query.id": found.query_id, "gen_ai.conversation.id": session_id})
+    if found.earlier is not None:
+        # the same key came twice at the same moment
+        return _same(QueryRecord.parse(found.query_id, found.earlier), ask)
     gateway.metrics.accepted.labels(ask.mode).inc()
-    return record
+    return replace(record, query_id=found.query_id)

@@ -7,7 +7,6 @@ from typing import Any
 
 from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway
-from shared.envelope import now_ms
 from shared.participant.tool_client import Caller
 
 _SECONDS = 30.0
@@ -22,7 +21,7 @@ async def operate(gateway: Gateway, participant: str, user_id: str, **args: Any)
         if await gateway.context.registry.served(operation) is None:
             raise _unavailable(participant, f"no {participant} is running")
         call_id = f"http:{uuid.uuid4().hex}"
-        caller = Caller(query_id=call_id, user_id=user_id, deadline=now_ms() + int(_SECONDS * 1000))
+        caller = Caller(query_id=call_id, user_id=user_id, deadline=gateway.bus.now_ms() + int(_SECONDS * 1000))
         outcome = await gateway.tools.call(
             operation, args, call_id=call_id, caller=caller, timeout=_SECONDS, internal=True
         )

@@ -20,10 +20,7 @@ from services.generator.run import (
     wait_for_turn,
 )
 from services.generator.watch import Watch, watched_answer
-from shared.contracts import (
-    PREFIX,
-    QueryReceived,
-)
+from shared.contracts import QueryReceived
 from shared.envelope import Message
 from shared.llm.port import (
     ContextOverflow,
@@ -34,6 +31,7 @@ from shared.llm.port import (
 )
 from shared.participant.sampling import one_in
 from shared.participant.tool_client import Caller
+from shared.records.lanes import cancel_key
 from shared.telemetry import tracing
 from shared.telemetry.logging import get_logger
 
@@ -48,11 +46,6 @@ _CODES: tuple[tuple[type[ModelError], str], ...] = (
 )
 
 _TOO_LATE = Failure("deadline_exceeded", "the answer was not ready before the query's deadline")
-
-
-def cancel_key(query_id: str) -> str:
-    """Set by the gateway, so that a cancel is seen by whoever takes the query later."""
-    return f"{PREFIX}cancel:{query_id}"
 
 
 class Answering:
@@ -124,8 +117,6 @@ class Answering:
         """Leaves the session's lane without having taken a turn in it, wherever the query stands there."""
         log.debug("query.left_out")
         if query.messages is None:
-            if query.lane_ticket is not None:
-                await self._parts.sessions.confirm(query.session_id, ["B"], query.lane_ticket, None)
             await self._parts.lanes.leave(query.session_id, query_id)
 
     async def abandon(self, message: Message[QueryReceived], reason: str) -> None:

@@ -125,19 +125,15 @@ async def history(parts: Parts, message: Message[QueryReceived], caller: Caller)
     if message.deliveries > 1:
         turns: list[Turn] = await reading()
     else:
-        _, turns = await in_order([partial(check_owner, parts, query), reading])
+        _, turns = await in_order([partial(check_owner, parts, query, caller.query_id), reading])
     return turns
 
 
-async def check_owner(parts: Parts, query: QueryReceived) -> None:
-    """Raises PermanentError when the session is not the user's. One that the gateway has opened (it gives a ticket
-    then) may have been deleted since, and must not come back."""
-    if query.lane_ticket is None:
-        owner = await parts.sessions.open(query.session_id, query.user_id, query.query)
-    else:
-        info = await parts.sessions.info(query.session_id)
-        owner = query.user_id if info is None else info.user_id
-    if owner != query.user_id:
+async def check_owner(parts: Parts, query: QueryReceived, query_id: str) -> None:
+    """Raises PermanentError when the session is not the user's. One that was deleted after the query was accepted does
+    not come back."""
+    owner = await parts.sessions.open(query.session_id, query.user_id, query.query, query_id)
+    if owner not in (None, query.user_id):
         raise PermanentError(f"session {query.session_id} belongs to another user")
 
 
@@ -147,7 +143,7 @@ async def wait_for_turn(parts: Parts, message: Message[QueryReceived], caller: C
     flagged = parts.context.bus.link.call("EXISTS", cancel_flag)
     if query.messages is not None:
         return not await flagged
-    place = (query.session_id, caller.query_id, query.lane_ticket)
+    place = (query.session_id, caller.query_id)
     stopped, mine = await asyncio.gather(flagged, parts.lanes.mine(*place))
     if not stopped and not mine:
         async with message.parked():
@@ -171,7 +167,7 @@ class Response:
         """The answer. `turns`: what the session holds."""
         if self._message.deliveries > 1 and self._ports.recall.states < 2 and self._query.messages is None:
             # nobody has shown yet that the session was opened
-            await check_owner(self._parts, self._query)
+            await check_owner(self._parts, self._query, self._message.entry_id)
         conversation = self._conversation(turns)
         options = self._settings.sampling(self._query.options)
         # the model is asked while the two are on their way into the journal

@@ -32,7 +32,7 @@ from shared.envelope import Message
 from shared.errors import DecodeError, TransientError
 from shared.participant.machine import Machine
 from shared.participant.service import Context
-from shared.records.sessions import Sessions, turns_before
+from shared.records.sessions import Sessions
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -135,8 +135,7 @@ class Ingest:
 
     async def _before(self, response: ResponseGeneration) -> str:
         """The turn before it in the session."""
-        turns = await self._sessions.turns(response.session_id, response.respondent_id)
-        earlier = turns_before(turns, response.query_id)
+        earlier = await self._sessions.turns(response.session_id, response.respondent_id, response.query_id)
         return f"{earlier[-1].query}\n{earlier[-1].answer}" if earlier else ""
 
     async def _annotated(

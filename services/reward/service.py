@@ -36,7 +36,7 @@ from shared.llm.intents import intent_of
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
 from shared.records.journal import EntryType, append_after, journal_key, response_id
-from shared.records.sessions import Sessions, turns_before
+from shared.records.sessions import Sessions
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 
@@ -79,8 +79,8 @@ class Rewarding:
             kept = [said for said in r.history if said.role != "tool" and said.content.strip()]
             before = [{"role": said.role, "content": said.content} for said in kept]
         else:
-            turns = await self._sessions.turns(r.session_id, r.respondent_id)
-            before = [said for turn in turns_before(turns, r.query_id) for said in turn.messages()]
+            turns = await self._sessions.turns(r.session_id, r.respondent_id, r.query_id)
+            before = [said for turn in turns for said in turn.messages()]
         config = {"model": r.model, "options": r.options, "prompt_version": r.prompt_version}
         row = {
             "response_id": r.response_id,

@@ -10,27 +10,44 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from shared.bus import Bus, Command, Script
+from shared.bus import Bus, Command, Script, order
 from shared.contracts import PREFIX, RespondentId
-from shared.records.sessions import MAX_TURNS, session_key, user_sessions_key
+from shared.records.lanes import RESPONDENTS, pairs
+from shared.records.sessions import (
+    MAX_TURNS,
+    WRITING_TURNS,
+    hashed,
+    parsed,
+    session_key,
+    turns_hash,
+    turns_key,
+    user_sessions_key,
+)
 
-RESPONDENTS: tuple[RespondentId, ...] = ("A", "B")
 SESSION_ID = r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}$"
 QUERY_ID = r"^[0-9]{1,15}-[0-9]{1,10}$"
 _SESSION_KEY = re.compile(re.escape(PREFIX) + r"session:\{([^{}]+)\}")
 _SCAN = 500
 
-# A session and its turns at one moment. KEYS: session, turns of each respondent.
+# A page of the turns of each respondent, with the session as it is at that moment.
+# KEYS: session, turns of each respondent, turns as a hash of each. ARGV: turns of each, then after which, of each.
 _READ = Script("""
-local found = {}
-for i, key in ipairs(KEYS) do found[i] = redis.call('HGETALL', key) end
+local found = {redis.call('HGETALL', KEYS[1])}
+local number = #ARGV - 1
+for i = 1, number do
+  found[1 + i] = redis.call('ZRANGEBYLEX', KEYS[1 + i], ARGV[1 + i], '+', 'LIMIT', 0, ARGV[1])
+  -- all of a hash comes with the first page
+  found[1 + number + i] = ARGV[1 + i] == '-' and redis.call('HGETALL', KEYS[1 + number + i]) or {}
+end
 return found
 """)
 
-# Adds what is not there. KEYS: session, turns of each respondent.
-# ARGV: user, title, created, updated, most turns, then per respondent a number of turns and so many ids and turns.
+# Adds what is not there. KEYS: session, turns of each respondent, turns as a hash of each.
+# ARGV: user, title, created, updated, then per respondent a number of turns and so many ids and turns.
 # Returns -1 when the session is another user's, else the number of turns that were added.
-_WRITE = Script("""
+_WRITE = Script(
+    WRITING_TURNS
+    + """
 local owner = redis.call('HGET', KEYS[1], 'user_id')
 if owner and owner ~= ARGV[1] then return -1 end
 redis.call('HSETNX', KEYS[1], 'user_id', ARGV[1])
@@ -39,28 +56,19 @@ redis.call('HSETNX', KEYS[1], 'created', ARGV[3])
 if tonumber(redis.call('HGET', KEYS[1], 'updated') or '0') < tonumber(ARGV[4]) then
   redis.call('HSET', KEYS[1], 'updated', ARGV[4])
 end
-local added, at = 0, 6
-for k = 2, #KEYS do
+local added, at, respondents = 0, 5, (#KEYS - 1) / 2
+for k = 2, 1 + respondents do
+  migrate(KEYS[k + respondents], KEYS[k])
   local number = tonumber(ARGV[at])
   at = at + 1
   for _ = 1, number do
-    added = added + redis.call('HSETNX', KEYS[k], ARGV[at], ARGV[at + 1])
+    added = added + keep(KEYS[k], ARGV[at], ARGV[at + 1])
     at = at + 2
-  end
-  local over = redis.call('HLEN', KEYS[k]) - tonumber(ARGV[5])
-  if over > 0 then
-    local ids = redis.call('HKEYS', KEYS[k])
-    table.sort(ids, function(a, b)
-      local am, as = string.match(a, '^(%d+)-(%d+)$')
-      local bm, bs = string.match(b, '^(%d+)-(%d+)$')
-      if am ~= bm then return tonumber(am) < tonumber(bm) end
-      return tonumber(as) < tonumber(bs)
-    end)
-    for i = 1, over do redis.call('HDEL', KEYS[k], ids[i]) end
   end
 end
 return added
-""")
+"""
+)
 
 
 class _Model(BaseModel):
@@ -91,7 +99,7 @@ class SessionRecord(_Model):
 
 
 def _keys(session_id: str) -> list[str]:
-    return [session_key(session_id), *(session_key(session_id, "turns", r) for r in RESPONDENTS)]
+    return [session_key(session_id), *(key(session_id, r) for key in (turns_key, turns_hash) for r in RESPONDENTS)]
 
 
 async def session_ids(bus: Bus) -> AsyncIterator[list[str]]:
@@ -112,34 +120,49 @@ async def scan(bus: Bus, pattern: str) -> AsyncIterator[list[str]]:
             return
 
 
-async def read_sessions(bus: Bus, ids: Sequence[str]) -> list[dict[str, Any]]:
-    """The sessions as records; one that was deleted meanwhile is left out."""
-    if not ids:
-        return []
-    raw = await bus.link.pipe([_READ(_keys(session_id)) for session_id in ids])
-    found = []
-    for session_id, (info, *turns) in zip(ids, raw, strict=True):
-        if not info:
-            continue
-        values = {name.decode(): value.decode() for name, value in zip(info[::2], info[1::2], strict=True)}
-        record: dict[str, Any] = {
-            "session_id": session_id,
-            "user_id": values.get("user_id", ""),
-            "title": values.get("title", ""),
-            "created": int(values.get("created", 0)),
-            "updated": int(values.get("updated", 0)),
-            "turns": {r: _turns(data) for r, data in zip(RESPONDENTS, turns, strict=True) if data},
-        }
-        found.append(record)
-    places = await bus.link.pipe([("ZSCORE", user_sessions_key(r["user_id"]), r["session_id"]) for r in found])
-    for record, place in zip(found, places, strict=True):
-        record["used"] = int(float(place)) if place is not None else record["updated"]
-    return found
+async def read_sessions(bus: Bus, ids: Sequence[str]) -> AsyncIterator[list[dict[str, Any]]]:
+    """The sessions as records, in pages; of a long one there are several, each with the next of its turns.
+
+    One that was deleted meanwhile is left out.
+    """
+    wanted = {session_id: ["-" for _ in RESPONDENTS] for session_id in dict.fromkeys(ids)}
+    while wanted:
+        raw = await bus.link.pipe([_READ(_keys(one), MAX_TURNS, *after) for one, after in wanted.items()])
+        found: list[dict[str, Any]] = []
+        going_on: dict[str, list[str]] = {}
+        for session_id, (info, *turns) in zip(wanted, raw, strict=True):
+            if not info:
+                continue
+            pages, hashes = turns[: len(RESPONDENTS)], turns[len(RESPONDENTS) :]
+            found.append(_record(session_id, pairs(info), pages, hashes))
+            if any(len(page) == MAX_TURNS for page in pages):
+                going_on[session_id] = [_after(page[-1]) if page else "+" for page in pages]
+        places = await bus.link.pipe([("ZSCORE", user_sessions_key(r["user_id"]), r["session_id"]) for r in found])
+        for record, place in zip(found, places, strict=True):
+            record["used"] = int(float(place)) if place is not None else record["updated"]
+        yield found
+        wanted = going_on
 
 
-def _turns(raw: Sequence[bytes]) -> list[dict[str, Any]]:
-    found = [{"query_id": i.decode(), **orjson.loads(data)} for i, data in zip(raw[::2], raw[1::2], strict=True)]
-    return sorted(found, key=lambda turn: tuple(int(part) for part in turn["query_id"].split("-")))
+def _record(session_id: str, info: dict[str, str], pages: Sequence[Any], hashes: Sequence[Any]) -> dict[str, Any]:
+    turns = {}
+    for respondent, page, older in zip(RESPONDENTS, pages, hashes, strict=True):
+        found = {turn["query_id"]: turn for turn in (*hashed(older), *map(parsed, page))}
+        if found:
+            turns[respondent] = sorted(found.values(), key=lambda turn: order(turn["query_id"]))
+    return {
+        "session_id": session_id,
+        "user_id": info.get("user_id", ""),
+        "title": info.get("title", ""),
+        "created": int(info.get("created", 0)),
+        "updated": int(info.get("updated", 0)),
+        "turns": turns,
+    }
+
+
+def _after(member: bytes) -> str:
+    """Where the turns behind this one begin."""
+    return f"({member.partition(b' ')[0].decode()}!"
 
 
 async def write_sessions(bus: Bus, records: Sequence[SessionRecord]) -> list[int]:
@@ -157,7 +180,7 @@ async def write_sessions(bus: Bus, records: Sequence[SessionRecord]) -> list[int
 
 
 def _writing(record: SessionRecord) -> Command:
-    parts: list[Any] = [record.user_id, record.title, record.created, record.updated, MAX_TURNS]
+    parts: list[Any] = [record.user_id, record.title, record.created, record.updated]
     for respondent in RESPONDENTS:
         turns = record.turns.get(respondent, [])
         parts.append(len(turns))

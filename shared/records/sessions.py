@@ -1,111 +1,82 @@
-"""Sessions: who owns one, its turns, and the lane in which its queries are answered one at a time.
+"""Sessions: who owns one, and its turns.
 
-A session's keys share the hash tag `{session_id}`. A lane is a sorted set of accepted query ids, per respondent. The
-gateway puts a ticket into it before it publishes the query, so that whoever reads a later query first knows that an
-earlier one is on its way.
+A session's keys share the hash tag `{session_id}`. All turns of a respondent are members of one sorted set, each with
+its query's id in front, so that their order is the order accepted, and a page is one read from any place. What a
+session's queries need while they are answered is in `shared.records.lanes`.
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import orjson
 
 from shared.bus import Bus, Command, Script, order
-from shared.contracts import PREFIX
+from shared.contracts import PREFIX, QUERY_RECEIVED
 from shared.envelope import now_ms
+from shared.records.lanes import RESPONDENTS, padded, pairs
 
+# What is shown of a session at once, and the most that a model is shown.
 MAX_TURNS = 50
-# Long enough for a publish that follows its ticket at once, also with a reconnect in between.
-TICKET_MS = 3_000
-LANE_SECONDS = 86_400
+# A query that waited in a queue for longer than this, while everything was off, is not known as deleted any more.
+_DELETED_SECONDS = 7 * 86_400
 
-# KEYS: lane. ARGV: ticket, limit. Returns 0 when the session has too many unfinished queries.
-_RESERVE = Script("""
-if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
-local now = redis.call('TIME')
-redis.call('ZADD', KEYS[1], 0, 't:' .. now[1] .. string.format('%03d', math.floor(now[2] / 1000)) .. ':' .. ARGV[1])
-redis.call('EXPIRE', KEYS[1], 86400)
-return 1
-""")
-
-# Redeems the ticket for the query's place. A ticket that is gone was redeemed by the query's own turn, which may be
-# over by now: a place taken then would block the lane. KEYS: lane. ARGV: ticket, query id as a member.
-_CONFIRM = Script("""
-for _, member in ipairs(redis.call('ZRANGEBYLEX', KEYS[1], '[t:', '(u')) do
-  if string.sub(member, -#ARGV[1]) == ARGV[1] then
-    redis.call('ZREM', KEYS[1], member)
-    if ARGV[2] ~= '' then redis.call('ZADD', KEYS[1], 'NX', 0, ARGV[2]) end
-  end
+# Whether a query belongs to a session that was deleted: `mark` is the last query that did. Both are ids of one stream.
+_DELETED = """
+local function deleted(mark, id)
+  if not mark then return false end
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  local last_ms, last_seq = string.match(mark, '^(%d+)-(%d+)$')
+  if not ms or not last_ms then return false end
+  ms, seq, last_ms, last_seq = tonumber(ms), tonumber(seq), tonumber(last_ms), tonumber(last_seq)
+  return ms < last_ms or (ms == last_ms and seq <= last_seq)
 end
-return 1
-""")
+"""
 
-# Asks for the turn. KEYS: lane, waiting. ARGV: member, ticket, inbox, ticket ms.
-# Returns the empty string when it is granted, else who is first ('' is never a member).
-_TURN = Script("""
-local now = redis.call('TIME')
-local ms = now[1] * 1000 + math.floor(now[2] / 1000)
-local accepted = tonumber(string.match(ARGV[1], '^q:(%d+)-'))
-local blocked = nil
-for _, member in ipairs(redis.call('ZRANGEBYLEX', KEYS[1], '[t:', '(u')) do
-  local at = tonumber(string.match(member, '^t:(%d+):'))
-  if ARGV[2] ~= '' and string.sub(member, -#ARGV[2]) == ARGV[2] then
-    redis.call('ZREM', KEYS[1], member)
-  elseif at == nil or ms - at > tonumber(ARGV[4]) then
-    redis.call('ZREM', KEYS[1], member)
-  elseif at <= accepted then
-    -- a ticket drawn later belongs to a later query
-    blocked = member
-  end
+# `keep` adds a turn that is not there; `migrate` takes over the turns of a session from a hash by query id.
+WRITING_TURNS = """
+local function keep(turns, id, value)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  if not ms then return 0 end
+  local front = string.format('%015.0f-%010.0f ', ms, seq)
+  if #redis.call('ZRANGEBYLEX', turns, '[' .. front, '(' .. front .. '\\255', 'LIMIT', 0, 1) > 0 then return 0 end
+  return redis.call('ZADD', turns, 0, front .. value)
 end
-redis.call('ZADD', KEYS[1], 'NX', 0, ARGV[1])
-redis.call('EXPIRE', KEYS[1], 86400)
-local first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
-local running = redis.call('ZSCORE', KEYS[1], ARGV[1]) == '-1'
-if not running then
-  if first == ARGV[1] and blocked then first = blocked end
-  if first ~= ARGV[1] then
-    redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
-    redis.call('EXPIRE', KEYS[2], 86400)
-    return first
-  end
+local function migrate(hash, turns)
+  local raw = redis.call('HGETALL', hash)
+  for i = 1, #raw, 2 do keep(turns, raw[i], raw[i + 1]) end
+  if #raw > 0 then redis.call('DEL', hash) end
 end
-redis.call('ZADD', KEYS[1], -1, ARGV[1])
-redis.call('HDEL', KEYS[2], ARGV[1])
-return ''
-""")
+"""
 
-# Leaves the lane. KEYS: lane, waiting. ARGV: member. Returns the inbox of whoever is next, or the empty string.
-_RELEASE = Script("""
-redis.call('ZREM', KEYS[1], ARGV[1])
-redis.call('HDEL', KEYS[2], ARGV[1])
-local first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
-return first and redis.call('HGET', KEYS[2], first) or ''
-""")
+# Makes a session if it is new. KEYS: session, deleted. ARGV: user, title, now ms, the query it is for or nothing.
+# Returns the session; nothing when that query's session was deleted, and no other has come in its place.
+_OPEN = Script(
+    _DELETED
+    + """
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  if deleted(redis.call('GET', KEYS[2]), ARGV[4]) then return {} end
+  redis.call('HSET', KEYS[1], 'user_id', ARGV[1], 'title', ARGV[2], 'created', ARGV[3], 'updated', ARGV[3])
+end
+return redis.call('HGETALL', KEYS[1])
+"""
+)
 
-# Keeps a turn, unless its session was deleted meanwhile.
-# KEYS: session, turns. ARGV: query id, turn, now ms, most turns.
-_APPEND = Script("""
-if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
-redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+# Keeps a turn, unless its session was deleted meanwhile. KEYS: session, turns, turns as a hash, deleted.
+# ARGV: query id, turn, now ms.
+_APPEND = Script(
+    _DELETED
+    + WRITING_TURNS
+    + """
+if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[4]), ARGV[1]) then return 0 end
+migrate(KEYS[3], KEYS[2])
+keep(KEYS[2], ARGV[1], ARGV[2])
 redis.call('HSET', KEYS[1], 'updated', ARGV[3])
-local over = redis.call('HLEN', KEYS[2]) - tonumber(ARGV[4])
-if over > 0 then
-  local ids = redis.call('HKEYS', KEYS[2])
-  table.sort(ids, function(a, b)
-    local am, as = string.match(a, '^(%d+)-(%d+)$')
-    local bm, bs = string.match(b, '^(%d+)-(%d+)$')
-    if am ~= bm then return tonumber(am) < tonumber(bm) end
-    return tonumber(as) < tonumber(bs)
-  end)
-  for i = 1, over do redis.call('HDEL', KEYS[2], ids[i]) end
-end
 return 1
-""")
+"""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +98,11 @@ class Turn:
         """The turn as the model sees it."""
         return [{"role": "user", "content": self.query}, {"role": "assistant", "content": self.answer}]
 
+    @staticmethod
+    def parse(value: Mapping[str, Any]) -> Turn:
+        """What is not known (it is a newer version's) is left out."""
+        return Turn(**{item.name: value[item.name] for item in fields(Turn) if item.name in value})
+
     def dump(self) -> bytes:
         return orjson.dumps(
             {
@@ -140,6 +116,15 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Page:
+    """`turns`, oldest first; `earlier`: there are turns before them; `total`: how many the session has."""
+
+    turns: list[Turn]
+    earlier: bool
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class SessionInfo:
     """`title` is the beginning of the first query; times are in ms since the epoch."""
 
@@ -150,32 +135,26 @@ class SessionInfo:
     updated: int
 
 
-def turns_before(turns: Sequence[Turn], query_id: str) -> list[Turn]:
-    """The turns of queries that were accepted before this one; all but its own, when its id does not tell the time."""
-    try:
-        at = order(query_id)
-    except ValueError:
-        return [turn for turn in turns if turn.query_id != query_id]
-    return [turn for turn in turns if order(turn.query_id) < at]
-
-
 def session_key(session_id: str, *parts: str) -> str:
     return ":".join((f"{PREFIX}session:{{{session_id}}}", *parts))
 
 
+def turns_key(session_id: str, respondent_id: str) -> str:
+    return session_key(session_id, "history", respondent_id)
+
+
+def turns_hash(session_id: str, respondent_id: str) -> str:
+    """Where the last release kept the newest turns. They are read, and move with the next turn."""
+    return session_key(session_id, "turns", respondent_id)
+
+
+def deleted_key(session_id: str) -> str:
+    """The newest query that was accepted when the session was deleted: none up to it may bring anything back."""
+    return session_key(session_id, "deleted")
+
+
 def user_sessions_key(user_id: str) -> str:
     return f"{PREFIX}sessions:{user_id}"
-
-
-def _member(query_id: str) -> str:
-    """Padded, so that the lexical order is the order of ids."""
-    ms, seq = order(query_id)
-    return f"q:{ms:015d}-{seq:010d}"
-
-
-def _query_id(member: str) -> str:
-    ms, _, seq = member.removeprefix("q:").partition("-")
-    return f"{int(ms)}-{int(seq)}"
 
 
 class Sessions:
@@ -184,21 +163,16 @@ class Sessions:
 
     # ── ownership ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def open(self, session_id: str, user_id: str, title: str) -> str:
-        """Makes the session if it is new; returns the user who owns it."""
-        key, now = session_key(session_id), now_ms()
-        replies = await self._bus.link.pipe(
-            [
-                ("HSETNX", key, "user_id", user_id),
-                ("HSETNX", key, "created", now),
-                ("HSETNX", key, "title", title[:80]),
-                ("HSETNX", key, "updated", now),
-                ("HGET", key, "user_id"),
-                # one round trip for the usual case; what is not the user's is taken out again, and never listed
-                ("ZADD", user_sessions_key(user_id), now, session_id),
-            ]
-        )
-        owner: str = replies[-2].decode()
+    async def open(self, session_id: str, user_id: str, title: str, query_id: str = "") -> str | None:
+        """Makes the session if it is new; returns the user who owns it.
+
+        query_id: for whom it is opened; None when that query's session was deleted, and there is no other.
+        """
+        now = now_ms()
+        opening = _OPEN((session_key(session_id), deleted_key(session_id)), user_id, title[:80], now, query_id)
+        # one round trip for the usual case; what is not the user's is taken out again, and never listed
+        raw, _ = await self._bus.link.pipe([opening, ("ZADD", user_sessions_key(user_id), now, session_id)])
+        owner = pairs(raw).get("user_id", "") if raw else None
         if owner != user_id:
             await self._bus.link.call("ZREM", user_sessions_key(user_id), session_id)
         return owner
@@ -207,7 +181,7 @@ class Sessions:
         raw = await self._bus.link.call("HGETALL", session_key(session_id))
         if not raw:
             return None
-        values = {name.decode(): value.decode() for name, value in zip(raw[::2], raw[1::2], strict=True)}
+        values = pairs(raw)
         return SessionInfo(
             session_id,
             values.get("user_id", ""),
@@ -222,72 +196,81 @@ class Sessions:
         found = [await self.info(session_id.decode()) for session_id in ids]
         return [info for info in found if info is not None and info.user_id == user_id]
 
-    async def delete(self, info: SessionInfo, respondents: Sequence[str] = ("A", "B")) -> list[str]:
-        """Removes a session and its turns; returns the ids of its queries that are not finished, to be cancelled."""
-        lanes = [session_key(info.session_id, "lane", respondent) for respondent in respondents]
-        open_queries: set[str] = set()
-        for lane in lanes:
-            members = await self._bus.link.call("ZRANGE", lane, 0, -1)
-            open_queries.update(_query_id(m.decode()) for m in members if m.startswith(b"q:"))
-        await self._bus.link.pipe(
-            [
-                ("DEL", session_key(info.session_id), *(session_key(info.session_id, "turns", r) for r in respondents)),
-                ("ZREM", user_sessions_key(info.user_id), info.session_id),
-            ]
-        )
-        return sorted(open_queries, key=order)
+    # ── deletion ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def delete(self, info: SessionInfo) -> None:
+        """Removes a session and its turns. What its queries still write afterwards is refused."""
+        session_id = info.session_id
+        (stream,) = await self._bus.link.pipe_raw([("XINFO", "STREAM", QUERY_RECEIVED.stream)])
+        last = pairs_of(stream).get(b"last-generated-id") if isinstance(stream, list) else None
+        turns = [key(session_id, r) for r in RESPONDENTS for key in (turns_key, turns_hash)]
+        commands: list[Command] = [
+            ("UNLINK", session_key(session_id), *turns),
+            ("ZREM", user_sessions_key(info.user_id), session_id),
+        ]
+        if last is not None:
+            commands.insert(0, ("SET", deleted_key(session_id), last, "EX", _DELETED_SECONDS))
+        await self._bus.link.pipe(commands)
+
+    async def deleted(self, session_id: str, query_id: str) -> bool:
+        """Whether the session that a query belongs to was deleted."""
+        mark = await self._bus.link.call("GET", deleted_key(session_id))
+        try:
+            return mark is not None and order(query_id) <= order(mark.decode())
+        except ValueError:
+            return False
 
     # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def turns(self, session_id: str, respondent_id: str) -> list[Turn]:
-        """Oldest first."""
-        raw = await self._bus.link.call("HGETALL", session_key(session_id, "turns", respondent_id))
-        found = []
-        for query_id, data in zip(raw[::2], raw[1::2], strict=True):
-            value: dict[str, Any] = orjson.loads(data)
-            found.append(Turn(query_id=query_id.decode(), **value))
-        return sorted(found, key=lambda turn: order(turn.query_id))
+    async def turns(self, session_id: str, respondent_id: str, before: str | None = None) -> list[Turn]:
+        """The newest turns that a model may be shown, oldest first.
 
-    def appending(self, session_id: str, respondent_id: str, turn: Turn, most: int = MAX_TURNS) -> list[Command]:
-        """Stores a turn under its query's id: a repeat changes nothing."""
-        keys = (session_key(session_id), session_key(session_id, "turns", respondent_id))
-        return [_APPEND(keys, turn.query_id, turn.dump(), now_ms(), most)]
+        before: of queries accepted before this one; all but its own, when its id does not tell the time.
+        """
+        try:
+            page = await self.page(session_id, respondent_id, before=before)
+        except ValueError:
+            page = await self.page(session_id, respondent_id)
+        return [turn for turn in page.turns if turn.query_id != before]
 
-    # ── lanes ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def reserve(self, session_id: str, respondents: Sequence[str], limit: int) -> str | None:
-        """A ticket for a query about to be published; None when the session has `limit` unfinished queries."""
-        ticket = uuid.uuid4().hex
-        commands = [_RESERVE((session_key(session_id, "lane", r),), ticket, limit) for r in respondents]
-        granted = await self._bus.link.pipe(commands)
-        if all(granted):
-            return ticket
-        await self.confirm(session_id, respondents, ticket, None)
-        return None
-
-    async def confirm(self, session_id: str, respondents: Sequence[str], ticket: str, query_id: str | None) -> None:
-        """Puts the accepted query in the ticket's place; with None the ticket is given back."""
-        member = "" if query_id is None else _member(query_id)
-        await self._bus.link.pipe(
-            [_CONFIRM((session_key(session_id, "lane", r),), ticket, member) for r in respondents]
+    async def page(
+        self, session_id: str, respondent_id: str, limit: int = MAX_TURNS, before: str | None = None
+    ) -> Page:
+        """The newest turns, or the newest before a query. Raises ValueError when that id has not the form of one."""
+        key = turns_key(session_id, respondent_id)
+        start = "+" if before is None else f"({padded(before)}"
+        members, total, older = await self._bus.link.pipe(
+            [
+                ("ZRANGE", key, start, "-", "BYLEX", "REV", "LIMIT", 0, limit + 1),
+                ("ZCARD", key),
+                ("HGETALL", turns_hash(session_id, respondent_id)),
+            ]
         )
+        found = {turn["query_id"]: Turn.parse(turn) for turn in map(parsed, members)}
+        extra = {turn["query_id"]: Turn.parse(turn) for turn in hashed(older)}
+        if before is not None:
+            extra = {query_id: turn for query_id, turn in extra.items() if order(query_id) < order(before)}
+        newest = sorted({**extra, **found}.values(), key=lambda turn: order(turn.query_id))[-limit - 1 :]
+        return Page(newest[-limit:], len(newest) > limit, total + len(older) // 2)
 
-    async def turn(
-        self, session_id: str, respondent_id: str, query_id: str, ticket: str | None, inbox: str
-    ) -> str | None:
-        """None when it is this query's turn. Else what is before it: a query id, or '' for one not yet published."""
-        keys = (session_key(session_id, "lane", respondent_id), session_key(session_id, "waiting", respondent_id))
-        reply = await self._bus.link.call(*_TURN(keys, _member(query_id), ticket or "", inbox, TICKET_MS))
-        first = reply.decode()
-        if not first:
-            return None
-        return _query_id(first) if first.startswith("q:") else ""
+    def appending(self, session_id: str, respondent_id: str, turn: Turn) -> list[Command]:
+        """Stores a turn under its query's id: a repeat changes nothing."""
+        turns = (turns_key(session_id, respondent_id), turns_hash(session_id, respondent_id))
+        keys = (session_key(session_id), *turns, deleted_key(session_id))
+        return [_APPEND(keys, turn.query_id, turn.dump(), now_ms())]
 
-    async def release(self, session_id: str, respondent_id: str, query_id: str) -> None:
-        """Leaves the lane and wakes whoever waits next."""
-        keys = (session_key(session_id, "lane", respondent_id), session_key(session_id, "waiting", respondent_id))
-        inbox = await self._bus.link.call(*_RELEASE(keys, _member(query_id)))
-        if inbox:
-            await self._bus.link.call(
-                *("XADD", inbox, "NOMKSTREAM", "*", "type", "wake", "session", session_id, "respondent", respondent_id)
-            )
+
+def parsed(member: bytes) -> dict[str, Any]:
+    """A turn as kept, with its query's id."""
+    front, _, value = member.partition(b" ")
+    ms, _, seq = front.partition(b"-")
+    return {"query_id": f"{int(ms)}-{int(seq)}", **orjson.loads(value)}
+
+
+def hashed(raw: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Turns in a hash by query id."""
+    return [{"query_id": i.decode(), **orjson.loads(data)} for i, data in zip(raw[::2], raw[1::2], strict=True)]
+
+
+def pairs_of(raw: Sequence[Any]) -> dict[bytes, Any]:
+    return dict(zip(raw[::2], raw[1::2], strict=True))

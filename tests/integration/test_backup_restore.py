@@ -23,6 +23,7 @@ from services.gateway.backup.restore import LOCK, UNFINISHED
 from services.gateway.gateway import Gateway
 from shared.errors import BusUnavailable
 from shared.participant.backup import BackupError, Header, Record, examine
+from shared.records.lanes import record_key
 
 
 @pytest.fixture
@@ -167,7 +168,7 @@ async def test_replace_leaves_exactly_what_the_file_has(
     assert kept(redis_server.url) == kept(redis_url)
     assert await seen(target, keys) == await seen(source, keys)
     with redis.Redis.from_url(redis_server.url) as raw:
-        assert not raw.exists(f"local2:journal:{done['query_id']}:A", f"local2:query:{done['query_id']}")
+        assert not raw.exists(f"local2:journal:{done['query_id']}:A", record_key(done["query_id"]))
 
     async def locked_out() -> bool:
         async with client(target.site.url, old) as carol:

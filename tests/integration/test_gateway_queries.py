@@ -12,6 +12,8 @@ import redis
 from support.http_gateway import FakeGenerator, Site, events, gateway_settings, generating, serving
 from support.waiting import eventually
 
+from shared.records.lanes import record_key
+
 SSE = {"Accept": "text/event-stream"}
 
 
@@ -85,7 +87,7 @@ async def test_resuming_a_journal_that_has_expired_is_not_found(
     response = await site.http.post("/query", json={"query": "say hello"}, headers=SSE)
     query_id, first = response.headers["x-query-id"], events(response.text)[0][0]
     raw.delete(f"local2:journal:{query_id}:A")
-    raw.hset(f"local2:query:{query_id}", "deadline", 1)
+    raw.hset(record_key(query_id), "deadline", 1)
     again = await site.http.get(f"/queries/{query_id}/events", headers={"Last-Event-ID": first})
     assert (again.status_code, again.json()["error"]["code"]) == (404, "not_found")
 
@@ -293,7 +295,6 @@ async def test_own_messages_are_passed_on_and_nothing_is_stored(site: Site, fake
     told = (await site.http.post("/query", json={"query": "say x", "messages": history, "tools": []})).json()
     payload = fake.queries[0].payload
     assert [m.content for m in payload.messages or []] == ["Hi", "Hello"]
-    assert payload.lane_ticket is None
     assert payload.tools == []
     assert (await site.http.get(f"/sessions/{told['session_id']}")).status_code == 404
 

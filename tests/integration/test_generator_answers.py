@@ -245,10 +245,10 @@ async def test_a_session_deleted_while_its_query_runs_does_not_come_back(redis_u
         info = await on.sessions.info("s1")
         assert info is not None
         await on.sessions.delete(info)
-        await on.answer(query_id)
         await on.idle()
         assert await on.sessions.info("s1") is None
         assert await on.turns("s1") == []
+        assert await on.journal(query_id) == []
 
 
 async def test_a_malformed_entry_stops_nobody(redis_url: str, raw: redis.Redis) -> None:

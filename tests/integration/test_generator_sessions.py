@@ -13,7 +13,7 @@ from support.services import announced, running
 from support.stack import Stage, order, respondent, shown, stage
 from support.waiting import eventually
 
-from shared.contracts import ANSWER_DIALOG, RESPONSE_GENERATION, SETTINGS_UPDATE, SettingsUpdate
+from shared.contracts import ANSWER_DIALOG, QUERY_RECEIVED, RESPONSE_GENERATION, SETTINGS_UPDATE, SettingsUpdate
 from shared.participant.service import settings_key
 from shared.records.journal import EntryType
 
@@ -122,9 +122,10 @@ async def test_a_session_that_is_deleted_before_its_turn_comes_does_not_come_bac
         assert info is not None
         await on.sessions.delete(info)
         async with running(respondent(on.settings), on.settings):
-            await on.ended(query_id)
+            await eventually(lambda: on.bus.finished(QUERY_RECEIVED.stream, "generator", query_id))
             await on.idle()
         assert await on.sessions.info("deleted") is None
+        assert await on.journal(query_id) == []
         assert await on.sessions.of_user(on.user, 10) == []
         assert await on.turns("deleted") == []
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.records.session_records import SessionRecord, read_sessions, session_ids, write_sessions
-from shared.records.sessions import MAX_TURNS, Sessions, Turn
+from shared.records.sessions import MAX_TURNS, Sessions, Turn, turns_hash, turns_key
 
 _text = st.text(max_size=20)
 _ids = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,20}\Z")
@@ -65,9 +65,14 @@ async def elsewhere(redis_server: EmbeddedRedis) -> AsyncIterator[Bus]:
 
 
 async def everything(bus: Bus) -> dict[str, Any]:
+    """The sessions, with their turns from all pages."""
     found: dict[str, Any] = {}
     async for ids in session_ids(bus):
-        found.update({record["session_id"]: record for record in await read_sessions(bus, ids)})
+        async for records in read_sessions(bus, sorted(set(ids) - found.keys())):
+            for record in records:
+                known = found.setdefault(record["session_id"], {**record, "turns": {}})
+                for respondent, turns in record["turns"].items():
+                    known["turns"].setdefault(respondent, []).extend(turns)
     return found
 
 
@@ -98,12 +103,12 @@ async def test_a_turn_is_kept_byte_for_byte(bus: Bus, elsewhere: Bus) -> None:
     await sessions.open("s", "ann", "t")
     await bus.link.pipe(sessions.appending("s", "A", turn))
     await write(elsewhere, list((await everything(bus)).values()))
-    key = "local2:session:{s}:turns:A"
-    assert await elsewhere.link.call("HGETALL", key) == await bus.link.call("HGETALL", key)
+    key = turns_key("s", "A")
+    assert await elsewhere.link.call("ZRANGE", key, 0, -1) == await bus.link.call("ZRANGE", key, 0, -1) != []
     assert await Sessions(elsewhere).turns("s", "A") == [turn]
 
 
-async def test_a_merge_keeps_the_newest_turns_and_the_later_times(bus: Bus) -> None:
+async def test_a_merge_keeps_all_turns_and_the_later_times(bus: Bus) -> None:
     def session(first: int, **values: Any) -> dict[str, Any]:
         turns = {f"{n}-0": {"query": f"q{n}", "answer": "a", "time": n} for n in range(first, first + 40)}
         return {"user_id": "ann", "title": "t", "created": 5, "used": 1, **values, "turns": {"A": turns}}
@@ -111,8 +116,44 @@ async def test_a_merge_keeps_the_newest_turns_and_the_later_times(bus: Bus) -> N
     await write(bus, records({"s": session(30, updated=100, used=100)}))
     assert await write(bus, records({"s": session(1, updated=50, used=50, created=1, title="older")})) == [29]
     (found,) = (await everything(bus)).values()
-    assert [turn["query"] for turn in found["turns"]["A"]] == [f"q{n}" for n in range(70 - MAX_TURNS, 70)]
+    assert [turn["query"] for turn in found["turns"]["A"]] == [f"q{n}" for n in range(1, 70)]
     assert (found["title"], found["created"], found["updated"], found["used"]) == ("t", 5, 100, 100)
+
+
+async def test_a_long_session_comes_in_pages_and_arrives_whole(bus: Bus, elsewhere: Bus) -> None:
+    sessions = Sessions(bus)
+    await sessions.open("long", "ann", "t")
+    await sessions.open("short", "ann", "t")
+    turns = {"A": [Turn(f"{n}-0", "q", "a" * 100, n) for n in range(1, 4 * MAX_TURNS + 2)]}
+    turns["B"] = turns["A"][: MAX_TURNS + 3]
+    for respondent, kept in turns.items():
+        await bus.link.pipe([c for turn in kept for c in sessions.appending("long", respondent, turn)])
+    pages = [page async for page in read_sessions(bus, ["long", "short"])]
+    assert [[r["session_id"] for r in page] for page in pages] == [["long", "short"], *[["long"]] * 4]
+    assert max(len(r["turns"].get("A", [])) for page in pages for r in page) == MAX_TURNS
+    for _ in range(2):
+        for page in pages:
+            await write(elsewhere, page)
+    assert await everything(elsewhere) == await everything(bus)
+    for respondent, kept in turns.items():
+        page = await Sessions(elsewhere).page("long", respondent, 1_000)
+        assert page.turns == kept
+
+
+async def test_turns_of_the_last_release_come_along(bus: Bus, elsewhere: Bus) -> None:
+    sessions = Sessions(bus)
+    await sessions.open("s", "ann", "t")
+    old = [Turn(f"{n}-0", "q", "a", n) for n in range(1, 51)]
+    for turn in old:
+        await bus.link.call("HSET", turns_hash("s", "A"), turn.query_id, turn.dump())
+    found = await everything(bus)
+    assert [turn["query_id"] for turn in found["s"]["turns"]["A"]] == [turn.query_id for turn in old]
+    # where it is written there are such turns too
+    await Sessions(elsewhere).open("s", "ann", "t")
+    await elsewhere.link.call("HSET", turns_hash("s", "A"), "0-1", old[0].dump(), "1-0", old[0].dump())
+    await write(elsewhere, list(found.values()))
+    page = await Sessions(elsewhere).page("s", "A", 100)
+    assert [turn.query_id for turn in page.turns] == ["0-1", *(turn.query_id for turn in old)]
 
 
 async def test_another_users_session_is_not_touched(bus: Bus) -> None:
@@ -127,7 +168,8 @@ async def test_another_users_session_is_not_touched(bus: Bus) -> None:
 
 async def test_a_session_that_is_deleted_meanwhile_is_left_out(bus: Bus) -> None:
     await Sessions(bus).open("there", "ann", "t")
-    assert [record["session_id"] for record in await read_sessions(bus, ["gone", "there"])] == ["there"]
+    (page,) = [page async for page in read_sessions(bus, ["gone", "there"])]
+    assert [record["session_id"] for record in page] == ["there"]
 
 
 @pytest.mark.parametrize(

@@ -1,37 +1,54 @@
-"""The lane of a session: its queries run one at a time, in the order accepted, whoever reads them."""
+"""Accepting, and the lane of a session: its queries run one at a time, in the order accepted, whoever reads them."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import uuid
+from typing import Any
 
 import pytest
 import redis
 
-from shared.bus import Bus, order
-from shared.contracts import QUERY_RECEIVED
-from shared.records.sessions import Sessions
+from shared.bus import Bus, ReplyError, order
+from shared.contracts import QUERY_RECEIVED, QueryReceived
+from shared.records import lanes
+from shared.records.lanes import Accepted, lane_key, once_key, queries_key, record_key
 
-LANE = "local2:session:{s}:lane:A"
-
-
-async def publish(bus: Bus) -> str:
-    reply = await bus.link.call("XADD", QUERY_RECEIVED.stream, "*", "payload", "{}")
-    return str(reply.decode())
+STREAM = QUERY_RECEIVED.stream
 
 
-async def accept(bus: Bus, sessions: Sessions) -> str:
-    ticket = await sessions.reserve("s", ["A"], 100)
-    assert ticket is not None
-    query_id = await publish(bus)
-    await sessions.confirm("s", ["A"], ticket, query_id)
-    return query_id
+async def accept(
+    bus: Bus, *, once: str | None = None, respondents: tuple[str, ...] = ("A",), limit: int = 100, session: str = "s"
+) -> Accepted | None:
+    payload = QueryReceived(session_id=session, query="q", user_id="u")
+    message = QUERY_RECEIVED.of(payload, once=once or uuid.uuid4().hex, session_id=session, user_id="u")
+    record = {"user_id": "u", "query": "q", "once": message.once or ""}
+    return await lanes.accept(
+        bus, message, record, seconds=600, session_id=session, respondents=respondents, limit=limit
+    )
 
 
-@pytest.mark.parametrize("seed", range(200))
-async def test_no_interleaving_grants_two_at_once_or_out_of_order(seed: int, redis_url: str, bus: Bus) -> None:
+async def accepted(bus: Bus, **how: Any) -> str:
+    found = await accept(bus, **how)
+    assert found is not None
+    assert found.earlier is None
+    return found.query_id
+
+
+def group(raw: redis.Redis, name: str = "generator") -> None:
+    raw.xgroup_create(STREAM, name, "0", mkstream=True)
+
+
+def finish(raw: redis.Redis, query_id: str, name: str = "generator") -> None:
+    """The group reads and acknowledges everything up to a query; nobody leaves a lane."""
+    for _, entries in raw.xreadgroup(name, "c", {STREAM: ">"}):
+        raw.xack(STREAM, name, *(i for i, _ in entries if order(i.decode()) <= order(query_id)))
+
+
+@pytest.mark.parametrize("seed", range(100))
+async def test_no_interleaving_grants_two_at_once_or_out_of_order(seed: int, bus: Bus, raw: redis.Redis) -> None:
     rng = random.Random(seed)
-    replicas = [Sessions(bus), Sessions(bus)]
     count = rng.randint(2, 6)
     granted: list[str] = []
     running: set[str] = set()
@@ -42,21 +59,12 @@ async def test_no_interleaving_grants_two_at_once_or_out_of_order(seed: int, red
 
     async def gateway() -> None:
         await pause()
-        ticket = await replicas[0].reserve("s", ["A"], 100)
-        assert ticket is not None
-        await pause()
-        query_id = await publish(bus)
-        readers.append(asyncio.create_task(reader(query_id, ticket)))
-        if rng.random() < 0.7:  # else the gateway died after it published
-            await pause()
-            await rng.choice(replicas).confirm("s", ["A"], ticket, query_id)
+        query_id = await accepted(bus)
+        readers.append(asyncio.create_task(reader(query_id)))
 
-    async def reader(query_id: str, ticket: str) -> None:
+    async def reader(query_id: str) -> None:
         await pause()
-        while True:
-            sessions = rng.choice(replicas)
-            if await sessions.turn("s", "A", query_id, ticket, "inbox") is None:
-                break
+        while await lanes.turn(bus, "s", "A", query_id, "inbox") is not None:
             await pause()
             await asyncio.sleep(0)
         assert not running, "two at once"
@@ -64,88 +72,164 @@ async def test_no_interleaving_grants_two_at_once_or_out_of_order(seed: int, red
         granted.append(query_id)
         await pause()
         # a second replica that took the query over asks again, and still has the turn
-        assert await replicas[1].turn("s", "A", query_id, ticket, "inbox") is None
+        assert await lanes.turn(bus, "s", "A", query_id, "inbox") is None
         running.discard(query_id)
-        await sessions.release("s", "A", query_id)
+        await lanes.leave(bus, "s", "A", query_id)
 
     readers: list[asyncio.Task[None]] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(10):
         await asyncio.gather(*(gateway() for _ in range(count)))
         await asyncio.gather(*readers)
     assert granted == sorted(granted, key=order)
     assert len(granted) == count
-    assert await bus.link.call("ZCARD", LANE) == 0
+    assert not raw.exists(lane_key("s", "A"))
 
 
-async def test_a_later_query_waits_for_one_that_is_accepted_but_not_yet_published(bus: Bus) -> None:
-    sessions = Sessions(bus)
-    early = await sessions.reserve("s", ["A"], 10)
-    assert early is not None
-    first, late = await publish(bus), await publish(bus)
-    assert await sessions.turn("s", "A", late, None, "inbox") == ""
-    await sessions.confirm("s", ["A"], early, first)
-    assert await sessions.turn("s", "A", late, None, "inbox") == first
-    assert await sessions.turn("s", "A", first, early, "inbox") is None
+async def test_all_of_an_accepted_query_is_there_at_once(bus: Bus, raw: redis.Redis) -> None:
+    query_id = await accepted(bus, once="o", respondents=("A", "B"))
+    ((entry_id, _),) = raw.xrange(STREAM)
+    assert entry_id.decode() == query_id == raw.get(once_key("o")).decode()
+    assert raw.hgetall(record_key(query_id))[b"query"] == b"q"
+    assert raw.zrange(queries_key("s"), 0, -1) == [query_id.encode()]
+    assert [await lanes.unfinished(bus, "s", respondent) for respondent in "AB"] == [[query_id], [query_id]]
+    for key in (once_key("o"), record_key(query_id), queries_key("s"), lane_key("s", "A")):
+        assert raw.ttl(key) > 500, key
 
 
-async def test_a_ticket_drawn_later_does_not_hold_up_an_earlier_query(bus: Bus) -> None:
-    sessions = Sessions(bus)
-    query_id = await accept(bus, sessions)
-    await asyncio.sleep(0.005)
-    assert await sessions.reserve("s", ["A"], 10) is not None
-    assert await sessions.turn("s", "A", query_id, None, "inbox") is None
+async def test_the_same_once_gives_the_earlier_query_and_leaves_nothing(bus: Bus, raw: redis.Redis) -> None:
+    group(raw)
+    query_id = await accepted(bus, once="o")
+    found = await asyncio.gather(*(accept(bus, once="o") for _ in range(5)))
+    assert {one.query_id for one in found if one} == {query_id}
+    assert all(one is not None and one.earlier is not None and one.earlier["query"] == "q" for one in found)
+    # finished: a place taken now would stay
+    finish(raw, query_id)
+    await lanes.leave(bus, "s", "A", query_id)
+    again = await accept(bus, once="o", limit=1)
+    assert again is not None
+    assert again.query_id == query_id
+    assert raw.xlen(STREAM) == 1
+    assert not raw.exists(lane_key("s", "A"))
 
 
-async def test_the_ticket_of_a_gateway_that_died_expires(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.records.sessions.TICKET_MS", 150)
-    sessions = Sessions(bus)
-    assert await sessions.reserve("s", ["A"], 10) is not None
-    query_id = await publish(bus)
-    assert await sessions.turn("s", "A", query_id, None, "inbox") == ""
-    async with asyncio.timeout(1):
-        while await sessions.turn("s", "A", query_id, None, "inbox") is not None:
-            await asyncio.sleep(0.01)
+async def test_what_redis_refuses_is_refused_whole(bus: Bus, raw: redis.Redis) -> None:
+    for key in (queries_key("s"), lane_key("s", "B")):
+        raw.set(key, "no sorted set")
+        with pytest.raises(ReplyError, match="WRONGTYPE"):
+            await accept(bus, once="o", respondents=("A", "B"))
+        raw.delete(key)
+    assert raw.keys("local2:*") == []
 
 
-async def test_a_confirmation_that_comes_after_the_answer_blocks_nobody(bus: Bus) -> None:
-    sessions = Sessions(bus)
-    ticket = await sessions.reserve("s", ["A"], 10)
-    assert ticket is not None
-    query_id = await publish(bus)
-    assert await sessions.turn("s", "A", query_id, ticket, "inbox") is None
-    await sessions.release("s", "A", query_id)
-    await sessions.confirm("s", ["A"], ticket, query_id)
-    following = await accept(bus, sessions)
-    assert await sessions.turn("s", "A", following, None, "inbox") is None
+async def test_a_slow_shadow_refuses_nobody(bus: Bus, raw: redis.Redis) -> None:
+    for _ in range(5):
+        query_id = await accepted(bus, respondents=("A", "B"), limit=2)
+        assert await lanes.turn(bus, "s", "A", query_id, "inbox") is None
+        await lanes.leave(bus, "s", "A", query_id)
+    assert raw.zcard(lane_key("s", "B")) == 5
 
 
-async def test_the_limit_counts_accepted_and_reserved_queries_and_a_refusal_leaves_nothing(bus: Bus) -> None:
-    sessions = Sessions(bus)
-    await accept(bus, sessions)
-    assert await sessions.reserve("s", ["A", "B"], 2) is not None
-    assert await sessions.reserve("s", ["A", "B"], 2) is None
-    assert await bus.link.call("ZCARD", LANE) == 2
-    assert await bus.link.call("ZCARD", "local2:session:{s}:lane:B") == 1
+async def test_the_limit_counts_what_is_not_answered_and_a_refusal_leaves_nothing(bus: Bus, raw: redis.Redis) -> None:
+    # without a generator nothing is finished
+    first, _ = await accepted(bus, limit=2), await accepted(bus, limit=2)
+    before = sorted(raw.keys())
+    for _ in range(3):
+        assert await accept(bus, limit=2, respondents=("A", "B")) is None
+    assert sorted(raw.keys()) == before
+    assert raw.xlen(STREAM) == 2
+    group(raw)
+    raw.xreadgroup("generator", "c", {STREAM: ">"})
+    assert await accept(bus, limit=2) is None
+    await lanes.leave(bus, "s", "A", first)
+    assert await accept(bus, limit=2) is not None
+
+
+@pytest.mark.parametrize("how", ["acknowledged", "trimmed"])
+async def test_a_place_that_nobody_left_is_in_nobodys_way(how: str, bus: Bus, raw: redis.Redis) -> None:
+    group(raw)
+    abandoned = [await accepted(bus) for _ in range(3)]
+    following = await accepted(bus)
+    assert await lanes.turn(bus, "s", "A", following, "inbox") == abandoned[0]
+    finish(raw, abandoned[-1])
+    if how == "trimmed":
+        raw.xtrim(STREAM, minid=following)
+    assert await lanes.turn(bus, "s", "A", following, "inbox") is None
+    assert await lanes.unfinished(bus, "s", "A") == [following]
+
+
+async def test_a_place_that_nobody_left_does_not_count_against_the_session(bus: Bus, raw: redis.Redis) -> None:
+    group(raw)
+    abandoned = await accepted(bus, limit=1)
+    assert await accept(bus, limit=1) is None
+    finish(raw, abandoned)
+    following = await accepted(bus, limit=1)
+    assert await lanes.unfinished(bus, "s", "A") == [following]
+
+
+async def test_a_shadow_that_comes_back_after_its_queries_are_gone_goes_on(bus: Bus, raw: redis.Redis) -> None:
+    group(raw, "respondent-b")
+    for _ in range(3):
+        await accepted(bus, respondents=("A", "B"))
+    raw.xtrim(STREAM, maxlen=0)
+    query_id = await accepted(bus, respondents=("A", "B"))
+    assert await lanes.turn(bus, "s", "B", query_id, "inbox") is None
+
+
+async def test_a_shadow_that_is_switched_on_later_answers_in_order(bus: Bus) -> None:
+    first, second = await accepted(bus), await accepted(bus)
+    assert await lanes.turn(bus, "s", "B", first, "inbox-1") is None
+    assert await lanes.turn(bus, "s", "B", second, "inbox-2") == first
+    await lanes.leave(bus, "s", "B", first)
+    assert await lanes.turn(bus, "s", "B", second, "inbox-2") is None
+
+
+async def test_an_entry_that_is_in_no_lane_takes_its_place(bus: Bus, raw: redis.Redis) -> None:
+    """Written by redis-cli, or by the last release with a ticket of a lane that lay elsewhere."""
+    payload = b'{"session_id":"s","query":"q","user_id":"u","lane_ticket":"t"}'
+    early = raw.xadd(STREAM, {"payload": payload}).decode()
+    late = await accepted(bus)
+    assert await lanes.turn(bus, "s", "A", early, "inbox") is None
+    assert await lanes.turn(bus, "s", "A", late, "inbox") == early
+    later = raw.xadd(STREAM, {"payload": payload}).decode()
+    assert await lanes.turn(bus, "s", "A", later, "inbox") == early
+    for query_id in (early, late, later):
+        assert await lanes.turn(bus, "s", "A", query_id, "inbox") is None
+        await lanes.leave(bus, "s", "A", query_id)
+    assert not raw.exists(lane_key("s", "A"))
+
+
+async def test_whoever_runs_stays_first(bus: Bus, raw: redis.Redis) -> None:
+    early = raw.xadd(STREAM, {"payload": b"{}"}).decode()
+    late = await accepted(bus)
+    assert await lanes.turn(bus, "s", "A", late, "inbox") is None
+    assert await lanes.turn(bus, "s", "A", early, "inbox") == late
+    assert await lanes.turn(bus, "s", "A", late, "inbox") is None
+    assert await lanes.running(bus, "s")
 
 
 async def test_leaving_wakes_the_next_and_creates_no_inbox_for_the_dead(bus: Bus, raw: redis.Redis) -> None:
-    sessions = Sessions(bus)
-    first, second, third = [await accept(bus, sessions) for _ in range(3)]
-    assert await sessions.turn("s", "A", first, None, "inbox-1") is None
-    assert await sessions.turn("s", "A", second, None, "inbox-2") == first
-    assert await sessions.turn("s", "A", third, None, "inbox-3") == first
+    first, second, third = [await accepted(bus) for _ in range(3)]
+    assert await lanes.turn(bus, "s", "A", first, "inbox-1") is None
+    assert await lanes.turn(bus, "s", "A", second, "inbox-2") == first
+    assert await lanes.turn(bus, "s", "A", third, "inbox-3") == first
     raw.xadd("inbox-2", {"type": "started"})
-    await sessions.release("s", "A", first)
+    await lanes.leave(bus, "s", "A", first)
     assert raw.xrange("inbox-2")[-1][1] == {b"type": b"wake", b"session": b"s", b"respondent": b"A"}
-    await sessions.release("s", "A", second)
+    await lanes.leave(bus, "s", "A", second)
     assert not raw.exists("inbox-3")
-    assert await sessions.turn("s", "A", third, None, "inbox-3") is None
+    assert await lanes.turn(bus, "s", "A", third, "inbox-3") is None
 
 
-async def test_respondents_have_lanes_of_their_own(bus: Bus) -> None:
-    sessions = Sessions(bus)
-    first = await publish(bus)
-    second = await publish(bus)
-    assert await sessions.turn("s", "A", first, None, "i") is None
-    assert await sessions.turn("s", "B", second, None, "i") is None
-    assert await sessions.turn("s", "A", second, None, "i") == first
+async def test_sessions_and_respondents_have_lanes_of_their_own(bus: Bus) -> None:
+    first, second = await accepted(bus, respondents=("A", "B")), await accepted(bus, respondents=("A", "B"))
+    other = await accepted(bus, session="t")
+    assert await lanes.turn(bus, "s", "A", first, "i") is None
+    assert await lanes.turn(bus, "s", "B", second, "i") == first
+    assert await lanes.turn(bus, "t", "A", other, "i") is None
+
+
+async def test_a_query_with_its_own_history_has_no_place_and_no_session(bus: Bus, raw: redis.Redis) -> None:
+    payload = QueryReceived(session_id="s", query="q", user_id="u", messages=[])
+    found = await lanes.accept(bus, QUERY_RECEIVED.of(payload, once="o"), {"user_id": "u"}, seconds=60)
+    assert found is not None
+    assert {key.decode() for key in raw.scan_iter()} == {STREAM, once_key("o"), record_key(found.query_id)}

@@ -1,13 +1,16 @@
-"""Sessions: one owner, at most fifty turns, none twice, none after deletion."""
+"""Sessions: one owner, all turns, none twice, none after deletion."""
 
 from __future__ import annotations
 
 import random
 
+import orjson
+import pytest
 import redis
 
 from shared.bus import Bus
-from shared.records.sessions import MAX_TURNS, Sessions, Turn
+from shared.contracts import QUERY_RECEIVED
+from shared.records.sessions import MAX_TURNS, Sessions, Turn, turns_hash, turns_key
 
 
 def turn(n: int, answer: str = "a") -> Turn:
@@ -19,14 +22,42 @@ async def store(bus: Bus, sessions: Sessions, *turns: Turn, respondent: str = "A
         await bus.link.pipe(sessions.appending("s", respondent, one))
 
 
-async def test_the_newest_fifty_turns_are_kept_in_the_order_accepted(bus: Bus) -> None:
+def of_the_last_release(raw: redis.Redis, *turns: Turn) -> None:
+    raw.hset(turns_hash("s", "A"), mapping={one.query_id: one.dump() for one in turns})
+
+
+async def test_all_turns_are_kept_in_the_order_accepted_and_the_newest_are_shown(bus: Bus) -> None:
     sessions = Sessions(bus)
     await sessions.open("s", "u", "title")
-    turns = [turn(n) for n in range(70)]
-    shuffled = turns[:60]
+    turns = [turn(n) for n in range(170)]
+    shuffled = turns[:160]
     random.Random(1).shuffle(shuffled)
-    await store(bus, sessions, *shuffled, *turns[60:])
+    await store(bus, sessions, *shuffled, *turns[160:])
     assert await sessions.turns("s", "A") == turns[-MAX_TURNS:]
+    found: list[Turn] = []
+    before = None
+    while True:
+        page = await sessions.page("s", "A", 40, before)
+        assert page.total == 170
+        found = [*page.turns, *found]
+        if not page.earlier:
+            break
+        before = page.turns[0].query_id
+    assert found == turns
+
+
+async def test_a_page_ends_exactly_where_the_turns_begin(bus: Bus) -> None:
+    sessions = Sessions(bus)
+    await sessions.open("s", "u", "title")
+    await store(bus, sessions, *(turn(n) for n in range(4)))
+    assert not (await sessions.page("s", "A", 4)).earlier
+    page = await sessions.page("s", "A", 3)
+    assert page.earlier
+    last = await sessions.page("s", "A", 3, page.turns[0].query_id)
+    assert (last.turns, last.earlier) == ([turn(0)], False)
+    assert (await sessions.page("s", "A", 3, turn(0).query_id)).turns == []
+    with pytest.raises(ValueError, match="invalid literal"):
+        await sessions.page("s", "A", 3, "no id")
 
 
 async def test_ids_are_ordered_as_numbers_not_as_text(bus: Bus) -> None:
@@ -36,37 +67,82 @@ async def test_ids_are_ordered_as_numbers_not_as_text(bus: Bus) -> None:
     later = Turn("1000-10", "q", "a", 3)
     await store(bus, sessions, later, late, early)
     assert [one.query_id for one in await sessions.turns("s", "A")] == ["999-10", "1000-9", "1000-10"]
-    for one in (turn(3 * n) for n in range(100, 148)):
-        await store(bus, sessions, one)
-    kept = [one.query_id for one in await sessions.turns("s", "A")]
-    assert kept[:2] == ["1000-9", "1000-10"]
-    assert len(kept) == 50
+    assert [one.query_id for one in await sessions.turns("s", "A", "1000-10")] == ["999-10", "1000-9"]
+    # an id that does not tell the time
+    assert [one.query_id for one in await sessions.turns("s", "A", "x")] == ["999-10", "1000-9", "1000-10"]
 
 
-async def test_a_turn_stored_again_is_there_once(bus: Bus) -> None:
+async def test_a_turn_stored_again_changes_nothing(bus: Bus) -> None:
     sessions = Sessions(bus)
     await sessions.open("s", "u", "title")
-    await store(bus, sessions, turn(1), turn(2), turn(1))
+    await store(bus, sessions, turn(1), turn(2), turn(1, "another"))
     assert await sessions.turns("s", "A") == [turn(1), turn(2)]
+
+
+async def test_turns_of_the_last_release_are_read_and_move_with_the_next_turn(bus: Bus, raw: redis.Redis) -> None:
+    sessions = Sessions(bus)
+    await sessions.open("s", "u", "title")
+    of_the_last_release(raw, *(turn(n) for n in range(MAX_TURNS)))
+    assert await sessions.turns("s", "A") == [turn(n) for n in range(MAX_TURNS)]
+    page = await sessions.page("s", "A", 20, turn(30).query_id)
+    assert (page.turns, page.earlier, page.total) == ([turn(n) for n in range(10, 30)], True, MAX_TURNS)
+    await store(bus, sessions, turn(7, "another"), turn(MAX_TURNS))
+    assert not raw.exists(turns_hash("s", "A"))
+    page = await sessions.page("s", "A", 100)
+    assert (page.turns, page.total) == ([turn(n) for n in range(MAX_TURNS + 1)], MAX_TURNS + 1)
+    # a replica of the last release is still at work
+    of_the_last_release(raw, turn(MAX_TURNS + 1))
+    assert (await sessions.turns("s", "A"))[-2:] == [turn(MAX_TURNS), turn(MAX_TURNS + 1)]
+
+
+async def test_a_newer_versions_turn_is_read(bus: Bus, raw: redis.Redis) -> None:
+    value = {**orjson.loads(turn(1).dump()), "mood": "good"}
+    raw.zadd(turns_key("s", "A"), {b"000000000001000-0000000001 " + orjson.dumps(value): 0})
+    assert await Sessions(bus).turns("s", "A") == [turn(1)]
+
+
+async def test_a_page_of_a_long_session_is_read_as_fast_as_of_a_short_one(bus: Bus, raw: redis.Redis) -> None:
+    """By what Redis says of the commands, not by the clock of this machine."""
+    sessions = Sessions(bus)
+    await sessions.open("s", "u", "title")
+    for start in range(0, 5_000, 500):
+        turns = (turn(n, "word " * 200) for n in range(start, start + 500))
+        await bus.link.pipe([command for one in turns for command in sessions.appending("s", "A", one)])
+    raw.config_resetstat()
+    for before in (None, turn(2_500).query_id, turn(60).query_id):
+        assert len((await sessions.page("s", "A", 50, before)).turns) == 50
+    stats = raw.info("commandstats")
+    assert {name.removeprefix("cmdstat_") for name in stats} <= {
+        "zrange",
+        "zcard",
+        "hgetall",
+        "echo",
+        "info",
+        "config|resetstat",
+    }
+    assert stats["cmdstat_zrange"]["calls"] == 3
 
 
 async def test_a_session_deleted_while_an_answer_is_in_flight_stays_deleted(bus: Bus, raw: redis.Redis) -> None:
     sessions = Sessions(bus)
     await sessions.open("s", "u", "title")
     await store(bus, sessions, turn(1))
-    ticket = await sessions.reserve("s", ["A", "B"], 10)
-    assert ticket is not None
-    await sessions.confirm("s", ["A", "B"], ticket, "2000-0")
+    asked = raw.xadd(QUERY_RECEIVED.stream, {"payload": "{}"}).decode()
     info = await sessions.info("s")
     assert info is not None
-    assert await sessions.delete(info) == ["2000-0"]
-    await store(bus, sessions, turn(2))
+    assert not await sessions.deleted("s", asked)
+    await sessions.delete(info)
+    assert await sessions.deleted("s", asked)
+    assert await sessions.open("s", "u", "title", asked) is None
+    await store(bus, sessions, turn(2), Turn(asked, "q", "a", 1))
     assert await sessions.info("s") is None
     assert await sessions.turns("s", "A") == []
     assert await sessions.of_user("u", 10) == []
-    await sessions.release("s", "A", "2000-0")
-    await sessions.release("s", "B", "2000-0")
-    assert [key for key in raw.keys("local2:session*") if b"once" not in key] == []
+    # the user begins a session of the same name: what was asked in the other does not come into it
+    later = raw.xadd(QUERY_RECEIVED.stream, {"payload": "{}"}).decode()
+    assert await sessions.open("s", "u", "title", later) == "u"
+    await store(bus, sessions, Turn(asked, "q", "a", 1), Turn(later, "q", "a", 2))
+    assert [one.query_id for one in await sessions.turns("s", "A")] == [later]
 
 
 async def test_the_first_user_owns_a_session(bus: Bus) -> None:
@@ -87,14 +163,3 @@ async def test_respondents_have_histories_of_their_own(bus: Bus) -> None:
     await store(bus, sessions, turn(1, "from B"), respondent="B")
     assert [one.answer for one in await sessions.turns("s", "A")] == ["from A"]
     assert [one.answer for one in await sessions.turns("s", "B")] == ["from B"]
-
-
-async def test_a_session_and_its_lanes_share_a_hash_slot(bus: Bus, raw: redis.Redis) -> None:
-    sessions = Sessions(bus)
-    await sessions.open("s", "u", "title")
-    await store(bus, sessions, turn(1))
-    await sessions.turn("s", "A", "1-1", None, "i")
-    await sessions.turn("s", "A", "1-2", None, "i")
-    keys = raw.keys("local2:session:*")
-    assert len(keys) == 4
-    assert all(b"{s}" in key for key in keys)

@@ -133,7 +133,7 @@ def kept(url: str) -> dict[str, Any]:
         for pattern in ("local2:session:*", "local2:settings:*", "local2:sessions:*"):
             for key in raw.scan_iter(pattern):
                 kind = raw.type(key)
-                if b":lane:" in key or b":waiting:" in key:
+                if key.endswith(b":deleted"):
                     continue
                 found[key.decode()] = (
                     raw.hgetall(key) if kind == b"hash" else dict(raw.zrange(key, 0, -1, withscores=True))

@@ -20,6 +20,7 @@ from shared.contracts import QUERY_RECEIVED, QueryReceived
 from shared.envelope import Message, now_ms
 from shared.participant.service import Context, Service, Work, receive
 from shared.participant.settings import Settings
+from shared.records import lanes
 from shared.records.journal import EntryType, JournalWriter, closing, journal_key
 from shared.records.sessions import Sessions, Turn
 
@@ -116,8 +117,8 @@ class _Answering:
         self._fake.queries.append(message)
         stored = query.messages is None
         if stored:
-            place = (query.session_id, self._respondent, query_id, query.lane_ticket, self._inbox)
-            while await self._sessions.turn(*place) is not None:
+            place = (query.session_id, self._respondent, query_id)
+            while await lanes.turn(self._bus, *place, self._inbox) is not None:
                 await asyncio.sleep(0.01)
         key = journal_key(query_id, self._respondent)
         claimed = {"query_id": query_id, "session_id": query.session_id, "model": query.model or "scripted:1b"}
@@ -127,7 +128,7 @@ class _Answering:
             return await self._play(query, query_id, writer, stored)
         finally:
             if stored:
-                await self._sessions.release(query.session_id, self._respondent, query_id)
+                await lanes.leave(self._bus, *place)
 
     async def _play(
         self, query: QueryReceived, query_id: str, writer: JournalWriter, stored: bool

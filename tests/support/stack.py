@@ -22,14 +22,15 @@ from support.apps import ProbeSettings, probe
 from support.services import TESTS, announced, running
 from support.waiting import eventually
 
-from services.generator.answering import cancel_key
 from services.generator.service import build
 from services.generator.settings import GeneratorSettings
 from shared.bus import Bus
 from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, QueryCancel, QueryReceived, Subject
-from shared.envelope import Envelope, now_ms
+from shared.envelope import Envelope
 from shared.participant.service import Service
+from shared.records import lanes
 from shared.records.journal import TERMINAL, EntryType, JournalEntry, journal_key, read_journal
+from shared.records.lanes import cancel_key
 from shared.records.sessions import Sessions, Turn
 from shared.testing.model_server import Rules, ScriptedModelServer
 
@@ -83,18 +84,23 @@ class Client:
     ) -> str:
         """The id of the accepted query. deadline: seconds from now."""
         session = session or f"s{next(_names)}"
-        ticket = None
-        if fields.get("messages") is None:
+        stored = fields.get("messages") is None
+        if stored:
             await self.sessions.open(session, self.user, query)
-            ticket = await self.sessions.reserve(session, respondents, 1_000)
-        payload = QueryReceived(session_id=session, query=query, user_id=self.user, lane_ticket=ticket, **fields)
-        until = None if deadline is None else now_ms() + int(deadline * 1000)
-        (query_id,) = await self.bus.publish(
-            QUERY_RECEIVED.of(payload, once=uuid.uuid4().hex, session_id=session, user_id=self.user, deadline=until)
+        payload = QueryReceived(session_id=session, query=query, user_id=self.user, **fields)
+        until = None if deadline is None else self.bus.now_ms() + int(deadline * 1000)
+        once = uuid.uuid4().hex
+        accepted = await lanes.accept(
+            self.bus,
+            QUERY_RECEIVED.of(payload, once=once, session_id=session, user_id=self.user, deadline=until),
+            {"user_id": self.user, "session_id": session, "query": query, "once": once},
+            seconds=3_600,
+            session_id=session if stored else None,
+            respondents=respondents,
+            limit=1_000,
         )
-        if ticket is not None:
-            await self.sessions.confirm(session, respondents, ticket, query_id)
-        return query_id
+        assert accepted is not None
+        return accepted.query_id
 
     async def cancel(self, query_id: str) -> None:
         await self.bus.link.call("SET", cancel_key(query_id), 1, "EX", 60)

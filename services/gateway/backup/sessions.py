@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from services.gateway.backup.section import KeptHere, Tally
-from services.gateway.cancel import cancel_all
-from services.gateway.records import record_key
-from shared.bus import Command
+from services.gateway.deletion import delete_session
 from shared.participant.backup import Record
-from shared.records.journal import journal_key
 from shared.records.session_records import (
-    RESPONDENTS,
     SessionRecord,
     read_sessions,
     session_ids,
@@ -23,7 +19,8 @@ _PAGE = 16
 
 
 class SessionsSection(KeptHere):
-    """A record is one session with the turns of both respondents, as they were at one moment."""
+    """A record is one session with turns of both respondents; of a long session there are several, with the next turns
+    each."""
 
     name = "sessions"
     version = 1
@@ -32,7 +29,8 @@ class SessionsSection(KeptHere):
         bus = self._gateway.bus
         async for ids in session_ids(bus):
             for start in range(0, len(ids), _PAGE):
-                yield await read_sessions(bus, ids[start : start + _PAGE])
+                async for records in read_sessions(bus, ids[start : start + _PAGE]):
+                    yield records
 
     def check(self, record: Record) -> None:
         SessionRecord.model_validate(record)
@@ -48,15 +46,8 @@ class SessionsSection(KeptHere):
         async for ids in session_ids(gateway.bus):
             for session_id in ids:
                 info = await gateway.sessions.info(session_id)
-                if info is None:
-                    continue
-                turns = [t.query_id for r in RESPONDENTS for t in await gateway.sessions.turns(session_id, r)]
-                unfinished = await gateway.sessions.delete(info)
-                await cancel_all(gateway, unfinished)
-                gone: list[Command] = [("DEL", journal_key(q, r)) for q in set(turns) for r in RESPONDENTS]
-                gone += [("DEL", record_key(query_id)) for query_id in {*turns, *unfinished}]
-                if gone:
-                    await gateway.bus.link.pipe(gone)
+                if info is not None:
+                    await delete_session(gateway, info)
                 yield
 
     async def write(self, records: Sequence[Record], tally: Tally) -> None:

@@ -10,22 +10,20 @@ from fastapi import APIRouter, Query, Response
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
 from services.gateway.body import JsonRoute
-from services.gateway.cancel import cancel_all
-from services.gateway.errors import not_found
+from services.gateway.deletion import STEP, delete_session
+from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.keys import Principal
-from services.gateway.records import is_session_id, record_key
+from services.gateway.records import is_query_id, is_session_id
 from services.gateway.schemas import told
 from shared.contracts import MEMORY_FORGET, MemoryForget
 from shared.participant.service import schema_key, settings_key
-from shared.records.journal import journal_key
-from shared.records.sessions import SessionInfo
+from shared.records.sessions import MAX_TURNS, SessionInfo
 
 router = APIRouter(route_class=JsonRoute, tags=["sessions"])
 
 _INFO = {"session_id": "geography-1", "title": "What is the capital of France?", "created": 1, "updated": 2}
 _TURN = {"query_id": "1-0", "query": "Hello", "answer": "Hello!", "time": 1, "interrupted": False}
-RESPONDENTS = ("A", "B")
 
 
 def _shown(info: SessionInfo) -> dict[str, Any]:
@@ -62,17 +60,28 @@ async def page(
 
 @router.get(
     "/sessions/{session_id}",
-    summary="Its turns, and the messages as the model will see them before the next query",
-    responses=told("The session", {**_INFO, "turns": [_TURN], "messages": [{"role": "user", "content": "Hello"}]},
-                   404, 503),
+    summary="A page of its turns, and the messages as the model will see them before the next query",
+    responses=told("The session", {**_INFO, "turns": [_TURN], "total": 1, "earlier": None,
+                                   "messages": [{"role": "user", "content": "Hello"}]},
+                   400, 404, 422, 503),
 )  # fmt: skip
-async def show(session_id: str, gateway: GatewayDep, user: UserDep) -> Response:
+async def show(
+    session_id: str,
+    gateway: GatewayDep,
+    user: UserDep,
+    limit: Annotated[int, Query(ge=1, le=200, description="The newest so many turns")] = MAX_TURNS,
+    before: Annotated[str | None, Query(description="The newest before this query: `earlier` of the last page")] = None,
+) -> Response:
+    if before is not None and not is_query_id(before):
+        raise ApiError(400, "bad_query_id", "before must be the id of a query, like 1700000000000-0")
     async with gateway.reachable():
         info = await _owned(gateway, user, session_id)
-        turns = await gateway.sessions.turns(session_id, "A")
+        page = await gateway.sessions.page(session_id, "A", limit, before)
+        # what a model is shown does not depend on the page
+        recent = await gateway.sessions.turns(session_id, "A")
         prompt = await _system_prompt(gateway)
     messages = [{"role": "system", "content": prompt}] if prompt else []
-    for turn in turns:
+    for turn in recent:
         messages += turn.messages()
     listed = [
         {
@@ -82,9 +91,11 @@ async def show(session_id: str, gateway: GatewayDep, user: UserDep) -> Response:
             "time": turn.time,
             "interrupted": turn.interrupted,
         }
-        for turn in turns
+        for turn in page.turns
     ]
-    return reply({**_shown(info), "turns": listed, "messages": messages})
+    earlier = page.turns[0].query_id if page.earlier else None
+    shown = {**_shown(info), "turns": listed, "total": page.total, "earlier": earlier, "messages": messages}
+    return reply(shown)
 
 
 async def _system_prompt(gateway: Gateway) -> str:
@@ -99,24 +110,15 @@ async def _system_prompt(gateway: Gateway) -> str:
 
 @router.delete(
     "/sessions/{session_id}",
-    summary="Delete a session, its turns and journals; stop its open queries",
+    summary="Delete a session and every trace of its queries; stop the open ones",
     responses=told("Deleted", {"session_id": "geography-1", "deleted": True, "cancelled": []}, 404, 503),
 )
 async def delete(session_id: str, gateway: GatewayDep, user: UserDep) -> Response:
-    async with gateway.reachable():
+    async with gateway.reachable(extra=STEP):
         info = await _owned(gateway, user, session_id)
-        turns = [
-            turn.query_id for respondent in RESPONDENTS for turn in await gateway.sessions.turns(session_id, respondent)
-        ]
         # first, and on the bus: whoever keeps something of the session hears of its end, also one that is away now
         seconds, micros = await gateway.bus.link.call("TIME")
         ended = MemoryForget(user_id=user.user_id, session_id=session_id, at=int(seconds) * 1000 + int(micros) // 1000)
         await gateway.bus.publish(MEMORY_FORGET.of(ended, user_id=user.user_id, session_id=session_id))
-        unfinished = await gateway.sessions.delete(info)
-        await cancel_all(gateway, unfinished)
-        # the journals of open queries end with their cancellation; nobody can ask for them any more
-        gone = [("DEL", journal_key(query_id, r)) for query_id in set(turns) - set(unfinished) for r in RESPONDENTS]
-        gone += [("DEL", record_key(query_id)) for query_id in {*turns, *unfinished}]
-        if gone:
-            await gateway.bus.link.pipe(gone)
-    return reply({"session_id": session_id, "deleted": True, "cancelled": unfinished})
+        cancelled = await delete_session(gateway, info)
+    return reply({"session_id": session_id, "deleted": True, "cancelled": cancelled})

@@ -15,7 +15,6 @@ from services.gateway.gateway import GatewayDep
 from services.gateway.schemas import ToolCallBody, told
 from services.gateway.sse import gone
 from shared.contracts import canonical_tool
-from shared.envelope import now_ms
 from shared.participant.tool_client import Caller
 
 router = APIRouter(route_class=JsonRoute, tags=["tools"])
@@ -56,7 +55,7 @@ async def call(request: Request, name: str, body: ToolCallBody, gateway: Gateway
                 raise not_found("tool")
             raise ApiError(503, "tool_unavailable", f"no worker of {tool} is running", {"Retry-After": "5"})
         call_id = f"http:{uuid.uuid4().hex}"
-        deadline = now_ms() + int(timeout * 1000)
+        deadline = gateway.bus.now_ms() + int(timeout * 1000)
         caller = Caller(query_id=call_id, user_id=user.user_id, deadline=deadline)
         calling = gateway.tools.call(tool, body.args, call_id=call_id, caller=caller, timeout=timeout)
         outcome = await gateway.race(calling, gone(request.receive))

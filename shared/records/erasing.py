@@ -1,0 +1,193 @@
+"""Removing every trace of queries: what is kept under their ids, and what streams still hold of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import orjson
+
+from shared.bus import Bus, ReplyError, Script, order
+from shared.contracts import (
+    ANSWER_DIALOG,
+    CRITIQUE_RESULT,
+    DEAD_LETTER,
+    MEMORY_FORGET,
+    PAIRWISE_RESULT,
+    PREFIX,
+    RESPONSE_GENERATION,
+    TOOL_REQUEST,
+    canonical_tool,
+)
+from shared.records.journal import journal_key, response_id
+from shared.records.lanes import GROUPS, RESPONDENTS, once_key, record_key
+
+# The judge's comparisons share one slot.
+PAIRS = f"{PREFIX}pairs:{{pairs}}:"
+_QUERIES = 50
+_ENTRIES = 100
+# The clocks of a cluster's nodes may differ by this much.
+_CLOCK_MS = 60_000
+
+# Which replicas wrote a journal, and which tools they called. KEYS: journal. ARGV: after which entry, how many entries.
+# Returns the last entry seen, then type and data in turn; nothing at the end.
+_CALLS = Script("""
+local page = redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])
+if #page == 0 then return {} end
+local found = {page[#page][1]}
+for _, entry in ipairs(page) do
+  local f = {}
+  for i = 1, #entry[2], 2 do f[entry[2][i]] = entry[2][i + 1] end
+  if f['type'] == 'claimed' or f['type'] == 'tool.request' then
+    found[#found + 1] = f['type']
+    found[#found + 1] = f['data'] or ''
+  end
+end
+return found
+""")
+
+# Removes the entries of a page that have one of some values in a field, as far as every group has finished them. What a
+# group was given last stays: without it Redis cannot tell how much that group has left to do.
+# KEYS: stream. ARGV: first id, number of entries, field, value, … Returns the last entry seen, or nothing at the end.
+_SWEEP = Script("""
+local page = redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])
+if #page == 0 then return '' end
+local function earlier(a, b)
+  local am, as = string.match(a, '^(%d+)-(%d+)$')
+  local bm, bs = string.match(b, '^(%d+)-(%d+)$')
+  am, as, bm, bs = tonumber(am), tonumber(as), tonumber(bm), tonumber(bs)
+  return am < bm or (am == bm and as < bs)
+end
+local bounds = {}
+for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+  local g = {}
+  for i = 1, #row, 2 do g[row[i]] = row[i + 1] end
+  bounds[#bounds + 1] = g['last-delivered-id']
+  if g['pending'] > 0 then
+    local oldest = redis.call('XPENDING', KEYS[1], g['name'])[2]
+    if oldest then bounds[#bounds + 1] = oldest end
+  end
+end
+local wanted = {}
+for i = 4, #ARGV do wanted[ARGV[i]] = true end
+for _, entry in ipairs(page) do
+  local mine = false
+  for i = 1, #entry[2], 2 do
+    mine = mine or (entry[2][i] == ARGV[3] and wanted[entry[2][i + 1]])
+  end
+  for _, bound in ipairs(bounds) do mine = mine and earlier(entry[1], bound) end
+  if mine then redis.call('XDEL', KEYS[1], entry[1]) end
+end
+return page[#page][1]
+""")
+
+
+def grade_key(response: str) -> str:
+    """The judge's grade of an answer."""
+    return f"{PREFIX}grade:{response}"
+
+
+def verdict_key(query_id: str) -> str:
+    """The judge's comparison of the two answers to a query."""
+    return f"{PREFIX}verdict:{query_id}"
+
+
+async def erase(bus: Bus, query_ids: Sequence[str]) -> None:
+    """Removes what is kept under the ids of queries: records, journals, results, grades, and what tools have told the
+    processes that asked them. Their cancellations stay, for whoever comes to the queries later."""
+    for start in range(0, len(query_ids), _QUERIES):
+        page = query_ids[start : start + _QUERIES]
+        keys = [key for query_id in page for key in _keys(query_id)]
+        for once, query_id in zip(
+            await bus.link.pipe_raw([("HGET", record_key(query_id), "once") for query_id in page]), page, strict=True
+        ):
+            keys += [once_key(once.decode())] if isinstance(once, bytes) else []
+            keys.append(record_key(query_id))
+        inboxes: dict[str, list[str]] = defaultdict(list)
+        for query_id in page:
+            for respondent in RESPONDENTS:
+                replicas, calls = await _traces(bus, journal_key(query_id, respondent))
+                keys += [result for result, _ in calls]
+                for replica in replicas:
+                    inboxes[f"{PREFIX}inbox:{GROUPS[respondent]}:{replica}"] += [call for _, call in calls]
+        await bus.link.pipe([("UNLINK", key) for key in keys])
+        for inbox, calls_of in inboxes.items():
+            if calls_of:
+                await _sweep(bus, inbox, "-", "call_id", calls_of)
+
+
+def _keys(query_id: str) -> list[str]:
+    found = [PAIRS + query_id, verdict_key(query_id), _once(PAIRWISE_RESULT.stream, query_id)]
+    for respondent in RESPONDENTS:
+        response = response_id(query_id, respondent)
+        published = (RESPONSE_GENERATION, ANSWER_DIALOG, CRITIQUE_RESULT)
+        found += [journal_key(query_id, respondent), grade_key(response)]
+        found += [_once(subject.stream, response) for subject in published]
+    return found
+
+
+def _once(stream: str, name: str) -> str:
+    return f"{PREFIX}once:{{{stream}}}:{name}"
+
+
+async def _traces(bus: Bus, journal: str) -> tuple[set[str], list[tuple[str, str]]]:
+    """The replicas that wrote a journal, and for each call of a tool the key of its result and its id."""
+    replicas: set[str] = set()
+    calls: list[tuple[str, str]] = []
+    after = "-"
+    while True:
+        (reply,) = await bus.link.pipe_raw([_CALLS((journal,), after, 10 * _ENTRIES)])
+        # a key of another type is no journal; it is removed all the same
+        if isinstance(reply, ReplyError) or not reply:
+            return replicas, calls
+        after = f"({reply[0].decode()}"
+        for kind, data in zip(reply[1::2], reply[2::2], strict=True):
+            match _object(data):
+                case {"replica": str(replica)} if kind == b"claimed":
+                    replicas.add(replica)
+                case {"call_id": str(call_id), "tool": str(tool), "args": dict(args)} if kind == b"tool.request":
+                    names = {tool, canonical_tool(tool, args)}
+                    calls += [(f"{PREFIX}result:{{{TOOL_REQUEST.stream}.{name}}}:{call_id}", call_id) for name in names]
+
+
+def _object(data: bytes) -> object:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+
+
+# ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def erase_entries(bus: Bus, field: str, value: str, since: str) -> None:
+    """Removes the entries of all subjects that have a value in a field of their envelope, as far as every group that
+    reads them has finished them; written since that query was accepted."""
+    start = f"{max(0, order(since)[0] - _CLOCK_MS)}-0"
+    for subject in await bus.subjects():
+        # whoever keeps something of a session is told of its end by these
+        if subject.name in (MEMORY_FORGET.name, DEAD_LETTER.name):
+            continue
+        if subject.kind == "work":
+            # from the front even what a group was given last can go
+            await bus.trim(subject)
+        await _sweep(bus, subject.stream, start, field, [value])
+
+
+async def _sweep(bus: Bus, stream: str, start: str, field: str, values: Sequence[str]) -> None:
+    while True:
+        (reply,) = await bus.link.pipe_raw([_SWEEP((stream,), start, _ENTRIES, field, *values)])
+        if isinstance(reply, ReplyError) or not reply:
+            return
+        start = f"({reply.decode()}"
+
+
+async def erase_dead_letters(bus: Bus, session_id: str) -> None:
+    """Removes what was set aside of a session."""
+    start = "-"
+    while page := await bus.range(DEAD_LETTER.stream, start, count=_ENTRIES):
+        start = f"({page[-1][0]}"
+        for entry_id, fields in page:
+            match _object(dict(zip(fields[::2], fields[1::2], strict=True)).get(b"payload", b"")):
+                case {"fields": {"session_id": said}} if said == session_id:
+                    await bus.drop(entry_id)

@@ -1,0 +1,234 @@
+"""Accepting a query, and the lanes in which a session's queries are answered one at a time.
+
+Everything that accepting changes lies in the hash slot of `query.received`, so that one script does all of it: a query
+is accepted with its record, its session's list and its places, or not at all. A lane is a sorted set of the ids of
+unfinished queries, per session and respondent. An entry that is in no lane (whoever wrote it) takes its place when it
+is read; a place whose entry the respondent has finished, or that is gone, is cleared by whoever finds it in the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shared.bus import Bus, Script, order
+from shared.contracts import PREFIX, QUERY_RECEIVED, Outgoing, RespondentId
+
+RESPONDENTS: tuple[RespondentId, ...] = ("A", "B")
+# Who reads the queries for each respondent.
+GROUPS: dict[str, str] = {"A": "generator", "B": "respondent-b"}
+
+_STREAM = QUERY_RECEIVED.stream
+_RECORDS = f"{PREFIX}query:{{{_STREAM}}}:"
+
+# Whether a group has done with an entry: it was read and acknowledged, or is not there any more.
+_FINISHED = """
+local function finished(stream, group, member)
+  local ms, seq = string.match(member, '^(%d+)-(%d+)$')
+  if not ms then return true end
+  local id = string.format('%.0f-%.0f', ms, seq)
+  if #redis.call('XRANGE', stream, id, id) == 0 then return true end
+  local groups = redis.pcall('XINFO', 'GROUPS', stream)
+  for _, row in ipairs(groups) do
+    local g = {}
+    for i = 1, #row, 2 do g[row[i]] = row[i + 1] end
+    if g['name'] == group then
+      local lms, lseq = string.match(g['last-delivered-id'], '^(%d+)-(%d+)$')
+      ms, seq, lms, lseq = tonumber(ms), tonumber(seq), tonumber(lms), tonumber(lseq)
+      if ms > lms or (ms == lms and seq > lseq) then return false end
+      return #redis.call('XPENDING', stream, group, id, id, 1) == 0
+    end
+  end
+  return false
+end
+"""
+
+# KEYS: stream, once, records; of a session also: its queries, its lanes, that of A first.
+# ARGV: most unfinished queries, seconds, group of A, number of words of the record, those words, the entry's words.
+# Returns the id; or the id of the earlier query with that once-key and its record; or nothing: there are too many.
+_ACCEPT = Script(
+    _FINISHED
+    + """
+local earlier = redis.call('GET', KEYS[2])
+if earlier then return {earlier, redis.call('HGETALL', KEYS[3] .. earlier)} end
+-- a key of another type is noticed before anything is written
+for i = 4, #KEYS do redis.call('ZCARD', KEYS[i]) end
+local most = tonumber(ARGV[1])
+if KEYS[5] and redis.call('ZCARD', KEYS[5]) >= most then
+  for _, member in ipairs(redis.call('ZRANGE', KEYS[5], 0, -1)) do
+    if finished(KEYS[1], ARGV[3], member) then redis.call('ZREM', KEYS[5], member) end
+  end
+  if redis.call('ZCARD', KEYS[5]) >= most then return {} end
+end
+local words = tonumber(ARGV[4])
+local id = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 5 + words))
+redis.call('SET', KEYS[2], id, 'EX', ARGV[2])
+redis.call('HSET', KEYS[3] .. id, unpack(ARGV, 5, 4 + words))
+redis.call('EXPIRE', KEYS[3] .. id, ARGV[2])
+if KEYS[4] then
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  -- an answer may come late, and is kept from then on
+  local kept = 2 * tonumber(ARGV[2])
+  redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', ms)
+  redis.call('ZADD', KEYS[4], string.format('%.0f', ms + kept * 1000), id)
+  if redis.call('TTL', KEYS[4]) < kept then redis.call('EXPIRE', KEYS[4], kept) end
+  local member = string.format('%015.0f-%010.0f', ms, seq)
+  for i = 5, #KEYS do
+    redis.call('ZADD', KEYS[i], 0, member)
+    redis.call('EXPIRE', KEYS[i], 86400)
+  end
+end
+return {id}
+"""
+)
+
+# Asks for the turn. KEYS: lane, waiting, stream. ARGV: member, inbox, group.
+# Returns the empty string when it is granted, else who is before.
+_TURN = Script(
+    _FINISHED
+    + """
+redis.call('ZADD', KEYS[1], 'NX', 0, ARGV[1])
+redis.call('EXPIRE', KEYS[1], 86400)
+local mine = redis.call('ZSCORE', KEYS[1], ARGV[1]) == '-1'
+while not mine do
+  local first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
+  mine = first == ARGV[1]
+  if not mine then
+    if not finished(KEYS[3], ARGV[3], first) then
+      redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+      redis.call('EXPIRE', KEYS[2], 86400)
+      return first
+    end
+    redis.call('ZREM', KEYS[1], first)
+    redis.call('HDEL', KEYS[2], first)
+  end
+end
+-- whoever runs stays first, also when an earlier query is read later
+redis.call('ZADD', KEYS[1], -1, ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1])
+return ''
+"""
+)
+
+# Leaves the lane. KEYS: lane, waiting. ARGV: member. Returns the inbox of whoever is next, or the empty string.
+_LEAVE = Script("""
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1])
+local first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
+return first and redis.call('HGET', KEYS[2], first) or ''
+""")
+
+
+def record_key(query_id: str) -> str:
+    """What the gateway must know of an accepted query."""
+    return _RECORDS + query_id
+
+
+def once_key(once: str) -> str:
+    return f"{PREFIX}once:{{{_STREAM}}}:{once}"
+
+
+def cancel_key(query_id: str) -> str:
+    """Set when the query was cancelled: for whoever was away when it was announced, or takes the query later."""
+    return f"{PREFIX}cancel:{query_id}"
+
+
+def queries_key(session_id: str) -> str:
+    """The session's queries of which something may still be kept; the score is the time (ms) until when."""
+    return f"{PREFIX}queries:{{{_STREAM}}}:{session_id}"
+
+
+def lane_key(session_id: str, respondent_id: str) -> str:
+    return f"{PREFIX}lane:{{{_STREAM}}}:{respondent_id}:{session_id}"
+
+
+def waiting_key(session_id: str, respondent_id: str) -> str:
+    """Whom to wake, per waiting query."""
+    return f"{PREFIX}waiting:{{{_STREAM}}}:{respondent_id}:{session_id}"
+
+
+def lane_keys(session_id: str) -> list[str]:
+    """Everything of a session that lies beside the queries."""
+    lanes = [key(session_id, respondent) for respondent in RESPONDENTS for key in (lane_key, waiting_key)]
+    return [queries_key(session_id), *lanes]
+
+
+def padded(query_id: str) -> str:
+    """So that the lexical order is the order of ids."""
+    ms, seq = order(query_id)
+    return f"{ms:015d}-{seq:010d}"
+
+
+def plain(member: bytes) -> str:
+    ms, _, seq = member.decode().partition("-")
+    return f"{int(ms)}-{int(seq)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """`earlier`: the record of the query that came with the same once-key before; nothing new was accepted. It is empty
+    when the record is not there."""
+
+    query_id: str
+    earlier: dict[str, str] | None = None
+
+
+async def accept(
+    bus: Bus,
+    message: Outgoing,
+    record: Mapping[str, str | int],
+    *,
+    seconds: int,
+    session_id: str | None = None,
+    respondents: Sequence[str] = (),
+    limit: int = 1,
+) -> Accepted | None:
+    """Publishes a query once, with everything that belongs to it; None when the session has `limit` unfinished ones.
+
+    message: a query.received with its once-key. record, seconds: what is kept of the query for its clients.
+    session_id, respondents: whose lanes the query takes a place in; the limit counts the answers that are shown.
+    """
+    assert message.once is not None
+    keys = [_STREAM, once_key(message.once), _RECORDS]
+    if session_id is not None:
+        keys += [queries_key(session_id), *(lane_key(session_id, respondent) for respondent in respondents)]
+    words = [part for pair in record.items() for part in pair]
+    entry = message.envelope.fields(bus.source)
+    reply = await bus.link.call(*_ACCEPT(keys, limit, seconds, GROUPS["A"], len(words), *words, *entry))
+    if not reply:
+        return None
+    return Accepted(reply[0].decode(), pairs(reply[1]) if len(reply) > 1 else None)
+
+
+def pairs(raw: Sequence[bytes]) -> dict[str, str]:
+    """A hash as Redis returns it."""
+    return {name.decode(): value.decode(errors="replace") for name, value in zip(raw[::2], raw[1::2], strict=True)}
+
+
+async def turn(bus: Bus, session_id: str, respondent_id: str, query_id: str, inbox: str) -> str | None:
+    """None when it is this query's turn; else the query before it. `inbox` is told when that has left."""
+    keys = (lane_key(session_id, respondent_id), waiting_key(session_id, respondent_id), _STREAM)
+    first = await bus.link.call(*_TURN(keys, padded(query_id), inbox, GROUPS[respondent_id]))
+    return plain(first) if first else None
+
+
+async def leave(bus: Bus, session_id: str, respondent_id: str, query_id: str) -> None:
+    """Leaves the lane and wakes whoever waits next."""
+    keys = (lane_key(session_id, respondent_id), waiting_key(session_id, respondent_id))
+    inbox = await bus.link.call(*_LEAVE(keys, padded(query_id)))
+    if inbox:
+        wake: tuple[Any, ...] = ("type", "wake", "session", session_id, "respondent", respondent_id)
+        await bus.link.call("XADD", inbox, "NOMKSTREAM", "*", *wake)
+
+
+async def unfinished(bus: Bus, session_id: str, respondent_id: str) -> list[str]:
+    """The ids of the queries in a lane, in their order."""
+    members = await bus.link.call("ZRANGE", lane_key(session_id, respondent_id), 0, -1)
+    return sorted(map(plain, members), key=order)
+
+
+async def running(bus: Bus, session_id: str) -> bool:
+    """Whether a respondent is at work on one of the session's queries."""
+    counts = await bus.link.pipe([("ZCOUNT", lane_key(session_id, r), "-inf", -1) for r in RESPONDENTS])
+    return any(counts)
