@@ -26,7 +26,7 @@ from shared.errors import Local2Error
 
 FORMAT = 1
 MEDIA_TYPE = "application/gzip"
-# A whole session is one line: its 50 turns are far below this.
+# 50 turns of a session are one line: far below this.
 MAX_LINE = 64 * 1024 * 1024
 _LEVEL = 6
 _MAGIC = b"\x1f\x8b"
