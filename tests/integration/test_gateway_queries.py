@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -153,7 +154,7 @@ async def test_a_finished_result_is_told_by_its_end_and_is_the_same_as_from_all_
     again = (await site.http.get(f"/queries/{query_id}")).json()
     assert raw.info("commandstats")["cmdstat_xrange"]["calls"] == before
     # the same journal as an earlier release wrote it
-    raw.copy(f"local2:query:{query_id}", "local2:query:1-1")
+    raw.copy(record_key(query_id), record_key("1-1"))
     for entry_id, fields in raw.xrange(f"local2:journal:{query_id}:A"):
         fields.pop(b"told", None)
         raw.xadd("local2:journal:1-1:A", fields, id=entry_id)
@@ -393,3 +394,30 @@ async def test_respondent_b_has_a_journal_of_its_own(
         await eventually(answered)
         streamed = await site.http.get(f"/queries/{told['query_id']}/events?respondent=B")
         assert events(streamed.text)[-1][1] == "completed"
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_a_host_whose_clock_is_wrong_measures_deadlines_by_the_bus(
+    hours: int, redis_url: str, tmp_path: Path, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clock() -> int:
+        seconds, micros = raw.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    right = time.time_ns
+    monkeypatch.setattr("shared.bus.streams.Bus.now_ms", lambda _self: clock())
+    monkeypatch.setattr("time.time_ns", lambda: right() + hours * 3_600_000_000_000)
+    async with serving(gateway_settings(redis_url, tmp_path, deadline_seconds=60)) as site:
+        async with generating(redis_url, tmp_path) as fake:
+            asked = await site.http.post("/query", json={"query": "say hello"})
+            assert asked.json()["answer"] == "You said: hello", asked.text
+            (message,) = fake.queries
+            assert message.envelope.deadline is not None
+            assert abs(message.envelope.deadline - clock() - 60_000) < 30_000
+            # nobody has to wait for what can come no more, and nobody gives up what still can
+            raw.delete(f"local2:journal:{message.entry_id}:A")
+        async with site.http.stream("GET", f"/queries/{message.entry_id}/events") as waiting:
+            assert waiting.status_code == 200
+        raw.hset(record_key(message.entry_id), "deadline", clock() - 60_000)
+        gone = await site.http.get(f"/queries/{message.entry_id}/events")
+        assert gone.status_code == 404

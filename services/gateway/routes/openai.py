@@ -83,7 +83,7 @@ async def chat(
 
 async def _streamed(gateway: Gateway, record: QueryRecord, chunks: Chunks) -> AsyncIterator[bytes]:
     now = asyncio.get_running_loop().time
-    until = loop_time_of(record)
+    until = loop_time_of(gateway, record)
     follower = gateway.bell.follow(journal_key(record.query_id, "A"))
     try:
         yield chunks.opening()

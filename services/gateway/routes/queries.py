@@ -20,7 +20,6 @@ from services.gateway.schemas import QueryBody, Respondent, told
 from services.gateway.sse import Ending, EventStream, ended, ended_at, gone, is_before, journal_events
 from services.gateway.view import View
 from shared.bus import START
-from shared.envelope import now_ms
 from shared.records.journal import TERMINAL, journal_key, read_end, read_result
 
 router = APIRouter(route_class=JsonRoute, tags=["queries"])
@@ -100,9 +99,9 @@ def _ids(record: QueryRecord) -> dict[str, str]:
     return {"X-Query-Id": record.query_id, "X-Session-Id": record.session_id}
 
 
-def loop_time_of(record: QueryRecord) -> float:
+def loop_time_of(gateway: Gateway, record: QueryRecord) -> float:
     """When the query must have ended, on this process's loop clock."""
-    return asyncio.get_running_loop().time() + (record.deadline - now_ms()) / 1000 + GRACE
+    return asyncio.get_running_loop().time() + (record.deadline - gateway.bus.now_ms()) / 1000 + GRACE
 
 
 def _streaming(
@@ -110,7 +109,7 @@ def _streaming(
 ) -> EventStream:
     settings = gateway.settings
     follower = gateway.bell.follow(journal_key(record.query_id, respondent), after)
-    ending = Ending(loop_time_of(record), follow, settings.follow_seconds, answered)
+    ending = Ending(loop_time_of(gateway, record), follow, settings.follow_seconds, answered)
     lost = partial(forgotten, gateway, record.query_id)
     return EventStream(gateway, journal_events(follower, ending, settings.keepalive, lost), _ids(record))
 
@@ -123,7 +122,7 @@ async def finished(request: Request, gateway: Gateway, record: QueryRecord) -> d
     """
     follower = gateway.bell.follow(journal_key(record.query_id, "A"))
     lost = partial(forgotten, gateway, record.query_id)
-    waiting = ended(follower, loop_time_of(record), gateway.settings.keepalive, lost)
+    waiting = ended(follower, loop_time_of(gateway, record), gateway.settings.keepalive, lost)
     found = await gateway.race(waiting, gone(request.receive))
     extra = {"query_id": record.query_id, "session_id": record.session_id}
     if found is None:
@@ -193,7 +192,7 @@ async def events(
     async with gateway.reachable():
         record = await owned(gateway, user, query_id)
         newest, terminal = await ended_at(gateway, journal_key(query_id, respondent))
-    if newest == START and now_ms() > record.deadline + GRACE * 1000:
+    if newest == START and gateway.bus.now_ms() > record.deadline + GRACE * 1000:
         raise ApiError(404, "not_found", "there is no journal of this query any more")
     # a follower that starts beyond the end would wait for entries that never come
     if is_before(newest, start):
