@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jsonschema
-
 
 def complaint(schema: dict[str, Any], values: dict[str, Any]) -> str | None:
     """What is wrong with new values, as a sentence that names the setting; None when nothing is."""
@@ -14,6 +12,9 @@ def complaint(schema: dict[str, Any], values: dict[str, Any]) -> str | None:
     unknown = sorted(set(values) - set(known))
     if unknown:
         return f"{unknown[0][:100]}: not a run-time setting; these are: {', '.join(sorted(known))}"
+    # needed once in a while, and with what it imports two megabytes
+    import jsonschema
+
     error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(values))
     if error is None:
         return None

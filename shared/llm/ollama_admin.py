@@ -1,24 +1,26 @@
-"""Ollama's models and embeddings, by the `ollama` package: list, show, ps, pull, embed."""
+"""Ollama's models and embeddings: `/api/tags`, `ps`, `show`, `pull`, `embed`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import orjson
 
 from shared.llm.failures import error_text, failure, what
+from shared.llm.http import open_http
 from shared.llm.port import ModelError, ModelUnavailable
 from shared.llm.vectors import unit
-
-if TYPE_CHECKING:
-    from ollama import AsyncClient
 
 DEFAULT_PORT = 11434
 # Longest wait for an answer that needs no model: list, show.
 ADMIN_TIMEOUT = 10.0
+# A layer of a pull may stall, and a model may have to be loaded before it embeds.
+PULL_TIMEOUT = 300.0
+EMBED_TIMEOUT = 120.0
 _EMBED_BATCH = 64
 
 
@@ -66,54 +68,51 @@ class OllamaAdmin:
     def __init__(self, base_url: str | None, api_key: str | None = None) -> None:
         self._url = ollama_url(base_url)
         self._api_key = api_key
-        self._opened: AsyncClient | None = None
+        self._opened: httpx.AsyncClient | None = None
 
     async def models(self) -> list[str]:
         """Names with tags, as `ollama list` shows them."""
         with _Mapped(self._url):
-            return [model.model or "" for model in (await self._client().list()).models]
+            return _names(await _json(self._http(), "GET", "/api/tags"))
 
     async def loaded(self) -> list[str]:
         """Names of the models in memory."""
         with _Mapped(self._url):
-            return [model.model or "" for model in (await self._client().ps()).models]
+            return _names(await _json(self._http(), "GET", "/api/ps"))
 
     async def capabilities(self, model: str) -> frozenset[str]:
         """`completion`, `tools`, `thinking`, `embedding`, … of one model. Raises ModelMissing."""
         with _Mapped(self._url, model):
-            return frozenset((await self._client().show(model)).capabilities or ())
+            shown = await _json(self._http(), "POST", "/api/show", {"model": model})
+            return frozenset(map(str, shown.get("capabilities") or ()))
 
     async def pull(self, model: str) -> AsyncGenerator[PullProgress, None]:
         """Downloads a model and says how far it is; complete when it ends without an error."""
-        from ollama import AsyncClient
-
         last = ""
-        # A client of its own: a layer may stall for minutes, a listing may not.
-        client = AsyncClient(host=self._url, headers=self._headers(), timeout=300)
-        try:
+        # A client of its own: a listing may not stall for minutes.
+        async with _opened(self._url, self._api_key, PULL_TIMEOUT) as http:
             with _Mapped(self._url, model):
-                async for part in await client.pull(model, stream=True):
-                    last = part.status or ""
-                    yield PullProgress(last, part.total, part.completed)
-        finally:
-            await client.close()  # type: ignore[no-untyped-call]
+                async with http.stream("POST", "/api/pull", json={"model": model}) as response:
+                    if not response.is_success:
+                        await response.aread()
+                        raise _Refused(response)
+                    async for line in response.aiter_lines():
+                        part = orjson.loads(line)
+                        if "error" in part:
+                            raise failure(None, error_text(line), missing(model))
+                        last = str(part.get("status") or "")
+                        yield PullProgress(last, part.get("total"), part.get("completed"))
         if last != "success":
             raise ModelUnavailable(f"the pull of {model} broke off at: {last or 'its beginning'}")
 
     async def aclose(self) -> None:
         if self._opened is not None:
-            await self._opened.close()  # type: ignore[no-untyped-call]
+            await self._opened.aclose()
             self._opened = None
 
-    def _headers(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self._api_key}"} if self._api_key else {}
-
-    def _client(self) -> AsyncClient:
-        # Imported at first use: the package costs memory, and a chat stream does without it.
+    def _http(self) -> httpx.AsyncClient:
         if self._opened is None:
-            from ollama import AsyncClient
-
-            self._opened = AsyncClient(host=self._url, headers=self._headers(), timeout=ADMIN_TIMEOUT)
+            self._opened = _opened(self._url, self._api_key, ADMIN_TIMEOUT)
         return self._opened
 
 
@@ -121,31 +120,52 @@ class OllamaEmbeddings:
     """`/api/embed`; the vectors come normalised. Raises ModelError."""
 
     def __init__(self, base_url: str | None, api_key: str | None = None, keep_alive: str | None = None) -> None:
-        from ollama import AsyncClient
-
         self._url = ollama_url(base_url)
         self._keep_alive = keep_alive_value(keep_alive)
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        # The model may have to be loaded first.
-        self._client = AsyncClient(host=self._url, headers=headers, timeout=httpx.Timeout(120, connect=10))
+        self._http = _opened(self._url, api_key, EMBED_TIMEOUT)
 
     async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
         vectors: list[list[float]] = []
+        kept = {} if self._keep_alive is None else {"keep_alive": self._keep_alive}
         for start in range(0, len(texts), _EMBED_BATCH):
             batch = list(texts[start : start + _EMBED_BATCH])
             with _Mapped(self._url, model):
-                answer = await self._client.embed(model, input=batch, keep_alive=self._keep_alive)
-            if len(answer.embeddings) != len(batch):
-                raise ModelError(f"{model} gave {len(answer.embeddings)} vectors for {len(batch)} texts")
-            vectors.extend(unit(vector) for vector in answer.embeddings)
+                answer = await _json(self._http, "POST", "/api/embed", {"model": model, "input": batch, **kept})
+                found = [unit(vector) for vector in answer["embeddings"]]
+            if len(found) != len(batch):
+                raise ModelError(f"{model} gave {len(found)} vectors for {len(batch)} texts")
+            vectors.extend(found)
         return vectors
 
     async def aclose(self) -> None:
-        await self._client.close()  # type: ignore[no-untyped-call]
+        await self._http.aclose()
+
+
+def _opened(url: str, api_key: str | None, timeout: float) -> httpx.AsyncClient:
+    return open_http(url, {"authorization": f"Bearer {api_key}"} if api_key else {}, timeout=timeout)
+
+
+async def _json(http: httpx.AsyncClient, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    response = await http.request(method, path, json=body)
+    if not response.is_success:
+        raise _Refused(response)
+    return dict(response.json())
+
+
+def _names(answer: dict[str, Any]) -> list[str]:
+    return [str(model.get("model") or "") for model in answer["models"]]
+
+
+class _Refused(Exception):
+    """The server answered, with an error."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.status = response.status_code
+        self.text = error_text(response.content)
 
 
 class _Mapped:
-    """Turns what the `ollama` package raises into our errors."""
+    """Turns what goes wrong into our errors: no answer, a refusal, something that is no Ollama."""
 
     def __init__(self, url: str, model: str = "") -> None:
         self._url = url
@@ -155,15 +175,10 @@ class _Mapped:
         return None
 
     def __exit__(self, _type: object, exc: BaseException | None, _trace: object) -> None:
-        from ollama import ResponseError
-
         match exc:
-            case ResponseError():
-                status = exc.status_code if exc.status_code > 0 else None
-                raise failure(status, error_text(exc.error), missing(self._model)) from exc
-            case ConnectionError() | httpx.HTTPError():
-                # The package's own sentence for this is long and names a download page.
-                cause = exc if isinstance(exc, httpx.HTTPError) else ConnectionError("no connection")
-                raise ModelUnavailable(unreachable(self._url, cause)) from exc
-            case ValueError():
+            case _Refused():
+                raise failure(exc.status, exc.text, missing(self._model)) from exc
+            case httpx.HTTPError():
+                raise ModelUnavailable(unreachable(self._url, exc)) from exc
+            case ValueError() | TypeError() | KeyError() | AttributeError():
                 raise ModelError(f"the server at {self._url} does not speak Ollama's protocol") from exc

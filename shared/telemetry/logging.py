@@ -1,32 +1,40 @@
-"""Structured logs: events with fields, one JSON object a line (or coloured text on a terminal).
+"""Structured logs: events with fields, one JSON object a line (or readable text on a terminal).
 
 The runtime binds query, session and respondent once per message; they appear in every event logged on the way.
 """
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import json
 import sys
-from collections.abc import Mapping, MutableMapping
+import traceback
+from collections.abc import Mapping
 from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
-import structlog
-from structlog.contextvars import bind_contextvars, bound_contextvars, merge_contextvars
+__all__ = ["BoundIds", "Logger", "configure", "get_logger"]
 
-__all__ = ["BoundIds", "bind_contextvars", "bound_contextvars", "configure", "get_logger"]
-
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
+@dataclass(slots=True)
+class _Shown:
+    """How this process logs. always: in every event."""
+
+    level: int = _LEVELS["info"]
+    pretty: bool = True
+    always: Mapping[str, Any] = field(default_factory=dict)
+
+
+_shown = _Shown()
 _ids: ContextVar[Mapping[str, str]] = ContextVar("ids", default={})  # noqa: B039
 
 
 class BoundIds:
-    """The ids of the message being handled, in every event logged inside the block.
-
-    One variable for all of them: structlog's own has one for each, which costs more than the message's decoding.
-    """
+    """The ids of the message being handled, in every event logged inside the block."""
 
     __slots__ = ("_bound", "_token")
 
@@ -40,30 +48,57 @@ class BoundIds:
         _ids.reset(self._token)
 
 
-def _with_ids(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    return {**_ids.get(), **event}
+class Logger:
+    """Writes events with their fields to stderr."""
+
+    __slots__ = ()
+
+    def debug(self, event: str, **fields: Any) -> None:
+        _write("debug", event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        _write("info", event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        _write("warning", event, fields)
+
+    def error(self, event: str, *, exc_info: BaseException | None = None, **fields: Any) -> None:
+        """exc_info: its traceback is shown."""
+        _write("error", event, fields, exc_info)
+
+    def exception(self, event: str, **fields: Any) -> None:
+        """An error with the traceback of the exception that is being handled."""
+        _write("error", event, fields, sys.exc_info()[1])
+
+
+def _write(level: str, event: str, fields: Mapping[str, Any], exc: BaseException | None = None) -> None:
+    if _LEVELS[level] < _shown.level:
+        return
+    now = datetime.now(UTC)
+    told = {**_shown.always, **_ids.get(), **fields}
+    trace = "".join(traceback.format_exception(exc)).rstrip() if exc is not None else ""
+    if _shown.pretty:
+        shown = " ".join(f"{name}={_plain(value)}" for name, value in told.items())
+        line = f"{now.astimezone():%H:%M:%S} {level:7} {event}  {shown}".rstrip() + (f"\n{trace}" if trace else "")
+    else:
+        whole = {"event": event, **told, "level": level, "timestamp": now.isoformat().replace("+00:00", "Z")}
+        line = json.dumps({**whole, "exception": trace} if trace else whole, default=repr)
+    # who reads the log may be gone; the work goes on
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"{line}\n")
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) and value.isprintable() else repr(value)
 
 
 def configure(level: str, style: str, **always: Any) -> None:
     """Sets up logging of this process to stderr; `always` (participant, replica) is in every event."""
-    pretty = style == "console" or (style == "auto" and sys.stderr.isatty())
-    renderer: Any = structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer()
-    structlog.configure(
-        processors=[
-            merge_contextvars,
-            _with_ids,
-            lambda _logger, _name, event: {**always, **event},
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info if not pretty else (lambda _l, _n, event: event),
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=False,
-    )
+    _shown.level = _LEVELS[level]
+    _shown.pretty = style == "console" or (style == "auto" and sys.stderr.isatty())
+    _shown.always = always
 
 
-def get_logger() -> Any:
-    """The logger of this process; call it at module level."""
-    return structlog.get_logger()
+def get_logger() -> Logger:
+    """The logger of this process."""
+    return Logger()

@@ -68,8 +68,8 @@ def whole_stack(
             text, found = whole.memory_report(memory)
             print(text, flush=True)
             verdicts += found
-        # it would answer every query too, and double the load
-        running.participants.pop("respondent-b").stop()
+        for name in whole.BESIDES:
+            running.participants.pop(name).stop()
         if "streams" in parts:
             result = whole.measure(running, folder, rounds, seconds, ways, loads)
             text, found = whole.report(result)

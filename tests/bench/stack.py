@@ -19,9 +19,11 @@ from shared.participant.registry import Registry
 STREAMS = 64
 KEY = "bench-admin-key"
 _RULES = HERE / "stream_rules.yaml"
-# The gateway serves HTTP in addition.
-_LIMITS = {"gateway": 110.0}
-_LIMIT = 80.0
+# The gateway serves HTTP in addition; memory has a vector store inside, and numpy with it.
+_LIMITS = {"gateway": 70.0, "memory": 110.0}
+_LIMIT = 55.0
+# Only their memory is looked at: they would work on every answer too.
+BESIDES = ("respondent-b", "critic", "reward", "memory")
 _READY_SECONDS = 60.0
 _IDLE_SECONDS = 2.0
 
@@ -51,7 +53,8 @@ class Stack:
         }
         serve = ["-m", "shared.testing.model_server", "--port", str(model), "--rules", str(_RULES)]
         stack.enter_context(Participant(serve, folder / "model.log", self.env))
-        modules = {name: f"services.{name}" for name in ("generator", "gateway", "web_search", "web_fetch")}
+        names = ("generator", "gateway", "web_search", "web_fetch", "critic", "reward", "memory")
+        modules = {name: f"services.{name}" for name in names}
         self.participants = {
             name: stack.enter_context(Participant(["-m", module], folder / f"{name}.log", self.env))
             for name, module in modules.items()

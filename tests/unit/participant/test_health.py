@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 from support.acl_redis import acl_redis
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
@@ -17,14 +16,14 @@ from shared.bus import Bus
 from shared.envelope import now_ms
 from shared.participant import health, health_quick
 from shared.participant.registry import ReplicaInfo, announcing
+from shared.telemetry.logging import configure
 
 
 @pytest.fixture(autouse=True)
 def _logging() -> Iterator[None]:
-    """`main` sets logging up to a stream that is closed after the test."""
-    before = structlog.get_config()
+    """`main` sets logging up."""
     yield
-    structlog.configure(**before)
+    configure("warning", "json")
 
 
 def replica(state: str = "ready", participant: str = "web_fetch", host: str | None = None) -> ReplicaInfo:

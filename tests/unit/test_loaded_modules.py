@@ -1,0 +1,28 @@
+"""What a participant loads at its start: its idle memory is little else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# What only some processes need, or only at some moment: each costs megabytes in every process that loads it.
+HEAVY = {
+    "rich", "pygments", "click", "jsonschema", "numpy", "prometheus_client", "chromadb", "trafilatura", "google.genai",
+}  # fmt: skip
+NEEDED = {
+    "gateway": {"prometheus_client", "click"},
+    "memory": {"numpy", "chromadb", "rich", "pygments", "click", "jsonschema"},
+}
+
+
+@pytest.mark.parametrize(
+    "participant", ["gateway", "generator", "web_search", "web_fetch", "critic", "reward", "memory"]
+)
+def test_a_participant_loads_no_more_than_it_needs(participant: str) -> None:
+    program = f"import sys, services.{participant}.service; import httpx; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert HEAVY & set(done.stdout.split()) <= NEEDED.get(participant, set())
