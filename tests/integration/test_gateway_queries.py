@@ -13,6 +13,8 @@ import redis
 from support.http_gateway import FakeGenerator, Site, events, gateway_settings, generating, serving
 from support.waiting import eventually
 
+from shared.bus import Bus
+from shared.records.journal import JournalEntry, read_result
 from shared.records.lanes import record_key
 
 SSE = {"Accept": "text/event-stream"}
@@ -160,6 +162,23 @@ async def test_a_finished_result_is_told_by_its_end_and_is_the_same_as_from_all_
         raw.xadd("local2:journal:1-1:A", fields, id=entry_id)
     whole = (await site.http.get("/queries/1-1")).json()
     assert {**whole, "query_id": query_id} == again == told
+
+
+async def test_an_answer_that_is_deleted_in_the_moment_it_ends_is_not_found(
+    site: Site, fake: FakeGenerator, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def too_late(bus: Bus, key: str) -> AsyncIterator[list[JournalEntry]]:
+        raw.delete(key)
+        async for entries in read_result(bus, key):
+            yield entries
+
+    monkeypatch.setattr("services.gateway.routes.queries.read_result", too_late)
+    for path, body in (
+        ("/query", {"query": "say hello"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "say hello"}]}),
+    ):
+        response = await site.http.post(path, json=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
 
 
 async def test_what_a_newer_release_or_anybody_writes_into_a_journal_is_passed_on_and_gives_no_error(

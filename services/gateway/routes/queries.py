@@ -129,15 +129,17 @@ async def finished(request: Request, gateway: Gateway, record: QueryRecord) -> d
         raise ApiError(
             503, "stopping", "this gateway stops; the query goes on: ask for it by its id", _ids(record), **extra
         )
-    if not found:
-        if await lost():
-            raise ApiError(404, "not_found", "the query was deleted before it was answered", _ids(record), **extra)
-        raise ApiError(504, "deadline", "the query was not answered by its deadline", _ids(record), **extra)
-    async with gateway.reachable():
-        shown = await _shown(gateway, record, "A")
-    if shown["state"] == "failed":
-        raise failure(record, shown["error"])
-    return shown
+    if found:
+        async with gateway.reachable():
+            shown = await _shown(gateway, record, "A")
+        if shown["state"] == "failed":
+            raise failure(record, shown["error"])
+        if shown["state"] in TERMINAL:
+            return shown
+    # what had ended and is not there any more was deleted a moment ago
+    if found or await lost():
+        raise ApiError(404, "not_found", "the query was deleted before it was answered", _ids(record), **extra)
+    raise ApiError(504, "deadline", "the query was not answered by its deadline", _ids(record), **extra)
 
 
 async def _shown(gateway: Gateway, record: QueryRecord, respondent: str) -> dict[str, Any]:
