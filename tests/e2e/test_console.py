@@ -236,11 +236,12 @@ NODE = shutil.which("node")
 with_node = pytest.mark.skipif(NODE is None, reason="no JavaScript engine (node) on this machine")
 
 
-def run(folder: Path, code: str) -> Any:
-    """What a module that can import the console's files prints, as JSON."""
+def run(folder: Path, code: str, **instead: str) -> Any:
+    """What a module that can import the console's files prints, as JSON. instead: other text of a script, by its name
+    without `.js`."""
     assert NODE is not None
     for name in SCRIPTS:
-        (folder / name).write_text(script(name), encoding="utf-8")
+        (folder / name).write_text(instead.get(Path(name).stem, script(name)), encoding="utf-8")
     (folder / "package.json").write_text('{"type": "module"}', encoding="utf-8")
     (folder / "main.js").write_text(code, encoding="utf-8")
     done = subprocess.run([NODE, "main.js"], cwd=folder, capture_output=True, text=True, timeout=30, check=False)
@@ -344,6 +345,62 @@ def test_a_restart_discards_the_void_text_and_nothing_else(tmp_path: Path) -> No
     assert [part["kind"] for part in turn["parts"]] == ["thinking", "said", "tool", "note"]
     assert turn["parts"][2]["call"]["duration_ms"] == 7
     assert turn["usage"] == {"prompt_tokens": 5, "completion_tokens": 2}
+
+
+@with_node
+def test_earlier_turns_come_on_demand_above_those_that_are_shown(tmp_path: Path) -> None:
+    page = """
+      globalThis.localStorage = { getItem: () => null, setItem() {} };
+      class Element {
+        children = []; parent = null; scrollTop = 0; clientHeight = 1; on = {};
+        get isConnected() { return this.parent !== null; }
+        get scrollHeight() { return 10 * this.children.length; }
+        addEventListener(name, listener) { this.on[name] = listener; }
+        setAttribute() {}
+        #take(all) { for (const one of all) if (one instanceof Element) one.parent = this; return all; }
+        append(...all) { this.children.push(...this.#take(all)); }
+        prepend(...all) { this.children.unshift(...this.#take(all)); }
+        replaceChildren(...all) { for (const c of this.children) c.parent = null; this.children = this.#take(all); }
+        replaceWith(...all) {
+          const { children } = this.parent;
+          children.splice(children.indexOf(this), 1, ...this.parent.#take(all)); this.parent = null;
+        }
+        remove() { if (this.parent) this.replaceWith(); }
+      }
+      globalThis.document = { createElement: () => new Element() };
+      const turns = Array.from({ length: 7 }, (_, n) => ({ query_id: `${n + 1}-0`, query: `q${n + 1}`, answer: "a" }));
+      globalThis.call = async (method, path) => {
+        if (path.startsWith("queries/")) return { state: "queued" };
+        const before = new URL(path, "http://x").searchParams.get("before");
+        const end = before ? parseInt(before) - 1 : turns.length, start = Math.max(0, end - 3);
+        return { turns: turns.slice(start, end), earlier: start ? turns[start].query_id : null };
+      };
+    """
+    code = """
+      import "./page.js";
+      const { Conversation } = await import("./conversation.js");
+      const element = document.createElement(), none = () => {};
+      const on = { onChange: none, onAccepted: none, onConnection: none };
+      const talk = new Conversation(element, document.createElement(), on);
+      const shown = () => element.children.map((one) => one.query ?? one.children[0]);
+      const seen = [];
+      await talk.open("s");
+      seen.push(shown());
+      for (let page = 0; page < 2; page += 1) { await element.children[0].on.click(); seen.push(shown()); }
+      console.log(JSON.stringify({ seen, scrollTop: element.scrollTop }));
+    """
+    (tmp_path / "page.js").write_text(page, encoding="utf-8")
+    view = """export class TurnView {
+      constructor(turn) { this.turn = turn; this.element = document.createElement(); this.element.query = turn.query; }
+      changed() {}
+    }"""
+    api = "export class ApiError extends Error {} export const request = null, call = (...a) => globalThis.call(...a);"
+    found = run(tmp_path, code, turn_view=view, api=api)
+    assert found["seen"] == [
+        ["Earlier turns", "q5", "q6", "q7"],
+        ["Earlier turns", "q2", "q3", "q4", "q5", "q6", "q7"],
+        ["q1", "q2", "q3", "q4", "q5", "q6", "q7"],
+    ]
 
 
 @with_node

@@ -13,7 +13,9 @@ import httpx
 import pytest
 import redis
 from pydantic import BaseModel, Field
+from support.backups import run_local2
 from support.http_gateway import (
+    ADMIN_KEY,
     FACTS,
     FakeGenerator,
     Site,
@@ -28,9 +30,11 @@ from support.services import announced, running
 from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
+from shared.bus import Bus
 from shared.errors import ToolError
 from shared.participant.settings import Settings
 from shared.participant.tool import Run, ToolResult, tool_service
+from shared.records.sessions import Sessions, Turn
 
 
 @pytest.fixture
@@ -59,6 +63,36 @@ async def open_echo(settings: Settings) -> AsyncIterator[Run[Echo]]:
         return ToolResult(args.text, {"length": len(args.text)})
 
     yield run
+
+
+async def test_all_turns_of_a_session_are_shown_in_pages(site: Site, bus: Bus) -> None:
+    sessions = Sessions(bus)
+    await sessions.open("long", "admin", "title")
+    turns = [Turn(f"{n}-0", f"q{n}", f"a{n}", n) for n in range(1, 131)]
+    await bus.link.pipe([c for turn in turns for c in sessions.appending("long", "A", turn)])
+    page = (await site.http.get("/sessions/long")).json()
+    assert ([t["query"] for t in page["turns"]], page["total"]) == ([f"q{n}" for n in range(81, 131)], 130)
+    found, messages = page["turns"], page["messages"]
+    assert [m["content"] for m in messages if m["role"] == "user"] == [f"q{n}" for n in range(81, 131)]
+    while page["earlier"]:
+        params = {"before": page["earlier"], "limit": 30}
+        page = (await site.http.get("/sessions/long", params=params)).json()
+        assert page["messages"] == messages
+        found = page["turns"] + found
+    assert [t["query"] for t in found] == [f"q{n}" for n in range(1, 131)]
+    for wrong in ({"limit": 0}, {"limit": 201}):
+        assert (await site.http.get("/sessions/long", params=wrong)).status_code == 422
+    for before in ("x", "1", "-", "1-2-3", "9" * 40 + "-1"):
+        refused = await site.http.get("/sessions/long", params={"before": before})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "bad_query_id"), before
+    shown = await asyncio.to_thread(run_local2, site.url, ADMIN_KEY, "sessions", "show", "long")
+    assert "80 earlier turns" in shown.output
+    assert "q81" in shown.output
+    assert "q80" not in shown.output
+    everything = await asyncio.to_thread(run_local2, site.url, ADMIN_KEY, "sessions", "show", "long", "--all")
+    assert [line for line in everything.output.splitlines() if line.startswith("q")] == [t.query for t in turns]
+    exported = await asyncio.to_thread(run_local2, site.url, ADMIN_KEY, "export", "sessions")
+    assert [t["query"] for t in json.loads(exported.output)["turns"]] == [t.query for t in turns]
 
 
 async def test_sessions_are_listed_shown_and_really_deleted(site: Site, fake: FakeGenerator, raw: redis.Redis) -> None:

@@ -20,6 +20,9 @@ from services.cli.times import ago
 
 console = Console()
 
+# The most turns that the gateway gives at once.
+_PAGE = 200
+
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=200, help="How many at most")]
 
@@ -140,14 +143,32 @@ def list_sessions(limit: Limit = 50, as_json: AsJson = False) -> None:
         console.print(sessions_table(found) if found else "no sessions")
 
 
+async def whole_session(api: Api, session_id: str) -> dict[str, Any]:
+    """A session with all its turns, oldest first."""
+    found: dict[str, Any] = await api.get(f"/sessions/{session_id}", limit=_PAGE)
+    page = found
+    while page["earlier"] is not None:
+        page = await api.get(f"/sessions/{session_id}", limit=_PAGE, before=page["earlier"])
+        found["turns"] = [*rows(page, "turns"), *found["turns"]]
+    return {**found, "earlier": None}
+
+
 @sessions.command("show")
-def show_session(session_id: str, as_json: AsJson = False) -> None:
+def show_session(
+    session_id: str,
+    everything: Annotated[bool, typer.Option("--all", help="All turns, not just the newest 50")] = False,
+    as_json: AsJson = False,
+) -> None:
     """The turns of a conversation."""
-    found = with_api(lambda api: api.get(f"/sessions/{session_id}"))
+    found = with_api(lambda api: whole_session(api, session_id) if everything else api.get(f"/sessions/{session_id}"))
     if as_json:
         print_json(found)
         return
-    for turn in rows(found, "turns"):
+    turns = rows(found, "turns")
+    if earlier := found["total"] - len(turns):
+        console.print(f"{earlier} earlier turns: --all shows them", style="dim", highlight=False)
+        console.print()
+    for turn in turns:
         console.print(printable(turn["query"]), style="bold", markup=False, highlight=False, soft_wrap=True)
         console.print(printable(turn["answer"]), markup=False, highlight=False, soft_wrap=True)
         console.print()
@@ -171,7 +192,7 @@ def export_sessions(
         while True:
             found = rows(await api.get("/sessions", limit=page, offset=offset), "sessions")
             for info in found:
-                whole = await api.get(f"/sessions/{info['session_id']}")
+                whole = await whole_session(api, info["session_id"])
                 lines.append(json.dumps({**info, "turns": whole["turns"]}, ensure_ascii=False))
             if len(found) < page:
                 return lines

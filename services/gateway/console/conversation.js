@@ -1,6 +1,7 @@
 // One session on the page: its turns, asking, following the answer, stopping.
 
 import { ApiError, call } from "./api.js";
+import { make } from "./element.js";
 import { follow, sleep } from "./events.js";
 import { apply, fill, isOver, newTurn } from "./turn.js";
 import { TurnView } from "./turn_view.js";
@@ -47,13 +48,10 @@ export class Conversation {
     this.onConnection("");
     this.onChange();
     if (sessionId === null) return;
-    const { turns } = await call("GET", `sessions/${encodeURIComponent(sessionId)}`);
+    const { turns, earlier } = await call("GET", `sessions/${encodeURIComponent(sessionId)}`);
     if (signal.aborted) return;
-    for (const { query_id, query, answer, interrupted } of turns) {
-      const turn = newTurn(query);
-      Object.assign(turn, { queryId: query_id, state: "completed", interrupted, pieces: [{ id: "", text: answer }] });
-      this.#add(turn);
-    }
+    for (const told of turns) this.#add(kept(told));
+    this.#offerEarlier(earlier);
     this.#toEnd();
     await this.#resume(sessionId, turns, signal);
     await this.#detail(this.#views.filter(({ turn }) => isOver(turn)).slice(-DETAILED), signal);
@@ -94,13 +92,46 @@ export class Conversation {
     if (turn?.queryId) await call("POST", `queries/${turn.queryId}/cancel`);
   }
 
-  #add(turn) {
+  #view(turn) {
     const rate = (vote) => call("POST", "feedback", { query_id: turn.queryId, ...vote });
-    const view = new TurnView(turn, { rate });
+    return new TurnView(turn, { rate });
+  }
+
+  #add(turn) {
+    const view = this.#view(turn);
     this.empty.remove();
     this.element.append(view.element);
     this.#views.push(view);
     return view;
+  }
+
+  /** A button above the first turn for those before it, when there are any. */
+  #offerEarlier(before) {
+    if (!before) return;
+    const button = make("button", { type: "button", class: "earlier", onclick: async () => {
+      button.disabled = true;
+      try {
+        await this.#showEarlier(button, before);
+      } catch (error) {
+        button.disabled = false;
+        this.onConnection(error.message);
+      }
+    } }, "Earlier turns");
+    this.element.prepend(button);
+  }
+
+  async #showEarlier(button, before) {
+    const path = `sessions/${encodeURIComponent(this.sessionId)}?before=${encodeURIComponent(before)}`;
+    const { turns, earlier } = await call("GET", path);
+    // another session was opened meanwhile
+    if (!button.isConnected) return;
+    // what was read stays where it is
+    const fromEnd = this.element.scrollHeight - this.element.scrollTop;
+    const views = turns.map((told) => this.#view(kept(told)));
+    button.replaceWith(...views.map(({ element }) => element));
+    this.#views.unshift(...views);
+    this.#offerEarlier(earlier);
+    this.element.scrollTop = this.element.scrollHeight - fromEnd;
   }
 
   async #resume(sessionId, turns, signal) {
@@ -190,6 +221,12 @@ export class Conversation {
   #toEnd() {
     this.element.scrollTop = this.element.scrollHeight;
   }
+}
+
+/** A turn as the session keeps it. */
+function kept({ query_id, query, answer, interrupted }) {
+  const state = { queryId: query_id, state: "completed", interrupted, pieces: [{ id: "", text: answer }] };
+  return Object.assign(newTurn(query), state);
 }
 
 /** Sends the query until it is accepted or refused: the same key makes sure that it is asked once. */
