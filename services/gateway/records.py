@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal
-from shared.contracts import PREFIX
 from shared.errors import BusUnavailable
-from shared.records.lanes import pairs, record_key
+from shared.records.lanes import earlier_record_key, pairs, record_key
 
 # What Redis takes as a stream id, with room for the arithmetic on it.
 _ENTRY_ID = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
@@ -57,8 +56,7 @@ class QueryRecord:
 
 
 def _keys(query_id: str) -> tuple[str, str]:
-    """Where a query's record is, and where the last release put it."""
-    return record_key(query_id), f"{PREFIX}query:{query_id}"
+    return record_key(query_id), earlier_record_key(query_id)
 
 
 async def load(gateway: Gateway, query_id: str) -> QueryRecord | None:

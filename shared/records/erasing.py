@@ -20,7 +20,7 @@ from shared.contracts import (
     canonical_tool,
 )
 from shared.records.journal import journal_key, response_id
-from shared.records.lanes import GROUPS, RESPONDENTS, once_key, record_key
+from shared.records.lanes import GROUPS, RESPONDENTS, earlier_record_key, once_key, record_key
 
 # The judge's comparisons share one slot.
 PAIRS = f"{PREFIX}pairs:{{pairs}}:"
@@ -117,7 +117,12 @@ async def erase(bus: Bus, query_ids: Sequence[str]) -> None:
 
 
 def _keys(query_id: str) -> list[str]:
-    found = [PAIRS + query_id, verdict_key(query_id), _once(PAIRWISE_RESULT.stream, query_id)]
+    found = [
+        earlier_record_key(query_id),
+        PAIRS + query_id,
+        verdict_key(query_id),
+        _once(PAIRWISE_RESULT.stream, query_id),
+    ]
     for respondent in RESPONDENTS:
         response = response_id(query_id, respondent)
         published = (RESPONSE_GENERATION, ANSWER_DIALOG, CRITIQUE_RESULT)
@@ -136,7 +141,7 @@ async def _traces(bus: Bus, journal: str) -> tuple[set[str], list[tuple[str, str
     calls: list[tuple[str, str]] = []
     after = "-"
     while True:
-        (reply,) = await bus.link.pipe_raw([_CALLS((journal,), after, 10 * _ENTRIES)])
+        (reply,) = await bus.link.pipe_raw([_CALLS((journal,), after, 3 * _ENTRIES)])
         # a key of another type is no journal; it is removed all the same
         if isinstance(reply, ReplyError) or not reply:
             return replicas, calls

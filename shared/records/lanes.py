@@ -56,7 +56,8 @@ if earlier then return {earlier, redis.call('HGETALL', KEYS[3] .. earlier)} end
 for i = 4, #KEYS do redis.call('ZCARD', KEYS[i]) end
 local most = tonumber(ARGV[1])
 if KEYS[5] and redis.call('ZCARD', KEYS[5]) >= most then
-  for _, member in ipairs(redis.call('ZRANGE', KEYS[5], 0, -1)) do
+  -- what was never left is older than what is not finished
+  for _, member in ipairs(redis.call('ZRANGE', KEYS[5], 0, 9)) do
     if finished(KEYS[1], ARGV[3], member) then redis.call('ZREM', KEYS[5], member) end
   end
   if redis.call('ZCARD', KEYS[5]) >= most then return {} end
@@ -123,6 +124,11 @@ return first and redis.call('HGET', KEYS[2], first) or ''
 def record_key(query_id: str) -> str:
     """What the gateway must know of an accepted query."""
     return _RECORDS + query_id
+
+
+def earlier_record_key(query_id: str) -> str:
+    """Where the last release kept the same. It is read, and removed with its session."""
+    return f"{PREFIX}query:{query_id}"
 
 
 def once_key(once: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -276,12 +275,13 @@ async def test_a_session_of_the_last_release_is_deleted_whole(town: Town, bus: B
     """Its turns lie in a hash, and no list says what its queries were."""
     town.raw.hset("local2:session:{old}", mapping={"user_id": "admin", "title": WORD, "created": 1, "updated": 1})
     turn = Turn("5-1", WORD, WORD, 1)
+    town.raw.hset("local2:query:5-1", mapping={"user_id": "admin", "session_id": "old", "query": WORD})
     for respondent_id in "AB":
         town.raw.hset(f"local2:session:{{old}}:turns:{respondent_id}", turn.query_id, turn.dump())
         town.raw.xadd(journal_key(turn.query_id, respondent_id), {"type": "claimed", "time": 1, "data": WORD})
     shown = (await town.site.http.get("/sessions/old")).json()
     assert [one["answer"] for one in shown["turns"]] == [WORD]
+    assert (await town.site.http.get("/queries/5-1")).json()["query"] == WORD
     assert await lanes.unfinished(bus, "old", "A") == []
     await town.delete("old")
     assert town.traces() == []
-    await asyncio.sleep(0)

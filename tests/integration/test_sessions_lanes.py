@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from support.proxy import Proxy
 
 from shared.bus import Bus, ReplyError, order
 from shared.contracts import QUERY_RECEIVED, QueryReceived
@@ -110,6 +111,18 @@ async def test_the_same_once_gives_the_earlier_query_and_leaves_nothing(bus: Bus
     assert again.query_id == query_id
     assert raw.xlen(STREAM) == 1
     assert not raw.exists(lane_key("s", "A"))
+
+
+async def test_lost_replies_accept_nothing_twice_and_lose_nothing(redis_url: str, raw: redis.Redis) -> None:
+    async with Proxy(redis_url, drop_every=5) as proxy, Bus(proxy.url, "test/1", timeout=0.3) as through:
+        found = [await accept(through, session=f"s{n}") for n in range(40)]
+        assert proxy.dropped > 5
+    ids = {one.query_id for one in found if one is not None}
+    assert len(ids) == 40
+    assert {entry_id.decode() for entry_id, _ in raw.xrange(STREAM)} == ids
+    assert all(raw.exists(record_key(query_id)) for query_id in ids)
+    for n in range(40):
+        assert raw.zcard(lane_key(f"s{n}", "A")) == 1
 
 
 async def test_what_redis_refuses_is_refused_whole(bus: Bus, raw: redis.Redis) -> None:
