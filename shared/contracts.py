@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shared.envelope import Envelope
@@ -276,6 +277,22 @@ class DeadLetter(Payload):
 T = TypeVar("T", bound=Payload)
 
 
+def encode(payload: Payload) -> bytes:
+    """A payload as JSON. Raises ValueError for what JSON cannot carry."""
+    try:
+        return orjson.dumps(payload, default=_fields)
+    except TypeError:
+        # what orjson does not know, like integers of more than 64 bits, or a field with another name
+        return payload.model_dump_json(by_alias=True).encode()
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """A payload's fields as they are: what was validated when it was made is not looked at again."""
+    if isinstance(value, Payload) and not isinstance(value, AgentTransition):
+        return value.__dict__
+    raise TypeError
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """A message to publish. `once` is a key under which it is published at most one time."""
@@ -305,7 +322,7 @@ class Subject(Generic[T]):
 
     def of(self, payload: T, *, once: str | None = None, **headers: Any) -> Outgoing:
         """The payload in its envelope; `headers` are envelope fields (see Envelope and Message.headers)."""
-        return self.of_json(payload.model_dump_json(by_alias=True).encode(), once=once, **headers)
+        return self.of_json(encode(payload), once=once, **headers)
 
     def of_json(self, data: bytes, *, once: str | None = None, **headers: Any) -> Outgoing:
         """The same for a payload of this subject that has been encoded before."""

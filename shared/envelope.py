@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -25,16 +25,17 @@ def age_ms(entry_id: str) -> int:
 
 
 def fresh_id() -> str:
-    """A new random id: 128 bits, as 32 hexadecimal digits."""
-    return os.urandom(16).hex()
+    """A new random id: 128 bits, as 32 hexadecimal digits; nobody's secret."""
+    return f"{random.getrandbits(128):032x}"
 
 
 # Not frozen, though nothing ever changes one: a frozen one costs five times as much to make, once per message.
 @dataclass(slots=True)
 class Envelope:
-    """What travels with every payload. Empty string or None means "not set".
+    """What travels with every payload. Empty string or None means "not set", and is left out of the entry.
 
-    `deadline` is in milliseconds since the epoch; `traceparent` follows W3C Trace Context.
+    `deadline` is in milliseconds since the epoch by the bus's clock; `traceparent` follows W3C Trace Context.
+    `attempt`: how often the sender has asked for this; None when it does not know, or does not say.
     """
 
     subject: str
@@ -49,25 +50,31 @@ class Envelope:
     respondent_id: str = "A"
     traceparent: str = ""
     deadline: int | None = None
-    attempt: int = 1
+    attempt: int | None = None
 
     def fields(self, source: str | None = None) -> list[str | bytes]:
         """Flat `[name, value, …]` as XADD takes it; `source` replaces the sender."""
-        return [
+        fields: list[str | bytes] = [
             "id", self.id,
             "subject", self.subject,
             "source", self.source if source is None else source,
             "time", str(self.time),
             "correlation_id", self.correlation_id,
-            "causation_id", self.causation_id,
             "session_id", self.session_id,
-            "user_id", self.user_id,
             "respondent_id", self.respondent_id,
-            "traceparent", self.traceparent,
-            "deadline", "" if self.deadline is None else str(self.deadline),
-            "attempt", str(self.attempt),
-            "payload", self.payload,
         ]  # fmt: skip
+        if self.causation_id:
+            fields += ("causation_id", self.causation_id)
+        if self.user_id:
+            fields += ("user_id", self.user_id)
+        if self.traceparent:
+            fields += ("traceparent", self.traceparent)
+        if self.deadline is not None:
+            fields += ("deadline", str(self.deadline))
+        if self.attempt is not None:
+            fields += ("attempt", str(self.attempt))
+        fields += ("payload", self.payload)
+        return fields
 
     @staticmethod
     def parse(subject: str, entry_id: str, fields: Sequence[bytes]) -> Envelope:
@@ -80,32 +87,29 @@ class Envelope:
         if payload is None:
             raise DecodeError("the entry has no field 'payload'")
 
-        def text(name: bytes, default: str = "") -> str:
-            value = raw.get(name)
-            return default if value is None else value.decode()
-
+        get = raw.get
         try:
-            deadline = text(b"deadline")
+            deadline, attempt, at = get(b"deadline"), get(b"attempt"), get(b"time")
             return Envelope(
-                subject=subject,
-                payload=payload,
-                source=text(b"source"),
-                id=text(b"id", entry_id),
-                time=int(text(b"time") or entry_id.partition("-")[0]),
-                correlation_id=text(b"correlation_id"),
-                causation_id=text(b"causation_id"),
-                session_id=text(b"session_id"),
-                user_id=text(b"user_id"),
-                respondent_id=text(b"respondent_id") or "A",
-                traceparent=text(b"traceparent"),
-                deadline=int(deadline) if deadline else None,
-                attempt=int(text(b"attempt") or "1"),
+                subject,
+                payload,
+                get(b"source", b"").decode(),
+                get(b"id", entry_id.encode()).decode(),
+                int(at or entry_id.partition("-")[0]),
+                get(b"correlation_id", b"").decode(),
+                get(b"causation_id", b"").decode(),
+                get(b"session_id", b"").decode(),
+                get(b"user_id", b"").decode(),
+                get(b"respondent_id", b"").decode() or "A",
+                get(b"traceparent", b"").decode(),
+                int(deadline) if deadline else None,
+                int(attempt) if attempt else None,
             )
         except (UnicodeDecodeError, ValueError) as exc:
             raise DecodeError(f"the envelope is malformed: {exc}") from exc
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Message(Generic[P]):
     """A payload as received.
 

@@ -40,10 +40,9 @@ async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work
 
 async def _tell_choice(context: Context[CriticSettings], names: list[str]) -> None:
     """The settings' schema names the rubrics that there are, so that a wrong one is refused where it is asked for."""
-    described = orjson.loads(context.described)
+    described = orjson.loads(context.presence.described)
     described["schema"]["properties"]["rubrics"]["additionalProperties"]["enum"] = names
-    context.described = orjson.dumps(described)
-    await context.bus.link.pipe(context.opening())
+    await context.presence.describe(orjson.dumps(described))
 
 
 async def _watch(context: Context[CriticSettings], model: CourteousChatModel, critic: Critic, judge: Judge) -> None:

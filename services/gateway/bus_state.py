@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.bus import Bus, Command, ReplyError, Script
-from shared.bus.streams import order, served_key
+from shared.bus.streams import order
 from shared.contracts import DEAD_LETTER
-from shared.envelope import now_ms
-from shared.participant.service import STARTS
+from shared.participant.presence import STARTS
 
 # Counting is bounded: a backlog beyond it is a disaster in any case, and says so.
 _COUNTED = 10_000
@@ -24,7 +23,7 @@ class GroupReading:
     """handled: entries finished since the group was made; None where Redis has lost count.
 
     oldest: seconds since the oldest entry was written that the group has not finished; 0 when there is none.
-    served: seconds since one of its replicas said that it reads this stream; None when none ever did.
+    served: seconds since one of its consumers gave a sign of life; None when it has none.
     """
 
     stream: str
@@ -62,7 +61,6 @@ async def read_bus(bus: Bus) -> BusReading:
             ("XLEN", stream),
             ("XRANGE", stream, "-", "+", "COUNT", 1),
             ("XINFO", "GROUPS", stream),
-            ("HGETALL", served_key(stream)),
         ]
     tail: list[Command] = [
         ("XLEN", DEAD_LETTER.stream),
@@ -72,19 +70,18 @@ async def read_bus(bus: Bus) -> BusReading:
         ("INFO", "clients"),
     ]
     replies = await bus.link.pipe_raw([*asked, *tail])
-    now = now_ms()
+    now = bus.now_ms()
     lengths: dict[str, int] = {}
     ages: dict[str, float] = {}
-    rows: list[tuple[str, dict[str, Any], int | None]] = []
+    rows: list[tuple[str, dict[str, Any]]] = []
     for number, stream in enumerate(streams):
-        length, first, groups, served = replies[4 * number : 4 * number + 4]
-        seen = {name.decode(): int(at) for name, at in _pairs(served)}
+        length, first, groups = replies[3 * number : 3 * number + 3]
         found = [{key.decode(): value for key, value in _pairs(row)} for row in _listed(groups)]
         if not isinstance(length, int) or not (length or found):
             continue
         lengths[stream] = length
         ages[stream] = _age(now, _first_id(first))
-        rows += [(stream, row, seen.get(row["name"].decode())) for row in found]
+        rows += [(stream, row) for row in found]
     dead, about, starts, memory, clients = replies[len(asked) :]
     dead_letters = {key.decode(): value for key, value in _pairs(about)}
     return BusReading(
@@ -98,20 +95,21 @@ async def read_bus(bus: Bus) -> BusReading:
     )
 
 
-async def _groups(bus: Bus, rows: Sequence[tuple[str, dict[str, Any], int | None]], now: int) -> list[GroupReading]:
+async def _groups(bus: Bus, rows: Sequence[tuple[str, dict[str, Any]]], now: int) -> list[GroupReading]:
     asked: list[Command] = []
-    for stream, row, _ in rows:
+    for stream, row in rows:
         last = row["last-delivered-id"].decode()
         asked += [
             ("XPENDING", stream, row["name"]),
             ("XRANGE", stream, f"({last}", "+", "COUNT", 1),
             # Redis loses count when an entry was deleted that the group has not read
             ("XLEN", stream) if row.get("lag") is not None else _COUNT((stream,), last, _COUNTED),
+            ("XINFO", "CONSUMERS", stream, row["name"]),
         ]
     replies = await bus.link.pipe_raw(asked) if asked else []
     found = []
-    for number, (stream, row, served) in enumerate(rows):
-        summary, unread, counted = replies[3 * number : 3 * number + 3]
+    for number, (stream, row) in enumerate(rows):
+        summary, unread, counted, consumers = replies[4 * number : 4 * number + 4]
         lowest = _listed(summary)[1] if _listed(summary) else None
         waiting = [one for one in (lowest.decode() if lowest else None, _first_id(unread)) if one is not None]
         lag = row.get("lag")
@@ -125,7 +123,7 @@ async def _groups(bus: Bus, rows: Sequence[tuple[str, dict[str, Any], int | None
                 lag=_number(counted) if lag is None else lag,
                 handled=None if read is None else max(0, read - row["pending"]),
                 oldest=_age(now, min(waiting, key=order, default=None)),
-                served=None if served is None else max(0, now - served) / 1000,
+                served=min([dict(_pairs(one))[b"idle"] / 1000 for one in _listed(consumers)], default=None),
             )
         )
     return found

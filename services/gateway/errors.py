@@ -12,7 +12,7 @@ from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Route
 
-from shared.bus import OutOfMemory
+from shared.bus import BusFull
 from shared.errors import BusUnavailable, TransientError
 from shared.telemetry.logging import get_logger
 
@@ -134,7 +134,7 @@ async def _unserializable(request: Request, _exc: Exception) -> Response:
 
 
 async def _bus_away(request: Request, exc: Exception) -> Response:
-    full = isinstance(exc, OutOfMemory)
+    full = isinstance(exc, BusFull)
     code, message = ("bus_full", "the bus is out of memory") if full else ("bus_unavailable", str(exc))
     return render(request, 503, code, message, {"Retry-After": "2"})
 

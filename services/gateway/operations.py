@@ -23,7 +23,7 @@ async def operate(gateway: Gateway, participant: str, user_id: str, **args: Any)
         call_id = f"http:{uuid.uuid4().hex}"
         caller = Caller(query_id=call_id, user_id=user_id, deadline=gateway.bus.now_ms() + int(_SECONDS * 1000))
         outcome = await gateway.tools.call(
-            operation, args, call_id=call_id, caller=caller, timeout=_SECONDS, internal=True
+            operation, args, call_id=call_id, caller=caller, timeout=_SECONDS, attempt=1, internal=True
         )
     if outcome.error is None:
         found: dict[str, Any] = outcome.data

@@ -1,11 +1,9 @@
-"""Thinking and answer text on its way into the journal: the first piece at once, then one write per tick of 20 ms.
-
-All answers of a replica share the tick, so that what they have to say leaves in one write.
-"""
+"""Thinking and answer text on its way into the journal: the first piece at once, then one write per 20 ms."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -26,8 +24,8 @@ class DeltaPump:
         self._write = write
         self._extra = extra
         self._pieces: list[tuple[EntryType, list[str]]] = []
-        self._wake = asyncio.Event()
-        self._begun = self._due = self._finished = False
+        self._arrived = asyncio.Event()
+        self._finished = asyncio.Event()
 
     def add(self, kind: EntryType, text: str) -> None:
         if not text:
@@ -36,26 +34,29 @@ class DeltaPump:
             self._pieces[-1][1].append(text)
         else:
             self._pieces.append((kind, [text]))
-        if self._due:
-            return
-        self._due = True
-        if self._begun:
-            loop = asyncio.get_running_loop()
-            loop.call_later(INTERVAL - loop.time() % INTERVAL, self._wake.set)
-        else:
-            self._begun = True
-            self._wake.set()
+        self._arrived.set()
 
     def finish(self) -> None:
-        self._finished = True
-        self._wake.set()
+        self._finished.set()
+        self._arrived.set()
 
     async def run(self) -> None:
         """Writes until `finish` was called and nothing is left. Raises what the journal raises."""
-        while self._pieces or not self._finished:
-            await self._wake.wait()
-            self._wake.clear()
-            self._due = False
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
             if self._pieces:
                 pieces, self._pieces = self._pieces, []
                 await self._write([(kind, {"text": "".join(texts), **self._extra}) for kind, texts in pieces])
+            if self._finished.is_set():
+                if self._pieces:
+                    self._arrived.set()
+                    continue
+                return
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Up to the interval; the end of the stream cuts it short."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(INTERVAL):
+                await self._finished.wait()

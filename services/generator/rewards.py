@@ -13,9 +13,8 @@ from typing import Any
 import orjson
 
 from shared.bus import Bus, Entry, ReplyError, Script
-from shared.bus.streams import served_key
 from shared.contracts import PREFIX, REWARD_EVENT, RewardEvent
-from shared.envelope import Envelope, now_ms
+from shared.envelope import Envelope
 from shared.errors import DecodeError, TransientError
 from shared.participant.service import Context
 from shared.telemetry.logging import get_logger
@@ -29,6 +28,8 @@ _BASE = f"{PREFIX}rewards:{{{_STREAM}}}:"
 _MOST_KINDS = 400
 _SHOWN = 20
 _OTHER = orjson.dumps([{}, "other"]).decode()
+# The one consumer of each group, which never has anything pending.
+_FOLLOWER = "follower"
 _LOOK_SECONDS = 30.0
 _PAUSE = 1.0
 
@@ -135,8 +136,10 @@ class Rewards:
         return "0-0"
 
     async def serve(self) -> None:
-        """Says that somebody reads for the group: else the bus no longer keeps entries for it."""
-        await self._bus.link.call("HSET", served_key(_STREAM), self._group, now_ms())
+        """Says that somebody reads for the group: else the bus no longer keeps entries for it. Reads nothing."""
+        await self._bus.link.call(
+            *("XREADGROUP", "GROUP", self._group, _FOLLOWER, "COUNT", 1, "STREAMS", _STREAM, "0"), retry=False
+        )
 
 
 async def follow_rewards(context: Context[Any], rewards: Rewards) -> None:

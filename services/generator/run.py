@@ -121,15 +121,20 @@ async def history(parts: Parts, message: Message[QueryReceived], caller: Caller)
     query = message.payload
     if query.messages is not None:
         return []
-    sessions, session_id = parts.sessions, query.session_id
-    owner, turns = await asyncio.gather(
-        # one that was deleted after the query was accepted does not come back
-        sessions.open(session_id, query.user_id, query.query, caller.query_id),
-        sessions.turns(session_id, caller.respondent_id),
-    )
-    if owner not in (None, query.user_id):
-        raise PermanentError(f"session {session_id} belongs to another user")
+    reading = partial(parts.sessions.turns, query.session_id, caller.respondent_id)
+    if message.deliveries > 1:
+        turns: list[Turn] = await reading()
+    else:
+        _, turns = await in_order([partial(check_owner, parts, query, caller.query_id), reading])
     return turns
+
+
+async def check_owner(parts: Parts, query: QueryReceived, query_id: str) -> None:
+    """Raises PermanentError when the session is not the user's. One that was deleted after the query was accepted does
+    not come back."""
+    owner = await parts.sessions.open(query.session_id, query.user_id, query.query, query_id)
+    if owner not in (None, query.user_id):
+        raise PermanentError(f"session {query.session_id} belongs to another user")
 
 
 async def wait_for_turn(parts: Parts, message: Message[QueryReceived], caller: Caller, cancel_flag: str) -> bool:
@@ -160,6 +165,9 @@ class Response:
 
     async def generate(self, turns: Sequence[Turn]) -> Finished:
         """The answer. `turns`: what the session holds."""
+        if self._message.deliveries > 1 and self._ports.recall.states < 2 and self._query.messages is None:
+            # nobody has shown yet that the session was opened
+            await check_owner(self._parts, self._query, self._message.entry_id)
         conversation = self._conversation(turns)
         options = self._settings.sampling(self._query.options)
         # the model is asked while the two are on their way into the journal

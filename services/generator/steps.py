@@ -289,7 +289,8 @@ class JournalSteps:
                 caller=self.ports.caller,
                 timeout=self.ports.context.settings.tool_timeout,
                 grace=_GRACE,
-                attempt=self.ports.attempt,
+                # who writes the journal's entry is the first to ask
+                attempt=2 if call_id in self.ports.recall.requested else 1,
             )
             record = ToolCallRecord(
                 tool=outcome.tool,

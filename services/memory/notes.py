@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.memory.engram import Engram, Note, NoteKind
-from shared.bus import Bus, Command
-from shared.bus.link import Script
+from shared.bus import Bus, Command, Script
 from shared.contracts import PREFIX
 
 OWNER, DELETED = "owner", "deleted"

@@ -1,9 +1,11 @@
 """Redis Streams with consumer groups: the only thing that participants share."""
 
 from shared.bus.bell import RING, Bell, open_bell
-from shared.bus.consumer import Consumer, Delivery, Route
+from shared.bus.consumer import Consumer, Route
 from shared.bus.follow import START, Follower, next_page
-from shared.bus.link import Command, ConnectionLost, Link, OutOfMemory, Reply, ReplyError, Script
+from shared.bus.link import Link
+from shared.bus.port import BusFull, Command, ConnectionLost, Port, Reply, ReplyError, Script
+from shared.bus.slots import Delivery
 from shared.bus.streams import Bus, Entry, GroupState, StreamState, order, with_header
 from shared.bus.tail import Tail
 
@@ -12,6 +14,7 @@ __all__ = [
     "START",
     "Bell",
     "Bus",
+    "BusFull",
     "Command",
     "ConnectionLost",
     "Consumer",
@@ -20,7 +23,7 @@ __all__ = [
     "Follower",
     "GroupState",
     "Link",
-    "OutOfMemory",
+    "Port",
     "Reply",
     "ReplyError",
     "Route",

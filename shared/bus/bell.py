@@ -16,8 +16,9 @@ from contextlib import asynccontextmanager
 from shared.bus.cluster import ClusterLink
 from shared.bus.endpoint import Address
 from shared.bus.follow import START, Follower, Id
-from shared.bus.link import Reply, ReplyError
-from shared.bus.slots import slot_of_key
+from shared.bus.hash_slots import slot_of_key
+from shared.bus.link import Link
+from shared.bus.port import Reply, ReplyError
 from shared.bus.streams import Bus, order
 from shared.bus.wire import Server, Wire, open_wire
 from shared.errors import BusUnavailable
@@ -261,7 +262,10 @@ class _Line:
     async def _server(self) -> Server:
         """The server to connect to now."""
         link = self._bell.bus.link
-        return await (link.server(self._address) if isinstance(link, ClusterLink) else link.server())
+        if isinstance(link, ClusterLink):
+            return await link.server(self._address)
+        assert isinstance(link, Link)
+        return await link.server()
 
     def _report(self, reason: str) -> None:
         """Once per new reason."""

@@ -15,19 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from shared.bus.endpoint import Address, Endpoint
-from shared.bus.link import (
-    Command,
-    ConnectionLost,
-    Link,
-    Reply,
-    ReplyError,
-    as_values,
-    checked,
-    ended,
-    loading,
-    refused,
-)
-from shared.bus.slots import EVERY, NOWHERE, SLOTS, name_of, slot_of, stages
+from shared.bus.hash_slots import EVERY, NOWHERE, SLOTS, name_of, slot_of, stages
+from shared.bus.link import Link, ended, loading
+from shared.bus.port import Command, ConnectionLost, Reply, ReplyError, as_values, checked, refused
 from shared.bus.wire import Server
 from shared.errors import BusUnavailable
 from shared.telemetry.logging import get_logger
@@ -141,10 +131,12 @@ class Lines:
 
 
 class ClusterLink:
-    """Sends commands to the masters of a cluster; to its users it is a `Link`.
+    """Sends commands to the masters of a cluster (see Port).
 
     `connected` is set once the map of slots has been read.
     """
+
+    transactions: ClassVar[bool] = False
 
     def __init__(self, endpoint: Endpoint, *, name: str, timeout: float = 5.0) -> None:
         self._endpoint = endpoint
@@ -176,29 +168,38 @@ class ClusterLink:
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def call(self, *command: Any, retry: bool = True, block: float = 0.0) -> Reply:
-        """See Link.call."""
         (reply,) = await self._carry((command,), retry=retry, block=block)
         return checked(reply)
 
-    async def pipe(self, commands: Sequence[Command], *, retry: bool = True, until: float | None = None) -> list[Reply]:
-        """The replies of several commands, carried out in their order. The first error among them is raised.
-
-        Nothing is sent behind a command that a node refused: unlike on one server, an acknowledgement is not carried
-        out after effects that were not.
-        """
-        replies: list[Reply] = [None] * len(commands)
-        for stage in stages(commands):
-            part = [commands[place] for place in stage]
-            for place, reply in zip(stage, await self._carry(part, retry=retry, until=until), strict=True):
-                replies[place] = checked(reply)
+    async def pipe(self, commands: Sequence[Command], *, retry: bool = True) -> list[Reply]:
+        replies = await self._in_order(commands, retry)
+        for reply in replies:
+            checked(reply)
         return replies
 
     async def pipe_raw(self, commands: Sequence[Command]) -> list[Reply]:
-        """See Link.pipe_raw; all of them are carried out, in their order."""
+        return as_values(await self._in_order(commands, True))
+
+    async def commit(self, commands: Sequence[Command], *, until: float | None = None) -> list[Reply]:
         replies: list[Reply] = [None] * len(commands)
         for stage in stages(commands):
             part = [commands[place] for place in stage]
-            for place, reply in zip(stage, as_values(await self._carry(part, retry=True)), strict=True):
+            for place, reply in zip(stage, await self._carry(part, retry=True, until=until), strict=True):
+                replies[place] = checked(reply)
+        return replies
+
+    def post(self, commands: Sequence[Command], *, retry: bool = True) -> asyncio.Future[list[Reply]]:
+        return asyncio.ensure_future(self._in_order(commands, retry))
+
+    def post_commit(self, commands: Sequence[Command], *, until: float | None = None) -> asyncio.Future[list[Reply]]:
+        return asyncio.ensure_future(self.commit(commands, until=until))
+
+    async def _in_order(self, commands: Sequence[Command], retry: bool) -> list[Reply]:
+        """The replies of commands, errors as the parser makes them."""
+        replies: list[Reply] = [None] * len(commands)
+        for stage in stages(commands):
+            part = [commands[place] for place in stage]
+            for place, reply in zip(stage, await self._carry(part, retry=retry), strict=True):
                 replies[place] = reply
         return replies
 

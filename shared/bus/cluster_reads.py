@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shared.bus.cluster import ClusterLink, Lines, NodeLink
-from shared.bus.link import Command, ConnectionLost, Reply, ReplyError, checked
-from shared.bus.slots import slot_of_key
+from shared.bus.hash_slots import slot_of_key
+from shared.bus.port import Command, ConnectionLost, Reply, ReplyError, checked
 from shared.errors import BusUnavailable
 
 _RETRY_UNBLOCK = 0.005

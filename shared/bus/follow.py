@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from shared.bus.link import ReplyError
+from shared.bus.port import ReplyError
 from shared.bus.streams import Bus, Entry, order, size_of
 from shared.telemetry.logging import get_logger
 

@@ -1,6 +1,6 @@
 """The few operations that must be atomic. Each touches keys of one hash slot only."""
 
-from shared.bus.link import Script
+from shared.bus.port import Script
 
 # Publishes at most once under a key. KEYS: stream, key.
 # ARGV: seconds, length that an event stream keeps (0 for a work stream), field, value, …
@@ -17,24 +17,74 @@ redis.call('SET', KEYS[2], id, 'EX', ARGV[1])
 return id
 """)
 
-# Renews the claim on entries and tells which ones are lost. A plain XCLAIM would steal them back from a new owner.
-# KEYS: stream. ARGV: group, consumer, id, …
-RENEW = Script("""
-local lost = {}
-for i = 3, #ARGV do
-  local p = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1)
-  if p[1] and p[1][2] == ARGV[2] then
-    redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'JUSTID')
-  else
-    lost[#lost + 1] = ARGV[i]
-  end
+# Lets a stream with one group lose what that has finished: entries before its oldest one in work and not behind an id.
+# Trimming from the front leaves no holes, with which Redis could not tell the lag any more. Returns what has been
+# delivered.
+_TRIM = """
+local function parts(id)
+  local ms, seq = string.match(id, '(%d+)-(%d+)')
+  return tonumber(ms), tonumber(seq)
 end
-return lost
-""")
+local function before(a, b)
+  local am, as = parts(a)
+  local bm, bs = parts(b)
+  return am < bm or (am == bm and as < bs)
+end
+local function trim(bound)
+  local delivered = '0-0'
+  for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+    local g = {}
+    for i = 1, #row, 2 do g[row[i]] = row[i + 1] end
+    if g['name'] == ARGV[1] then delivered = g['last-delivered-id'] end
+  end
+  -- a group that was made anew has not read them yet
+  if before(delivered, bound) then bound = delivered end
+  local ms, seq = parts(bound)
+  bound = string.format('%.0f-%.0f', ms, seq + 1)
+  local oldest = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1)[1]
+  if oldest and before(oldest[1], bound) then bound = oldest[1] end
+  redis.call('XTRIM', KEYS[1], 'MINID', '=', bound)
+  return delivered
+end
+"""
+
+# A heartbeat on one stream. Renews the claims on entries (a plain XCLAIM would steal them back from a new owner), looks
+# for what nobody keeps, and lets a stream with one group lose what that has finished, as far as it had been delivered a
+# beat ago: observers have seen it then.
+# KEYS: stream. ARGV: group, consumer, heir, idle ms, delivered a beat ago ('' when others read the stream too), id, …
+# Returns the server's time in ms, how many entries the heir has, how many are idle (each 0 or 1), what has been
+# delivered now, and the ids that are lost.
+KEEP = Script(
+    _TRIM
+    + """
+local mine, kept, lost = {}, {}, {}
+for _, row in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1000 + #ARGV, ARGV[2])) do
+  mine[row[1]] = true
+end
+for i = 6, #ARGV do
+  local list = mine[ARGV[i]] and kept or lost
+  list[#list + 1] = ARGV[i]
+end
+for i = 1, #kept, 1000 do
+  local claim = {'XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0}
+  for n = i, math.min(i + 999, #kept) do claim[#claim + 1] = kept[n] end
+  claim[#claim + 1] = 'JUSTID'
+  redis.call(unpack(claim))
+end
+local left = #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3])
+local idle = #redis.call('XPENDING', KEYS[1], ARGV[1], 'IDLE', ARGV[4], '-', '+', 1)
+local delivered = ''
+if ARGV[5] ~= '' then delivered = trim(ARGV[5]) end
+local t = redis.call('TIME')
+return {t[1] * 1000 + math.floor(t[2] / 1000), left, idle, delivered, lost}
+"""
+)
 
 # Makes what a leaving consumer still holds claimable at once, then removes the consumer. The interrupted delivery does
-# not count as an attempt. KEYS: stream. ARGV: group, consumer, heir.
-HAND_OVER = Script("""
+# not count as an attempt. KEYS: stream. ARGV: group, consumer, heir, 1 when nobody else reads the stream (else 0).
+HAND_OVER = Script(
+    _TRIM
+    + """
 while true do
   local p = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 500, ARGV[2])
   if #p == 0 then break end
@@ -45,50 +95,10 @@ while true do
     if moved[1] and moved[1][2] == ARGV[2] then redis.call('XACK', KEYS[1], ARGV[1], row[1]) end
   end
 end
+if ARGV[4] == '1' then trim('999999999999999-0') end
 return redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
-""")
-
-# Removes finished entries of a stream that one group reads. When the entry that was delivered last is deleted while an
-# earlier one is still there, Redis cannot tell the group's lag any more (null): whoever scales by it would see no work.
-# Trimming from the front has no such effect: that comes first, and the entry delivered last stays until it is trimmed.
-# Nothing newer than the entries named is removed: observers may not have seen it yet. KEYS: stream. ARGV: group, id, …
-REMOVE_FINISHED = Script("""
-local function parts(id)
-  local ms, seq = string.match(id, '(%d+)-(%d+)')
-  return tonumber(ms), tonumber(seq)
-end
-local function earlier(a, b)
-  local am, as = parts(a)
-  local bm, bs = parts(b)
-  return am < bm or (am == bm and as < bs)
-end
-local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
-if groups['err'] then return 0 end
-local last
-for _, row in ipairs(groups) do
-  local g = {}
-  for i = 1, #row, 2 do g[row[i]] = row[i + 1] end
-  if g['name'] == ARGV[1] then last = g['last-delivered-id'] end
-end
-local removed = 0
-if last then
-  local newest = ARGV[2]
-  for i = 3, #ARGV do
-    if earlier(newest, ARGV[i]) then newest = ARGV[i] end
-  end
-  -- a group that was made anew has not read them yet
-  if earlier(last, newest) then newest = last end
-  local ms, seq = parts(newest)
-  local bound = string.format('%.0f-%.0f', ms, seq + 1)
-  local pending = redis.call('XPENDING', KEYS[1], ARGV[1])
-  if pending[1] > 0 and earlier(pending[2], bound) then bound = pending[2] end
-  removed = redis.call('XTRIM', KEYS[1], 'MINID', '=', bound)
-end
-for i = 2, #ARGV do
-  if ARGV[i] ~= last then removed = removed + redis.call('XDEL', KEYS[1], ARGV[i]) end
-end
-return removed
-""")
+"""
+)
 
 # Removes consumers that hold nothing and have been silent for a while. KEYS: stream. ARGV: group, idle ms.
 REAP = Script("""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import asyncio
+from typing import ClassVar
 
-from redis.asyncio.connection import AbstractConnection
-from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
-from redis.asyncio.utils import from_url
-from redis.backoff import NoBackoff
+import hiredis
 
+from shared.bus.clock import BusClock
 from shared.bus.endpoint import Address, Endpoint
-from shared.bus.link import Command, Link, Reply, pool_of
-from shared.bus.wire import Server
+from shared.bus.link import Link
+from shared.bus.port import Command, Reply
+from shared.bus.wire import Server, open_wire
 
 
 class SentinelLink(Link):
@@ -21,31 +20,33 @@ class SentinelLink(Link):
     # a server that has just been demoted, or is not promoted yet, is not spoken to
     greeting: ClassVar[tuple[Command, ...]] = (("ROLE",),)
 
-    def __init__(self, endpoint: Endpoint, *, name: str, timeout: float = 5.0) -> None:
-        super().__init__(endpoint.server(endpoint.addresses[0]), name=name, timeout=timeout)
+    def __init__(self, endpoint: Endpoint, *, name: str, timeout: float = 5.0, clock: BusClock | None = None) -> None:
+        super().__init__(endpoint.server(endpoint.addresses[0]), name=name, timeout=timeout, clock=clock)
         self._endpoint = endpoint
 
     async def server(self) -> Server:
-        return Server.parse(self._endpoint.server(await self._master()))
+        """Asks one sentinel after the other. Raises ConnectionError when none knows a master that is up."""
+        reasons = []
+        for place in self._endpoint.addresses:
+            try:
+                # one that does not answer must not use up the time of the others
+                async with asyncio.timeout(self._timeout / (len(self._endpoint.addresses) + 1)):
+                    return Server.parse(self._endpoint.server(await self._master(place)))
+            except (OSError, TimeoutError, hiredis.HiredisError) as exc:
+                reasons.append(f"{place}: {str(exc) or type(exc).__name__}")
+        raise ConnectionError(f"no sentinel knows a master that is up ({'; '.join(reasons)})")
 
-    async def _connection(self) -> AbstractConnection:
-        return pool_of(self._endpoint.server(await self._master()), self._timeout).make_connection()
-
-    async def _master(self) -> Address:
-        """Asks one sentinel after the other. Raises RedisError when none knows a master that is up."""
-        options: dict[str, Any] = {
-            "socket_timeout": self._timeout,
-            "socket_connect_timeout": self._timeout,
-            "retry": Retry(NoBackoff(), 0),
-        }
-        sentinel = Sentinel([])
-        sentinel.sentinels = [from_url(self._endpoint.sentinel(place), **options) for place in self._endpoint.addresses]
-        try:
-            host, port = await sentinel.discover_master(self._endpoint.master)
-        finally:
-            for client in sentinel.sentinels:
-                await client.aclose()
-        return Address(host, int(port))
+    async def _master(self, place: Address) -> Address:
+        question = ("SENTINEL", "MASTER", self._endpoint.master)
+        wire, (told,) = await open_wire(Server.parse(self._endpoint.sentinel(place)), [question])
+        wire.abort()
+        if isinstance(told, hiredis.ReplyError):
+            raise ConnectionError(str(told))
+        state = {name.decode(): value.decode() for name, value in zip(told[::2], told[1::2], strict=True)}
+        flags = set(state["flags"].split(","))
+        if "master" not in flags or flags & {"s_down", "o_down", "disconnected"}:
+            raise ConnectionError(f"the master is {state['flags']}")
+        return Address(state["ip"], int(state["port"]))
 
     def _check(self, replies: list[Reply]) -> None:
         super()._check(replies)

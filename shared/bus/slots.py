@@ -1,97 +1,104 @@
-"""Which hash slot of a Redis Cluster a command belongs to, and which commands may change places."""
+"""What a replica holds, and how much more it may take."""
 
 from __future__ import annotations
 
-from binascii import crc_hqx
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
-
-from shared.bus.link import Command
-
-SLOTS = 16_384
-
-# Where the first key stands, for commands that do not have it directly behind their name.
-_SECOND = frozenset({"XGROUP", "XINFO", "OBJECT", "MEMORY", "DEBUG"})
-_THIRD = frozenset({"EVAL", "EVALSHA", "FCALL"})
-_STREAMS = frozenset({"XREAD", "XREADGROUP"})
-# Without a key: any node answers for all, or every master is asked.
-ANY = frozenset({"INFO", "TIME", "ECHO", "COMMAND", "CLUSTER"})
-EVERY = frozenset({"PING", "SCRIPT"})
-# Without a key, and with no meaning for a cluster as a whole over shared connections.
-NOWHERE = frozenset(
-    {
-        *("ACL", "ASKING", "AUTH", "BGSAVE", "CLIENT", "CONFIG", "DBSIZE", "EXEC", "FLUSHALL", "FLUSHDB", "HELLO"),
-        *("KEYS", "LASTSAVE", "MOVE", "MULTI", "PSUBSCRIBE", "PUBLISH", "RANDOMKEY", "ROLE", "SAVE", "SELECT"),
-        *("SUBSCRIBE", "SWAPDB", "UNWATCH", "WAIT", "WAITAOF", "WATCH"),
-    }
-)
-# Reads give the same answers in any order; so do deletions.
-_READS = frozenset(
-    {
-        *("EXISTS", "GET", "HGET", "HGETALL", "HLEN", "HMGET", "HKEYS", "LRANGE", "PTTL", "SCARD", "SISMEMBER"),
-        *("SMEMBERS", "STRLEN", "TTL", "TYPE", "XINFO", "XLEN", "XPENDING", "XRANGE", "XREAD", "XREVRANGE"),
-        *("ZCARD", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGE", "ZSCORE"),
-    }
-)
-_DELETIONS = frozenset({"DEL", "UNLINK"})
-# What says that something is done must not be sent before everything before it is confirmed.
-_CLOSING = frozenset({"XACK", "XDEL"})
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 
 
-@lru_cache(maxsize=4096)
-def slot_of_key(key: str | bytes) -> int:
-    """CRC16 of the key, or of the part in its first braces when that is not empty."""
-    raw = key.encode() if isinstance(key, str) else key
-    start = raw.find(b"{")
-    if start >= 0:
-        end = raw.find(b"}", start + 1)
-        if end > start + 1:
-            raw = raw[start + 1 : end]
-    return crc_hqx(raw, 0) % SLOTS
+@dataclass(eq=False, slots=True)
+class Delivery:
+    """An entry that this replica holds; `lost` when somebody else has taken it over, `settling` while its effects and
+    its acknowledgement are being written."""
+
+    stream: str
+    entry_id: str
+    fields: list[bytes]
+    deliveries: int
+    _slots: Slots = field(repr=False)
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+    lost: bool = False
+    settling: bool = False
+
+    @contextlib.asynccontextmanager
+    async def parked(self) -> AsyncIterator[None]:
+        """Gives the slot to other work while this entry waits for something (its claim is kept)."""
+        self._slots.working.discard(self)
+        self._slots.changed.set()
+        try:
+            yield
+            await self._slots.free_one()
+        finally:
+            self._slots.working.add(self)
 
 
-def name_of(command: Command) -> str:
-    return str(command[0]).upper()
+class Slots:
+    """The entries held, those of them that are being worked on, and the room that is left.
 
-
-def slot_of(command: Command) -> int | None:
-    """The slot of a command's first key; None for a command without keys."""
-    name = name_of(command)
-    if name in ANY or name in EVERY or name in NOWHERE or name == "SCAN":
-        return None
-    if name in _STREAMS:
-        place = next(n for n, part in enumerate(command) if part in ("STREAMS", b"STREAMS")) + 1
-    elif name in _THIRD:
-        if not int(command[2]):
-            return None
-        place = 3
-    else:
-        place = 2 if name in _SECOND else 1
-    key = command[place]
-    return slot_of_key(key if isinstance(key, str | bytes) else str(key))
-
-
-def stages(commands: Sequence[Command]) -> Iterator[list[int]]:
-    """The places of commands that may be under way at the same time; each stage waits for the one before.
-
-    Commands of one slot reach one server in their order. Between slots there is no order, and a redirection can turn
-    it round even within one server: so a stage ends where the slot changes, and before an acknowledgement.
+    size: entries worked on at the same time. limits: entries of one stream held at the same time, parked ones included.
+    last: the number of deliveries after which an entry is given up. unblock: ends the read in progress.
     """
-    stage: list[int] = []
-    # what all of the stage have in common, as long as they do
-    slot: int | None = None
-    kind: str | None = None
-    for place, command in enumerate(commands):
-        name = name_of(command)
-        own_slot = slot_of(command)
-        own_kind = "read" if name in _READS else "deletion" if name in _DELETIONS else None
-        same_slot = own_slot is not None and own_slot == slot
-        same_kind = own_kind is not None and own_kind == kind
-        if stage and (name in _CLOSING or not (same_slot or same_kind)):
-            yield stage
-            stage = []
-        slot = own_slot if same_slot or not stage else None
-        kind = own_kind if same_kind or not stage else None
-        stage.append(place)
-    if stage:
-        yield stage
+
+    def __init__(
+        self, size: int, limits: Mapping[str, int | None], last: int, unblock: Callable[[], Awaitable[bool]]
+    ) -> None:
+        self.size = size
+        self.held: dict[tuple[str, str], Delivery] = {}
+        self.working: set[Delivery] = set()
+        # promised to the read in progress, and wanted back by what was parked
+        self.promised = 0
+        self.wanted = 0
+        self.changed = asyncio.Event()
+        self._limits = limits
+        self.last = last
+        self._unblock = unblock
+
+    def take(self, delivery: Delivery) -> bool:
+        """False when it is held already."""
+        key = (delivery.stream, delivery.entry_id)
+        if key in self.held:
+            return False
+        self.held[key] = delivery
+        self.working.add(delivery)
+        return True
+
+    def give_back(self, delivery: Delivery) -> None:
+        del self.held[delivery.stream, delivery.entry_id]
+        self.working.discard(delivery)
+        self.changed.set()
+
+    @property
+    def last_chance(self) -> bool:
+        """What has failed all times but one is tried alone: if it kills the process, its neighbours survive it."""
+        return self.last > 1 and any(delivery.deliveries == self.last for delivery in self.working)
+
+    def room(self) -> int:
+        return 0 if self.last_chance else self.size - len(self.working) - self.wanted
+
+    def room_of(self, stream: str) -> int | None:
+        """How many more entries of a stream may be held; None when it has no limit of its own."""
+        limit = self._limits[stream]
+        return None if limit is None else max(0, limit - sum(held == stream for held, _ in self.held))
+
+    async def wait_for_room(self) -> int:
+        """The room, once there is some."""
+        while (room := self.room()) <= 0:
+            self.changed.clear()
+            await self.changed.wait()
+        return room
+
+    async def free_one(self) -> None:
+        """Waits until a slot is free for work that goes on; it comes before new entries."""
+        self.wanted += 1
+        try:
+            while len(self.working) + self.promised >= self.size:
+                self.changed.clear()
+                # a read that may wait for long gives back what it was promised
+                if self.promised and not await self._unblock():
+                    await asyncio.sleep(0.01)
+                elif not self.promised:
+                    await self.changed.wait()
+        finally:
+            self.wanted -= 1

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+import time
+from collections.abc import Container, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from shared.bus.clock import BusClock
 from shared.bus.cluster import ClusterLink
 from shared.bus.cluster_reads import ClusterReader, ClusterTailer
 from shared.bus.endpoint import Endpoint
-from shared.bus.link import Command, Link, Reply, ReplyError
+from shared.bus.link import Link
+from shared.bus.port import Command, ConnectionLost, Port, Reader, Reply, ReplyError
 from shared.bus.scripts import PUBLISH_ONCE
 from shared.bus.sentinel import SentinelLink
 from shared.contracts import DEAD_LETTER, PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, Outgoing, Subject
-from shared.envelope import Envelope, now_ms
+from shared.envelope import Envelope
 
 RETENTION = 86_400
 # A message may come again as long as its first delivery is not finished; no retention is shorter than that.
 _ONCE_AT_LEAST = 60
-# A group that nobody has served for this long no longer holds entries back …
-ABANDONED_MS = 3_600_000
-# … except the one that answers: its backlog is bounded by the gateway.
-ALWAYS_HELD = frozenset({"generator"})
+# An event stream gets no longer with entries of one size than this many bytes.
+_EVENT_BYTES = 32_000_000
 # The most entries of a work stream that stay a while though they are finished.
 OBSERVED = 1_000
 
@@ -50,14 +52,16 @@ class StreamState:
 
 
 class Bus:
-    """A process's access to Redis: `link` for commands, `reader` for blocking group reads, `tailer` for blocking tails.
+    """A process's access to Redis: `link` for commands, `pulse` for signs of life, which must not wait behind a long
+    message, `reader` for blocking group reads, `tailer` for blocking tails.
 
-    The number of connections is these three, however many queries or clients the process serves; with a Redis Cluster
-    one per master, one per work stream that is read, and one for the inbox.
+    The number of connections is these four, however many queries or clients the process serves; with a Redis Cluster
+    two per master, one per work stream that is read, and one for the inbox.
     """
 
-    link: Link | ClusterLink
-    reader: Link | ClusterReader
+    link: Port
+    pulse: Port
+    reader: Reader
     tailer: Link | ClusterTailer
 
     def __init__(self, url: str, source: str, *, timeout: float = 5.0, retention: int = RETENTION) -> None:
@@ -66,19 +70,29 @@ class Bus:
         self._retention = retention
         # seconds that a blocking read waits: a lost reply to one is noticed this much later than another's
         self.block = min(2.0, 2 * timeout)
-        names = [f"{source}:{kind}" for kind in ("commands", "groups", "tail")]
+        self._clock = BusClock()
         endpoint = Endpoint.parse(url)
+        names = [f"{source}:{kind}" for kind in ("commands", "pulse", "groups", "tail")]
+        self._opening: list[AbstractAsyncContextManager[Any]]
         if endpoint.kind == "cluster":
-            self.link = cluster = ClusterLink(endpoint, name=names[0], timeout=timeout)
-            self.reader, self.tailer = ClusterReader(cluster), ClusterTailer(cluster)
-        elif endpoint.kind == "sentinel":
-            self.link, self.reader, self.tailer = (SentinelLink(endpoint, name=n, timeout=timeout) for n in names)
+            clusters = [ClusterLink(endpoint, name=name, timeout=timeout) for name in names[:2]]
+            groups, tail = ClusterReader(clusters[0]), ClusterTailer(clusters[0])
+            self.link, self.pulse, self.reader, self.tailer = *clusters, groups, tail
+            self._end_read = groups.unblock
+            self._opening = [*clusters, groups, tail]
         else:
-            self.link, self.reader, self.tailer = (Link(url, name=n, timeout=timeout) for n in names)
+            links: list[Link]
+            if endpoint.kind == "sentinel":
+                links = [SentinelLink(endpoint, name=name, timeout=timeout, clock=self._clock) for name in names]
+            else:
+                links = [Link(url, name=name, timeout=timeout, clock=self._clock) for name in names]
+            self.link, self.pulse, self.reader, self.tailer = links
+            self._end_read = partial(links[1].unblock, links[2])
+            self._opening = [*links]
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Bus:
-        for link in (self.link, self.reader, self.tailer):
+        for link in self._opening:
             await self._stack.enter_async_context(link)
         return self
 
@@ -87,21 +101,26 @@ class Bus:
 
     async def unblock(self) -> bool:
         """Ends the group read in progress; False when it does not wait in Redis."""
-        if isinstance(self.reader, ClusterReader):
-            return await self.reader.unblock()
-        assert isinstance(self.link, Link)
-        return await self.link.unblock(self.reader)
+        return await self._end_read()
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch: for what processes compare with each other."""
-        return now_ms()
+        """Milliseconds since the epoch by Redis' clock: for what processes compare with each other."""
+        return self._clock.now_ms()
+
+    async def tell_time(self) -> None:
+        """Asks Redis for its time. A lost connection tells it when it is there again."""
+        asked = time.monotonic()
+        with suppress(ConnectionLost):
+            self._clock.learn(await self.pulse.call("TIME", retry=False), asked)
 
     async def end_tailing(self) -> bool:
         """Ends the read of the tail that is in progress; False when it does not wait in Redis."""
         if isinstance(self.tailer, ClusterTailer):
             return self.tailer.interrupt()
-        assert isinstance(self.link, Link)
-        return await self.link.unblock(self.tailer)
+        assert isinstance(self.pulse, Link)
+        return await self.pulse.unblock(self.tailer)
 
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -110,6 +129,9 @@ class Bus:
         subject, fields = message.envelope.subject, message.envelope.fields(self.source)
         stream = PREFIX + subject
         keep = event_length(subject)
+        if keep is not None:
+            # what observers may look at is bounded in bytes too
+            keep = min(keep, max(1, _EVENT_BYTES // (len(message.envelope.payload) or 1)))
         if message.once is not None:
             key = f"{PREFIX}once:{{{stream}}}:{message.once}"
             return PUBLISH_ONCE((stream, key), self._once_seconds(message), keep or 0, *fields)
@@ -120,7 +142,7 @@ class Bus:
     def _once_seconds(self, message: Outgoing) -> int:
         """How long a message is known: as long as what is kept of its query."""
         deadline = message.envelope.deadline
-        ahead = 0 if deadline is None else max(0, deadline - now_ms()) // 1000
+        ahead = 0 if deadline is None else max(0, deadline - self.now_ms()) // 1000
         return int(ahead) + max(self._retention, _ONCE_AT_LEAST)
 
     async def publish(self, *messages: Outgoing) -> list[str]:
@@ -142,7 +164,7 @@ class Bus:
         )
         if isinstance(length, ReplyError):
             raise length
-        oldest = now_ms() - int(first[0][0].partition(b"-")[0]) if first else None
+        oldest = self.now_ms() - int(first[0][0].partition(b"-")[0]) if first else None
         rows = [] if isinstance(groups, ReplyError) else [_pairs(row) for row in groups]
         return StreamState(stream, length, oldest, [await self._group(stream, row) for row in rows])
 
@@ -228,37 +250,42 @@ class Bus:
 
     # ── retention ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def trim(self, subject: Subject[Any], *, spare_ms: int = 0) -> int:
+    async def trim(self, subject: Subject[Any], *, spare_ms: int = 0, abandoned: Container[str] = ()) -> int:
         """Removes what every group of a work stream has finished, and what is old of an event stream; the number of
         entries removed.
 
         spare_ms: finished entries that are younger stay, so that whoever looks now and then sees them too; not when
-        there are more than OBSERVED of them. A work stream that no group reads, or none any more, is bounded by length.
+        there are more than OBSERVED of them.
+        abandoned: groups that hold nothing back any more. A stream that no other group reads is bounded by length.
         Dead letters wait for an operator.
         """
+        now = self.now_ms()
         if subject.kind == "event":
             if subject.name == DEAD_LETTER.name:
                 return 0
-            return int(await self.link.call("XTRIM", subject.stream, "MINID", "~", now_ms() - self._retention * 1000))
-        raw, served = await self.link.pipe_raw(
-            [("XINFO", "GROUPS", subject.stream), ("HGETALL", served_key(subject.stream))]
-        )
-        if isinstance(raw, ReplyError) or isinstance(served, ReplyError):
-            return 0
-        seen = {name.decode(): int(at) for name, at in _pairs_of(served)}
-        horizon = now_ms() - ABANDONED_MS
-        holding = [
-            row
-            for row in map(_pairs, raw)
-            if row["name"].decode() in ALWAYS_HELD or seen.get(row["name"].decode(), now_ms()) > horizon
-        ]
+            return int(await self.link.call("XTRIM", subject.stream, "MINID", "~", now - self._retention * 1000))
+        holding = [row for row in await self._groups(subject.stream) if row["name"].decode() not in abandoned]
         if not holding:
             return int(await self.link.call("XTRIM", subject.stream, "MAXLEN", "~", subject.keep))
         bounds = [await self._unfinished(subject.stream, row) for row in holding]
         oldest = min(bounds, key=order)
         if spare_ms and await self.link.call("XLEN", subject.stream) <= OBSERVED:
-            oldest = min(oldest, f"{now_ms() - spare_ms}-0", key=order)
+            oldest = min(oldest, f"{now - spare_ms}-0", key=order)
         return int(await self.link.call("XTRIM", subject.stream, "MINID", "=", oldest))
+
+    async def absent(self, subject: Subject[Any], silent_ms: int) -> list[str]:
+        """The groups of a stream of which no consumer has given a sign of life for so long."""
+        names = [row["name"].decode() for row in await self._groups(subject.stream)]
+        found = await self.link.pipe_raw([("XINFO", "CONSUMERS", subject.stream, name) for name in names])
+        return [
+            name
+            for name, rows in zip(names, found, strict=True)
+            if not isinstance(rows, ReplyError) and all(row["idle"] > silent_ms for row in map(_pairs, rows))
+        ]
+
+    async def _groups(self, stream: str) -> list[dict[str, Any]]:
+        (raw,) = await self.link.pipe_raw([("XINFO", "GROUPS", stream)])
+        return [] if isinstance(raw, ReplyError) else [_pairs(row) for row in raw]
 
     async def _unfinished(self, stream: str, row: dict[str, Any]) -> str:
         """The lowest id that a group still needs."""
@@ -268,11 +295,6 @@ class Bus:
                 return str(summary[1].decode())
         ms, seq = order(row["last-delivered-id"].decode())
         return f"{ms}-{seq + 1}"
-
-
-def served_key(stream: str) -> str:
-    """Where the replicas of a stream's groups say when they last served it."""
-    return f"{PREFIX}served:{{{stream}}}"
 
 
 def event_length(subject: str) -> int | None:
@@ -303,10 +325,6 @@ def size_of(entry: Entry) -> int:
 
 def _pairs(row: Sequence[Any]) -> dict[str, Any]:
     return {key.decode(): value for key, value in zip(row[::2], row[1::2], strict=True)}
-
-
-def _pairs_of(row: Sequence[Any]) -> list[tuple[Any, Any]]:
-    return list(zip(row[::2], row[1::2], strict=True))
 
 
 def with_header(message: Outgoing, **headers: Any) -> Outgoing:

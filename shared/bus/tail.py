@@ -7,15 +7,13 @@ import contextlib
 from collections.abc import Iterable
 
 from shared.bus.follow import START, Follower
-from shared.bus.link import ConnectionLost, ReplyError
+from shared.bus.port import ConnectionLost, ReplyError
 from shared.bus.streams import Bus, entries, order, size_of
 from shared.errors import BusUnavailable
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-# More than a replica ever has calls under way: what it has read is of no use to anybody.
-INBOX_LENGTH = 1_000
 _PAGE = 200
 # A stream that cannot be read (its key holds something else) is left out for so long.
 _PAUSE = 2.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -11,7 +12,6 @@ import orjson
 
 from shared.bus import Bus, Command, ReplyError
 from shared.contracts import PREFIX
-from shared.envelope import now_ms
 from shared.errors import TransientError
 
 INDEX = f"{PREFIX}replicas"
@@ -82,6 +82,7 @@ class Registry:
         self._bus = bus
         self._freshness = freshness
         self._snapshot: list[ReplicaInfo] = []
+        self._served: dict[str, dict[str, Any]] = {}
         self._taken = float("-inf")
         self._lock = asyncio.Lock()
         self._wanted = asyncio.Event()
@@ -103,18 +104,20 @@ class Registry:
             async with self._lock:
                 if fresh or loop.time() - self._taken > self._freshness:
                     self._snapshot = await self._read()
+                    self._served = _served(self._snapshot)
                     self._taken = loop.time()
         return self._snapshot
 
     async def _read(self) -> list[ReplicaInfo]:
-        members = [member.decode() for member in await self._bus.link.call("ZRANGE", INDEX, 0, -1)]
+        raw = [member.decode(errors="replace") for member in await self._bus.link.call("ZRANGE", INDEX, 0, -1)]
+        members = [member for member in raw if "/" in member]
         if not members:
             return []
-        values = await self._bus.link.pipe([("GET", _key(*member.split("/", 1))) for member in members])
+        values = await self._bus.link.pipe_raw([("GET", _key(*member.split("/", 1))) for member in members])
         gone = [member for member, value in zip(members, values, strict=True) if value is None]
         if gone:
-            await self._bus.link.call("ZREM", INDEX, *gone)
-        found = [info for value in values if value is not None and (info := _parsed(value)) is not None]
+            await self._bus.link.pipe_raw([("ZREM", INDEX, *gone)])
+        found = [info for value in values if isinstance(value, bytes) and (info := _parsed(value)) is not None]
         return sorted(found, key=lambda info: (info.participant, info.started, info.replica))
 
     async def live(self, participant: str) -> list[ReplicaInfo]:
@@ -122,23 +125,29 @@ class Registry:
 
     async def tools(self) -> dict[str, dict[str, Any]]:
         """Schemas (OpenAI form) of the tools that a live worker offers to models, by name."""
+        await self.replicas()
         return {
             schema["function"]["name"]: {"type": schema["type"], "function": schema["function"]}
-            for schema in await self._served()
+            for schema in self._served.values()
             if not schema.get("internal")
         }
 
     async def served(self, tool: str) -> dict[str, Any] | None:
         """The schema that a live worker of this tool announced, be it internal or not; None when there is none."""
-        return next((schema for schema in await self._served() if schema["function"]["name"] == tool), None)
-
-    async def _served(self) -> list[dict[str, Any]]:
-        return [schema for info in await self.replicas() if info.state == "ready" for schema in info.tools]
+        await self.replicas()
+        return self._served.get(tool)
 
     async def known(self, tool: str) -> bool:
         """True when a worker of this tool was ever announced."""
         return bool(await self._bus.link.call("SISMEMBER", KNOWN_TOOLS, tool))
 
 
-def age_ms(info: ReplicaInfo) -> int:
-    return now_ms() - info.seen
+def _served(replicas: Sequence[ReplicaInfo]) -> dict[str, dict[str, Any]]:
+    """Tool → its schema; of several workers' schemas the one of the worker that has been there longest."""
+    found: dict[str, dict[str, Any]] = {}
+    for info in replicas:
+        for schema in info.tools if info.state == "ready" else ():
+            function = schema.get("function")
+            if isinstance(function, dict) and isinstance(function.get("name"), str):
+                found.setdefault(function["name"], schema)
+    return found

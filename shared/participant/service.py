@@ -12,20 +12,22 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
 
-from shared.bus import Bus, Command, Consumer, Delivery, OutOfMemory, ReplyError, Route, Tail
-from shared.bus.tail import INBOX_LENGTH
+from shared.bus import Bus, Command, Consumer, Delivery, Route, Tail
 from shared.contracts import PREFIX, SETTINGS_UPDATE, Outgoing, Payload, Subject
 from shared.envelope import Envelope, Message, now_ms
-from shared.errors import BusUnavailable, DecodeError, SettingsError, TransientError
+from shared.errors import BusUnavailable, DecodeError, SettingsError
+from shared.participant.inbox import Inbox, Notify
+from shared.participant.janitor import Janitor
 from shared.participant.observing import observing, watched
-from shared.participant.registry import Registry, ReplicaInfo, announcing, leaving, still_there
+from shared.participant.presence import Presence
+from shared.participant.registry import Registry, ReplicaInfo
 from shared.participant.settings import Settings
 from shared.telemetry import tracing
 from shared.telemetry.logging import BoundIds, configure, get_logger
@@ -35,20 +37,11 @@ log = get_logger()
 
 S = TypeVar("S", bound=Settings)
 T = TypeVar("T", bound=Payload)
-_MISSED = 3
 _JANITOR_BEATS = 5
-# Who looks at a work stream with XRANGE, or reconnects to it, finds what was finished in the last minute.
-_SPARE_MS = 60_000
-_INBOX_SECONDS = 60
 # For handing over and saying good-bye, after `drain`.
 _LEAVING_SECONDS = 4.0
 # For the last spans, after that.
 _FLUSH_SECONDS = 2.0
-
-# How often replicas of each participant were started.
-STARTS = f"{PREFIX}starts"
-
-Notify = Callable[[Mapping[bytes, bytes]], None]
 
 
 class Context(Generic[S]):
@@ -56,41 +49,50 @@ class Context(Generic[S]):
 
     settings: the current ones; replaced when an operator changes them.
     facts: what this replica says of itself in the registry.
-    described: the participant's settings schema and start values, as JSON.
+    tools: the schemas of the tools that it serves.
     """
 
-    def __init__(self, participant: str, settings: S, bus: Bus, replica: str) -> None:
+    def __init__(self, participant: str, settings: S, bus: Bus, replica: str, start_settings: S) -> None:
         self.participant = participant
         self.replica = replica
         self.settings = settings
         self.bus = bus
-        self.inbox = f"{PREFIX}inbox:{participant}:{replica}"
-        self.tail = Tail(bus, self.inbox)
+        self._inbox = Inbox(f"{PREFIX}inbox:{participant}:{replica}")
+        self.tail = Tail(bus, self._inbox.stream)
         self.registry = Registry(bus, freshness=settings.heartbeat / 2)
         self.facts: dict[str, Any] = {}
         self.tools: list[dict[str, Any]] = []
-        self.described = b"{}"
         self.state = "starting"
         self.started = now_ms()
         self.consumer: Consumer | None = None
         self.background: asyncio.TaskGroup
-        self._on_inbox: dict[str, Notify] = {}
+        described = {"schema": type(settings).get_settings_schema(), "defaults": start_settings.runtime_values()}
+        self.presence = Presence(bus, participant, replica, self.inbox, self._told, orjson.dumps(described))
         self._on_settings: list[Callable[[S], Awaitable[None]]] = []
+
+    @property
+    def inbox(self) -> str:
+        """The stream to which answers for this replica are written."""
+        return self._inbox.stream
 
     def on_inbox(self, kind: str, notify: Notify) -> None:
         """Entries of this replica's inbox whose `type` is `kind` go to `notify`."""
-        self._on_inbox[kind] = notify
+        self._inbox.on(kind, notify)
 
     def on_settings(self, changed: Callable[[S], Awaitable[None]]) -> None:
         """Called after a run-time update has been applied to `settings`."""
         self._on_settings.append(changed)
 
-    def observe(self, subject: Subject[T], handle: Callable[[Message[T]], Awaitable[None]]) -> None:
-        """Follows an event stream from now on, in this replica alone."""
-        self.background.create_task(self._observe(subject, handle), name=f"observe {subject.name}")
+    def observe(
+        self, subject: Subject[T], handle: Callable[[Message[T]], Awaitable[None]], *, after: str | None = None
+    ) -> None:
+        """Follows an event stream from now on, or from just after an id, in this replica alone."""
+        self.background.create_task(self._observe(subject, handle, after), name=f"observe {subject.name}")
 
-    async def _observe(self, subject: Subject[T], handle: Callable[[Message[T]], Awaitable[None]]) -> None:
-        follower = self.tail.follow(subject.stream, await self.tail.newest(subject.stream))
+    async def _observe(
+        self, subject: Subject[T], handle: Callable[[Message[T]], Awaitable[None]], after: str | None
+    ) -> None:
+        follower = self.tail.follow(subject.stream, after or await self.tail.newest(subject.stream))
         while True:
             for entry_id, fields in await follower.next():
                 try:
@@ -105,75 +107,22 @@ class Context(Generic[S]):
 
     async def announce(self) -> None:
         """Writes this replica's registry entry now."""
+        await self.presence.announce(self.settings.heartbeat)
+
+    def _told(self) -> ReplicaInfo:
         consumer = self.consumer
-        info = ReplicaInfo(
+        return ReplicaInfo(
             participant=self.participant,
             replica=self.replica,
             state=self.state,
             started=self.started,
-            seen=now_ms(),
+            seen=self.bus.now_ms(),
             in_flight=len(consumer.held) if consumer else 0,
             concurrency=consumer.concurrency if consumer else 0,
             handled=consumer.handled if consumer else 0,
             tools=self.tools,
             facts=self.facts,
         )
-        ttl = int(self.settings.heartbeat * _MISSED * 1000)
-        there: list[Command] = [("EXISTS", schema_key(self.participant)), ("EXPIRE", self.inbox, _INBOX_SECONDS)]
-        try:
-            replies = await self.bus.link.pipe([*announcing(info, ttl), *there])
-        except OutOfMemory:
-            # nobody is to think it dead, and start it anew, because Redis is full
-            await self.bus.link.call(*still_there(self.participant, self.replica, ttl))
-            raise
-        if not all(replies[-len(there) :]):
-            # flushed, or expired while this process was stopped: answers go to an inbox that is there only
-            await self.bus.link.pipe(self.opening())
-
-    def opening(self) -> list[Command]:
-        """The commands that describe the settings and make this replica's inbox, which goes when nobody keeps it."""
-        return [
-            ("SET", schema_key(self.participant), self.described),
-            ("XADD", self.inbox, "MAXLEN", "~", INBOX_LENGTH, "*", "type", "started"),
-            ("EXPIRE", self.inbox, _INBOX_SECONDS),
-        ]
-
-    # ── background work ──────────────────────────────────────────────────────────────────────────────────────
-
-    async def _beat_forever(self) -> None:
-        beats = 0
-        while True:
-            try:
-                await self.announce()
-                if beats % _JANITOR_BEATS == 0:
-                    await self._tidy()
-            except (TransientError, ReplyError) as exc:
-                log.warning("service.heartbeat_failed", reason=str(exc))
-            beats += 1
-            await asyncio.sleep(self.settings.heartbeat)
-
-    async def _tidy(self) -> None:
-        """One replica of all trims the streams."""
-        period = int(self.settings.heartbeat * _JANITOR_BEATS * 1000)
-        try:
-            if not await self.bus.link.call("SET", f"{PREFIX}janitor", self.bus.source, "NX", "PX", period):
-                return
-        except ReplyError as exc:
-            if exc.code != "NOPERM":
-                raise
-            # this participant's user of Redis may not trim what is not its own: others do it
-            return
-        for subject in await self.bus.subjects():
-            await self.bus.trim(subject, spare_ms=_SPARE_MS)
-
-    async def _read_inbox(self) -> None:
-        follower = self.tail.follow(self.inbox)
-        while True:
-            for _, fields in await follower.next():
-                raw = dict(zip(fields[::2], fields[1::2], strict=True))
-                notify = self._on_inbox.get(raw.get(b"type", b"").decode())
-                if notify is not None:
-                    notify(raw)
 
     async def _follow_settings(self, message: Message[Any]) -> None:
         if message.payload.participant != self.participant:
@@ -187,15 +136,32 @@ class Context(Generic[S]):
         for changed in self._on_settings:
             await changed(self.settings)
 
+    @contextlib.asynccontextmanager
+    async def _running(self) -> AsyncIterator[None]:
+        """Announced and listening, with everything that goes on in the background."""
+        await self.presence.arrive()
+        async with asyncio.TaskGroup() as background:
+            self.background = background
+            for running in (
+                self.tail.run(),
+                self._inbox.run(self.tail),
+                self.registry.run(),
+                self.presence.run(lambda: self.settings.heartbeat),
+                Janitor(self.bus, self.settings.heartbeat * _JANITOR_BEATS).run(),
+            ):
+                background.create_task(running)
+            self.observe(SETTINGS_UPDATE, self._follow_settings)
+            try:
+                yield
+            finally:
+                for task in list(background._tasks):
+                    task.cancel()
+                await self.presence.leave()
+
 
 def settings_key(participant: str) -> str:
     """Where run-time settings are kept: field → JSON value."""
     return f"{PREFIX}settings:{participant}"
-
-
-def schema_key(participant: str) -> str:
-    """Where a participant's settings schema and start values are kept."""
-    return f"{PREFIX}settings-schema:{participant}"
 
 
 async def _stored_settings(bus: Bus, participant: str, settings: S) -> S:
@@ -227,36 +193,13 @@ async def open_context(
         observing(participant, replica, settings, metrics) as address,
         Bus(settings.redis_url, source, timeout=settings.redis_timeout, retention=settings.retention) as bus,
     ):
-        context = Context(participant, await _stored_settings(bus, participant, settings), bus, replica)
+        stored = await _stored_settings(bus, participant, settings)
+        context = Context(participant, stored, bus, replica, settings)
         context.tools = list(tools)
         if address is not None:
             context.facts["metrics"] = address
-        described = {"schema": type(settings).get_settings_schema(), "defaults": settings.runtime_values()}
-        context.described = orjson.dumps(described)
-        await bus.link.pipe(context.opening())
-        # a statistic: a user of the bus who may not write it can do without
-        await bus.link.pipe_raw([("HINCRBY", STARTS, participant, 1)])
-        async with asyncio.TaskGroup() as background:
-            context.background = background
-            running = [
-                background.create_task(context.tail.run(), name="tail"),
-                background.create_task(context._read_inbox(), name="inbox"),
-                background.create_task(context.registry.run(), name="registry"),
-            ]
-            context.observe(SETTINGS_UPDATE, context._follow_settings)
-            running.append(background.create_task(context._beat_forever(), name="heartbeat"))
-            try:
-                yield context
-            finally:
-                for task in [*running, *(t for t in _tasks_of(background) if t not in running)]:
-                    task.cancel()
-                with contextlib.suppress(TimeoutError, BusUnavailable):
-                    async with asyncio.timeout(1):
-                        await bus.link.pipe([*leaving(participant, replica), ("DEL", context.inbox)])
-
-
-def _tasks_of(group: asyncio.TaskGroup) -> list[asyncio.Task[Any]]:
-    return list(group._tasks)
+        async with context._running():
+            yield context
 
 
 class Work(Protocol):
@@ -354,8 +297,7 @@ class Service(Generic[S]):
             context.consumer = consumer
 
             async def resize(changed: S) -> None:
-                consumer.concurrency = changed.concurrency
-                consumer.changed.set()
+                consumer.resize(changed.concurrency)
 
             context.on_settings(resize)
             context.state = "ready"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import orjson
 from pydantic import BaseModel, ValidationError
 
-from shared.bus import Command, Delivery, Route, Script
-from shared.bus.tail import INBOX_LENGTH
+from shared.bus import START, Command, Delivery, Entry, Route, Script
 from shared.contracts import (
     PREFIX,
     QUERY_CANCEL,
@@ -30,18 +31,29 @@ from shared.contracts import (
     ToolSchema,
     ToolSchemaRequest,
     canonical_tool,
+    encode,
 )
-from shared.envelope import Message, now_ms
+from shared.envelope import Envelope, Message
 from shared.errors import DecodeError, ToolError
+from shared.participant.deadlines import Deadlines
+from shared.participant.inbox import INBOX_LENGTH
 from shared.participant.service import Context, Service, Subscription, Work, bound, receive
 from shared.participant.settings import Settings
-from shared.participant.tool_watch import watched_call
+from shared.participant.tool_watch import watched_call, watching
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
 # An internal result is for its requester alone, who waits no longer than this.
 _INTERNAL_SECONDS = 300
+# A large result (in bytes) is kept as long as its query may ask for it again, and then some.
+_LARGE = 65_536
+_LARGE_SECONDS = 3_600
+_PAGE = 200
+_TOO_LATE = "the query's deadline has passed"
+# Where a result will be, workers of the last release say that they are at it.
+RUNNING = b"running:"
+_ENTRY_ID = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
 
 A = TypeVar("A", bound=BaseModel)
 S = TypeVar("S", bound=Settings)
@@ -117,32 +129,71 @@ def failure(request: ToolRequest, error: str, duration_ms: int = 0) -> ToolResul
     )
 
 
-# Changes the mark of a call whose entry is gone. KEYS: result. ARGV: mark found, new mark, seconds.
-# Returns what is there then; a repeat after a lost reply returns the same.
-_TAKE_OVER = Script("""
-local now = redis.call('GET', KEYS[1])
-if now and now ~= ARGV[1] then return now end
-redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
-return ARGV[2]
+# The entries between two ids in which a text occurs. KEYS: stream. ARGV: first id, id behind the last, text, how many
+# to look at. Returns the id to go on from ('' at the end), and those that were found.
+_MENTIONING = Script("""
+local found = {''}
+local page = redis.call('XRANGE', KEYS[1], ARGV[1], '(' .. ARGV[2], 'COUNT', ARGV[4])
+for _, entry in ipairs(page) do
+  for i = 2, #entry[2], 2 do
+    if string.find(entry[2][i], ARGV[3], 1, true) then
+      found[#found + 1] = entry[1]
+      break
+    end
+  end
+end
+if #page == tonumber(ARGV[4]) then found[1] = '(' .. page[#page][1] end
+return found
 """)
+
+
+class NotRun(ToolError):
+    """The call was not begun. That is no result of it: whoever asks again may have it run."""
 
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A call that is running; its limit ends it at the deadline, or when its query is cancelled."""
+    """A call that is running. `ended`: why it was broken off, at its deadline or because its query was cancelled."""
 
     query_id: str
-    limit: asyncio.Timeout
-    cancelled: bool = False
+    task: asyncio.Task[Any]
+    ended: str = ""
+
+    def end(self, why: str) -> None:
+        if not self.ended:
+            self.ended = why
+            self.task.cancel()
+
+
+class Cancelled:
+    """The queries that were cancelled lately: their calls that still wait in a queue are not begun."""
+
+    def __init__(self) -> None:
+        self._queries: dict[str, None] = {}
+
+    def add(self, query_id: str) -> None:
+        self._queries[query_id] = None
+        if len(self._queries) > QUERY_CANCEL.keep:
+            del self._queries[next(iter(self._queries))]
+
+    def __contains__(self, query_id: str) -> bool:
+        return query_id in self._queries
 
 
 class ToolWork(Generic[A]):
-    """The work stream of one tool: each call runs once, however often it is asked for."""
+    """The work stream of one tool: each call runs once, however often it is asked for.
 
-    def __init__(self, name: str, args: type[A], run: RunFor[A], *, internal: bool = False) -> None:
+    Whoever asks again says so (`attempt`), and so does Redis (`deliveries`); only then is it looked up whether there is
+    a result, or another entry of the same call that is not finished.
+    """
+
+    def __init__(
+        self, name: str, args: type[A], run: RunFor[A], cancelled: Cancelled, *, internal: bool = False
+    ) -> None:
         self._name = name
         self._args = args
         self._run = run
+        self._cancelled = cancelled
         self._internal = internal
         self._subject = TOOL_REQUEST.for_tool(name)
         self._results = TOOL_RESULT.for_tool(name)
@@ -152,97 +203,103 @@ class ToolWork(Generic[A]):
     def stream(self) -> str:
         return self._subject.stream
 
-    @property
-    def _kept(self) -> int:
-        """Seconds for which a result is stored."""
-        retention: int = self._context.settings.retention
-        return min(_INTERNAL_SECONDS, retention) if self._internal else retention
-
     def route(self, context: Context[Any]) -> Route:
         self._context = context
-        return Route(self._handle, self._abandon, delete_finished=True)
+        self._deadlines: Deadlines[_Call] = Deadlines(lambda call: call.end(_TOO_LATE))
+        return Route(self._handle, self._abandon, single_group=True)
 
-    async def cancel(self, query_id: str) -> None:
+    def cancel(self, query_id: str) -> None:
         """Stops the calls of a cancelled query."""
         for call in self._running:
-            if call.query_id == query_id and not call.limit.expired():
-                call.cancelled = True
-                call.limit.reschedule(asyncio.get_running_loop().time())
+            if call.query_id == query_id:
+                call.end("cancelled")
 
     async def _handle(self, delivery: Delivery) -> Sequence[Command]:
         message = receive(self._subject, delivery)
         with bound(message):
-            stored = await self._begin(message)
-            if stored is None:
-                return await self._execute(message)
-            return self._answering(message, stored) if stored else ()
+            if delivery.deliveries > 1 or message.envelope.attempt != 1:
+                if await self._asked_before(delivery, message.payload):
+                    return ()
+                stored = await self._context.bus.link.call("GET", result_key(self._name, message.payload.call_id))
+                if stored is not None and not stored.startswith(RUNNING):
+                    return self._answering(message, stored)
+            return await self._execute(message)
 
-    async def _begin(self, message: Message[ToolRequest]) -> bytes | None:
-        """None: run it. A stored result: answer with it. Empty: another entry of the same call is being worked on."""
-        bus, request = self._context.bus, message.payload
-        key, mark = result_key(self._name, request.call_id), f"running:{message.entry_id}"
-        ttl = self._kept
-        found = await bus.link.call("SET", key, mark, "NX", "GET", "EX", ttl)
-        if found is None or found.decode(errors="replace") == mark:
-            return None
-        if not found.startswith(b"running:"):
-            return bytes(found)
-        other = found.removeprefix(b"running:").decode()
-        if not await bus.finished(self.stream, self._context.participant, other):
-            return b""
-        # the other entry may have been answered since: only what is still marked as running is taken over
-        now = await bus.link.call(*_TAKE_OVER((key,), found, mark, ttl))
-        return None if now == mark.encode() else b"" if now.startswith(b"running:") else bytes(now)
+    async def _asked_before(self, delivery: Delivery, request: ToolRequest) -> bool:
+        """Whether an earlier entry of the same call is not finished: it will be answered, under the call's id."""
+        bus = self._context.bus
+        # no call is older than its query
+        after = request.query_id if _ENTRY_ID.fullmatch(request.query_id) else "-"
+        while after:
+            found = await bus.link.call(*_MENTIONING((self.stream,), after, delivery.entry_id, request.call_id, _PAGE))
+            after = found[0].decode()
+            for entry_id in found[1:]:
+                for entry in await bus.range(self.stream, entry_id.decode(), entry_id.decode()):
+                    same = self._same_call(entry, request)
+                    if same and not await bus.finished(self.stream, self._context.participant, entry[0]):
+                        return True
+        return False
+
+    def _same_call(self, entry: Entry, request: ToolRequest) -> bool:
+        try:
+            other = self._subject.decode(Envelope.parse(self._subject.name, *entry))
+        except DecodeError:
+            return False
+        return other.call_id == request.call_id
 
     async def _execute(self, message: Message[ToolRequest]) -> Sequence[Command]:
         request, started = message.payload, time.perf_counter()
+        store = True
         try:
-            outcome = await watched_call(request, self._bounded(message))
-            data = ToolResultMessage(
-                query_id=request.query_id,
-                call_id=request.call_id,
-                tool=request.tool,
-                result=outcome.text,
-                data=outcome.data,
-                duration_ms=_elapsed(started),
-                session_id=request.session_id,
-            )
+            if request.query_id in self._cancelled:
+                raise NotRun("cancelled")
+            running = self._bounded(message)
+            outcome = await (watched_call(request, running) if watching() else running)
+            result = _encoded(request, outcome, _elapsed(started))
+            log.debug("tool.completed", tool=self._name, call_id=request.call_id, ms=_elapsed(started))
         except ToolError as exc:
+            store = not isinstance(exc, NotRun)
             data = failure(request, str(exc), _elapsed(started))
-        note = log.debug if data.error is None else log.info
-        note("tool.completed", tool=self._name, call_id=request.call_id, ms=data.duration_ms, error=data.error)
-        return self._answering(message, data.model_dump_json().encode(), store=True)
+            result = encode(data)
+            log.info("tool.failed", tool=self._name, call_id=request.call_id, ms=data.duration_ms, error=data.error)
+        return self._answering(message, result, new=True, store=store)
 
     async def _bounded(self, message: Message[ToolRequest]) -> ToolResult:
-        """Runs the tool inside the query's deadline; a cancelled query stops it."""
+        """Runs the tool inside the call's deadline; a cancelled query stops it."""
         request = message.payload
         try:
             args = self._args.model_validate(request.args)
         except ValidationError as exc:
             raise ToolError(_argument_error(exc)) from exc
-        deadline = message.envelope.deadline
-        remaining = None if deadline is None else (deadline - now_ms()) / 1000
-        if remaining is not None and remaining <= 0:
-            raise ToolError("the query's deadline has passed")
-        call = _Call(request.query_id, asyncio.timeout(remaining))
+        task = asyncio.current_task()
+        assert task is not None
+        call, slot = _Call(request.query_id, task), None
+        if (deadline := message.envelope.deadline) is not None:
+            remaining = (deadline - self._context.bus.now_ms()) / 1000
+            if remaining <= 0:
+                raise NotRun(_TOO_LATE)
+            slot = self._deadlines.add(call, asyncio.get_running_loop().time() + remaining)
+        self._running.add(call)
         try:
-            async with call.limit:
-                self._running.add(call)
-                return await self._run(args, request)
-        except TimeoutError as exc:
-            if not call.limit.expired():
+            return await self._run(args, request)
+        except asyncio.CancelledError as exc:
+            # somebody else may have cancelled it too: the replica that stops, or that has lost the entry
+            if not call.ended or task.uncancel():
                 raise
-            raise ToolError("cancelled" if call.cancelled else "the query's deadline has passed") from exc
+            raise ToolError(call.ended) from exc
         finally:
             self._running.discard(call)
+            if slot is not None:
+                self._deadlines.drop(call, slot)
 
-    def _answering(self, message: Message[ToolRequest], result: bytes, *, store: bool = False) -> list[Command]:
+    def _answering(
+        self, message: Message[ToolRequest], result: bytes, *, new: bool = False, store: bool = False
+    ) -> list[Command]:
         """Stores the result, answers the requester, tells observers; the acknowledgement follows in the same write."""
         bus, request = self._context.bus, message.payload
         commands: list[Command] = []
         if store:
-            key = result_key(self._name, request.call_id)
-            commands.append(("SET", key, result, "EX", self._kept))
+            commands.append(("SET", result_key(self._name, request.call_id), result, "EX", self._kept(result)))
         if request.reply_to:
             commands.append(
                 (
@@ -250,16 +307,45 @@ class ToolWork(Generic[A]):
                     *("type", "tool.result", "call_id", request.call_id, "payload", result),
                 )
             )
-        if store and not self._internal:
+        if new and not self._internal:
             headers = {**message.headers(), "correlation_id": request.query_id, "session_id": request.session_id}
             commands.append(bus.publishing(self._results.of_json(result, **headers)))
         return commands
 
+    def _kept(self, result: bytes) -> int:
+        """Seconds for which a result is stored."""
+        retention: int = self._context.settings.retention
+        if self._internal:
+            return min(_INTERNAL_SECONDS, retention)
+        return min(_LARGE_SECONDS, retention) if len(result) > _LARGE else retention
+
     async def _abandon(self, delivery: Delivery, reason: str) -> Sequence[Command]:
         """A call that is given up is still answered, so that nobody waits for it."""
         message = receive(self._subject, delivery)
-        data = failure(message.payload, reason)
-        return self._answering(message, data.model_dump_json().encode(), store=True)
+        return self._answering(message, encode(failure(message.payload, reason)), new=True, store=True)
+
+
+def _encoded(request: ToolRequest, outcome: ToolResult, ms: int) -> bytes:
+    """A ToolResultMessage as JSON. Raises ToolError for data that JSON cannot carry."""
+    message = {
+        "query_id": request.query_id,
+        "call_id": request.call_id,
+        "tool": request.tool,
+        "result": outcome.text,
+        "error": None,
+        "data": outcome.data,
+        "duration_ms": ms,
+        "session_id": request.session_id,
+    }
+    try:
+        return orjson.dumps(message)
+    except TypeError:
+        # what orjson does not know, like models or integers of more than 64 bits
+        pass
+    try:
+        return encode(ToolResultMessage(**message))
+    except ValueError as exc:
+        raise ToolError(f"its result cannot be sent: {exc}") from exc
 
 
 def _elapsed(started: float) -> int:
@@ -341,7 +427,8 @@ async def open_tools(context: Context[S], build: BuildTools[S]) -> AsyncIterator
 
         return run
 
-    works = [ToolWork(tool.name, tool.args, dispatch(tool.name), internal=tool.internal) for tool in tools]
+    cancelled = Cancelled()
+    works = [ToolWork(tool.name, tool.args, dispatch(tool.name), cancelled, internal=tool.internal) for tool in tools]
     schemas = [tool.schema(context.participant) for tool in tools]
     context.tools = [schema.model_dump(exclude_none=True) for schema in schemas]
 
@@ -349,12 +436,18 @@ async def open_tools(context: Context[S], build: BuildTools[S]) -> AsyncIterator
         await context.bus.publish(*(TOOL_SCHEMA.of(schema) for schema in schemas if not schema.internal))
 
     async def cancel(message: Message[QueryCancel]) -> None:
+        cancelled.add(message.payload.query_id)
         for work in works:
-            await work.cancel(message.payload.query_id)
+            work.cancel(message.payload.query_id)
 
     context.on_settings(replace)
     context.observe(TOOL_SCHEMA_REQUEST, announce)
-    context.observe(QUERY_CANCEL, cancel)
+    # the calls of a query that was cancelled before this replica came may wait in the queue
+    earlier = await context.bus.range(QUERY_CANCEL.stream)
+    for entry in earlier:
+        with contextlib.suppress(DecodeError):
+            cancelled.add(QUERY_CANCEL.decode(Envelope.parse(QUERY_CANCEL.name, *entry)).query_id)
+    context.observe(QUERY_CANCEL, cancel, after=earlier[-1][0] if earlier else START)
     await announce()
     try:
         yield [*works, *_older_names([tool.name for tool in tools])]

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from shared.contracts import TOOL_REQUEST, ToolRequest, ToolResultMessage, canonical_tool
-from shared.envelope import now_ms
-from shared.errors import DecodeError
+from pydantic_core import PydanticSerializationError
+
+from shared.bus import ConnectionLost, with_header
+from shared.bus.port import checked
+from shared.contracts import TOOL_REQUEST, Outgoing, ToolRequest, ToolResultMessage, canonical_tool
+from shared.errors import DecodeError, Local2Error
+from shared.participant.deadlines import Deadlines
 from shared.participant.service import Context
-from shared.participant.tool import decode_result, result_key
-from shared.participant.tool_watch import watched_request
+from shared.participant.tool import RUNNING, decode_result, result_key
+from shared.participant.tool_watch import watched_request, watching
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
 # After this long without a reply the stored result is looked up: a reply may have gone to an owner that died.
 _PATIENCE = 1.0
+# A look at the last moment must not keep anybody waiting.
+_LAST_LOOK = 1.0
 # The worker stops a call this much later than nobody waits for it any more: its last words would say less than ours.
 _AFTERWARDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """For whom a tool is called. `deadline` is in ms since the epoch."""
+    """For whom a tool is called. `deadline` is in ms since the epoch, by the bus's clock."""
 
     query_id: str
     session_id: str = ""
@@ -48,17 +54,32 @@ class Caller:
 
 
 @dataclass(eq=False, slots=True)
-class _Place:
-    """Where somebody waits for a call's answer; None when it is time to look for it."""
+class _Call:
+    """A call that is waited for. `impatient`: when the stored result is looked for, in the loop's time."""
 
-    future: asyncio.Future[ToolResultMessage | None]
+    request: ToolRequest
+    future: asyncio.Future[ToolResultMessage]
+    until: float
+    impatient: float
+    seconds: float
+
+    def settle(self, answer: ToolResultMessage) -> None:
+        if not self.future.done():
+            self.future.set_result(answer)
+
+    def fail(self, exc: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(exc)
 
 
 class ToolClient:
     def __init__(self, context: Context[Any]) -> None:
         self._context = context
         # a call may be asked for twice at once: by the run that lost a query and by the one that took it over
-        self._waiting: dict[str, set[_Place]] = {}
+        self._waiting: dict[str, set[_Call]] = {}
+        self._deadlines: Deadlines[_Call] = Deadlines(self._due)
+        self._sending: list[tuple[Outgoing, _Call]] = []
+        self._looking: set[asyncio.Task[None]] = set()
         context.on_inbox("tool.result", self._receive)
 
     async def schemas(self) -> dict[str, dict[str, Any]]:
@@ -74,13 +95,14 @@ class ToolClient:
         caller: Caller,
         timeout: float,
         grace: float = 0.0,
-        attempt: int = 1,
+        attempt: int | None = None,
         internal: bool = False,
     ) -> ToolResultMessage:
         """The tool's result; every failure is a result too, with a text for the model.
 
         timeout: seconds; what is left until the caller's deadline bounds it further.
         grace: seconds more for an answer that says itself what took so long.
+        attempt: 1 says that this call id was never asked for before, which saves its worker a look; None: unknown.
         internal: an operation that is meant for participants; models and users cannot name one.
         """
         tool = canonical_tool(name, args)
@@ -94,6 +116,10 @@ class ToolClient:
             reply_to=self._context.inbox,
         )
 
+        if not watching():
+            headers = {**caller.headers(), "attempt": attempt}
+            return await self._send(name, request, headers, timeout, grace, internal)
+
         async def send(traceparent: str) -> ToolResultMessage:
             headers = {**caller.headers(), "attempt": attempt, "traceparent": traceparent}
             return await self._send(name, request, headers, timeout, grace, internal)
@@ -103,66 +129,110 @@ class ToolClient:
     async def _send(
         self, name: str, request: ToolRequest, headers: dict[str, Any], timeout: float, grace: float, internal: bool
     ) -> ToolResultMessage:
-        tool, call_id, deadline = request.tool, request.call_id, headers["deadline"]
+        tool, bus, deadline = request.tool, self._context.bus, headers["deadline"]
         served = await self._context.registry.served(tool)
         if served is None or bool(served.get("internal")) is not internal:
             if served is None and await self._context.registry.known(tool):
                 return _refused(request, "[tool unavailable]", "tool unavailable")
             return _refused(request, f"[unknown tool: '{name}']", f"unknown tool: '{name}'")
         if deadline is not None:
-            timeout = max(0.0, min(timeout, (deadline - now_ms()) / 1000))
-        place = _Place(asyncio.get_running_loop().create_future())
-        places = self._waiting.setdefault(call_id, set())
-        places.add(place)
+            timeout = max(0.0, min(timeout, (deadline - bus.now_ms()) / 1000))
+        headers["deadline"] = bus.now_ms() + int((timeout + grace + _AFTERWARDS) * 1000)
         try:
-            until = now_ms() + int((timeout + grace + _AFTERWARDS) * 1000)
-            message = _request_subject(tool).of(request, **{**headers, "deadline": until})
-            await self._context.bus.publish(message)
-            return await self._wait(request, place, timeout, grace)
-        finally:
-            places.discard(place)
-            if not places:
-                del self._waiting[call_id]
-
-    async def _wait(self, request: ToolRequest, place: _Place, timeout: float, grace: float) -> ToolResultMessage:
+            message = _request_subject(tool).of(request, **headers)
+        except PydanticSerializationError as exc:
+            return _refused(request, f"[tool error: {exc}]", f"the arguments cannot be sent: {exc}")
         loop = asyncio.get_running_loop()
-        until = loop.time() + timeout + grace
-        while (remaining := until - loop.time()) > 0:
-            impatience = loop.call_later(min(_PATIENCE, remaining), _look, place.future)
-            try:
-                answer = await place.future
-            finally:
-                impatience.cancel()
-            if answer is not None:
-                return answer
-            # in place before the look: a reply that comes meanwhile is not missed
-            place.future = loop.create_future()
-            stored = await self._context.bus.link.call("GET", result_key(request.tool, request.call_id))
-            if stored is not None and not stored.startswith(b"running:"):
-                return decode_result(stored)
-        return _refused(request, f"[tool timeout after {timeout:g}s]", f"tool timeout after {timeout:g}s", timeout)
+        now = loop.time()
+        call = _Call(request, loop.create_future(), now + timeout + grace, now + _PATIENCE, timeout)
+        calls = self._waiting.setdefault(request.call_id, set())
+        calls.add(call)
+        self._publish(message, call)
+        slot = self._deadlines.add(call, min(call.until, call.impatient))
+        try:
+            return await call.future
+        finally:
+            self._deadlines.drop(call, slot)
+            calls.discard(call)
+            if not calls:
+                self._waiting.pop(request.call_id, None)
+
+    # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _publish(self, message: Outgoing, call: _Call) -> None:
+        """What is asked in one loop tick leaves in one write."""
+        if not self._sending:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._sending.append((message, call))
+
+    def _flush(self) -> None:
+        asked = [(message, call) for message, call in self._sending if not call.future.done()]
+        self._sending = []
+        bus = self._context.bus
+        # not repeated by the connection: a request that may be there already says that it is asked for again
+        writing = bus.link.post([bus.publishing(message) for message, _ in asked], retry=False)
+        writing.add_done_callback(partial(self._written, asked))
+
+    def _written(self, asked: Sequence[tuple[Outgoing, _Call]], writing: asyncio.Future[list[Any]]) -> None:
+        if writing.cancelled():
+            return
+        error = writing.exception()
+        if isinstance(error, ConnectionLost):
+            for message, call in asked:
+                if not call.future.done():
+                    self._publish(with_header(message, attempt=None), call)
+        elif error is not None:
+            for _, call in asked:
+                call.fail(error)
+        else:
+            for (_, call), reply in zip(asked, writing.result(), strict=True):
+                if not isinstance(reply, bytes):
+                    try:
+                        checked(reply)
+                    except Local2Error as exc:
+                        call.fail(exc)
+
+    # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _due(self, call: _Call) -> None:
+        """A reply may have gone to an owner that died, or got lost: after a while the stored result is looked for."""
+        if call.future.done():
+            return
+        now = asyncio.get_running_loop().time()
+        if now < call.until:
+            call.impatient = now + _PATIENCE
+            self._deadlines.add(call, min(call.until, call.impatient))
+        looking = asyncio.create_task(self._look(call, last=now >= call.until))
+        self._looking.add(looking)
+        looking.add_done_callback(self._looking.discard)
+
+    async def _look(self, call: _Call, *, last: bool) -> None:
+        request, seconds = call.request, call.seconds
+        try:
+            async with asyncio.timeout(_LAST_LOOK if last else None):
+                stored = await self._context.bus.link.call("GET", result_key(request.tool, request.call_id))
+            if stored is not None and not stored.startswith(RUNNING):
+                call.settle(decode_result(stored))
+        except (Local2Error, TimeoutError) as exc:
+            log.warning("tool.result_not_found", call_id=request.call_id, reason=str(exc))
+        if last:
+            text = f"tool timeout after {seconds:g}s"
+            call.settle(_refused(request, f"[{text}]", text, seconds))
 
     def _receive(self, raw: Mapping[bytes, bytes]) -> None:
-        places = self._waiting.get(raw.get(b"call_id", b"").decode(errors="replace"))
-        if not places:
+        calls = self._waiting.get(raw.get(b"call_id", b"").decode(errors="replace"))
+        if not calls:
             return  # nobody waits any more
         try:
             answer = decode_result(raw.get(b"payload", b""))
         except DecodeError as exc:
             log.warning("tool.malformed_result", reason=str(exc))
             return
-        for place in places:
-            if not place.future.done():
-                place.future.set_result(answer)
+        for call in calls:
+            call.settle(answer)
 
 
 _request_subject = lru_cache(maxsize=256)(TOOL_REQUEST.for_tool)
-
-
-def _look(future: asyncio.Future[ToolResultMessage | None]) -> None:
-    """Ends a wait that takes long: the answer may be stored."""
-    if not future.done():
-        future.set_result(None)
 
 
 def _refused(request: ToolRequest, text: str, error: str, seconds: float = 0.0) -> ToolResultMessage:

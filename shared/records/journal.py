@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from shared.bus import RING, Bus, Command, Entry, OutOfMemory, ReplyError, Script, next_page, order
+from shared.bus import RING, Bus, BusFull, Command, Entry, ReplyError, Script, next_page, order
 from shared.contracts import PREFIX
 from shared.envelope import now_ms
 from shared.errors import Fenced, Local2Error
@@ -230,7 +230,7 @@ class JournalWriter:
         entry_id, _, time, payload, *extra = command[_ARGUMENTS:]
         if isinstance(reply, ReplyError):
             if reply.code in ("OOM", "MISCONF"):
-                raise OutOfMemory(str(reply))
+                raise BusFull(str(reply))
             # a write repeated after a lost connection is refused too: then the entry is there, and it is ours
             written = ["type", kind.value, "time", time, "data", payload, *extra]
             found = await self._bus.range(self.key, entry_id, entry_id)

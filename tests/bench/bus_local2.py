@@ -78,7 +78,7 @@ class Local2Bus:
     async def call(self, args: dict[str, Any]) -> str:
         query = f"{self._run}-{next(self._numbers)}"
         caller = Caller(query, session_id=self._run, user_id="bench", deadline=now_ms() + 900_000)
-        answer = await self._tools.call(TOOL, args, call_id=f"{query}:A:1:0", caller=caller, timeout=TIMEOUT)
+        answer = await self._tools.call(TOOL, args, call_id=f"{query}:A:1:0", caller=caller, timeout=TIMEOUT, attempt=1)
         if answer.error is not None:
             raise RuntimeError(answer.error)
         return answer.result

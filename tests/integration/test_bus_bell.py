@@ -184,6 +184,7 @@ async def test_a_connection_that_says_nothing_more_is_replaced(
             return Server.parse(proxy.url)
 
         # commands go the short way, the bell's connection through what stops
+        await asyncio.wait_for(near.link.connected.wait(), SOON)
         monkeypatch.setattr(near.link, "server", far)
         follower = bell.follow(KEY)
         writer = await claim(bus)

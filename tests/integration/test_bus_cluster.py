@@ -16,8 +16,8 @@ from support.cluster import Cluster, Node
 from support.consuming import GROUP, STREAM, Recorder, consuming
 from support.waiting import always, eventually
 
-from shared.bus import Bell, Bus, ConnectionLost, Delivery, OutOfMemory, ReplyError, Route, Script, Tail, open_bell
-from shared.bus.slots import slot_of_key
+from shared.bus import Bell, Bus, BusFull, ConnectionLost, Delivery, ReplyError, Route, Script, Tail, open_bell
+from shared.bus.hash_slots import slot_of_key
 from shared.errors import SettingsError
 from shared.records.journal import EntryType, JournalWriter, journal_key, read_journal
 
@@ -125,8 +125,8 @@ async def test_nothing_is_acknowledged_behind_an_effect_that_a_full_node_refuses
     async with Bus(cluster.url, "test/1") as bus:
         node.client.config_set("maxmemory", 1)
         try:
-            with pytest.raises(OutOfMemory):
-                await bus.link.pipe([("XADD", effect, "*", "a", "b"), ("SET", elsewhere(cluster, "k", effect), 1)])
+            with pytest.raises(BusFull):
+                await bus.link.commit([("XADD", effect, "*", "a", "b"), ("SET", elsewhere(cluster, "k", effect), 1)])
             assert await bus.link.call("EXISTS", elsewhere(cluster, "k", effect)) == 0
         finally:
             node.client.config_set("maxmemory", 0)
@@ -370,8 +370,9 @@ async def test_connections_do_not_grow_with_what_is_followed(cluster: Cluster) -
         open_bell(tail.bus) as bell,
         consuming(cluster.url, Recorder(), timeout=0.5),
     ):
-        expected = sorted([*["test/tail:commands"] * 3, "test/tail:tail", *["test/r1:commands"] * 3, "test/r1:groups"])
-        await eventually(lambda: connections() == expected, 5, "one per master, one per work stream, one for the inbox")
+        kinds = ["tail:commands", "tail:pulse", "r1:commands", "r1:pulse"]
+        expected = sorted([*[f"test/{kind}" for kind in kinds] * 3, "test/tail:tail", "test/r1:groups"])
+        await eventually(lambda: connections() == expected, 5, "two per master, one per work stream, one for the inbox")
         expected = sorted([*expected, *["test/tail:bell"] * 3])
         followers = [bell.follow(f"j{n}") for n in range(200)]
         reading = [asyncio.create_task(follower.next()) for follower in followers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.bus.endpoint import Address, Endpoint
-from shared.bus.slots import slot_of, slot_of_key, stages
+from shared.bus.hash_slots import slot_of, slot_of_key, stages
 from shared.errors import SettingsError
 
 

@@ -27,7 +27,7 @@ from services.generator.settings import GeneratorSettings
 from services.memory.service import app as memory
 from services.reward.service import app as reward
 from services.reward.settings import RewardSettings
-from shared.bus.slots import slot_of_key
+from shared.bus.hash_slots import slot_of_key
 from shared.contracts import CRITIQUE_RESULT, DEAD_LETTER, PAIRWISE_RESULT, RESPONSE_GENERATION
 
 # The judge prefers B, whose answers begin with "Well".

@@ -20,8 +20,8 @@ from support.consuming import GROUP, STREAM, consuming
 from support.services import announced, child, running
 from support.waiting import eventually
 
-from shared.bus import Bus, Delivery
-from shared.bus.scripts import REMOVE_FINISHED
+from shared.bus import Bus, Delivery, order
+from shared.bus.scripts import KEEP
 from shared.contracts import (
     QUERY_CANCEL,
     SUBJECTS,
@@ -127,10 +127,8 @@ async def test_the_lag_is_right_through_reading_acknowledging_deleting_and_trimm
                 gone = [pending[name].pop() for _ in range(min(len(pending[name]), rng.randint(1, 8)))]
                 raw.xack(stream, name, *gone)
                 if subject.single_group:
-                    await bus.link.call(*REMOVE_FINISHED((stream,), name, *(entry_id.decode() for entry_id in gone)))
-                    kept = [entry_id for entry_id, _ in raw.xrange(stream)]
-                    assert set(pending[name]) <= set(kept)
-                    assert set(gone) & set(kept) <= {raw.xinfo_groups(stream)[0]["last-delivered-id"]}
+                    await bus.link.call(*keep(stream, name, max(gone, key=lambda one: order(one.decode())).decode()))
+                    assert set(pending[name]) <= {entry_id for entry_id, _ in raw.xrange(stream)}
             case "claim" if pending[name]:
                 raw.xclaim(stream, name, rng.choice("ab"), 0, [rng.choice(pending[name])])
             case "trim":
@@ -144,31 +142,30 @@ async def test_the_lag_is_right_through_reading_acknowledging_deleting_and_trimm
     assert watch.most > 10
 
 
-async def test_nothing_newer_than_what_is_named_is_removed_though_it_is_finished(bus: Bus, raw: redis.Redis) -> None:
+def keep(stream: str, group: str, delivered: str) -> Any:
+    return KEEP((stream,), group, "nobody", "heir", 1_000, delivered)
+
+
+async def test_nothing_newer_than_what_was_delivered_a_beat_ago_is_removed(bus: Bus, raw: redis.Redis) -> None:
     raw.xgroup_create("s", "g", "0", mkstream=True)
     ids = [raw.xadd("s", {"payload": "x"}).decode() for _ in range(4)]
     raw.xreadgroup("g", "c", {"s": ">"}, count=3)
     raw.xack("s", "g", *ids[:3])
-    assert await bus.link.call(*REMOVE_FINISHED(("s",), "g", ids[1])) == 2
+    *_, delivered, _lost = await bus.link.call(*keep("s", "g", ids[1]))
     assert [entry_id.decode() for entry_id, _ in raw.xrange("s")] == ids[2:]
+    assert delivered.decode() == ids[2]
 
 
 async def test_what_a_group_that_was_made_anew_has_not_read_yet_stays(bus: Bus, raw: redis.Redis) -> None:
     raw.xgroup_create("s", "g", "0", mkstream=True)
     ids = [raw.xadd("s", {"payload": "x"}).decode() for _ in range(3)]
-    assert await bus.link.call(*REMOVE_FINISHED(("s",), "g", ids[1])) == 1
-    assert [entry_id.decode() for entry_id, _ in raw.xrange("s")] == [ids[0], ids[2]]
+    await bus.link.call(*keep("s", "g", ids[1]))
+    assert [entry_id.decode() for entry_id, _ in raw.xrange("s")] == ids
 
 
-async def test_removing_from_a_stream_that_is_gone_is_no_error(bus: Bus, raw: redis.Redis) -> None:
-    assert await bus.link.call(*REMOVE_FINISHED(("s",), "g", "1-1")) == 0
-    raw.xadd("s", {"payload": "x"}, id="1-1")
-    assert await bus.link.call(*REMOVE_FINISHED(("s",), "g", "1-1")) == 1
-
-
-@pytest.mark.parametrize("delete_finished", [True, False])
+@pytest.mark.parametrize("single_group", [True, False])
 async def test_the_lag_is_right_while_replicas_come_go_fail_and_give_up(
-    delete_finished: bool, redis_url: str, raw: redis.Redis, watch: Watch
+    single_group: bool, redis_url: str, raw: redis.Redis, watch: Watch
 ) -> None:
     rng = random.Random(1)
     done: set[str] = set()
@@ -187,7 +184,7 @@ async def test_the_lag_is_right_while_replicas_come_go_fail_and_give_up(
     async with watch.on(STREAM):
         for n in range(6):
             # the one before hands over what it holds; every other one dies of having no time for that
-            options: dict[str, Any] = {"delete_finished": delete_finished, "heartbeat": 0.05, "concurrency": 8}
+            options: dict[str, Any] = {"single_group": single_group, "heartbeat": 0.05, "concurrency": 8}
             async with consuming(redis_url, handle, replica=f"r{n}", drain=0.0 if n % 2 else 0.2, **options):
                 for _ in range(60):
                     raw.xadd(STREAM, {"payload": "x"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -10,7 +11,7 @@ from support.consuming import GROUP, STREAM, Recorder, consuming
 from support.waiting import eventually
 
 from shared.bus import Bus
-from shared.bus.streams import ABANDONED_MS, OBSERVED, served_key
+from shared.bus.streams import OBSERVED
 from shared.contracts import (
     AGENT_TRANSITION,
     DEAD_LETTER,
@@ -22,6 +23,7 @@ from shared.contracts import (
     ToolResultMessage,
 )
 from shared.envelope import now_ms
+from shared.participant.janitor import LEASE, Janitor
 
 SUBJECT = RESPONSE_GENERATION
 WORK = SUBJECT.stream
@@ -65,22 +67,101 @@ async def test_trimming_removes_exactly_what_every_group_has_finished_from_the_f
     assert removed > 20
 
 
-def serve(raw: redis.Redis, stream: str, group: str, ago_ms: int) -> None:
-    raw.hset(served_key(stream), group, now_ms() - ago_ms)
-
-
 async def test_an_abandoned_group_no_longer_holds_entries_back(bus: Bus, raw: redis.Redis) -> None:
     for group in ("busy", "gone"):
         raw.xgroup_create(WORK, group, "0", mkstream=True)
     ids = [raw.xadd(WORK, {"payload": "x"}) for _ in range(10)]
     raw.xreadgroup("busy", "c", {WORK: ">"}, count=6)
     raw.xack(WORK, "busy", *ids[:6])
-    serve(raw, WORK, "busy", 0)
-    serve(raw, WORK, "gone", ABANDONED_MS - 60_000)
     assert await bus.trim(SUBJECT) == 0
-    serve(raw, WORK, "gone", ABANDONED_MS + 1_000)
-    assert await bus.trim(SUBJECT) == 6
+    assert await bus.trim(SUBJECT, abandoned=["gone"]) == 6
     assert raw.xlen(WORK) == 4
+
+
+class Time:
+    """A bus whose clock is set by hand."""
+
+    def __init__(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = bus.now_ms()
+        monkeypatch.setattr(bus, "now_ms", lambda: self.now)
+
+
+async def watching(janitor: Janitor, time: Time, seconds: int, pause: int = 5) -> None:
+    for _ in range(seconds // pause):
+        time.now += pause * 1000
+        await janitor.round()
+
+
+@pytest.fixture
+def time(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> Time:
+    return Time(bus, monkeypatch)
+
+
+def left_over(raw: redis.Redis) -> None:
+    """Three answers of two hours ago: memory has read two of them and finished none, the critic has finished all."""
+    for group in ("memory", "critic"):
+        raw.xgroup_create(WORK, group, "0", mkstream=True)
+    old = now_ms() - 7_200_000
+    ids = [raw.xadd(WORK, {"payload": "{}"}, id=f"{old + n}-0") for n in range(3)]
+    raw.xreadgroup("memory", "m1", {WORK: ">"}, count=2)
+    raw.xreadgroup("critic", "c1", {WORK: ">"})
+    raw.xack(WORK, "critic", *ids)
+
+
+async def test_after_a_night_off_nothing_unfinished_is_trimmed_whoever_comes_first(
+    bus: Bus, raw: redis.Redis, time: Time
+) -> None:
+    """Every participant is silent for hours when the first one comes back, and only it can clean up."""
+    left_over(raw)
+    janitor = Janitor(bus, 5)
+    await watching(janitor, time, 600)
+    assert raw.xlen(WORK) == 3
+    # asleep again: what was seen before proves nothing
+    time.now += 5 * 3_600_000
+    await watching(janitor, time, 3_000)
+    assert raw.xlen(WORK) == 3
+
+
+async def test_a_group_that_was_watched_absent_for_an_hour_holds_nothing_back(
+    bus: Bus, raw: redis.Redis, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_over(raw)
+    # a consumer's own silence is told by the server, whose clock cannot be set
+    monkeypatch.setattr("shared.participant.janitor._SILENT_MS", 2_000)
+    await asyncio.sleep(2.5)
+    janitor = Janitor(bus, 60)
+    for seconds, left in ((3_500, 3), (300, 0)):
+        for _ in range(seconds // 60):
+            raw.xreadgroup("critic", "c1", {WORK: ">"})
+            await watching(janitor, time, 60, 60)
+        assert raw.xlen(WORK) == left
+
+
+async def test_a_group_whose_consumer_gives_signs_of_life_is_not_absent(bus: Bus, raw: redis.Redis, time: Time) -> None:
+    left_over(raw)
+    janitor = Janitor(bus, 60)
+    await watching(janitor, time, 7_200, 60)
+    assert raw.xlen(WORK) == 3
+
+
+async def test_the_generators_backlog_is_kept_however_long_nobody_serves_it(
+    bus: Bus, raw: redis.Redis, time: Time
+) -> None:
+    stream = QUERY_RECEIVED.stream
+    raw.xgroup_create(stream, "generator", "0", mkstream=True)
+    raw.xgroup_create(stream, "respondent-b", "0", mkstream=True)
+    for _ in range(5):
+        raw.xadd(stream, {"payload": "x"})
+    await watching(Janitor(bus, 60), time, 10_000, 60)
+    assert raw.xlen(stream) == 5
+
+
+async def test_one_janitor_keeps_the_office(redis_url: str, bus: Bus, raw: redis.Redis) -> None:
+    async with Bus(redis_url, "other/1") as second:
+        first, other = Janitor(bus, 5), Janitor(second, 5)
+        assert [await first._elected(), await other._elected(), await first._elected()] == [True, False, True]
+        raw.delete(LEASE)
+        assert [await other._elected(), await first._elected()] == [True, False]
 
 
 async def test_what_was_finished_a_moment_ago_stays_for_observers_unless_it_is_much(bus: Bus, raw: redis.Redis) -> None:
@@ -99,31 +180,18 @@ async def test_what_was_finished_a_moment_ago_stays_for_observers_unless_it_is_m
     assert await bus.trim(SUBJECT, spare_ms=60_000) == OBSERVED + 4
 
 
-async def test_the_generators_backlog_is_kept_however_long_nobody_serves_it(bus: Bus, raw: redis.Redis) -> None:
-    stream = QUERY_RECEIVED.stream
-    raw.xgroup_create(stream, "generator", "0", mkstream=True)
-    raw.xgroup_create(stream, "respondent-b", "0", mkstream=True)
-    for _ in range(5):
-        raw.xadd(stream, {"payload": "x"})
-    serve(raw, stream, "generator", 100 * ABANDONED_MS)
-    serve(raw, stream, "respondent-b", 100 * ABANDONED_MS)
-    assert await bus.trim(QUERY_RECEIVED) == 0
-    assert raw.xlen(stream) == 5
-
-
 @pytest.mark.parametrize("abandoned", [False, True])
 async def test_a_work_stream_that_nobody_reads_is_bounded(abandoned: bool, bus: Bus, raw: redis.Redis) -> None:
     if abandoned:
         raw.xgroup_create(WORK, "gone", "0", mkstream=True)
-        serve(raw, WORK, "gone", ABANDONED_MS + 1_000)
     await bus.link.pipe([("XADD", WORK, "*", "payload", "x") for _ in range(SUBJECT.keep + 2_000)])
-    assert await bus.trim(SUBJECT) > 0
+    assert await bus.trim(SUBJECT, abandoned=["gone"]) > 0
     assert SUBJECT.keep <= raw.xlen(WORK) <= SUBJECT.keep + 200
 
 
 async def test_a_stream_of_one_group_keeps_only_what_is_not_finished(redis_url: str, raw: redis.Redis) -> None:
     recorder = Recorder()
-    async with consuming(redis_url, recorder, delete_finished=True, heartbeat=0.05):
+    async with consuming(redis_url, recorder, single_group=True, heartbeat=0.05):
         for _ in range(200):
             raw.xadd(STREAM, {"payload": "x"})
         await eventually(lambda: len(recorder.seen) == 200 and raw.xlen(STREAM) == 0)
@@ -132,7 +200,7 @@ async def test_a_stream_of_one_group_keeps_only_what_is_not_finished(redis_url: 
 
 async def test_what_was_finished_last_is_deleted_on_leaving(redis_url: str, raw: redis.Redis) -> None:
     recorder = Recorder()
-    async with consuming(redis_url, recorder, delete_finished=True, heartbeat=30):
+    async with consuming(redis_url, recorder, single_group=True, heartbeat=30):
         raw.xadd(STREAM, {"payload": "x"})
         await eventually(lambda: recorder.seen)
         await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)

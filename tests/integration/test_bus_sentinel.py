@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from redis.asyncio.connection import AbstractConnection
 from support.cluster import Watched
 from support.consuming import Recorder, consuming
 from support.waiting import eventually
 
 from shared.bus import Bell, Bus, Link, Script, Tail, open_bell
+from shared.bus.wire import Server
 
 STREAM = "local2:work"
 
@@ -135,7 +135,7 @@ class Swallowing(Link):
 
     swallowed = 0
 
-    async def _connection(self) -> AbstractConnection:
+    async def server(self) -> Server:
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:

@@ -35,7 +35,8 @@ from shared.contracts import (
     ToolCallRecord,
 )
 from shared.errors import SettingsError
-from shared.participant.service import schema_key, settings_key
+from shared.participant.presence import schema_key
+from shared.participant.service import settings_key
 from shared.records.journal import EntryType, JournalWriter, journal_key, read_journal
 from shared.records.sessions import Turn
 from shared.testing.model_server import Rules, ScriptedModelServer

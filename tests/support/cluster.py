@@ -16,7 +16,7 @@ import redis
 from redis.exceptions import RedisError
 
 from services.cli.launch.embedded_redis import server_binary
-from shared.bus.slots import SLOTS, slot_of_key
+from shared.bus.hash_slots import SLOTS, slot_of_key
 
 _LAST_PORT = 55_500
 

@@ -21,7 +21,7 @@ async def consuming(
     replica: str = "r1",
     streams: Mapping[str, Route] | None = None,
     undertaker: Any = None,
-    delete_finished: bool = False,
+    single_group: bool = False,
     concurrency: int = 4,
     heartbeat: float = 0.2,
     max_deliveries: int = 5,
@@ -29,7 +29,7 @@ async def consuming(
     timeout: float = 5.0,
 ) -> AsyncIterator[Consumer]:
     """Runs until the block ends, then stops as on SIGTERM."""
-    routes = streams or {STREAM: Route(handler, undertaker, delete_finished)}
+    routes = streams or {STREAM: Route(handler, undertaker, single_group)}
     async with Bus(url, f"test/{replica}", timeout=timeout) as bus:
         consumer = Consumer(
             bus,

@@ -13,12 +13,14 @@ class Proxy:
 
     drop_every: the n-th chunk of replies (over all connections) is thrown away, each n.
     latency: seconds that each reply waits.
+    rate: bytes a second that get through in each direction of each connection; 0: as many as come.
     """
 
-    def __init__(self, upstream: str, *, drop_every: int = 0, latency: float = 0.0) -> None:
+    def __init__(self, upstream: str, *, drop_every: int = 0, latency: float = 0.0, rate: int = 0) -> None:
         self._upstream = urlsplit(upstream)
         self.drop_every = drop_every
         self.latency = latency
+        self.rate = rate
         self.connections = 0
         self.dropped = 0
         self._chunks = 0
@@ -92,6 +94,8 @@ class Proxy:
                     continue
                 if self.latency:
                     await asyncio.sleep(self.latency)
+            if self.rate:
+                await asyncio.sleep(len(data) / self.rate)
             sink.write(data)
             await sink.drain()
         raise EOFError

@@ -12,7 +12,8 @@ from services.gateway.backup.section import KeptHere, Tally
 from services.gateway.complaint import complaint
 from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
 from shared.participant.backup import Record
-from shared.participant.service import schema_key, settings_key
+from shared.participant.presence import schema_key
+from shared.participant.service import settings_key
 from shared.records.session_records import scan
 
 

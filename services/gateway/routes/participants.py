@@ -18,8 +18,9 @@ from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.schemas import told
 from shared.bus import StreamState
 from shared.contracts import PREFIX, SETTINGS_UPDATE, SettingsUpdate
-from shared.participant.registry import ReplicaInfo, age_ms
-from shared.participant.service import schema_key, settings_key
+from shared.participant.presence import schema_key
+from shared.participant.registry import ReplicaInfo
+from shared.participant.service import settings_key
 
 router = APIRouter(route_class=JsonRoute, tags=["participants"])
 
@@ -52,17 +53,17 @@ async def listed(gateway: GatewayDep, _user: UserDep) -> Response:
     async with gateway.reachable():
         replicas = await gateway.context.registry.replicas(fresh=True)
         streams = await work_streams(gateway)
-    return reply({"participants": overview(replicas, streams)})
+    return reply({"participants": overview(replicas, streams, gateway.bus.now_ms())})
 
 
-def overview(replicas: Sequence[ReplicaInfo], streams: Sequence[StreamState]) -> list[dict[str, Any]]:
-    """Also participants that have work waiting but no live replica."""
+def overview(replicas: Sequence[ReplicaInfo], streams: Sequence[StreamState], now: int) -> list[dict[str, Any]]:
+    """Also participants that have work waiting but no live replica. now: the bus's time, in ms."""
     groups = {group.name for state in streams for group in state.groups}
     names = sorted(groups | {info.participant for info in replicas})
     return [
         {
             "name": name,
-            "replicas": [_shown(info) for info in replicas if info.participant == name],
+            "replicas": [_shown(info, now) for info in replicas if info.participant == name],
             "work": [
                 {"subject": state.name.removeprefix(PREFIX), "backlog": group.lag, "pending": group.pending}
                 for state in streams
@@ -74,11 +75,11 @@ def overview(replicas: Sequence[ReplicaInfo], streams: Sequence[StreamState]) ->
     ]
 
 
-def _shown(info: ReplicaInfo) -> dict[str, Any]:
+def _shown(info: ReplicaInfo, now: int) -> dict[str, Any]:
     shown = asdict(info)
     del shown["participant"]
     shown["tools"] = [tool["function"]["name"] for tool in info.tools]
-    shown["age_ms"] = max(0, age_ms(info))
+    shown["age_ms"] = max(0, now - info.seen)
     return shown
 
 

@@ -57,7 +57,7 @@ async def call(request: Request, name: str, body: ToolCallBody, gateway: Gateway
         call_id = f"http:{uuid.uuid4().hex}"
         deadline = gateway.bus.now_ms() + int(timeout * 1000)
         caller = Caller(query_id=call_id, user_id=user.user_id, deadline=deadline)
-        calling = gateway.tools.call(tool, body.args, call_id=call_id, caller=caller, timeout=timeout)
+        calling = gateway.tools.call(tool, body.args, call_id=call_id, caller=caller, timeout=timeout, attempt=1)
         outcome = await gateway.race(calling, gone(request.receive))
     if outcome is None:
         raise ApiError(503, "stopping", "this gateway stops; call the tool again")

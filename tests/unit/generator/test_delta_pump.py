@@ -33,7 +33,7 @@ class Journal:
         return "".join(data["text"] for _, items in self.writes for what, data in items if what is kind)
 
 
-async def test_the_first_delta_is_written_at_once_and_the_next_at_the_ticks() -> None:
+async def test_the_first_delta_is_written_at_once_and_the_next_after_the_interval() -> None:
     journal = Journal()
     pump = DeltaPump(journal.write, {})
     loop = asyncio.get_running_loop()
@@ -45,43 +45,12 @@ async def test_the_first_delta_is_written_at_once_and_the_next_at_the_ticks() ->
         await asyncio.sleep(0.002)
     pump.finish()
     await running
-    ended = loop.time()
-    # the first at once, the last when it ended, and what came between at no more ticks than there were
-    assert 3 <= len(journal.writes) <= 3 + (ended - began) / INTERVAL
+    times = [at for at, _ in journal.writes]
+    assert times[0] - began < INTERVAL * 0.9
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert all(gap >= INTERVAL * 0.95 for gap in gaps[:-1])
+    assert len(gaps) >= 2
     assert journal.text(EntryType.ANSWER) == "".join(f"{number} " for number in range(60))
-
-
-async def test_what_several_answers_have_to_say_leaves_together() -> None:
-    turns = 0
-    seen: list[int] = []
-
-    async def count() -> None:
-        nonlocal turns
-        while len(seen) < 16:
-            turns += 1
-            await asyncio.sleep(0)
-
-    async def write(_items: Items) -> None:
-        seen.append(turns)
-
-    pumps = [DeltaPump(write, {}) for _ in range(8)]
-    async with asyncio.TaskGroup() as group:
-        for pump in pumps:
-            group.create_task(pump.run())
-            pump.add(EntryType.ANSWER, "a")
-        while len(seen) < 8:
-            await asyncio.sleep(0)
-        await asyncio.sleep(INTERVAL * 2)
-        group.create_task(count())
-        for pump in pumps:
-            await asyncio.sleep(INTERVAL / 100)
-            pump.add(EntryType.ANSWER, "b")
-        while len(seen) < 16:
-            await asyncio.sleep(0)
-        for pump in pumps:
-            pump.finish()
-    # in neighbouring turns of the loop, or at two ticks when one came in between
-    assert sum(later - earlier > 3 for earlier, later in pairwise(seen[8:])) <= 1
 
 
 async def test_the_end_does_not_wait_for_the_interval() -> None:

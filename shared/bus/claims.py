@@ -1,0 +1,180 @@
+"""Keeping what a replica holds, and taking over what nobody keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from shared.bus.port import ReplyError
+from shared.bus.scripts import HAND_OVER, KEEP, REAP
+from shared.bus.slots import Delivery, Slots
+from shared.bus.streams import Bus, Entry, entries
+from shared.errors import Fenced
+
+# Whatever a leaving replica still holds is given to this consumer: it is anybody's.
+HEIR = "handover"
+MISSED = 3
+_REAP_IDLE_MS = 60_000
+_REAP_BEATS = 10
+
+
+class Watch:
+    """How long somebody has watched the bus without a gap, by the bus's own clock.
+
+    Whoever was away, asleep or cut off does not know who else was: what he has not watched himself proves nothing.
+    `gap`: milliseconds between two looks that are too long for that.
+    """
+
+    def __init__(self, gap: int) -> None:
+        self._gap = gap
+        self._since = self._last = -gap - 1
+
+    def look(self, now: int) -> int:
+        """Milliseconds for which it has been watched, at a look at `now` (bus time, ms); 0 when it begins anew."""
+        if not 0 <= now - self._last <= self._gap:
+            self._since = now
+        self._last = now
+        return now - self._since
+
+
+class Found(NamedTuple):
+    """An entry to be worked on; `deliveries` counts this time in."""
+
+    stream: str
+    entry: Entry
+    deliveries: int
+
+
+class Claims:
+    """One replica's claims in a group, on the streams that it reads.
+
+    They are renewed with every beat. What was silent for three heartbeats is taken over, by a replica that has itself
+    watched for so long: after an outage everybody's claims look old, and those who are there renew theirs first.
+
+    trimmed: streams with one group, which lose what it has finished a beat later, when observers have seen it.
+    """
+
+    def __init__(
+        self, bus: Bus, group: str, replica: str, streams: Sequence[str], trimmed: Sequence[str], heartbeat: float
+    ) -> None:
+        self._bus = bus
+        self._group = group
+        self._replica = replica
+        self._streams = list(streams)
+        self._heartbeat = heartbeat
+        self._idle = int(heartbeat * MISSED * 1000)
+        self._watches = {stream: Watch(int(heartbeat * (MISSED - 1) * 1000)) for stream in streams}
+        # stream → what had been delivered a beat ago: what is finished up to there may go
+        self._delivered = dict.fromkeys(trimmed, "0-0")
+        self._beats = 0
+        self._renewed = 0.0
+        # streams with something to take over: from whom nobody has heard, or from those who left
+        self.orphaned: dict[str, bool] = {}
+
+    async def begin(self) -> None:
+        """Makes the groups. From id 0: what was written before a group existed, or after a flush, is work too."""
+        self._renewed = asyncio.get_running_loop().time()
+        creating = [("XGROUP", "CREATE", name, self._group, "0", "MKSTREAM") for name in self._streams]
+        for reply in await self._bus.pulse.pipe_raw(creating):
+            if isinstance(reply, ReplyError) and reply.code != "BUSYGROUP":
+                raise reply
+
+    async def beat(self, slots: Slots) -> list[Delivery]:
+        """Renews all claims; the deliveries that are lost."""
+        started = asyncio.get_running_loop().time()
+        held: dict[str, list[str]] = {stream: [] for stream in self._streams}
+        for stream, entry_id in slots.held:
+            held[stream].append(entry_id)
+        lost = [
+            delivery
+            for stream, ids in held.items()
+            for entry_id in await self._keep(stream, ids)
+            if (delivery := slots.held.get((stream, entry_id))) is not None and not delivery.settling
+        ]
+        self._renewed = started
+        self._beats += 1
+        if self._beats % _REAP_BEATS == 0:
+            await self._bus.pulse.pipe_raw([REAP((name,), self._group, _REAP_IDLE_MS) for name in self._streams])
+        return lost
+
+    async def _keep(self, stream: str, ids: Sequence[str]) -> list[str]:
+        """Renews claims on one stream; those that are lost. Notes whether there is something to take over."""
+        delivered = self._delivered.get(stream, "")
+        (reply,) = await self._bus.pulse.pipe_raw(
+            [KEEP((stream,), self._group, self._replica, HEIR, self._idle, delivered, *ids)]
+        )
+        if isinstance(reply, ReplyError):
+            if "NOGROUP" not in str(reply):
+                raise reply
+            await self.begin()
+            return list(ids)
+        now, left, silent, last, lost = reply
+        if delivered:
+            self._delivered[stream] = last.decode()
+        watched = self._watches[stream].look(now) >= self._idle
+        if left or (silent and watched):
+            self.orphaned[stream] = watched
+        return [entry_id.decode() for entry_id in lost]
+
+    @property
+    def certain_until(self) -> float:
+        """The loop's time until which everything held is certainly ours."""
+        return self._renewed + 2 * self._heartbeat
+
+    async def ask(self, delivery: Delivery) -> float:
+        """After a long pause: the loop's time until which an entry is certainly ours. Raises Fenced."""
+        now = asyncio.get_running_loop().time()
+        if delivery.entry_id in await self._keep(delivery.stream, [delivery.entry_id]):
+            raise Fenced(f"{delivery.entry_id} was taken over")
+        return now + 2 * self._heartbeat
+
+    # ── taking over ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def unseen(self, stream: str, after: str, count: int, slots: Slots) -> tuple[list[Found], str | None]:
+        """Entries that are pending for this replica but that it does not hold: they got lost on their way. With the
+        position to go on from, None at the end."""
+        # on the connection of the acknowledgements: behind them, what has just been finished is not seen
+        rows = await self._bus.link.call("XPENDING", stream, self._group, after, "+", count, self._replica)
+        alike: dict[int, list[bytes]] = {}
+        for entry_id, _owner, _idle, deliveries in rows:
+            if (stream, entry_id.decode()) not in slots.held:
+                alike.setdefault(deliveries, []).append(entry_id)
+        found: list[Found] = []
+        for deliveries, ids in alike.items():
+            found += await self._claim(stream, 0, dict.fromkeys(ids, deliveries), "RETRYCOUNT", deliveries)
+        return found, f"({rows[-1][0].decode()}" if rows else None
+
+    async def orphans(self, stream: str, watched: bool, count: int, slots: Slots) -> list[Found]:
+        """Takes over at most `count` entries that nobody keeps."""
+        left = await self._bus.link.call("XPENDING", stream, self._group, "-", "+", count, HEIR)
+        found = await self._take(stream, left, 0, slots)
+        if watched and len(left) < count:
+            silent = ("XPENDING", stream, self._group, "IDLE", self._idle, "-", "+", count - len(left))
+            found += await self._take(stream, await self._bus.link.call(*silent), self._idle, slots)
+        return found
+
+    async def _take(self, stream: str, rows: Sequence[Any], idle: int, slots: Slots) -> list[Found]:
+        wanted: dict[bytes, int] = {}
+        alone = slots.last_chance
+        for entry_id, _owner, _idle, deliveries in rows:
+            # beside what is at its last attempt, nothing is taken that is not to be given up anyway
+            if (stream, entry_id.decode()) not in slots.held and not (alone and deliveries < slots.last):
+                wanted[entry_id] = deliveries + 1
+                alone = alone or deliveries + 1 == slots.last > 1
+        return await self._claim(stream, idle, wanted)
+
+    async def _claim(self, stream: str, idle: int, wanted: Mapping[bytes, int], *options: str | int) -> list[Found]:
+        """Entries with their deliveries, without those that somebody has acknowledged or renewed meanwhile."""
+        if not wanted:
+            return []
+        claim = ("XCLAIM", stream, self._group, self._replica, idle, *wanted, *options)
+        return [Found(stream, entry, wanted[entry[0].encode()]) for entry in entries(await self._bus.link.call(*claim))]
+
+    async def hand_over(self) -> None:
+        """Makes what is still held anybody's at once, and leaves no consumer behind."""
+        leaving = [
+            HAND_OVER((stream,), self._group, self._replica, HEIR, int(stream in self._delivered))
+            for stream in self._streams
+        ]
+        await self._bus.link.pipe_raw(leaving)

@@ -1,0 +1,101 @@
+"""Which hash slot of a Redis Cluster a command belongs to, and which commands may change places."""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from shared.bus.port import Command
+
+SLOTS = 16_384
+
+# Where the first key stands, for commands that do not have it directly behind their name.
+_SECOND = frozenset({"XGROUP", "XINFO", "OBJECT", "MEMORY", "DEBUG"})
+_THIRD = frozenset({"EVAL", "EVALSHA", "FCALL"})
+_STREAMS = frozenset({"XREAD", "XREADGROUP"})
+# Without a key: any node answers for all, or every master is asked.
+ANY = frozenset({"INFO", "ECHO", "COMMAND", "CLUSTER"})
+# Without a key, and not the same everywhere: always the node of this slot is asked.
+CLOCK_SLOT = 0
+EVERY = frozenset({"PING", "SCRIPT"})
+# Without a key, and with no meaning for a cluster as a whole over shared connections.
+NOWHERE = frozenset(
+    {
+        *("ACL", "ASKING", "AUTH", "BGSAVE", "CLIENT", "CONFIG", "DBSIZE", "EXEC", "FLUSHALL", "FLUSHDB", "HELLO"),
+        *("KEYS", "LASTSAVE", "MOVE", "MULTI", "PSUBSCRIBE", "PUBLISH", "RANDOMKEY", "ROLE", "SAVE", "SELECT"),
+        *("SUBSCRIBE", "SWAPDB", "UNWATCH", "WAIT", "WAITAOF", "WATCH"),
+    }
+)
+# Reads give the same answers in any order; so do deletions.
+_READS = frozenset(
+    {
+        *("EXISTS", "GET", "HGET", "HGETALL", "HLEN", "HMGET", "HKEYS", "LRANGE", "PTTL", "SCARD", "SISMEMBER"),
+        *("SMEMBERS", "STRLEN", "TTL", "TYPE", "XINFO", "XLEN", "XPENDING", "XRANGE", "XREAD", "XREVRANGE"),
+        *("ZCARD", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGE", "ZSCORE"),
+    }
+)
+_DELETIONS = frozenset({"DEL", "UNLINK"})
+# What says that something is done must not be sent before everything before it is confirmed.
+_CLOSING = frozenset({"XACK", "XDEL"})
+
+
+@lru_cache(maxsize=4096)
+def slot_of_key(key: str | bytes) -> int:
+    """CRC16 of the key, or of the part in its first braces when that is not empty."""
+    raw = key.encode() if isinstance(key, str) else key
+    start = raw.find(b"{")
+    if start >= 0:
+        end = raw.find(b"}", start + 1)
+        if end > start + 1:
+            raw = raw[start + 1 : end]
+    return crc_hqx(raw, 0) % SLOTS
+
+
+def name_of(command: Command) -> str:
+    return str(command[0]).upper()
+
+
+def slot_of(command: Command) -> int | None:
+    """The slot of a command's first key; None for a command without keys."""
+    name = name_of(command)
+    if name == "TIME":
+        return CLOCK_SLOT
+    if name in ANY or name in EVERY or name in NOWHERE or name == "SCAN":
+        return None
+    if name in _STREAMS:
+        place = next(n for n, part in enumerate(command) if part in ("STREAMS", b"STREAMS")) + 1
+    elif name in _THIRD:
+        if not int(command[2]):
+            return None
+        place = 3
+    else:
+        place = 2 if name in _SECOND else 1
+    key = command[place]
+    return slot_of_key(key if isinstance(key, str | bytes) else str(key))
+
+
+def stages(commands: Sequence[Command]) -> Iterator[list[int]]:
+    """The places of commands that may be under way at the same time; each stage waits for the one before.
+
+    Commands of one slot reach one server in their order. Between slots there is no order, and a redirection can turn
+    it round even within one server: so a stage ends where the slot changes, and before an acknowledgement.
+    """
+    stage: list[int] = []
+    # what all of the stage have in common, as long as they do
+    slot: int | None = None
+    kind: str | None = None
+    for place, command in enumerate(commands):
+        name = name_of(command)
+        own_slot = slot_of(command)
+        own_kind = "read" if name in _READS else "deletion" if name in _DELETIONS else None
+        same_slot = own_slot is not None and own_slot == slot
+        same_kind = own_kind is not None and own_kind == kind
+        if stage and (name in _CLOSING or not (same_slot or same_kind)):
+            yield stage
+            stage = []
+        slot = own_slot if same_slot or not stage else None
+        kind = own_kind if same_kind or not stage else None
+        stage.append(place)
+    if stage:
+        yield stage

@@ -1,0 +1,140 @@
+"""What the bus asks of its way to Redis, be it one server, a master behind sentinels or a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from hashlib import sha1
+from typing import Any, ClassVar, Protocol
+
+import hiredis
+
+from shared.errors import BusUnavailable, Local2Error, TransientError
+
+Command = tuple[Any, ...]
+Reply = Any
+
+# A server that has no room in its memory, or none on its disk (MISCONF), refuses writes and goes on reading.
+_FULL = ("OOM", "MISCONF")
+
+
+class ReplyError(Local2Error):
+    """Redis refused a command. `code` is the first word of its answer."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = text.partition(" ")[0]
+
+
+class BusFull(TransientError):
+    """Redis has reached its memory limit, or cannot write to its disk, and refuses writes."""
+
+
+class ConnectionLost(Local2Error):
+    """The connection broke after the command was sent; whether it was carried out is not known."""
+
+
+class Script:
+    """A Lua script, loaded once per connection. All its keys share a hash slot."""
+
+    known: ClassVar[dict[str, Script]] = {}
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.sha = sha1(source.encode(), usedforsecurity=False).hexdigest()
+        Script.known[self.sha] = self
+
+    def __call__(self, keys: Sequence[str], *args: Any) -> Command:
+        return ("EVALSHA", self.sha, len(keys), *keys, *args)
+
+
+class Port(Protocol):
+    """Sends commands in their order. After a lost connection they are sent again, unless `retry` is off: then
+    ConnectionLost is raised, and whether they were carried out is not known.
+
+    transactions: whether `commit` is all or nothing.
+    """
+
+    transactions: ClassVar[bool]
+
+    @property
+    def connected(self) -> asyncio.Event: ...
+
+    async def call(self, *command: Any, retry: bool = True, block: float = 0.0) -> Reply:
+        """One command's reply. Raises ReplyError, BusFull, BusUnavailable, ConnectionLost.
+
+        block: seconds that the server may legitimately keep the reply back.
+        """
+
+    async def pipe(self, commands: Sequence[Command], *, retry: bool = True) -> list[Reply]:
+        """The replies of several commands, all of them carried out. The first error among them is raised."""
+
+    async def pipe_raw(self, commands: Sequence[Command]) -> list[Reply]:
+        """Like `pipe`, with errors as values (ReplyError) at their place."""
+
+    async def commit(self, commands: Sequence[Command], *, until: float | None = None) -> list[Reply]:
+        """Several writes of which the last ones say that it is done: they are carried out all or not at all.
+
+        Raises what a server refused them with: BusFull, ReplyError. A command can still fail while it is carried out
+        (a key of the wrong type): its ReplyError stands among the replies. In a cluster, where no transaction spans
+        two nodes, they are carried out one after the other, and nothing behind one that was refused.
+
+        until: the loop's time after which they are not sent (again); ConnectionLost is raised then.
+        """
+
+    def post(self, commands: Sequence[Command], *, retry: bool = True) -> asyncio.Future[list[Reply]]:
+        """The replies to come, error replies as the parser makes them. Cancelled before it is sent, it never is.
+
+        For whoever has gathered a loop tick's commands himself: they leave at once.
+        """
+
+    def post_commit(self, commands: Sequence[Command], *, until: float | None = None) -> asyncio.Future[list[Reply]]:
+        """`commit` in the same way."""
+
+
+class Reader(Protocol):
+    """The connection of a blocking read. `generation` changes whenever entries may have got lost on their way."""
+
+    @property
+    def connected(self) -> asyncio.Event: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    async def call(self, *command: Any, retry: bool = True, block: float = 0.0) -> Reply:
+        """See Port.call."""
+
+
+def error_of(reply: hiredis.ReplyError) -> Local2Error:
+    """An error reply as the error to raise."""
+    text = str(reply)
+    if text.startswith("BUSY "):
+        return BusUnavailable(text)
+    return BusFull(text) if text.startswith(_FULL) else ReplyError(text)
+
+
+def checked(reply: Reply) -> Reply:
+    """The reply. Raises the error that it is."""
+    if isinstance(reply, hiredis.ReplyError):
+        raise error_of(reply)
+    return reply
+
+
+def as_values(replies: Sequence[Reply]) -> list[Reply]:
+    """Replies with their errors as ReplyError."""
+    return [ReplyError(str(reply)) if isinstance(reply, hiredis.ReplyError) else reply for reply in replies]
+
+
+def refused(reply: Reply) -> str | None:
+    """The text of an error reply."""
+    return str(reply) if isinstance(reply, hiredis.ReplyError) else None
+
+
+def committed(replies: Sequence[Reply]) -> list[Reply]:
+    """The replies of a transaction's commands, from those of MULTI, its commands and EXEC, errors as the parser makes
+    them. Raises what the server refused it with."""
+    outcome = replies[-1]
+    if isinstance(outcome, hiredis.ReplyError):
+        # EXECABORT only says that an earlier reply has the reason
+        raise error_of(next((reply for reply in replies if isinstance(reply, hiredis.ReplyError)), outcome))
+    return list(outcome)

@@ -1,0 +1,85 @@
+"""Keeping the bus's streams short: one replica of all does it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from shared.bus import Bus, ReplyError
+from shared.bus.claims import Watch
+from shared.contracts import PREFIX, Subject
+from shared.errors import TransientError
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
+
+LEASE = f"{PREFIX}janitor"
+# Who looks at a work stream with XRANGE, or reconnects to it, finds what was finished in the last minute.
+_SPARE_MS = 60_000
+# A group of which a consumer gave a sign of life within this time is there.
+_SILENT_MS = 60_000
+# A group that one janitor has watched absent for this long no longer holds entries back …
+ABANDONED_MS = 3_600_000
+# … except the one that answers: its backlog is bounded by the gateway.
+ALWAYS_HELD = frozenset({"generator"})
+# Longer than this between two rounds, and the janitor was away itself.
+_GAP_MS = 60_000
+
+
+class Janitor:
+    """Trims every stream, `period` seconds after the last round.
+
+    It believes only what it has seen itself without a gap, by the bus's clock: whoever starts first after a night, or
+    wakes up first, finds everybody else silent for hours.
+    """
+
+    def __init__(self, bus: Bus, period: float) -> None:
+        self._bus = bus
+        self._period = period
+        self._watch = Watch(max(_GAP_MS, int(3 * period * 1000)))
+        # stream, group → the bus's time since which it has been absent
+        self._absent: dict[tuple[str, str], int] = {}
+
+    async def run(self) -> None:
+        """Until cancelled, or until it turns out that this participant's user of Redis may not."""
+        while True:
+            try:
+                if await self._elected():
+                    await self.round()
+                else:
+                    self._absent.clear()
+            except ReplyError as exc:
+                if exc.code == "NOPERM":
+                    # others do it
+                    return
+                log.warning("janitor.failed", reason=str(exc))
+            except TransientError as exc:
+                log.warning("janitor.failed", reason=str(exc))
+            await asyncio.sleep(self._period)
+
+    async def _elected(self) -> bool:
+        """One keeps the office as long as it lives: what it has watched is not known to another."""
+        seconds = int(3 * self._period * 1000)
+        if await self._bus.link.call("SET", LEASE, self._bus.source, "NX", "PX", seconds):
+            return True
+        if await self._bus.link.call("GET", LEASE) != self._bus.source.encode():
+            return False
+        return bool(await self._bus.link.call("PEXPIRE", LEASE, seconds))
+
+    async def round(self) -> None:
+        """Trims every stream once."""
+        await self._bus.tell_time()
+        now = self._bus.now_ms()
+        if not self._watch.look(now):
+            self._absent.clear()
+        for subject in await self._bus.subjects():
+            abandoned = await self._abandoned(subject, now) if subject.kind == "work" else ()
+            await self._bus.trim(subject, spare_ms=_SPARE_MS, abandoned=abandoned)
+
+    async def _abandoned(self, subject: Subject[Any], now: int) -> list[str]:
+        absent = set(await self._bus.absent(subject, _SILENT_MS)) - ALWAYS_HELD
+        for known in [key for key in self._absent if key[0] == subject.stream and key[1] not in absent]:
+            del self._absent[known]
+        return [
+            group for group in absent if now - self._absent.setdefault((subject.stream, group), now) >= ABANDONED_MS
+        ]

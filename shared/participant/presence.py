@@ -1,0 +1,97 @@
+"""Saying that a replica is there: its registry entry, its inbox and its settings' description, kept by a heartbeat."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from shared.bus import Bus, BusFull, Command, ReplyError
+from shared.contracts import PREFIX
+from shared.errors import BusUnavailable, TransientError
+from shared.participant.inbox import INBOX_LENGTH
+from shared.participant.registry import ReplicaInfo, announcing, leaving, still_there
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
+
+MISSED = 3
+_INBOX_SECONDS = 60
+# How often replicas of each participant were started.
+STARTS = f"{PREFIX}starts"
+
+
+def schema_key(participant: str) -> str:
+    """Where a participant's settings schema and start values are kept."""
+    return f"{PREFIX}settings-schema:{participant}"
+
+
+class Presence:
+    """What others know of a replica.
+
+    told: what the registry is to say of it now. described: its settings' schema and start values, as JSON.
+    """
+
+    def __init__(
+        self, bus: Bus, participant: str, replica: str, inbox: str, told: Callable[[], ReplicaInfo], described: bytes
+    ) -> None:
+        self._bus = bus
+        self._participant = participant
+        self._replica = replica
+        self._inbox = inbox
+        self._told = told
+        self.described = described
+
+    async def arrive(self) -> None:
+        """Opens the inbox and describes the settings, before anybody asks; a Redis that is full is waited for."""
+        while True:
+            try:
+                await self._bus.pulse.pipe(self._opening())
+                break
+            except (BusFull, BusUnavailable) as exc:
+                log.warning("presence.waiting", reason=str(exc))
+            await asyncio.sleep(1.0)
+        # a statistic: a user of the bus who may not write it can do without
+        await self._bus.pulse.pipe_raw([("HINCRBY", STARTS, self._participant, 1)])
+
+    def _opening(self) -> list[Command]:
+        return [
+            ("SET", schema_key(self._participant), self.described),
+            ("XADD", self._inbox, "MAXLEN", "~", INBOX_LENGTH, "*", "type", "started"),
+            ("EXPIRE", self._inbox, _INBOX_SECONDS),
+        ]
+
+    async def describe(self, described: bytes) -> None:
+        """Changes what is said of the settings."""
+        self.described = described
+        await self._bus.pulse.call("SET", schema_key(self._participant), described)
+
+    async def announce(self, heartbeat: float) -> None:
+        """Writes the registry entry, which goes after three heartbeats."""
+        ttl = int(heartbeat * MISSED * 1000)
+        there: list[Command] = [("EXISTS", schema_key(self._participant)), ("EXPIRE", self._inbox, _INBOX_SECONDS)]
+        try:
+            replies = await self._bus.pulse.pipe([*announcing(self._told(), ttl), *there])
+        except BusFull:
+            # nobody is to think it dead, and start it anew, because Redis is full
+            await self._bus.pulse.call(*still_there(self._participant, self._replica, ttl))
+            raise
+        if not all(replies[-len(there) :]):
+            # flushed, or expired while this process was stopped: answers go to an inbox that is there only
+            await self._bus.pulse.pipe(self._opening())
+
+    async def run(self, heartbeat: Callable[[], float]) -> None:
+        """Announces with every heartbeat until cancelled."""
+        while True:
+            try:
+                await self.announce(heartbeat())
+                await self._bus.tell_time()
+            except (TransientError, ReplyError) as exc:
+                log.warning("service.heartbeat_failed", reason=str(exc))
+            await asyncio.sleep(heartbeat())
+
+    async def leave(self) -> None:
+        """Takes the entry and the inbox away, when Redis answers within a second."""
+        with contextlib.suppress(TimeoutError, BusUnavailable, ReplyError):
+            async with asyncio.timeout(1):
+                await self._bus.pulse.pipe([*leaving(self._participant, self._replica), ("DEL", self._inbox)])

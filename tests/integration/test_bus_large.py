@@ -1,0 +1,78 @@
+"""Large messages over slow lines: limits of time count progress, and signs of life do not wait behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import redis
+from support.apps import ProbeSettings, probe
+from support.proxy import Proxy
+from support.services import announced, running
+from support.waiting import eventually
+
+from shared.bus import Bus
+from shared.errors import PermanentError
+from shared.participant.registry import Registry
+from shared.participant.service import open_context
+from shared.participant.tool_client import Caller, ToolClient
+
+RATE = 10_000_000
+SIZE = 8_000_000
+
+
+async def test_a_call_of_eight_megabytes_over_a_slow_line_is_answered_and_so_is_all_beside_and_after_it(
+    redis_url: str, raw: redis.Redis, tmp_path: Path
+) -> None:
+    async with Proxy(redis_url, rate=RATE) as proxy:
+        settings = ProbeSettings(
+            redis_url=proxy.url, effects_url=redis_url, data_dir=tmp_path, heartbeat=0.5, redis_timeout=0.5, drain=1.0
+        )
+        async with (
+            running(probe, settings),
+            open_context("asker", settings) as context,
+            Bus(redis_url, "test/looking") as looking,
+        ):
+            client = ToolClient(context)
+            await announced(redis_url, "probe")
+            await eventually(client.schemas)
+            registry = Registry(looking, freshness=0)
+
+            async def ask(name: str, text: str) -> str:
+                caller = Caller("1-1")
+                answer = await client.call("probe", {"text": text}, call_id=name, caller=caller, timeout=60, attempt=1)
+                return answer.result
+
+            large = asyncio.create_task(ask("large", "x" * SIZE))
+            beside = 0
+            while not large.done():
+                assert await ask(f"beside{beside}", "y") == "you said y"
+                assert len(await registry.replicas()) == 2, "signs of life wait behind bulk"
+                beside += 1
+            assert (await large) == "you said " + "x" * SIZE
+            assert beside > 1
+            assert await ask("after", "z") == "you said z"
+        assert raw.hget("effects", "x" * SIZE) == b"1"
+        # kept in the results' stream, but not beside thousands of its like
+        assert raw.xlen("local2:tool.result.probe") < 10
+
+
+async def test_a_message_that_always_breaks_the_connection_ends_with_a_reason(redis_url: str) -> None:
+    class Breaking(Proxy):
+        """Something on the way that cannot bear large messages."""
+
+        async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, replies: bool) -> None:
+            seen = 0
+            while data := await source.read(65_536):
+                seen += 0 if replies else len(data)
+                if seen > 2_000_000:
+                    break
+                sink.write(data)
+                await sink.drain()
+            raise EOFError
+
+    async with Breaking(redis_url) as proxy, Bus(proxy.url, "test/1", timeout=0.5) as bus:
+        with pytest.raises(PermanentError, match="broke the connection to Redis 5 times"):
+            await bus.link.call("SET", "large", "x" * 4_000_000)
+        assert await bus.link.call("SET", "small", "x") == b"OK"

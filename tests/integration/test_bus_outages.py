@@ -1,0 +1,259 @@
+"""Redis away, asleep, full or odd: healthy replicas keep their work, and nothing runs twice because of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from support.apps import ProbeSettings, probe
+from support.consuming import GROUP, STREAM, consuming
+from support.proxy import Proxy
+from support.services import announced, running
+from support.waiting import always, eventually
+
+from services.cli.launch.embedded_redis import EmbeddedRedis
+from shared.bus import Bus, BusFull, Delivery, Link
+from shared.bus.claims import Watch
+from shared.participant.service import open_context
+from shared.participant.tool_client import Caller, ToolClient
+
+HEARTBEAT = 0.2
+
+
+def probing(url: str, folder: Path, **more: Any) -> ProbeSettings:
+    return ProbeSettings(redis_url=url, data_dir=folder, heartbeat=HEARTBEAT, drain=1.0, concurrency=8, **more)
+
+
+@contextlib.asynccontextmanager
+async def calls_at_two_workers(settings: ProbeSettings, url: str, seconds: float) -> AsyncIterator[list[Any]]:
+    """Eight calls that are running when the block begins, and are answered at its end."""
+    async with running(probe, settings), running(probe, settings), open_context("asker", settings) as context:
+        client = ToolClient(context)
+        await announced(url, "probe", replicas=2)
+        await eventually(client.schemas)
+
+        async def ask(n: int) -> Any:
+            args = {"text": f"t{n}", "seconds": seconds}
+            return await client.call("probe", args, call_id=f"c{n}", caller=Caller("1-1"), timeout=60)
+
+        calls = [asyncio.create_task(ask(n)) for n in range(8)]
+        effects = redis.Redis.from_url(settings.effects_url or url)
+        await eventually(lambda: effects.hlen("effects") == 8)
+        answers: list[Any] = []
+        yield answers
+        answers += await asyncio.gather(*calls)
+        assert {answer.error for answer in answers} == {None}
+        assert {int(count) for count in effects.hvals("effects")} == {1}, "a call ran twice"
+        effects.close()
+
+
+@pytest.mark.parametrize("down", [3 * HEARTBEAT + 0.3, 10 * HEARTBEAT])
+async def test_calls_go_on_over_a_restart_of_redis_and_none_runs_twice(
+    down: float, redis_server: EmbeddedRedis, tmp_path: Path, redis_url: str
+) -> None:
+    settings = probing(redis_server.url, tmp_path / "d", effects_url=redis_url)
+    async with calls_at_two_workers(settings, redis_server.url, 5.0):
+        await asyncio.to_thread(redis_server.kill)
+        await asyncio.sleep(down)
+        await asyncio.to_thread(redis_server.start)
+
+
+async def test_calls_go_on_while_the_network_is_frozen_and_none_runs_twice(redis_url: str, tmp_path: Path) -> None:
+    async with Proxy(redis_url) as proxy:
+        settings = probing(proxy.url, tmp_path, effects_url=redis_url)
+        async with calls_at_two_workers(settings, redis_url, 5.0):
+            proxy.freeze()
+            await asyncio.sleep(8 * HEARTBEAT)
+            proxy.thaw()
+
+
+def test_a_watch_begins_anew_after_a_gap_and_when_the_clock_goes_back() -> None:
+    watch = Watch(gap=2_000)
+    assert [watch.look(now) for now in (10_000, 11_000, 13_000)] == [0, 1_000, 3_000]
+    # a night's sleep, or an outage
+    assert [watch.look(now) for now in (15_001, 16_000)] == [0, 999]
+    assert [watch.look(now) for now in (9_000, 10_500)] == [0, 1_500]
+
+
+async def test_a_replica_that_was_away_takes_nothing_over_before_it_has_watched(
+    redis_url: str, raw: redis.Redis
+) -> None:
+    """Somebody's claims are old when it comes; they may be there all the same."""
+    seen: list[str] = []
+
+    async def handler(delivery: Delivery) -> list[Any]:
+        seen.append(delivery.entry_id)
+        return []
+
+    raw.xgroup_create(STREAM, GROUP, "0", mkstream=True)
+    entry_id = raw.xadd(STREAM, {"payload": "x"})
+    raw.xreadgroup(GROUP, "other", {STREAM: ">"})
+    raw.xclaim(STREAM, GROUP, "other", 0, [entry_id], idle=3_600_000)
+    async with consuming(redis_url, handler, heartbeat=1.0) as consumer:
+        await eventually(lambda: consumer._claims._beats >= 1)
+        await always(lambda: not seen, 0.5)
+        # the other one renews; its claim is as good as ever
+        raw.xclaim(STREAM, GROUP, "other", 0, [entry_id], justid=True)
+    assert not seen
+
+
+# ── full ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def spoil(redis_server: EmbeddedRedis) -> Callable[[bool], None]:
+    """Makes a server refuse writes because it cannot save to its disk (MISCONF), or take them again."""
+    with redis.Redis.from_url(redis_server.url) as raw:
+        target = Path(raw.config_get("dir")["dir"]) / raw.config_get("dbfilename")["dbfilename"]
+
+        def set_to(broken: bool) -> None:
+            if broken:
+                raw.config_set("save", "3600 1")
+                raw.config_set("stop-writes-on-bgsave-error", "yes")
+                # a folder in the place of the file
+                target.mkdir()
+                (target / "x").touch()
+                raw.bgsave()
+                while raw.info("persistence")["rdb_last_bgsave_status"] != "err":
+                    pass
+            else:
+                shutil.rmtree(target)
+                raw.config_set("save", "")
+
+        yield set_to  # type: ignore[misc]
+
+
+async def test_a_disk_that_is_full_is_like_a_memory_that_is_full(
+    redis_server: EmbeddedRedis, spoil: Callable[[bool], None]
+) -> None:
+    tried = 0
+
+    async def handler(_delivery: Delivery) -> list[Any]:
+        nonlocal tried
+        tried += 1
+        spoil(True)
+        return [("RPUSH", "effects", "x")]
+
+    with redis.Redis.from_url(redis_server.url) as raw:
+        async with Bus(redis_server.url, "test/1") as bus, consuming(redis_server.url, handler, heartbeat=0.1):
+            raw.xadd(STREAM, {"payload": "x"})
+            await eventually(lambda: tried)
+            with pytest.raises(BusFull, match="MISCONF"):
+                await bus.link.call("SET", "a", "b")
+            assert await bus.link.call("GET", "a") is None
+            await always(lambda: raw.xpending(STREAM, GROUP)["pending"] == 1, 0.5)
+            spoil(False)
+            await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
+        assert tried == 1
+        assert raw.lrange("effects", 0, -1) == [b"x"]
+        assert raw.xlen("local2:dead.letter") == 0
+
+
+async def test_a_participant_that_starts_while_redis_is_full_waits(
+    redis_url: str, raw: redis.Redis, tmp_path: Path
+) -> None:
+    try:
+        raw.config_set("maxmemory", 1)
+        async with running(probe, probing(redis_url, tmp_path)) as serving:
+            await always(lambda: not serving.done(), 1.0)
+            raw.config_set("maxmemory", 0)
+            await announced(redis_url, "probe")
+    finally:
+        raw.config_set("maxmemory", 0)
+
+
+# ── effects and acknowledgement ──────────────────────────────────────────────────────────────────────────────
+
+
+async def test_no_crash_while_redis_is_full_loses_an_entry(redis_url: str, raw: redis.Redis) -> None:
+    """What is refused is refused together with its acknowledgement: whoever dies then loses nothing."""
+    try:
+        async with Bus(redis_url, "test/1") as bus:
+            raw.xgroup_create(STREAM, GROUP, "0", mkstream=True)
+            entry = raw.xadd(STREAM, {"payload": "x"})
+            raw.xreadgroup(GROUP, "r1", {STREAM: ">"})
+            raw.config_set("maxmemory", 1)
+            with pytest.raises(BusFull):
+                await bus.link.commit([("RPUSH", "effects", "x"), ("XACK", STREAM, GROUP, entry)])
+            assert raw.xpending(STREAM, GROUP)["pending"] == 1
+            raw.config_set("maxmemory", 0)
+            assert await bus.link.commit([("RPUSH", "effects", "x"), ("XACK", STREAM, GROUP, entry)]) == [1, 1]
+            assert raw.xpending(STREAM, GROUP)["pending"] == 0
+    finally:
+        raw.config_set("maxmemory", 0)
+
+
+async def test_an_effect_on_a_key_of_another_type_ends_as_a_dead_letter_and_the_others_hold(
+    redis_url: str, raw: redis.Redis
+) -> None:
+    raw.set("taken", "a string")
+
+    async def handler(delivery: Delivery) -> list[Any]:
+        wrong = [("RPUSH", "taken", "x")] if b"bad" in delivery.fields else []
+        return [("RPUSH", "effects", delivery.entry_id), *wrong]
+
+    async with consuming(redis_url, handler):
+        ids = [raw.xadd(STREAM, {"payload": kind}) for kind in ("good", "bad", "good")]
+        await eventually(lambda: raw.xlen("local2:dead.letter") == 1)
+        await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
+    assert sorted(raw.lrange("effects", 0, -1)) == sorted(ids)
+    ((_, letter),) = raw.xrange("local2:dead.letter")
+    assert b"WRONGTYPE" in letter[b"payload"]
+    assert ids[1] in letter[b"payload"]
+
+
+async def test_of_entries_that_are_written_together_only_the_refused_one_waits(
+    redis_url: str, raw: redis.Redis
+) -> None:
+    """One transaction for a whole loop tick must not tie its entries to each other."""
+    together = asyncio.Event()
+
+    async def handler(delivery: Delivery) -> list[Any]:
+        await together.wait()
+        return [("NOSUCHCOMMAND", "x")] if b"bad" in delivery.fields else [("RPUSH", "effects", "x")]
+
+    async with consuming(redis_url, handler, concurrency=4) as consumer:
+        for kind in ("good", "bad", "good"):
+            raw.xadd(STREAM, {"payload": kind})
+        await eventually(lambda: len(consumer.held) == 3)
+        together.set()
+        await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
+    assert raw.llen("effects") == 2
+    assert raw.xlen("local2:dead.letter") == 1
+
+
+# ── odd servers ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"-READONLY You can't write against a read only replica.\r\n", b"-LOADING\r\n"]
+)
+async def test_a_server_that_ends_every_connection_is_not_stormed(answer: bytes) -> None:
+    """A proxy without a server behind it, a replica, a server that loads: each takes connections all the time."""
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        if answer:
+            await reader.read(65_536)
+            writer.write(answer * 100)
+            with contextlib.suppress(OSError):
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, Link(f"redis://127.0.0.1:{port}", name="test", timeout=0.5) as link:
+        asking = asyncio.create_task(link.call("GET", "x"))
+        await eventually(lambda: connections >= 3)
+        await asyncio.sleep(3.0)
+        asking.cancel()
+    # 0.02 + 0.04 + … to 0.5 s
+    assert connections < 15
