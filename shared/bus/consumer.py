@@ -97,6 +97,8 @@ class Consumer:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Reads and handles until `stop` is set, then finishes or hands over what it holds."""
+        # kept, because asking for the running loop is a system call before Python 3.12
+        self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as background:
             await self._begin(stop)
             beating = background.create_task(self._beat_forever())
@@ -201,7 +203,7 @@ class Consumer:
         entry_id, fields = found.entry
         delivery = Delivery(found.stream, entry_id, fields, found.deliveries, self.slots)
         if not self._stopping and self.slots.take(delivery):
-            delivery.task = asyncio.create_task(self._handle(delivery))
+            delivery.task = self._loop.create_task(self._handle(delivery))
 
     async def _repair(self, exc: TransientError | ReplyError) -> None:
         if not isinstance(exc, ReplyError) or exc.code != "NOGROUP":
@@ -282,7 +284,7 @@ class Consumer:
         if delivery.lost:
             raise Fenced(f"{delivery.entry_id} was taken over")
         until = self._claims.certain_until
-        return until if asyncio.get_running_loop().time() < until else await self._claims.ask(delivery)
+        return until if self._loop.time() < until else await self._claims.ask(delivery)
 
     async def _bury(self, delivery: Delivery, reason: str) -> None:
         """Sets an entry aside, and tells whoever waits for it."""

@@ -25,6 +25,7 @@ class Settling:
         self._bus = bus
         self._group = group
         self._waiting: list[_Item] = []
+        self._loop = asyncio.get_running_loop()
 
     async def settle(self, delivery: Delivery, effects: Sequence[Command], until: float) -> None:
         """Returns when the effects of an entry are written and it is acknowledged.
@@ -32,10 +33,9 @@ class Settling:
         until: the loop's time after which they must not be written any more; ConnectionLost is raised then.
         Raises BusFull and ReplyError when nothing was written, EffectRefused when something was.
         """
-        loop = asyncio.get_running_loop()
-        settled: asyncio.Future[None] = loop.create_future()
+        settled: asyncio.Future[None] = self._loop.create_future()
         if not self._waiting:
-            loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush)
         self._waiting.append((delivery, effects, until, settled))
         delivery.settling = True
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -99,13 +100,12 @@ class Registry:
     async def replicas(self, *, fresh: bool = False) -> list[ReplicaInfo]:
         """Live replicas, by participant and age."""
         self._wanted.set()
-        loop = asyncio.get_running_loop()
-        if fresh or loop.time() - self._taken > self._freshness:
+        if fresh or time.monotonic() - self._taken > self._freshness:
             async with self._lock:
-                if fresh or loop.time() - self._taken > self._freshness:
+                if fresh or time.monotonic() - self._taken > self._freshness:
                     self._snapshot = await self._read()
                     self._served = _served(self._snapshot)
-                    self._taken = loop.time()
+                    self._taken = time.monotonic()
         return self._snapshot
 
     async def _read(self) -> list[ReplicaInfo]:

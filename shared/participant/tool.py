@@ -205,6 +205,7 @@ class ToolWork(Generic[A]):
 
     def route(self, context: Context[Any]) -> Route:
         self._context = context
+        self._loop = asyncio.get_running_loop()
         self._deadlines: Deadlines[_Call] = Deadlines(lambda call: call.end(_TOO_LATE))
         return Route(self._handle, self._abandon, single_group=True)
 
@@ -223,7 +224,8 @@ class ToolWork(Generic[A]):
                 stored = await self._context.bus.link.call("GET", result_key(self._name, message.payload.call_id))
                 if stored is not None and not stored.startswith(RUNNING):
                     return self._answering(message, stored)
-            return await self._execute(message)
+            assert delivery.task is not None
+            return await self._execute(message, delivery.task)
 
     async def _asked_before(self, delivery: Delivery, request: ToolRequest) -> bool:
         """Whether an earlier entry of the same call is not finished: it will be answered, under the call's id."""
@@ -247,13 +249,13 @@ class ToolWork(Generic[A]):
             return False
         return other.call_id == request.call_id
 
-    async def _execute(self, message: Message[ToolRequest]) -> Sequence[Command]:
+    async def _execute(self, message: Message[ToolRequest], task: asyncio.Task[None]) -> Sequence[Command]:
         request, started = message.payload, time.perf_counter()
         store = True
         try:
             if request.query_id in self._cancelled:
                 raise NotRun("cancelled")
-            running = self._bounded(message)
+            running = self._bounded(message, task)
             outcome = await (watched_call(request, running) if watching() else running)
             result = _encoded(request, outcome, _elapsed(started))
             log.debug("tool.completed", tool=self._name, call_id=request.call_id, ms=_elapsed(started))
@@ -264,21 +266,19 @@ class ToolWork(Generic[A]):
             log.info("tool.failed", tool=self._name, call_id=request.call_id, ms=data.duration_ms, error=data.error)
         return self._answering(message, result, new=True, store=store)
 
-    async def _bounded(self, message: Message[ToolRequest]) -> ToolResult:
+    async def _bounded(self, message: Message[ToolRequest], task: asyncio.Task[None]) -> ToolResult:
         """Runs the tool inside the call's deadline; a cancelled query stops it."""
         request = message.payload
         try:
             args = self._args.model_validate(request.args)
         except ValidationError as exc:
             raise ToolError(_argument_error(exc)) from exc
-        task = asyncio.current_task()
-        assert task is not None
         call, slot = _Call(request.query_id, task), None
         if (deadline := message.envelope.deadline) is not None:
             remaining = (deadline - self._context.bus.now_ms()) / 1000
             if remaining <= 0:
                 raise NotRun(_TOO_LATE)
-            slot = self._deadlines.add(call, asyncio.get_running_loop().time() + remaining)
+            slot = self._deadlines.add(call, self._loop.time() + remaining)
         self._running.add(call)
         try:
             return await self._run(args, request)

@@ -80,6 +80,7 @@ class ToolClient:
         self._deadlines: Deadlines[_Call] = Deadlines(self._due)
         self._sending: list[tuple[Outgoing, _Call]] = []
         self._looking: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
         context.on_inbox("tool.result", self._receive)
 
     async def schemas(self) -> dict[str, dict[str, Any]]:
@@ -142,9 +143,8 @@ class ToolClient:
             message = _request_subject(tool).of(request, **headers)
         except PydanticSerializationError as exc:
             return _refused(request, f"[tool error: {exc}]", f"the arguments cannot be sent: {exc}")
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        call = _Call(request, loop.create_future(), now + timeout + grace, now + _PATIENCE, timeout)
+        now = self._loop.time()
+        call = _Call(request, self._loop.create_future(), now + timeout + grace, now + _PATIENCE, timeout)
         calls = self._waiting.setdefault(request.call_id, set())
         calls.add(call)
         self._publish(message, call)
@@ -162,7 +162,7 @@ class ToolClient:
     def _publish(self, message: Outgoing, call: _Call) -> None:
         """What is asked in one loop tick leaves in one write."""
         if not self._sending:
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._loop.call_soon(self._flush)
         self._sending.append((message, call))
 
     def _flush(self) -> None:
@@ -198,7 +198,7 @@ class ToolClient:
         """A reply may have gone to an owner that died, or got lost: after a while the stored result is looked for."""
         if call.future.done():
             return
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if now < call.until:
             call.impatient = now + _PATIENCE
             self._deadlines.add(call, min(call.until, call.impatient))
