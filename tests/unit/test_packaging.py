@@ -76,7 +76,9 @@ def test_the_time_to_stop_follows_the_time_to_drain() -> None:
 def compose_is_there() -> bool:
     if shutil.which("docker") is None:
         return False
-    return subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=30, check=False).returncode == 0
+    return (
+        subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=30, check=False).returncode == 0
+    )
 
 
 @pytest.mark.skipif(not compose_is_there(), reason="there is no docker compose here to ask")
