@@ -18,7 +18,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast lint format types imports stories bench bench-shadow eval-memory eval-ranking soak chaos judging-chaos compose-test lock env up down logs clean
+.PHONY: help setup run test test-fast lint format types imports docs-keys stories bench bench-shadow eval-memory eval-ranking soak chaos judging-chaos compose-test lock env up down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -72,6 +72,9 @@ types: $(DEV_STAMP) ## mypy, strict
 
 imports: $(DEV_STAMP) ## who may import whom
 	@$(VENV)/bin/lint-imports
+
+docs-keys: $(DEV_STAMP) ## write the table of keys into docs/bus.md
+	@$(PY) deploy/docs_keys.py
 
 stories: $(DEV_STAMP) ## the acceptance stories against a stack with the scripted model
 	@$(PY) tests/e2e/stories_stack.py $(ARGS)

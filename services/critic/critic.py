@@ -14,6 +14,7 @@ from services.critic.machine import IDLE, TABLE
 from services.critic.pairs import Half, Pairs
 from services.critic.rubrics import DEFAULT, Rubric, rubric_for
 from services.critic.settings import CriticSettings
+from shared.bus.keys import grade_key, journal_key, verdict_key
 from shared.contracts import (
     AGENT_TRANSITION,
     CRITIQUE_RESULT,
@@ -29,8 +30,7 @@ from shared.envelope import Message
 from shared.participant.machine import Machine
 from shared.participant.sampling import one_in
 from shared.participant.service import Context
-from shared.records.erasing import grade_key, verdict_key
-from shared.records.journal import EntryType, append_after, journal_key
+from shared.records.journal import EntryType, append_after
 from shared.records.sessions import Sessions
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger

@@ -12,11 +12,9 @@ from typing import Any
 import orjson
 
 from shared.bus import Bus, Script
+from shared.bus.keys import PAIRS_WAITING, pair_key
 from shared.envelope import now_ms
-from shared.records.erasing import PAIRS
 
-# One hash slot: the script below makes room by removing other pairs.
-WAITING = f"{PAIRS}waiting"
 # A counterpart that is this late is not waited for; nor one that is later than journals are kept.
 _SECONDS = 3600
 
@@ -88,15 +86,15 @@ class Pairs:
 
     async def offer(self, query_id: str, respondent_id: str, half: Half, limit: int) -> Offer:
         """Puts an answer beside its counterpart; at most `limit` answers wait, the oldest are given up."""
-        keys = (PAIRS + query_id, WAITING)
-        args = (respondent_id, half.dump(), query_id, limit, self._seconds, now_ms(), PAIRS)
+        keys = (pair_key(query_id), PAIRS_WAITING)
+        args = (respondent_id, half.dump(), query_id, limit, self._seconds, now_ms(), pair_key(""))
         first, second, *evicted = await self._bus.link.call(*_OFFER(keys, *args))
         pair = (Half.parse(first), Half.parse(second)) if first and second else None
         return Offer(pair, [name.decode() for name in evicted])
 
     async def close(self, query_id: str) -> None:
         """The pair has been judged, or one of its answers cannot be."""
-        await self._bus.link.call(*_CLOSE((PAIRS + query_id, WAITING), query_id, self._seconds))
+        await self._bus.link.call(*_CLOSE((pair_key(query_id), PAIRS_WAITING), query_id, self._seconds))
 
     async def waiting(self) -> int:
-        return int(await self._bus.link.call("ZCARD", WAITING))
+        return int(await self._bus.link.call("ZCARD", PAIRS_WAITING))

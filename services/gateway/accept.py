@@ -13,9 +13,9 @@ from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal, digest
 from services.gateway.records import QueryRecord, load
+from shared.bus.keys import once_key
 from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, Mode, QueryReceived
 from shared.records import lanes
-from shared.records.lanes import once_key
 from shared.telemetry import tracing
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -69,13 +69,13 @@ async def accept(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
         if origin.idempotency_key is None:
             return await _accept(gateway, origin, ask, uuid.uuid4().hex, str(uuid.uuid4()))
         once = digest(f"{origin.principal.user_id}\n{origin.idempotency_key}")
-        known = await gateway.bus.link.call("GET", once_key(once))
+        known = await gateway.bus.link.call("GET", once_key(QUERY_RECEIVED.stream, once))
         if known is not None:
             earlier = await load(gateway, known.decode())
             if earlier is not None:
                 return _same(earlier, ask)
             # nothing is kept of that query any more
-            await gateway.bus.link.call("DEL", once_key(once))
+            await gateway.bus.link.call("DEL", once_key(QUERY_RECEIVED.stream, once))
         # a repeat after a crash must come to the same session too
         return await _accept(gateway, origin, ask, once, str(uuid.uuid5(_NAMESPACE, once)))
 

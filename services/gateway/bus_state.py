@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.bus import Bus, Command, ReplyError, Script
+from shared.bus.keys import STARTS
 from shared.bus.streams import order
 from shared.contracts import DEAD_LETTER
-from shared.participant.presence import STARTS
 
 # Counting is bounded: a backlog beyond it is a disaster in any case, and says so.
 _COUNTED = 10_000

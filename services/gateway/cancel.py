@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from services.gateway.gateway import Gateway
+from shared.bus.keys import cancel_key
 from shared.contracts import QUERY_CANCEL, QueryCancel
-from shared.records.lanes import cancel_key
 
 _CANCEL_SECONDS = 86_400
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from services.gateway.cancel import cancel_all
 from services.gateway.gateway import Gateway
 from shared.bus import Bus, order
+from shared.bus.keys import cancel_key, queries_key
 from shared.contracts import QUERY_RECEIVED
 from shared.records import lanes
 from shared.records.erasing import erase, erase_dead_letters, erase_entries
-from shared.records.lanes import RESPONDENTS, cancel_key, lane_keys, queries_key
+from shared.records.lanes import RESPONDENTS, lane_keys
 from shared.records.sessions import SessionInfo
 
 # Seconds that a deletion may take beyond what any request may ask of the bus.

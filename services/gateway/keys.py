@@ -18,14 +18,13 @@ import orjson
 
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bus
-from shared.contracts import PREFIX
+from shared.bus.keys import API_KEYS
 from shared.envelope import now_ms
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
 Role = Literal["admin", "user"]
-KEYS = f"{PREFIX}keys"
 ADMIN = "admin"
 # A revoked key works at most this long on another replica.
 _CACHE_SECONDS = 2.0
@@ -126,9 +125,9 @@ class Keys:
             # the configured key is the same everywhere: an earlier one must not open any door
             stale = [h for h, record in await self.stored() if record.start and h != self._admin]
             if stale:
-                await link.call("HDEL", KEYS, *stale)
+                await link.call("HDEL", API_KEYS, *stale)
         record = KeyRecord(self._admin[:12], "start key", ADMIN, "admin", now_ms(), start=True)
-        await link.call("HSETNX", KEYS, self._admin, record.dump())
+        await link.call("HSETNX", API_KEYS, self._admin, record.dump())
 
     async def principal(self, key: str) -> Principal | None:
         """Whose key it is; None for an unknown one."""
@@ -143,7 +142,7 @@ class Keys:
         if now < until:
             return known
         async with self._connection.reachable():
-            raw = await self._connection.bus.link.call("HGET", KEYS, hashed)
+            raw = await self._connection.bus.link.call("HGET", API_KEYS, hashed)
         record = _record(raw)
         found = Principal(record.user_id, record.role) if record else None
         if len(self._cache) >= _CACHE_SIZE:
@@ -156,7 +155,7 @@ class Keys:
         key = new_key()
         hashed = digest(key)
         record = KeyRecord(hashed[:12], name, user_id, role, now_ms())
-        await self._connection.bus.link.call("HSET", KEYS, hashed, record.dump())
+        await self._connection.bus.link.call("HSET", API_KEYS, hashed, record.dump())
         self._cache.pop(hashed, None)
         return record, key
 
@@ -171,14 +170,14 @@ class Keys:
         for hashed, record in await self.stored():
             if record.id == key_id:
                 if not record.start:
-                    await self._connection.bus.link.call("HDEL", KEYS, hashed)
+                    await self._connection.bus.link.call("HDEL", API_KEYS, hashed)
                     self._cache.pop(hashed, None)
                 return record
         return None
 
     async def stored(self) -> list[tuple[str, KeyRecord]]:
         """Every key's record by its SHA-256."""
-        raw = await self._connection.bus.link.call("HGETALL", KEYS)
+        raw = await self._connection.bus.link.call("HGETALL", API_KEYS)
         found = [(h.decode(), _record(value)) for h, value in zip(raw[::2], raw[1::2], strict=True)]
         return [(hashed, record) for hashed, record in found if record is not None]
 

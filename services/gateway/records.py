@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal
+from shared.bus.keys import earlier_record_key, record_key
 from shared.errors import BusUnavailable
-from shared.records.lanes import earlier_record_key, pairs, record_key
+from shared.records.lanes import pairs
 
 # What Redis takes as a stream id, with room for the arithmetic on it.
 _ENTRY_ID = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")

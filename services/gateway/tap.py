@@ -11,7 +11,7 @@ import orjson
 
 from services.gateway.sse import KEEP_ALIVE, frame
 from shared.bus import Bus, Entry, Follower, Tail, order
-from shared.contracts import PREFIX
+from shared.bus.keys import stream_key
 
 # New tools bring new subjects.
 _RESCAN_SECONDS = 2.0
@@ -73,7 +73,7 @@ class Tap:
                 for subject in await self._subjects():
                     if subject not in followed:
                         followed.add(subject)
-                        stream = PREFIX + subject
+                        stream = stream_key(subject)
                         # a subject that appears later is new as a whole
                         newest = await self._tail.newest(stream) if first else "0-0"
                         follower = self._tail.follow(stream, seen.get(subject, newest))
@@ -101,7 +101,7 @@ class Tap:
         found: list[tuple[tuple[int, int], str, Entry]] = []
         if self._last:
             for subject in await self._subjects():
-                entries = await self._bus.latest(PREFIX + subject, self._last)
+                entries = await self._bus.latest(stream_key(subject), self._last)
                 found += [(order(entry[0]), subject, entry) for entry in entries]
         return sorted(found, key=lambda item: item[:2])[-self._last :] if found else []
 

@@ -20,6 +20,7 @@ from services.generator.run import (
     wait_for_turn,
 )
 from services.generator.watch import Watch, watched_answer
+from shared.bus.keys import cancel_key
 from shared.contracts import QueryReceived
 from shared.envelope import Message
 from shared.llm.port import (
@@ -31,7 +32,6 @@ from shared.llm.port import (
 )
 from shared.participant.sampling import one_in
 from shared.participant.tool_client import Caller
-from shared.records.lanes import cancel_key
 from shared.telemetry import tracing
 from shared.telemetry.logging import get_logger
 

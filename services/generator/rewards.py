@@ -13,7 +13,8 @@ from typing import Any
 import orjson
 
 from shared.bus import Bus, Entry, ReplyError, Script
-from shared.contracts import PREFIX, REWARD_EVENT, RewardEvent
+from shared.bus.keys import rewards_key, vote_key
+from shared.contracts import REWARD_EVENT, RewardEvent
 from shared.envelope import Envelope
 from shared.errors import DecodeError, TransientError
 from shared.participant.service import Context
@@ -22,8 +23,6 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 _STREAM = REWARD_EVENT.stream
-# One hash slot with the stream.
-_BASE = f"{PREFIX}rewards:{{{_STREAM}}}:"
 # A client may send any sampling options: beyond so many kinds of answers, the rest is one.
 _MOST_KINDS = 400
 _SHOWN = 20
@@ -86,7 +85,7 @@ class Rewards:
         self._respondent = respondent_id
         # nobody can vote on an answer whose record is gone
         self._seconds = 2 * retention + 86_400
-        self._counts, self._sums = f"{_BASE}{respondent_id}:counts", f"{_BASE}{respondent_id}:sums"
+        self._counts, self._sums = rewards_key(respondent_id, "counts"), rewards_key(respondent_id, "sums")
 
     async def count(self, entry: Entry) -> None:
         """One entry of the stream, of whichever respondent."""
@@ -97,7 +96,7 @@ class Rewards:
             config = {name: value for name, value in event.config.items() if value not in (None, "", {})}
             kind = orjson.dumps([config, event.intent], option=orjson.OPT_SORT_KEYS).decode()
             vote, vote_id, reward = event.response_id, event.vote_id or entry[0], event.reward
-        keys = (_STREAM, f"{_BASE}vote:{vote}", self._counts, self._sums)
+        keys = (_STREAM, vote_key(vote), self._counts, self._sums)
         args = (self._group, entry[0], kind, vote_id, repr(reward), self._seconds, _MOST_KINDS, _OTHER)
         await self._bus.link.call(*_COUNT(keys, *args))
 

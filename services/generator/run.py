@@ -18,6 +18,7 @@ from services.generator.machine import IDLE, TABLE
 from services.generator.recall import partial_text, recall
 from services.generator.settings import GeneratorSettings, prompt_version
 from services.generator.steps import Conversation, JournalSteps, Ports, show_transition
+from shared.bus.keys import journal_key
 from shared.contracts import (
     ANSWER_DIALOG,
     RESPONSE_GENERATION,
@@ -35,15 +36,7 @@ from shared.llm.port import (
 from shared.participant.machine import Machine
 from shared.participant.service import Context
 from shared.participant.tool_client import Caller, ToolClient
-from shared.records.journal import (
-    EntryType,
-    JournalEnded,
-    JournalWriter,
-    closing,
-    journal_key,
-    read_journal,
-    response_id,
-)
+from shared.records.journal import EntryType, JournalEnded, JournalWriter, closing, read_journal, response_id
 from shared.records.sessions import Sessions, Turn
 from shared.telemetry.logging import get_logger
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from services.memory.engram import Engram, Note, NoteKind
 from shared.bus import Bus, Command, Script
-from shared.contracts import PREFIX
+from shared.bus.keys import engram_key, gone_key
 
 OWNER, DELETED = "owner", "deleted"
 _PAGE = 500
@@ -56,14 +56,6 @@ class State:
         return self.deleted or engram.recorded <= self.gone_before
 
 
-def state_key(engram_id: str) -> str:
-    return f"{PREFIX}memory:state:{engram_id}"
-
-
-def _gone_key(user_id: str, session_id: str = "") -> str:
-    return f"{PREFIX}memory:gone:{user_id}" + (f":{session_id}" if session_id else "")
-
-
 class States:
     def __init__(self, bus: Bus, pending_days: float, forget_days: float) -> None:
         self._bus = bus
@@ -77,21 +69,21 @@ class States:
 
     async def annotate(self, engram_id: str, kind: NoteKind, note: Note) -> str | None:
         """The engram's owner, '' when it is not there yet, None when it was deleted."""
-        command = _ANNOTATE((state_key(engram_id),), kind, note.stamp, note.dump(), self._pending)
+        command = _ANNOTATE((engram_key(engram_id),), kind, note.stamp, note.dump(), self._pending)
         owner = await self._bus.link.call(*command)
         return None if owner is None else str(owner.decode())
 
     async def own(self, engrams: Sequence[Engram]) -> None:
         """To be called before an engram is written: from here on an annotation finds its owner."""
-        await self._bus.link.pipe([_OWN((state_key(e.id),), e.user_id, self._pending) for e in engrams])
+        await self._bus.link.pipe([_OWN((engram_key(e.id),), e.user_id, self._pending) for e in engrams])
 
     async def read(self, engrams: Sequence[Engram]) -> list[State]:
         commands: list[Command] = []
         for engram in engrams:
             commands += [
-                ("HGETALL", state_key(engram.id)),
-                ("GET", _gone_key(engram.user_id)),
-                ("GET", _gone_key(engram.user_id, engram.session_id)),
+                ("HGETALL", engram_key(engram.id)),
+                ("GET", gone_key(engram.user_id)),
+                ("GET", gone_key(engram.user_id, engram.session_id)),
             ]
         replies = await self._bus.link.pipe(commands)
         return [_state(*replies[at : at + 3]) for at in range(0, len(replies), 3)]
@@ -99,19 +91,19 @@ class States:
     async def delete(self, ids: Sequence[str]) -> None:
         for at in range(0, len(ids), _PAGE):
             page = ids[at : at + _PAGE]
-            await self._bus.link.pipe([_DELETE((state_key(engram_id),), self._forget) for engram_id in page])
+            await self._bus.link.pipe([_DELETE((engram_key(engram_id),), self._forget) for engram_id in page])
 
     async def restore(self, ids: Sequence[str]) -> None:
         """What is imported on purpose may come back."""
         for at in range(0, len(ids), _PAGE):
             page = ids[at : at + _PAGE]
-            found = await self._bus.link.pipe([("HEXISTS", state_key(one), DELETED) for one in page])
-            if gone := [state_key(one) for one, deleted in zip(page, found, strict=True) if deleted]:
+            found = await self._bus.link.pipe([("HEXISTS", engram_key(one), DELETED) for one in page])
+            if gone := [engram_key(one) for one, deleted in zip(page, found, strict=True) if deleted]:
                 await self._bus.link.pipe([("DEL", key) for key in gone])
 
     async def forget(self, user_id: str, session_id: str, until: int) -> None:
         """What entered until then is deleted: of one session, or with '' of the user."""
-        await self._bus.link.call("SET", _gone_key(user_id, session_id), until, "EX", self._forget)
+        await self._bus.link.call("SET", gone_key(user_id, session_id), until, "EX", self._forget)
 
 
 def _state(raw: Sequence[bytes], of_user: bytes | None, of_session: bytes | None) -> State:

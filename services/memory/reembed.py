@@ -12,14 +12,13 @@ from typing import Any
 from services.memory.embedding import Embedder
 from services.memory.ingest import embedded_text
 from services.memory.keeper import Keeper
-from shared.contracts import PREFIX
+from shared.bus.keys import REEMBEDDING
 from shared.errors import SettingsError, TransientError
 from shared.participant.service import Context
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-_LEASE = f"{PREFIX}memory:reembedding"
 _LEASE_SECONDS = 30
 _PAUSE = 5.0
 
@@ -62,11 +61,11 @@ class Reembedding:
         """One replica of all does it; another may go on where it stopped."""
         me = self._context.replica
         link = self._context.bus.link
-        if await link.call("SET", _LEASE, me, "NX", "EX", _LEASE_SECONDS):
+        if await link.call("SET", REEMBEDDING, me, "NX", "EX", _LEASE_SECONDS):
             return True
-        if await link.call("GET", _LEASE) != me.encode():
+        if await link.call("GET", REEMBEDDING) != me.encode():
             return False
-        await link.call("EXPIRE", _LEASE, _LEASE_SECONDS)
+        await link.call("EXPIRE", REEMBEDDING, _LEASE_SECONDS)
         return True
 
     async def _collection(self, user_id: str, name: str) -> None:

@@ -15,6 +15,7 @@ from services.reward.manage import NAME, Desk, Manage
 from services.reward.settings import RewardSettings
 from services.reward.store import Store, config_name
 from shared.bus import order
+from shared.bus.keys import journal_key
 from shared.contracts import (
     CRITIQUE_RESULT,
     MEMORY_FORGET,
@@ -35,7 +36,7 @@ from shared.errors import TransientError
 from shared.llm.intents import intent_of
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
-from shared.records.journal import EntryType, append_after, journal_key, response_id
+from shared.records.journal import EntryType, append_after, response_id
 from shared.records.sessions import Sessions
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger

@@ -14,11 +14,12 @@ from shared.bus.clock import BusClock
 from shared.bus.cluster import ClusterLink
 from shared.bus.cluster_reads import ClusterReader, ClusterTailer
 from shared.bus.endpoint import Endpoint
+from shared.bus.keys import KNOWN_TOOLS, once_key, stream_key
 from shared.bus.link import Link
 from shared.bus.port import Command, ConnectionLost, Port, Reader, Reply, ReplyError
 from shared.bus.scripts import PUBLISH_ONCE
 from shared.bus.sentinel import SentinelLink
-from shared.contracts import DEAD_LETTER, PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, Outgoing, Subject
+from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, Outgoing, Subject
 from shared.envelope import Envelope
 
 RETENTION = 86_400
@@ -127,13 +128,13 @@ class Bus:
     def publishing(self, message: Outgoing) -> Command:
         """The command that publishes a message, to be sent together with others."""
         subject, fields = message.envelope.subject, message.envelope.fields(self.source)
-        stream = PREFIX + subject
+        stream = stream_key(subject)
         keep = event_length(subject)
         if keep is not None:
             # what observers may look at is bounded in bytes too
             keep = min(keep, max(1, _EVENT_BYTES // (len(message.envelope.payload) or 1)))
         if message.once is not None:
-            key = f"{PREFIX}once:{{{stream}}}:{message.once}"
+            key = once_key(stream, message.once)
             return PUBLISH_ONCE((stream, key), self._once_seconds(message), keep or 0, *fields)
         if keep is not None:
             return ("XADD", stream, "MAXLEN", "~", keep, "*", *fields)
@@ -154,7 +155,7 @@ class Bus:
 
     async def subjects(self) -> list[Subject[Any]]:
         """Every subject with a fixed name and those of every tool that has been announced."""
-        tools = sorted(name.decode() for name in await self.link.call("SMEMBERS", f"{PREFIX}tools"))
+        tools = sorted(name.decode() for name in await self.link.call("SMEMBERS", KNOWN_TOOLS))
         return [*SUBJECTS, *(base.for_tool(name) for name in tools for base in (TOOL_REQUEST, TOOL_RESULT))]
 
     async def state(self, stream: str) -> StreamState:
@@ -239,7 +240,7 @@ class Bus:
             fields = [base64.b64decode(field) for field in letter.raw]
         else:
             fields = [part for pair in letter.fields.items() for part in pair]
-        key = f"{PREFIX}once:{{{letter.stream}}}:replay:{dead_id}"
+        key = once_key(letter.stream, f"replay:{dead_id}")
         entry_id = await self.link.call(*PUBLISH_ONCE((letter.stream, key), RETENTION, 0, *fields))
         await self.drop(dead_id)
         return str(entry_id.decode())

@@ -7,13 +7,13 @@ from typing import Any
 
 from shared.bus import Bus, ReplyError
 from shared.bus.claims import Watch
-from shared.contracts import PREFIX, Subject
+from shared.bus.keys import JANITOR
+from shared.contracts import Subject
 from shared.errors import TransientError
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-LEASE = f"{PREFIX}janitor"
 # Who looks at a work stream with XRANGE, or reconnects to it, finds what was finished in the last minute.
 _SPARE_MS = 60_000
 # A group of which a consumer gave a sign of life within this time is there.
@@ -60,11 +60,11 @@ class Janitor:
     async def _elected(self) -> bool:
         """One keeps the office as long as it lives: what it has watched is not known to another."""
         seconds = int(3 * self._period * 1000)
-        if await self._bus.link.call("SET", LEASE, self._bus.source, "NX", "PX", seconds):
+        if await self._bus.link.call("SET", JANITOR, self._bus.source, "NX", "PX", seconds):
             return True
-        if await self._bus.link.call("GET", LEASE) != self._bus.source.encode():
+        if await self._bus.link.call("GET", JANITOR) != self._bus.source.encode():
             return False
-        return bool(await self._bus.link.call("PEXPIRE", LEASE, seconds))
+        return bool(await self._bus.link.call("PEXPIRE", JANITOR, seconds))
 
     async def round(self) -> None:
         """Trims every stream once."""

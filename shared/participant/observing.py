@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from shared.bus import Command, Delivery, Route
-from shared.contracts import PREFIX
+from shared.bus.keys import subject_of
 from shared.envelope import age_ms
 from shared.errors import Fenced, PermanentError, TransientError
 from shared.participant.settings import Settings
@@ -59,7 +59,7 @@ def watched(group: str, stream: str, route: Route) -> Route:
     meter = metrics.meter()
     if meter is None and not tracing.active():
         return route
-    subject = stream.removeprefix(PREFIX)
+    subject = subject_of(stream)
     common = {
         "messaging.system": "redis",
         "messaging.operation.name": "process",

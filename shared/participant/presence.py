@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 
 from shared.bus import Bus, BusFull, Command, ReplyError
-from shared.contracts import PREFIX
+from shared.bus.keys import STARTS, schema_key
 from shared.errors import BusUnavailable, TransientError
 from shared.participant.inbox import INBOX_LENGTH
 from shared.participant.registry import ReplicaInfo, announcing, leaving, still_there
@@ -17,13 +17,6 @@ log = get_logger()
 
 MISSED = 3
 _INBOX_SECONDS = 60
-# How often replicas of each participant were started.
-STARTS = f"{PREFIX}starts"
-
-
-def schema_key(participant: str) -> str:
-    """Where a participant's settings schema and start values are kept."""
-    return f"{PREFIX}settings-schema:{participant}"
 
 
 class Presence:

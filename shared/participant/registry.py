@@ -12,11 +12,8 @@ from typing import Any
 import orjson
 
 from shared.bus import Bus, Command, ReplyError
-from shared.contracts import PREFIX
+from shared.bus.keys import KNOWN_TOOLS, REPLICAS, replica_key
 from shared.errors import TransientError
-
-INDEX = f"{PREFIX}replicas"
-KNOWN_TOOLS = f"{PREFIX}tools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +35,6 @@ class ReplicaInfo:
 _FIELDS = frozenset(item.name for item in fields(ReplicaInfo))
 
 
-def _key(participant: str, replica: str) -> str:
-    return f"{PREFIX}replica:{participant}:{replica}"
-
-
 def _parsed(value: bytes) -> ReplicaInfo | None:
     """What a replica wrote, without what a newer version says in addition; None when it is not readable."""
     try:
@@ -56,8 +49,8 @@ def announcing(info: ReplicaInfo, ttl_ms: int) -> list[Command]:
     member = f"{info.participant}/{info.replica}"
     names = [tool["function"]["name"] for tool in info.tools]
     commands: list[Command] = [
-        ("SET", _key(info.participant, info.replica), orjson.dumps(asdict(info)), "PX", ttl_ms),
-        ("ZADD", INDEX, info.seen, member),
+        ("SET", replica_key(info.participant, info.replica), orjson.dumps(asdict(info)), "PX", ttl_ms),
+        ("ZADD", REPLICAS, info.seen, member),
     ]
     if names:
         commands.append(("SADD", KNOWN_TOOLS, *names))
@@ -66,11 +59,11 @@ def announcing(info: ReplicaInfo, ttl_ms: int) -> list[Command]:
 
 def still_there(participant: str, replica: str, ttl_ms: int) -> Command:
     """Lets what a replica said last count for another `ttl_ms` (whole seconds): possible in a full Redis too."""
-    return ("EXPIRE", _key(participant, replica), -(-ttl_ms // 1000))
+    return ("EXPIRE", replica_key(participant, replica), -(-ttl_ms // 1000))
 
 
 def leaving(participant: str, replica: str) -> list[Command]:
-    return [("DEL", _key(participant, replica)), ("ZREM", INDEX, f"{participant}/{replica}")]
+    return [("DEL", replica_key(participant, replica)), ("ZREM", REPLICAS, f"{participant}/{replica}")]
 
 
 class Registry:
@@ -109,14 +102,14 @@ class Registry:
         return self._snapshot
 
     async def _read(self) -> list[ReplicaInfo]:
-        raw = [member.decode(errors="replace") for member in await self._bus.link.call("ZRANGE", INDEX, 0, -1)]
+        raw = [member.decode(errors="replace") for member in await self._bus.link.call("ZRANGE", REPLICAS, 0, -1)]
         members = [member for member in raw if "/" in member]
         if not members:
             return []
-        values = await self._bus.link.pipe_raw([("GET", _key(*member.split("/", 1))) for member in members])
+        values = await self._bus.link.pipe_raw([("GET", replica_key(*member.split("/", 1))) for member in members])
         gone = [member for member, value in zip(members, values, strict=True) if value is None]
         if gone:
-            await self._bus.link.pipe_raw([("ZREM", INDEX, *gone)])
+            await self._bus.link.pipe_raw([("ZREM", REPLICAS, *gone)])
         found = [info for value in values if isinstance(value, bytes) and (info := _parsed(value)) is not None]
         return sorted(found, key=lambda info: (info.participant, info.started, info.replica))
 

@@ -20,7 +20,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import orjson
 
 from shared.bus import Bus, Command, Consumer, Delivery, Route, Tail
-from shared.contracts import PREFIX, SETTINGS_UPDATE, Outgoing, Payload, Subject
+from shared.bus.keys import inbox_key, settings_key
+from shared.contracts import SETTINGS_UPDATE, Outgoing, Payload, Subject
 from shared.envelope import Envelope, Message, now_ms
 from shared.errors import BusUnavailable, DecodeError, SettingsError
 from shared.participant.inbox import Inbox, Notify
@@ -57,7 +58,7 @@ class Context(Generic[S]):
         self.replica = replica
         self.settings = settings
         self.bus = bus
-        self._inbox = Inbox(f"{PREFIX}inbox:{participant}:{replica}")
+        self._inbox = Inbox(inbox_key(participant, replica))
         self.tail = Tail(bus, self._inbox.stream)
         self.registry = Registry(bus, freshness=settings.heartbeat / 2)
         self.facts: dict[str, Any] = {}
@@ -157,11 +158,6 @@ class Context(Generic[S]):
                 for task in list(background._tasks):
                     task.cancel()
                 await self.presence.leave()
-
-
-def settings_key(participant: str) -> str:
-    """Where run-time settings are kept: field → JSON value."""
-    return f"{PREFIX}settings:{participant}"
 
 
 async def _stored_settings(bus: Bus, participant: str, settings: S) -> S:

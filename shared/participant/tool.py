@@ -15,8 +15,8 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from shared.bus import START, Command, Delivery, Entry, Route, Script
+from shared.bus.keys import result_key
 from shared.contracts import (
-    PREFIX,
     QUERY_CANCEL,
     TOOL_ALIASES,
     TOOL_REQUEST,
@@ -110,11 +110,6 @@ def parameters_schema(args: type[BaseModel]) -> dict[str, Any]:
         for name, part in schema.get("properties", {}).items()
     }
     return {"type": "object", "properties": properties, "required": schema.get("required", [])}
-
-
-def result_key(tool: str, call_id: str) -> str:
-    """Where the result of a call is kept; in the hash slot of the tool's request stream."""
-    return f"{PREFIX}result:{{{TOOL_REQUEST.stream}.{tool}}}:{call_id}"
 
 
 def failure(request: ToolRequest, error: str, duration_ms: int = 0) -> ToolResultMessage:

@@ -11,12 +11,13 @@ from typing import Any
 from pydantic_core import PydanticSerializationError
 
 from shared.bus import ConnectionLost, with_header
+from shared.bus.keys import result_key
 from shared.bus.port import checked
 from shared.contracts import TOOL_REQUEST, Outgoing, ToolRequest, ToolResultMessage, canonical_tool
 from shared.errors import DecodeError, Local2Error
 from shared.participant.deadlines import Deadlines
 from shared.participant.service import Context
-from shared.participant.tool import RUNNING, decode_result, result_key
+from shared.participant.tool import RUNNING, decode_result
 from shared.participant.tool_watch import watched_request, watching
 from shared.telemetry.logging import get_logger
 

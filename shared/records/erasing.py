@@ -4,26 +4,36 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 
 import orjson
 
 from shared.bus import Bus, ReplyError, Script, order
+from shared.bus.keys import (
+    earlier_record_key,
+    grade_key,
+    inbox_key,
+    journal_key,
+    once_key,
+    pair_key,
+    record_key,
+    result_key,
+    verdict_key,
+)
 from shared.contracts import (
     ANSWER_DIALOG,
     CRITIQUE_RESULT,
     DEAD_LETTER,
     MEMORY_FORGET,
     PAIRWISE_RESULT,
-    PREFIX,
+    QUERY_RECEIVED,
     RESPONSE_GENERATION,
-    TOOL_REQUEST,
     canonical_tool,
 )
-from shared.records.journal import journal_key, response_id
-from shared.records.lanes import GROUPS, RESPONDENTS, earlier_record_key, once_key, record_key
+from shared.errors import DecodeError
+from shared.records.journal import response_id
+from shared.records.lanes import GROUPS, RESPONDENTS
 
-# The judge's comparisons share one slot.
-PAIRS = f"{PREFIX}pairs:{{pairs}}:"
 _QUERIES = 50
 _ENTRIES = 100
 # The clocks of a cluster's nodes may differ by this much.
@@ -82,16 +92,6 @@ return page[#page][1]
 """)
 
 
-def grade_key(response: str) -> str:
-    """The judge's grade of an answer."""
-    return f"{PREFIX}grade:{response}"
-
-
-def verdict_key(query_id: str) -> str:
-    """The judge's comparison of the two answers to a query."""
-    return f"{PREFIX}verdict:{query_id}"
-
-
 async def erase(bus: Bus, query_ids: Sequence[str]) -> None:
     """Removes what is kept under the ids of queries: records, journals, results, grades, and what tools have told the
     processes that asked them. Their cancellations stay, for whoever comes to the queries later."""
@@ -101,7 +101,7 @@ async def erase(bus: Bus, query_ids: Sequence[str]) -> None:
         for once, query_id in zip(
             await bus.link.pipe_raw([("HGET", record_key(query_id), "once") for query_id in page]), page, strict=True
         ):
-            keys += [once_key(once.decode())] if isinstance(once, bytes) else []
+            keys += [once_key(QUERY_RECEIVED.stream, once.decode())] if isinstance(once, bytes) else []
             keys.append(record_key(query_id))
         inboxes: dict[str, list[str]] = defaultdict(list)
         for query_id in page:
@@ -109,7 +109,7 @@ async def erase(bus: Bus, query_ids: Sequence[str]) -> None:
                 replicas, calls = await _traces(bus, journal_key(query_id, respondent))
                 keys += [result for result, _ in calls]
                 for replica in replicas:
-                    inboxes[f"{PREFIX}inbox:{GROUPS[respondent]}:{replica}"] += [call for _, call in calls]
+                    inboxes[inbox_key(GROUPS[respondent], replica)] += [call for _, call in calls]
         await bus.link.pipe([("UNLINK", key) for key in keys])
         for inbox, calls_of in inboxes.items():
             if calls_of:
@@ -119,20 +119,16 @@ async def erase(bus: Bus, query_ids: Sequence[str]) -> None:
 def _keys(query_id: str) -> list[str]:
     found = [
         earlier_record_key(query_id),
-        PAIRS + query_id,
+        pair_key(query_id),
         verdict_key(query_id),
-        _once(PAIRWISE_RESULT.stream, query_id),
+        once_key(PAIRWISE_RESULT.stream, query_id),
     ]
     for respondent in RESPONDENTS:
         response = response_id(query_id, respondent)
         published = (RESPONSE_GENERATION, ANSWER_DIALOG, CRITIQUE_RESULT)
         found += [journal_key(query_id, respondent), grade_key(response)]
-        found += [_once(subject.stream, response) for subject in published]
+        found += [once_key(subject.stream, response) for subject in published]
     return found
-
-
-def _once(stream: str, name: str) -> str:
-    return f"{PREFIX}once:{{{stream}}}:{name}"
 
 
 async def _traces(bus: Bus, journal: str) -> tuple[set[str], list[tuple[str, str]]]:
@@ -151,8 +147,10 @@ async def _traces(bus: Bus, journal: str) -> tuple[set[str], list[tuple[str, str
                 case {"replica": str(replica)} if kind == b"claimed":
                     replicas.add(replica)
                 case {"call_id": str(call_id), "tool": str(tool), "args": dict(args)} if kind == b"tool.request":
-                    names = {tool, canonical_tool(tool, args)}
-                    calls += [(f"{PREFIX}result:{{{TOOL_REQUEST.stream}.{name}}}:{call_id}", call_id) for name in names]
+                    for name in {tool, canonical_tool(tool, args)}:
+                        # of what a model calls a tool anything may be wrong; then there is no result
+                        with suppress(DecodeError):
+                            calls.append((result_key(name, call_id), call_id))
 
 
 def _object(data: bytes) -> object:

@@ -20,7 +20,6 @@ from typing import Any
 import orjson
 
 from shared.bus import RING, Bus, BusFull, Command, Entry, ReplyError, Script, next_page, order
-from shared.contracts import PREFIX
 from shared.envelope import now_ms
 from shared.errors import Fenced, Local2Error
 from shared.telemetry import metrics
@@ -127,10 +126,6 @@ class JournalEntry:
 
 def _known(kind: str) -> EntryType | str:
     return _KNOWN.get(kind.encode(), kind)
-
-
-def journal_key(query_id: str, respondent_id: str) -> str:
-    return f"{PREFIX}journal:{query_id}:{respondent_id}"
 
 
 def response_id(query_id: str, respondent_id: str) -> str:

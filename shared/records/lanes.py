@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.bus import Bus, Script, order
-from shared.contracts import PREFIX, QUERY_RECEIVED, Outgoing, RespondentId
+from shared.bus.keys import lane_key, once_key, queries_key, record_key, waiting_key
+from shared.contracts import QUERY_RECEIVED, Outgoing, RespondentId
 
 RESPONDENTS: tuple[RespondentId, ...] = ("A", "B")
 # Who reads the queries for each respondent.
 GROUPS: dict[str, str] = {"A": "generator", "B": "respondent-b"}
 
 _STREAM = QUERY_RECEIVED.stream
-_RECORDS = f"{PREFIX}query:{{{_STREAM}}}:"
+# What their keys begin with.
+_RECORDS = record_key("")
 
 # Whether a group has done with an entry: it was read and acknowledged, or is not there any more.
 _FINISHED = """
@@ -121,39 +123,6 @@ return first and redis.call('HGET', KEYS[2], first) or ''
 """)
 
 
-def record_key(query_id: str) -> str:
-    """What the gateway must know of an accepted query."""
-    return _RECORDS + query_id
-
-
-def earlier_record_key(query_id: str) -> str:
-    """Where the last release kept the same. It is read, and removed with its session."""
-    return f"{PREFIX}query:{query_id}"
-
-
-def once_key(once: str) -> str:
-    return f"{PREFIX}once:{{{_STREAM}}}:{once}"
-
-
-def cancel_key(query_id: str) -> str:
-    """Set when the query was cancelled: for whoever was away when it was announced, or takes the query later."""
-    return f"{PREFIX}cancel:{query_id}"
-
-
-def queries_key(session_id: str) -> str:
-    """The session's queries of which something may still be kept; the score is the time (ms) until when."""
-    return f"{PREFIX}queries:{{{_STREAM}}}:{session_id}"
-
-
-def lane_key(session_id: str, respondent_id: str) -> str:
-    return f"{PREFIX}lane:{{{_STREAM}}}:{respondent_id}:{session_id}"
-
-
-def waiting_key(session_id: str, respondent_id: str) -> str:
-    """Whom to wake, per waiting query."""
-    return f"{PREFIX}waiting:{{{_STREAM}}}:{respondent_id}:{session_id}"
-
-
 def lane_keys(session_id: str) -> list[str]:
     """Everything of a session that lies beside the queries."""
     lanes = [key(session_id, respondent) for respondent in RESPONDENTS for key in (lane_key, waiting_key)]
@@ -196,7 +165,7 @@ async def accept(
     session_id, respondents: whose lanes the query takes a place in; the limit counts the answers that are shown.
     """
     assert message.once is not None
-    keys = [_STREAM, once_key(message.once), _RECORDS]
+    keys = [_STREAM, once_key(_STREAM, message.once), _RECORDS]
     if session_id is not None:
         keys += [queries_key(session_id), *(lane_key(session_id, respondent) for respondent in respondents)]
     words = [part for pair in record.items() for part in pair]

@@ -3,7 +3,6 @@ nothing."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -11,22 +10,13 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.bus import Bus, Command, Script, order
-from shared.contracts import PREFIX, RespondentId
+from shared.bus.keys import SESSION, earlier_turns_key, session_key, turns_key, user_sessions_key
+from shared.contracts import RespondentId
 from shared.records.lanes import RESPONDENTS, pairs
-from shared.records.sessions import (
-    MAX_TURNS,
-    WRITING_TURNS,
-    hashed,
-    parsed,
-    session_key,
-    turns_hash,
-    turns_key,
-    user_sessions_key,
-)
+from shared.records.sessions import MAX_TURNS, WRITING_TURNS, hashed, parsed
 
 SESSION_ID = r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}$"
 QUERY_ID = r"^[0-9]{1,15}-[0-9]{1,10}$"
-_SESSION_KEY = re.compile(re.escape(PREFIX) + r"session:\{([^{}]+)\}")
 _SCAN = 500
 
 # A page of the turns of each respondent, with the session as it is at that moment.
@@ -99,14 +89,16 @@ class SessionRecord(_Model):
 
 
 def _keys(session_id: str) -> list[str]:
-    return [session_key(session_id), *(key(session_id, r) for key in (turns_key, turns_hash) for r in RESPONDENTS)]
+    return [
+        session_key(session_id),
+        *(key(session_id, r) for key in (turns_key, earlier_turns_key) for r in RESPONDENTS),
+    ]
 
 
 async def session_ids(bus: Bus) -> AsyncIterator[list[str]]:
     """Pages of the ids of all sessions; one that is there the whole time comes at least once, perhaps twice."""
-    async for keys in scan(bus, f"{PREFIX}session:{{*}}"):
-        found = [_SESSION_KEY.fullmatch(key) for key in keys]
-        yield [match[1] for match in found if match is not None]
+    async for keys in scan(bus, SESSION.glob):
+        yield [parts[0] for key in keys if (parts := SESSION.parts(key)) is not None]
 
 
 async def scan(bus: Bus, pattern: str) -> AsyncIterator[list[str]]:

@@ -14,7 +14,8 @@ from typing import Any
 import orjson
 
 from shared.bus import Bus, Command, Script, order
-from shared.contracts import PREFIX, QUERY_RECEIVED
+from shared.bus.keys import deleted_key, earlier_turns_key, session_key, turns_key, user_sessions_key
+from shared.contracts import QUERY_RECEIVED
 from shared.envelope import now_ms
 from shared.records.lanes import RESPONDENTS, padded, pairs
 
@@ -135,28 +136,6 @@ class SessionInfo:
     updated: int
 
 
-def session_key(session_id: str, *parts: str) -> str:
-    return ":".join((f"{PREFIX}session:{{{session_id}}}", *parts))
-
-
-def turns_key(session_id: str, respondent_id: str) -> str:
-    return session_key(session_id, "history", respondent_id)
-
-
-def turns_hash(session_id: str, respondent_id: str) -> str:
-    """Where the last release kept the newest turns. They are read, and move with the next turn."""
-    return session_key(session_id, "turns", respondent_id)
-
-
-def deleted_key(session_id: str) -> str:
-    """The newest query that was accepted when the session was deleted: none up to it may bring anything back."""
-    return session_key(session_id, "deleted")
-
-
-def user_sessions_key(user_id: str) -> str:
-    return f"{PREFIX}sessions:{user_id}"
-
-
 class Sessions:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -203,7 +182,7 @@ class Sessions:
         session_id = info.session_id
         (stream,) = await self._bus.link.pipe_raw([("XINFO", "STREAM", QUERY_RECEIVED.stream)])
         last = pairs_of(stream).get(b"last-generated-id") if isinstance(stream, list) else None
-        turns = [key(session_id, r) for r in RESPONDENTS for key in (turns_key, turns_hash)]
+        turns = [key(session_id, r) for r in RESPONDENTS for key in (turns_key, earlier_turns_key)]
         commands: list[Command] = [
             ("UNLINK", session_key(session_id), *turns),
             ("ZREM", user_sessions_key(info.user_id), session_id),
@@ -243,7 +222,7 @@ class Sessions:
             [
                 ("ZRANGE", key, start, "-", "BYLEX", "REV", "LIMIT", 0, limit + 1),
                 ("ZCARD", key),
-                ("HGETALL", turns_hash(session_id, respondent_id)),
+                ("HGETALL", earlier_turns_key(session_id, respondent_id)),
             ]
         )
         found = {turn["query_id"]: Turn.parse(turn) for turn in map(parsed, members)}
@@ -255,7 +234,7 @@ class Sessions:
 
     def appending(self, session_id: str, respondent_id: str, turn: Turn) -> list[Command]:
         """Stores a turn under its query's id: a repeat changes nothing."""
-        turns = (turns_key(session_id, respondent_id), turns_hash(session_id, respondent_id))
+        turns = (turns_key(session_id, respondent_id), earlier_turns_key(session_id, respondent_id))
         keys = (session_key(session_id), *turns, deleted_key(session_id))
         return [_APPEND(keys, turn.query_id, turn.dump(), now_ms())]
 

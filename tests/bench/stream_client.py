@@ -23,11 +23,12 @@ import orjson
 import uvloop
 
 from shared.bus import Bell, open_bell
+from shared.bus.keys import journal_key
 from shared.contracts import QUERY_RECEIVED, QueryReceived
 from shared.envelope import now_ms
 from shared.participant.service import Context, open_context
 from shared.participant.settings import Settings
-from shared.records.journal import TERMINAL, EntryType, JournalEntry, journal_key
+from shared.records.journal import TERMINAL, EntryType, JournalEntry
 from shared.telemetry.logging import configure
 
 # Seconds between two tokens of `paced`.

@@ -17,8 +17,9 @@ from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
+from shared.bus.keys import journal_key
 from shared.contracts import ANSWER_DIALOG, QUERY_RECEIVED, RESPONSE_GENERATION, TOOL_REQUEST, TOOL_RESULT
-from shared.records.journal import EntryType, JournalEntry, journal_key
+from shared.records.journal import EntryType, JournalEntry
 from shared.testing.model_server import Rules, ScriptedModelServer
 
 pytestmark = pytest.mark.slow

@@ -16,9 +16,10 @@ from collections import Counter
 from typing import Any
 
 from shared.bus import Bus, ReplyError, order
+from shared.bus.keys import journal_key
 from shared.contracts import ANSWER_DIALOG, CRITIQUE_RESULT, DEAD_LETTER, PAIRWISE_RESULT, RESPONSE_GENERATION
 from shared.envelope import Envelope
-from shared.records.journal import TERMINAL, EntryType, JournalEntry, journal_key, read_journal, response_id
+from shared.records.journal import TERMINAL, EntryType, JournalEntry, read_journal, response_id
 from shared.records.sessions import Sessions
 
 AT_ONCE = 64

@@ -16,9 +16,10 @@ from support.http_gateway import gateway_settings
 from support.proxy import Proxy
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
-from services.gateway.backup.restore import LOCK, alone
+from services.gateway.backup.restore import alone
 from services.gateway.gateway import Gateway
 from shared.bus import open_bell
+from shared.bus.keys import RESTORE_LOCK
 from shared.participant.backup import Header, Reader, Record, Writer
 from shared.participant.service import open_context
 
@@ -120,11 +121,11 @@ async def test_two_restores_at_once_do_not_mix(
     await fill(source)
     file = await backed_up(source, tmp_path / "all.backup")
     with redis.Redis.from_url(redis_server.url) as raw:
-        raw.set(LOCK, "somebody", px=60_000)
+        raw.set(RESTORE_LOCK, "somebody", px=60_000)
         done = await target.local2("restore", str(file))
         assert done.exit_code == 1
         assert "another restore is under way" in done.output
-        raw.delete(LOCK)
+        raw.delete(RESTORE_LOCK)
     assert (await target.local2("restore", str(file))).exit_code == 0
 
 

@@ -19,11 +19,10 @@ from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.gateway.backup.archive import archive
-from services.gateway.backup.restore import LOCK, UNFINISHED
 from services.gateway.gateway import Gateway
+from shared.bus.keys import RESTORE_LOCK, RESTORE_UNFINISHED, record_key
 from shared.errors import BusUnavailable
 from shared.participant.backup import BackupError, Header, Record, examine
-from shared.records.lanes import record_key
 
 
 @pytest.fixture
@@ -246,12 +245,13 @@ async def test_an_interrupted_restore_is_completed_by_running_it_again(
     assert done.exit_code == 0, done.output
     assert kept(redis_server.url) == kept(redis_url)
     with redis.Redis.from_url(redis_server.url) as raw:
-        assert not raw.exists(UNFINISHED, LOCK)
+        assert not raw.exists(RESTORE_UNFINISHED)
+    await eventually(lambda: _unlocked(redis_server), what="the lock goes behind the last line")
 
 
 def _unlocked(server: EmbeddedRedis) -> bool:
     with redis.Redis.from_url(server.url) as raw:
-        return not raw.exists(LOCK)
+        return not raw.exists(RESTORE_LOCK)
 
 
 async def test_a_bus_that_goes_away_during_a_restore_is_told_and_the_same_command_completes_it(

@@ -13,6 +13,7 @@ from support.proxy import Proxy
 from support.waiting import eventually
 
 from shared.bus import START, Bell, Bus, Entry, Follower, open_bell
+from shared.bus.keys import journal_key
 from shared.bus.wire import Server
 from shared.errors import Fenced
 from shared.records.journal import (
@@ -20,7 +21,6 @@ from shared.records.journal import (
     JournalEntry,
     JournalWriter,
     append_after,
-    journal_key,
     pages,
     read_journal,
     read_result,

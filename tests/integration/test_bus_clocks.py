@@ -15,9 +15,9 @@ from support.waiting import eventually
 
 from shared.bus import Bus
 from shared.bus.clock import BusClock
+from shared.bus.keys import result_key
 from shared.contracts import QUERY_CANCEL, TOOL_REQUEST, QueryCancel, ToolRequest
 from shared.participant.service import open_context
-from shared.participant.tool import result_key
 from shared.participant.tool_client import Caller, ToolClient
 
 STREAM = TOOL_REQUEST.for_tool("probe")

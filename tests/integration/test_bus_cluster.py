@@ -18,8 +18,9 @@ from support.waiting import always, eventually
 
 from shared.bus import Bell, Bus, BusFull, ConnectionLost, Delivery, ReplyError, Route, Script, Tail, open_bell
 from shared.bus.hash_slots import slot_of_key
+from shared.bus.keys import journal_key
 from shared.errors import SettingsError
-from shared.records.journal import EntryType, JournalWriter, journal_key, read_journal
+from shared.records.journal import EntryType, JournalWriter, read_journal
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from support.services import announced, running
 from support.stack import respondent
 from support.waiting import eventually
 
-from services.critic.pairs import WAITING
 from services.critic.service import app as critic
 from services.critic.settings import CriticSettings
 from services.generator.settings import GeneratorSettings
@@ -28,6 +27,7 @@ from services.memory.service import app as memory
 from services.reward.service import app as reward
 from services.reward.settings import RewardSettings
 from shared.bus.hash_slots import slot_of_key
+from shared.bus.keys import PAIRS_WAITING
 from shared.contracts import CRITIQUE_RESULT, DEAD_LETTER, PAIRWISE_RESULT, RESPONSE_GENERATION
 
 # The judge prefers B, whose answers begin with "Well".
@@ -207,7 +207,7 @@ async def _kept(house: House) -> dict[str, Any]:
 
 async def test_each_pair_is_judged_once_and_remembered_while_slots_move(house: House, cluster: Cluster) -> None:
     def disturb() -> None:
-        for key in (WAITING, RESPONSE_GENERATION.stream, CRITIQUE_RESULT.stream, PAIRWISE_RESULT.stream):
+        for key in (PAIRS_WAITING, RESPONSE_GENERATION.stream, CRITIQUE_RESULT.stream, PAIRWISE_RESULT.stream):
             target = next(node for node in cluster.masters() if node is not cluster.master(key))
             cluster.migrate(slot_of_key(key), target, pause=0.02)
 
@@ -225,5 +225,5 @@ async def test_each_pair_is_judged_once_and_remembered_while_slots_move(house: H
     critiques = Counter(critique.response_id for critique in await on.published(CRITIQUE_RESULT))
     assert critiques == Counter(set(known))
     assert Counter(verdict.original_query_id for verdict in await on.published(PAIRWISE_RESULT)) == Counter(ids)
-    assert await on.bus.link.call("ZCARD", WAITING) == 0
+    assert await on.bus.link.call("ZCARD", PAIRS_WAITING) == 0
     assert await on.bus.link.call("XLEN", DEAD_LETTER.stream) == 0

@@ -11,6 +11,7 @@ from support.consuming import GROUP, STREAM, Recorder, consuming
 from support.waiting import eventually
 
 from shared.bus import Bus
+from shared.bus.keys import JANITOR
 from shared.bus.streams import OBSERVED
 from shared.contracts import (
     AGENT_TRANSITION,
@@ -23,7 +24,7 @@ from shared.contracts import (
     ToolResultMessage,
 )
 from shared.envelope import now_ms
-from shared.participant.janitor import LEASE, Janitor
+from shared.participant.janitor import Janitor
 
 SUBJECT = RESPONSE_GENERATION
 WORK = SUBJECT.stream
@@ -160,7 +161,7 @@ async def test_one_janitor_keeps_the_office(redis_url: str, bus: Bus, raw: redis
     async with Bus(redis_url, "other/1") as second:
         first, other = Janitor(bus, 5), Janitor(second, 5)
         assert [await first._elected(), await other._elected(), await first._elected()] == [True, False, True]
-        raw.delete(LEASE)
+        raw.delete(JANITOR)
         assert [await other._elected(), await first._elected()] == [True, False]
 
 

@@ -17,11 +17,12 @@ from support.stack import Client
 from support.waiting import eventually
 
 from services.critic.critic import Critic
-from services.critic.pairs import WAITING, Half, Pairs
+from services.critic.pairs import Half, Pairs
 from services.critic.service import app
 from services.critic.settings import CriticSettings
 from services.gateway.complaint import complaint
 from shared.bus import Bus
+from shared.bus.keys import PAIRS_WAITING, journal_key, schema_key, settings_key
 from shared.contracts import (
     CRITIQUE_RESULT,
     PAIRWISE_RESULT,
@@ -35,9 +36,7 @@ from shared.contracts import (
     ToolCallRecord,
 )
 from shared.errors import SettingsError
-from shared.participant.presence import schema_key
-from shared.participant.service import settings_key
-from shared.records.journal import EntryType, JournalWriter, journal_key, read_journal
+from shared.records.journal import EntryType, JournalWriter, read_journal
 from shared.records.sessions import Turn
 from shared.testing.model_server import Rules, ScriptedModelServer
 
@@ -264,7 +263,7 @@ async def test_at_most_so_many_answers_wait_and_the_oldest_are_given_up(redis_ur
         for n in range(1, 6):
             await on.submit(generation(f"{n}-1"))
             await on.settled()
-        assert [name.decode() for name in raw.zrange(WAITING, 0, -1)] == ["3-1", "4-1", "5-1"]
+        assert [name.decode() for name in raw.zrange(PAIRS_WAITING, 0, -1)] == ["3-1", "4-1", "5-1"]
         await on.submit(generation("5-1", "B"), generation("1-1", "B"))
         await on.settled()
         assert [v.original_query_id for v in await on.verdicts()] == ["5-1"]

@@ -14,8 +14,8 @@ from support.http_gateway import FakeGenerator, Site, events, gateway_settings, 
 from support.waiting import eventually
 
 from shared.bus import Bus
+from shared.bus.keys import record_key
 from shared.records.journal import JournalEntry, read_result
-from shared.records.lanes import record_key
 
 SSE = {"Accept": "text/event-stream"}
 

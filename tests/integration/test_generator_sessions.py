@@ -13,8 +13,8 @@ from support.services import announced, running
 from support.stack import Stage, order, respondent, shown, stage
 from support.waiting import eventually
 
+from shared.bus.keys import settings_key
 from shared.contracts import ANSWER_DIALOG, QUERY_RECEIVED, RESPONSE_GENERATION, SETTINGS_UPDATE, SettingsUpdate
-from shared.participant.service import settings_key
 from shared.records.journal import EntryType
 
 SLOW = {"respond": {"text": "You asked: <<query>>", "pace": 0.01}}

@@ -13,10 +13,11 @@ import redis
 from pydantic import BaseModel
 from support.services import announced, running
 
+from shared.bus.keys import result_key
 from shared.contracts import TOOL_RESULT, ToolRequest
 from shared.participant.service import Context, Service, Work, open_context
 from shared.participant.settings import Settings
-from shared.participant.tool import Tool, ToolResult, open_tools, result_key
+from shared.participant.tool import Tool, ToolResult, open_tools
 from shared.participant.tool_client import Caller, ToolClient
 
 

@@ -14,16 +14,9 @@ from support.proxy import Proxy
 from support.waiting import eventually
 
 from shared.bus import Bus, order
+from shared.bus.keys import journal_key
 from shared.errors import Fenced, TransientError
-from shared.records.journal import (
-    EntryType,
-    JournalEnded,
-    JournalWriter,
-    append_after,
-    closing,
-    journal_key,
-    read_journal,
-)
+from shared.records.journal import EntryType, JournalEnded, JournalWriter, append_after, closing, read_journal
 
 KEY = journal_key("1-1", "A")
 

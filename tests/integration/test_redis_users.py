@@ -26,9 +26,10 @@ from services.web_fetch.service import app as web_fetch
 from services.web_search.service import WebSearchSettings
 from services.web_search.service import app as web_search
 from shared.bus import Bell, Bus, open_bell
+from shared.bus.keys import journal_key
 from shared.contracts import DEAD_LETTER, QUERY_CANCEL, TOOL_REQUEST, QueryCancel, ToolRequest
 from shared.participant import health
-from shared.records.journal import EntryType, JournalWriter, journal_key
+from shared.records.journal import EntryType, JournalWriter
 from shared.testing.model_server import ScriptedModelServer
 
 RULES = [

@@ -24,6 +24,7 @@ from services.reward.service import app
 from services.reward.settings import RewardSettings
 from services.reward.store import Store
 from shared.bus import Bus
+from shared.bus.keys import journal_key
 from shared.contracts import (
     CRITIQUE_RESULT,
     MEMORY_FORGET,
@@ -45,7 +46,7 @@ from shared.errors import SettingsError
 from shared.participant.service import open_context
 from shared.participant.settings import Settings
 from shared.participant.tool_client import Caller, ToolClient
-from shared.records.journal import EntryType, JournalWriter, append_after, journal_key
+from shared.records.journal import EntryType, JournalWriter, append_after
 from shared.records.sessions import Turn
 
 ROOT = Path(__file__).parents[2]

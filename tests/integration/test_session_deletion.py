@@ -19,10 +19,10 @@ from services.critic.service import app as critic
 from services.critic.settings import CriticSettings
 from services.generator.settings import GeneratorSettings
 from shared.bus import Bus
+from shared.bus.keys import journal_key, lane_key, record_key
 from shared.contracts import ANSWER_DIALOG, DEAD_LETTER, QUERY_RECEIVED, RESPONSE_GENERATION
 from shared.records import lanes
-from shared.records.journal import EntryType, journal_key
-from shared.records.lanes import lane_key, record_key
+from shared.records.journal import EntryType
 from shared.records.sessions import MAX_TURNS, Turn
 from shared.testing.model_server import Rules
 

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
+from shared.bus.keys import earlier_turns_key, turns_key
 from shared.records.session_records import SessionRecord, read_sessions, session_ids, write_sessions
-from shared.records.sessions import MAX_TURNS, Sessions, Turn, turns_hash, turns_key
+from shared.records.sessions import MAX_TURNS, Sessions, Turn
 
 _text = st.text(max_size=20)
 _ids = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,20}\Z")
@@ -145,12 +146,12 @@ async def test_turns_of_the_last_release_come_along(bus: Bus, elsewhere: Bus) ->
     await sessions.open("s", "ann", "t")
     old = [Turn(f"{n}-0", "q", "a", n) for n in range(1, 51)]
     for turn in old:
-        await bus.link.call("HSET", turns_hash("s", "A"), turn.query_id, turn.dump())
+        await bus.link.call("HSET", earlier_turns_key("s", "A"), turn.query_id, turn.dump())
     found = await everything(bus)
     assert [turn["query_id"] for turn in found["s"]["turns"]["A"]] == [turn.query_id for turn in old]
     # where it is written there are such turns too
     await Sessions(elsewhere).open("s", "ann", "t")
-    await elsewhere.link.call("HSET", turns_hash("s", "A"), "0-1", old[0].dump(), "1-0", old[0].dump())
+    await elsewhere.link.call("HSET", earlier_turns_key("s", "A"), "0-1", old[0].dump(), "1-0", old[0].dump())
     await write(elsewhere, list(found.values()))
     page = await Sessions(elsewhere).page("s", "A", 100)
     assert [turn.query_id for turn in page.turns] == ["0-1", *(turn.query_id for turn in old)]

@@ -12,9 +12,10 @@ import redis
 from support.proxy import Proxy
 
 from shared.bus import Bus, ReplyError, order
+from shared.bus.keys import lane_key, once_key, queries_key, record_key
 from shared.contracts import QUERY_RECEIVED, QueryReceived
 from shared.records import lanes
-from shared.records.lanes import Accepted, lane_key, once_key, queries_key, record_key
+from shared.records.lanes import Accepted
 
 STREAM = QUERY_RECEIVED.stream
 
@@ -89,11 +90,11 @@ async def test_no_interleaving_grants_two_at_once_or_out_of_order(seed: int, bus
 async def test_all_of_an_accepted_query_is_there_at_once(bus: Bus, raw: redis.Redis) -> None:
     query_id = await accepted(bus, once="o", respondents=("A", "B"))
     ((entry_id, _),) = raw.xrange(STREAM)
-    assert entry_id.decode() == query_id == raw.get(once_key("o")).decode()
+    assert entry_id.decode() == query_id == raw.get(once_key(QUERY_RECEIVED.stream, "o")).decode()
     assert raw.hgetall(record_key(query_id))[b"query"] == b"q"
     assert raw.zrange(queries_key("s"), 0, -1) == [query_id.encode()]
     assert [await lanes.unfinished(bus, "s", respondent) for respondent in "AB"] == [[query_id], [query_id]]
-    for key in (once_key("o"), record_key(query_id), queries_key("s"), lane_key("s", "A")):
+    for key in (once_key(QUERY_RECEIVED.stream, "o"), record_key(query_id), queries_key("s"), lane_key("s", "A")):
         assert raw.ttl(key) > 500, key
 
 
@@ -245,4 +246,8 @@ async def test_a_query_with_its_own_history_has_no_place_and_no_session(bus: Bus
     payload = QueryReceived(session_id="s", query="q", user_id="u", messages=[])
     found = await lanes.accept(bus, QUERY_RECEIVED.of(payload, once="o"), {"user_id": "u"}, seconds=60)
     assert found is not None
-    assert {key.decode() for key in raw.scan_iter()} == {STREAM, once_key("o"), record_key(found.query_id)}
+    assert {key.decode() for key in raw.scan_iter()} == {
+        STREAM,
+        once_key(QUERY_RECEIVED.stream, "o"),
+        record_key(found.query_id),
+    }

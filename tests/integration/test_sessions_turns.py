@@ -9,8 +9,9 @@ import pytest
 import redis
 
 from shared.bus import Bus
+from shared.bus.keys import earlier_turns_key, turns_key
 from shared.contracts import QUERY_RECEIVED
-from shared.records.sessions import MAX_TURNS, Sessions, Turn, turns_hash, turns_key
+from shared.records.sessions import MAX_TURNS, Sessions, Turn
 
 
 def turn(n: int, answer: str = "a") -> Turn:
@@ -23,7 +24,7 @@ async def store(bus: Bus, sessions: Sessions, *turns: Turn, respondent: str = "A
 
 
 def of_the_last_release(raw: redis.Redis, *turns: Turn) -> None:
-    raw.hset(turns_hash("s", "A"), mapping={one.query_id: one.dump() for one in turns})
+    raw.hset(earlier_turns_key("s", "A"), mapping={one.query_id: one.dump() for one in turns})
 
 
 async def test_all_turns_are_kept_in_the_order_accepted_and_the_newest_are_shown(bus: Bus) -> None:
@@ -87,7 +88,7 @@ async def test_turns_of_the_last_release_are_read_and_move_with_the_next_turn(bu
     page = await sessions.page("s", "A", 20, turn(30).query_id)
     assert (page.turns, page.earlier, page.total) == ([turn(n) for n in range(10, 30)], True, MAX_TURNS)
     await store(bus, sessions, turn(7, "another"), turn(MAX_TURNS))
-    assert not raw.exists(turns_hash("s", "A"))
+    assert not raw.exists(earlier_turns_key("s", "A"))
     page = await sessions.page("s", "A", 100)
     assert (page.turns, page.total) == ([turn(n) for n in range(MAX_TURNS + 1)], MAX_TURNS + 1)
     # a replica of the last release is still at work

@@ -19,6 +19,7 @@ from support.services import announced, child, running
 from support.waiting import eventually
 
 from shared.bus import Bus
+from shared.bus.keys import result_key
 from shared.contracts import (
     QUERY_CANCEL,
     SETTINGS_UPDATE,
@@ -32,7 +33,6 @@ from shared.contracts import (
 )
 from shared.envelope import now_ms
 from shared.participant.service import Context, open_context
-from shared.participant.tool import result_key
 from shared.participant.tool_client import Caller, ToolClient
 
 STREAM = TOOL_REQUEST.for_tool("probe").stream

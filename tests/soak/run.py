@@ -39,6 +39,7 @@ from support.stack import Participants
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
+from shared.bus.keys import rewards_key, subject_of
 from shared.bus.streams import event_length
 from shared.contracts import PREFIX, SUBJECTS
 from shared.records.session_records import scan
@@ -67,7 +68,7 @@ USED, RESIDENT = "Redis (used_memory)", "Redis (resident)"
 # for longer than a busy machine needs to hear of its answer.
 PENDING_DAYS, FORGET_DAYS = RETENTION / 86_400, 6 * RETENTION / 86_400
 # Sums by configuration that stay: at most 400 of each (`services.generator.rewards`).
-SUMS = {f"{PREFIX}rewards:{{{PREFIX}reward.event}}:{side}:{what}" for side in "AB" for what in ("counts", "sums")}
+SUMS = {rewards_key(side, "counts") for side in "AB"} | {rewards_key(side, "sums") for side in "AB"}
 # On the disk: the folders of a participant's own.
 STORES = {"memory (on the disk)": ("chroma", "chroma-words"), "reward (on the disk)": ("preferences.sqlite*",)}
 # Of Redis: resident bytes for each byte in use at the peak, and MB of the program itself.
@@ -259,7 +260,7 @@ async def tell(run: Run, queries: int, began: float) -> None:
 
 def longest(stream: str) -> int:
     """How long a stream may be."""
-    keep = event_length(stream.removeprefix(PREFIX))
+    keep = event_length(subject_of(stream))
     return WORK_LENGTH if keep is None else keep + NODE
 
 

@@ -16,12 +16,13 @@ from support.waiting import eventually
 from services.gateway.service import listen, run
 from services.gateway.settings import GatewaySettings
 from shared.bus import Command, Delivery
+from shared.bus.keys import journal_key
 from shared.contracts import QUERY_RECEIVED, QueryReceived
 from shared.envelope import Message, now_ms
 from shared.participant.service import Context, Service, Work, receive
 from shared.participant.settings import Settings
 from shared.records import lanes
-from shared.records.journal import EntryType, JournalWriter, closing, journal_key
+from shared.records.journal import EntryType, JournalWriter, closing
 from shared.records.sessions import Sessions, Turn
 
 ADMIN_KEY = "an-administrator's-key"

@@ -13,7 +13,7 @@ from shared.records.session_records import scan
 # Kinds of keys that stay however long nothing happens. All others have a time to live, or go when they are empty.
 LASTING = frozenset(
     {
-        "keys", "tools", "replicas", "replica", "served", "settings", "settings-schema", "inbox", "janitor", "starts",
+        "keys", "tools", "replicas", "replica", "settings", "settings-schema", "inbox", "janitor", "starts",
         "stream",
     }
 )  # fmt: skip

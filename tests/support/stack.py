@@ -25,12 +25,12 @@ from support.waiting import eventually
 from services.generator.service import build
 from services.generator.settings import GeneratorSettings
 from shared.bus import Bus
+from shared.bus.keys import cancel_key, journal_key
 from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, QueryCancel, QueryReceived, Subject
 from shared.envelope import Envelope
 from shared.participant.service import Service
 from shared.records import lanes
-from shared.records.journal import TERMINAL, EntryType, JournalEntry, journal_key, read_journal
-from shared.records.lanes import cancel_key
+from shared.records.journal import TERMINAL, EntryType, JournalEntry, read_journal
 from shared.records.sessions import Sessions, Turn
 from shared.testing.model_server import Rules, ScriptedModelServer
 

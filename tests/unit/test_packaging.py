@@ -375,14 +375,6 @@ def test_the_bus_page_names_every_journal_entry() -> None:
     assert not [kind.value for kind in EntryType if f"`{kind.value}`" not in page]
 
 
-def test_the_bus_page_names_every_key_that_the_code_uses() -> None:
-    page = read("docs/bus.md").partition("## Keys")[2]
-    sources = "".join(path.read_text() for path in [*ROOT.glob("shared/**/*.py"), *ROOT.glob("services/**/*.py")])
-    kinds = set(re.findall(r'f"\{PREFIX\}([a-z-]+)', sources))
-    assert {"journal", "inbox", "session"} <= kinds
-    assert not [kind for kind in kinds if f"`local2:{kind}" not in page]
-
-
 def test_a_knob_of_the_generator_that_the_gateway_has_too_is_given_to_both() -> None:
     from services.gateway.settings import GatewaySettings
     from shared.participant.settings import Settings

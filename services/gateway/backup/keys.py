@@ -8,7 +8,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.gateway.backup.section import KeptHere, Tally
-from services.gateway.keys import KEYS, KeyRecord
+from services.gateway.keys import KeyRecord
+from shared.bus.keys import API_KEYS
 from shared.participant.backup import Record
 
 
@@ -46,7 +47,7 @@ class KeysSection(KeptHere):
     async def clear(self) -> AsyncIterator[None]:
         gone = [hashed for hashed, record in await self._gateway.keys.stored() if not record.start]
         if gone:
-            await self._gateway.bus.link.call("HDEL", KEYS, *gone)
+            await self._gateway.bus.link.call("HDEL", API_KEYS, *gone)
         yield
 
     async def write(self, records: Sequence[Record], tally: Tally) -> None:
@@ -54,7 +55,7 @@ class KeysSection(KeptHere):
         commands = [
             (
                 "HSETNX",
-                KEYS,
+                API_KEYS,
                 key.sha256,
                 KeyRecord(key.sha256[:12], key.name, key.user_id, key.role, key.created).dump(),
             )

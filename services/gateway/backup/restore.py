@@ -16,7 +16,7 @@ from services.gateway.backup.section import Section, Tally
 from services.gateway.errors import ApiError, sentence
 from services.gateway.gateway import Gateway
 from shared.bus import Bus
-from shared.contracts import PREFIX
+from shared.bus.keys import RESTORE_LOCK, RESTORE_UNFINISHED
 from shared.errors import Local2Error
 from shared.participant.backup import BackupError, Header, Reader, Record, Summary
 from shared.telemetry.logging import get_logger
@@ -25,8 +25,6 @@ log = get_logger()
 
 Mode = Literal["empty", "merge", "replace"]
 
-LOCK = f"{PREFIX}restore:lock"
-UNFINISHED = f"{PREFIX}restore:unfinished"
 # A restore whose gateway died stands in the way of the next one for this long.
 _LEASE_MS = 10_000
 _BATCH = 64
@@ -48,7 +46,7 @@ class Unfinished:
 
 
 async def unfinished(bus: Bus) -> Unfinished | None:
-    raw = await bus.link.call("GET", UNFINISHED)
+    raw = await bus.link.call("GET", RESTORE_UNFINISHED)
     return None if raw is None else Unfinished(**orjson.loads(raw))
 
 
@@ -133,9 +131,9 @@ async def admit(gateway: Gateway, summary: Summary, sections: dict[str, Section]
 async def alone(gateway: Gateway) -> AsyncIterator[str]:
     """The only restore of this stack, as long as the block. Raises ApiError 409."""
     token, link = uuid.uuid4().hex, gateway.bus.link
-    taken = await link.call("SET", LOCK, token, "NX", "PX", _LEASE_MS)
+    taken = await link.call("SET", RESTORE_LOCK, token, "NX", "PX", _LEASE_MS)
     # a repeat after a lost answer finds the lock that the first one took
-    if not taken and await link.call("GET", LOCK) != token.encode():
+    if not taken and await link.call("GET", RESTORE_LOCK) != token.encode():
         raise ApiError(
             409,
             "restore_running",
@@ -149,15 +147,15 @@ async def alone(gateway: Gateway) -> AsyncIterator[str]:
         renewal.cancel()
         with contextlib.suppress(Local2Error):
             async with gateway.reachable():
-                if await link.call("GET", LOCK) == token.encode():
-                    await link.call("DEL", LOCK)
+                if await link.call("GET", RESTORE_LOCK) == token.encode():
+                    await link.call("DEL", RESTORE_LOCK)
 
 
 async def _renew(gateway: Gateway, token: str) -> None:
     while True:
         await asyncio.sleep(_LEASE_MS / 4000)
         with contextlib.suppress(Local2Error):
-            await gateway.bus.link.call("SET", LOCK, token, "XX", "PX", _LEASE_MS)
+            await gateway.bus.link.call("SET", RESTORE_LOCK, token, "XX", "PX", _LEASE_MS)
 
 
 async def restore(
@@ -170,7 +168,7 @@ async def restore(
     try:
         bus = gateway.bus
         async with gateway.reachable():
-            await bus.link.call("SET", UNFINISHED, orjson.dumps(asdict(Unfinished(summary.digest, mode))))
+            await bus.link.call("SET", RESTORE_UNFINISHED, orjson.dumps(asdict(Unfinished(summary.digest, mode))))
         batches = _batches(file, sections)
         cleared: set[str] = set()
         done = 0
@@ -180,14 +178,14 @@ async def restore(
                 done = 0
                 await _clear(gateway, sections, cleared, name, mode)
             async with gateway.reachable(extra=_STEP):
-                if await bus.link.call("GET", LOCK) != token.encode():
+                if await bus.link.call("GET", RESTORE_LOCK) != token.encode():
                     raise Local2Error("another restore has begun")
                 await sections[name].write(records, tallies[name])
             done += len(records)
             yield {"section": name, "done": done, "of": summary.counts[name]}
         await _clear(gateway, sections, cleared, None, mode)
         async with gateway.reachable():
-            await bus.link.call("DEL", UNFINISHED)
+            await bus.link.call("DEL", RESTORE_UNFINISHED)
     except (ApiError, Local2Error) as exc:
         reason = exc.message if isinstance(exc, ApiError) else str(exc)
         log.warning("restore.failed", reason=reason)

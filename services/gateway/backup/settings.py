@@ -10,10 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.gateway.backup.section import KeptHere, Tally
 from services.gateway.complaint import complaint
+from shared.bus.keys import SETTINGS, schema_key, settings_key
 from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
 from shared.participant.backup import Record
-from shared.participant.presence import schema_key
-from shared.participant.service import settings_key
 from shared.records.session_records import scan
 
 
@@ -34,8 +33,8 @@ class SettingsSection(KeptHere):
 
     async def _participants(self) -> list[str]:
         found: set[str] = set()
-        async for keys in scan(self._gateway.bus, f"{settings_key('')}*"):
-            found.update(key.removeprefix(settings_key("")) for key in keys)
+        async for keys in scan(self._gateway.bus, SETTINGS.glob):
+            found.update(parts[0] for key in keys if (parts := SETTINGS.parts(key)) is not None)
         return sorted(found)
 
     async def _changed(self, participant: str) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from services.gateway.schemas import told
 from services.gateway.sse import EventStream
 from services.gateway.tap import Tap, matches
 from shared.bus import StreamState
-from shared.contracts import PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT
+from shared.bus.keys import subject_of
+from shared.contracts import SUBJECTS, TOOL_REQUEST, TOOL_RESULT
 
 router = APIRouter(route_class=JsonRoute, prefix="/bus", tags=["bus"])
 
@@ -31,7 +32,7 @@ _EVENT = 'id: 1-0\nevent: query.received\ndata: {"subject":"query.received","pay
 
 def _shown(state: StreamState) -> dict[str, Any]:
     return {
-        "subject": state.name.removeprefix(PREFIX),
+        "subject": subject_of(state.name),
         "length": state.length,
         "oldest_seconds": None if state.oldest_ms is None else max(0, state.oldest_ms) / 1000,
         "groups": [

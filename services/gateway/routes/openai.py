@@ -19,7 +19,8 @@ from services.gateway.records import QueryRecord, forgotten
 from services.gateway.routes.queries import finished, loop_time_of
 from services.gateway.schemas import told
 from services.gateway.sse import KEEP_ALIVE, EventStream
-from shared.records.journal import JournalEntry, journal_key
+from shared.bus.keys import journal_key
+from shared.records.journal import JournalEntry
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"])
 

@@ -17,10 +17,9 @@ from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.schemas import told
 from shared.bus import StreamState
-from shared.contracts import PREFIX, SETTINGS_UPDATE, SettingsUpdate
-from shared.participant.presence import schema_key
+from shared.bus.keys import schema_key, settings_key, subject_of
+from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
 from shared.participant.registry import ReplicaInfo
-from shared.participant.service import settings_key
 
 router = APIRouter(route_class=JsonRoute, tags=["participants"])
 
@@ -65,7 +64,7 @@ def overview(replicas: Sequence[ReplicaInfo], streams: Sequence[StreamState], no
             "name": name,
             "replicas": [_shown(info, now) for info in replicas if info.participant == name],
             "work": [
-                {"subject": state.name.removeprefix(PREFIX), "backlog": group.lag, "pending": group.pending}
+                {"subject": subject_of(state.name), "backlog": group.lag, "pending": group.pending}
                 for state in streams
                 for group in state.groups
                 if group.name == name

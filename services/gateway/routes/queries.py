@@ -20,7 +20,8 @@ from services.gateway.schemas import QueryBody, Respondent, told
 from services.gateway.sse import Ending, EventStream, ended, ended_at, gone, is_before, journal_events
 from services.gateway.view import View
 from shared.bus import START
-from shared.records.journal import TERMINAL, journal_key, read_end, read_result
+from shared.bus.keys import journal_key
+from shared.records.journal import TERMINAL, read_end, read_result
 
 router = APIRouter(route_class=JsonRoute, tags=["queries"])
 

@@ -16,9 +16,8 @@ from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.keys import Principal
 from services.gateway.records import is_query_id, is_session_id
 from services.gateway.schemas import told
+from shared.bus.keys import schema_key, settings_key
 from shared.contracts import MEMORY_FORGET, MemoryForget
-from shared.participant.presence import schema_key
-from shared.participant.service import settings_key
 from shared.records.sessions import MAX_TURNS, SessionInfo
 
 router = APIRouter(route_class=JsonRoute, tags=["sessions"])

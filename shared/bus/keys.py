@@ -1,0 +1,513 @@
+"""Every key there is in Redis: its form, what it is, who writes it and how long it stays; and the builder of each.
+
+A part in angle brackets is filled in. The part in braces is the hash tag: keys with the same one lie in one hash slot
+of a Redis Cluster, so that one script can change them together. The table in docs/bus.md is made from this file.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from shared.contracts import PREFIX, QUERY_RECEIVED, REWARD_EVENT, SUBJECTS, TOOL_REQUEST, TOOL_RESULT
+from shared.errors import DecodeError
+
+Kind = Literal["stream", "string", "hash", "set", "sorted set"]
+
+_PLACE = re.compile(r"<([a-z_]+)>")
+# What stands in a place, where it is not just something without colons and braces.
+_FORMS = {
+    "subject": "|".join(
+        (
+            *(re.escape(subject.name) for subject in SUBJECTS),
+            *(re.escape(subject.name) + r"\.[^:{}]+" for subject in (TOOL_REQUEST, TOOL_RESULT)),
+        )
+    ),
+    "query_id": r"[0-9]+-[0-9]+",
+    "session": r"[^{}]+",
+    "response_id": r"[^{}]+",
+    "engram_id": r".+",
+    "call_id": r".+",
+    "name": r".+",
+    "stream": r"[^{}]+",
+    "sums": r"counts|sums",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """All keys of one form.
+
+    owner: who writes them. expires: as it is told. lasting: they have no time to live, and stay until somebody removes
+    them.
+    """
+
+    pattern: str
+    kind: Kind
+    what: str
+    owner: str
+    expires: str
+    lasting: bool = False
+
+    def key(self, *parts: str) -> str:
+        """Raises DecodeError for a part that would move the key to another hash slot."""
+        for part, tagged in zip(parts, self._tagged, strict=True):
+            if tagged and (not part or "{" in part or "}" in part):
+                raise DecodeError(f"{part!r} cannot be part of a key like {self.pattern}")
+        return self._form % parts
+
+    def parts(self, key: str) -> tuple[str, ...] | None:
+        """What a key of this family is made of; None when it is of another one."""
+        match = self._regex.fullmatch(key)
+        return None if match is None else match.groups()
+
+    @property
+    def glob(self) -> str:
+        """For SCAN: all keys of this family, and perhaps others."""
+        return _PLACE.sub("*", self.pattern)
+
+    @property
+    def tag(self) -> str | None:
+        """What decides on the hash slot; None when it is the whole key."""
+        match = re.search(r"\{(.+?)\}", self.pattern)
+        return None if match is None else match[1]
+
+    @cached_property
+    def _form(self) -> str:
+        return _PLACE.sub("%s", self.pattern)
+
+    @cached_property
+    def _tagged(self) -> tuple[bool, ...]:
+        return tuple(f"<{name}>" in (self.tag or "") for name in _PLACE.findall(self.pattern))
+
+    @cached_property
+    def _regex(self) -> re.Pattern[str]:
+        # every second piece is the name of a place
+        pieces = _PLACE.split(self.pattern)
+        return re.compile(
+            "".join(
+                f"({_FORMS.get(piece, '[^:{}]+')})" if number % 2 else re.escape(piece)
+                for number, piece in enumerate(pieces)
+            )
+        )
+
+
+FAMILIES: list[Family] = []
+
+
+def _family(
+    pattern: str, kind: Kind, what: str, *, owner: str, expires: str | None = None, lasting: str | None = None
+) -> Family:
+    """`expires`: when it goes by itself; `lasting`: until when it stays."""
+    told = expires or lasting
+    assert told is not None, "one of the two is given"
+    family = Family(PREFIX + pattern, kind, what, owner, told, lasting=lasting is not None)
+    FAMILIES.append(family)
+    return family
+
+
+_RESPONDENTS = "generator, respondent-b"
+
+# ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_SUBJECT = _family("<subject>", "stream", "the subjects above", owner="see there", lasting="trimmed")
+
+
+def stream_key(subject: str) -> str:
+    """The stream of a subject that is known by its name."""
+    return _SUBJECT.key(subject)
+
+
+def subject_of(stream: str) -> str:
+    """The name that a stream is shown by."""
+    return stream.removeprefix(PREFIX)
+
+
+_JOURNAL = _family(
+    "journal:<query_id>:<respondent>",
+    "stream",
+    "everything that happened to one response; also the channel on which it rings",
+    owner=f"{_RESPONDENTS}; behind the end critic, reward",
+    expires="`retention` (a day) after its end",
+)
+
+
+def journal_key(query_id: str, respondent_id: str) -> str:
+    return _JOURNAL.key(query_id, respondent_id)
+
+
+_INBOX = _family(
+    "inbox:<participant>:<replica>",
+    "stream",
+    "tool results and wake-ups for one process",
+    owner="the replica; written by whoever answers it",
+    expires="a minute after its last heartbeat",
+)
+
+
+def inbox_key(participant: str, replica: str) -> str:
+    return _INBOX.key(participant, replica)
+
+
+_ONCE = _family(
+    "once:{<stream>}:<name>",
+    "string",
+    "the id of the entry that was published once under that name",
+    owner="whoever publishes",
+    expires="`retention` after its query's deadline; of a replayed dead letter a day",
+)
+
+
+def once_key(stream: str, name: str) -> str:
+    return _ONCE.key(stream, name)
+
+
+_RESULT = _family(
+    f"result:{{{TOOL_REQUEST.stream}.<tool>}}:<call_id>",
+    "string",
+    "the result of a call",
+    owner="the tool's worker",
+    expires="`retention`; a large one sooner",
+)
+
+
+def result_key(tool: str, call_id: str) -> str:
+    return _RESULT.key(tool, call_id)
+
+
+# ── queries and their lanes ──────────────────────────────────────────────────────────────────────────────────────
+
+_IN_QUERIES = f"{{{QUERY_RECEIVED.stream}}}"
+
+_RECORD = _family(
+    f"query:{_IN_QUERIES}:<query_id>",
+    "hash",
+    "whose the query is, its text and deadline, by the clock of the bus",
+    owner="gateway",
+    expires="`retention` after the deadline",
+)
+
+
+def record_key(query_id: str) -> str:
+    return _RECORD.key(query_id)
+
+
+_EARLIER_RECORD = _family(
+    "query:<query_id>",
+    "hash",
+    "where the last release kept the same; read, and removed with its session",
+    owner="gateway",
+    expires="`retention` after the deadline",
+)
+
+
+def earlier_record_key(query_id: str) -> str:
+    return _EARLIER_RECORD.key(query_id)
+
+
+_QUERIES = _family(
+    f"queries:{_IN_QUERIES}:<session>",
+    "sorted set",
+    "the session's queries of which something may still be kept, by the time (ms) until when",
+    owner="gateway",
+    expires="with the last of them",
+)
+
+
+def queries_key(session_id: str) -> str:
+    return _QUERIES.key(session_id)
+
+
+_LANE = _family(
+    f"lane:{_IN_QUERIES}:<respondent>:<session>",
+    "sorted set",
+    "the session's unfinished queries in their order",
+    owner=f"gateway, {_RESPONDENTS}",
+    expires="a day after its last use",
+)
+
+
+def lane_key(session_id: str, respondent_id: str) -> str:
+    return _LANE.key(respondent_id, session_id)
+
+
+_WAITING = _family(
+    f"waiting:{_IN_QUERIES}:<respondent>:<session>",
+    "hash",
+    "whose inbox to wake, per waiting query",
+    owner=_RESPONDENTS,
+    expires="a day after its last use",
+)
+
+
+def waiting_key(session_id: str, respondent_id: str) -> str:
+    return _WAITING.key(respondent_id, session_id)
+
+
+_CANCEL = _family(
+    "cancel:<query_id>",
+    "string",
+    "the query is cancelled: for whoever was away when that was announced, or takes it later",
+    owner="gateway",
+    expires="a day",
+)
+
+
+def cancel_key(query_id: str) -> str:
+    return _CANCEL.key(query_id)
+
+
+# ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+SESSION = _family(
+    "session:{<session>}", "hash", "owner, title, times", owner="gateway", lasting="until it is deleted"
+)  # fmt: skip
+
+
+def session_key(session_id: str) -> str:
+    return SESSION.key(session_id)
+
+
+_TURNS = _family(
+    "session:{<session>}:history:<respondent>",
+    "sorted set",
+    "all turns, each behind its query's id; read in pages, the newest 50 are what a model is shown at most",
+    owner=_RESPONDENTS,
+    lasting="with its session",
+)
+
+
+def turns_key(session_id: str, respondent_id: str) -> str:
+    return _TURNS.key(session_id, respondent_id)
+
+
+_EARLIER_TURNS = _family(
+    "session:{<session>}:turns:<respondent>",
+    "hash",
+    "where the last release kept the newest 50 by query id; read, and moved with the next turn",
+    owner=_RESPONDENTS,
+    lasting="until that",
+)
+
+
+def earlier_turns_key(session_id: str, respondent_id: str) -> str:
+    return _EARLIER_TURNS.key(session_id, respondent_id)
+
+
+_DELETED = _family(
+    "session:{<session>}:deleted",
+    "string",
+    "the newest query there was when the session was deleted: none up to it may bring anything back",
+    owner="gateway",
+    expires="a week",
+)
+
+
+def deleted_key(session_id: str) -> str:
+    return _DELETED.key(session_id)
+
+
+_USER_SESSIONS = _family(
+    "sessions:<user>", "sorted set", "a user's sessions by last use", owner="gateway", lasting="with the last of them"
+)
+
+
+def user_sessions_key(user_id: str) -> str:
+    return _USER_SESSIONS.key(user_id)
+
+
+# ── judging ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_GRADE = _family(
+    "grade:<response_id>", "string", "the grade of an answer, asked for once", owner="critic", expires="`retention`"
+)
+
+
+def grade_key(response_id: str) -> str:
+    return _GRADE.key(response_id)
+
+
+_VERDICT = _family(
+    "verdict:<query_id>",
+    "string",
+    "the comparison of the two answers, asked for once",
+    owner="critic",
+    expires="`retention`",
+)
+
+
+def verdict_key(query_id: str) -> str:
+    return _VERDICT.key(query_id)
+
+
+# One hash slot: the script that brings them together makes room by removing other pairs.
+_PAIR = _family(
+    "pairs:{pairs}:<query_id>",
+    "hash",
+    "the two answers that are to be compared, and whose entry compares them; or that nothing more is expected",
+    owner="critic",
+    expires="an hour, or `retention` if that is shorter",
+)
+PAIRS_WAITING = _family(
+    "pairs:{pairs}:waiting",
+    "sorted set",
+    "answers that wait for their counterpart, oldest first; at most `pairwise_buffer`",
+    owner="critic",
+    expires="an hour, or `retention` if that is shorter",
+).key()
+
+
+def pair_key(query_id: str) -> str:
+    return _PAIR.key(query_id)
+
+
+_VOTE = _family(
+    f"rewards:{{{REWARD_EVENT.stream}}}:vote:<response_id>",
+    "hash",
+    "the vote on an answer that counts, so that a later one takes its place",
+    owner=_RESPONDENTS,
+    expires="a day after twice `retention`",
+)
+
+
+def vote_key(response_id: str) -> str:
+    return _VOTE.key(response_id)
+
+
+_REWARDS = _family(
+    f"rewards:{{{REWARD_EVENT.stream}}}:<respondent>:<sums>",
+    "hash",
+    "how often (`counts`) and how well (`sums`) answers were rated, by configuration and intent; at most 400 kinds",
+    owner=_RESPONDENTS,
+    lasting="no",
+)
+
+
+def rewards_key(respondent_id: str, sums: Literal["counts", "sums"]) -> str:
+    return _REWARDS.key(respondent_id, sums)
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_ENGRAM = _family(
+    "memory:state:<engram_id>",
+    "hash",
+    "an engram's newest annotations and its owner, or that it was deleted",
+    owner="memory",
+    expires="`pending_days` (7); deleted: `forget_days` (30)",
+)
+
+
+def engram_key(engram_id: str) -> str:
+    return _ENGRAM.key(engram_id)
+
+
+_USER_GONE = _family(
+    "memory:gone:<user>",
+    "string",
+    "until when (ms) what is remembered of a user is deleted",
+    owner="memory",
+    expires="`forget_days` (30)",
+)
+_SESSION_GONE = _family(
+    "memory:gone:<user>:<session>",
+    "string",
+    "the same of one session",
+    owner="memory",
+    expires="`forget_days` (30)",
+)
+
+
+def gone_key(user_id: str, session_id: str = "") -> str:
+    return _SESSION_GONE.key(user_id, session_id) if session_id else _USER_GONE.key(user_id)
+
+
+REEMBEDDING = _family(
+    "memory:reembedding",
+    "string",
+    "the replica that writes the vectors of another model",
+    owner="memory",
+    expires="thirty seconds after its last sign",
+).key()
+
+# ── participants ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+_REPLICA = _family(
+    "replica:<participant>:<replica>",
+    "string",
+    "one live process: state, load, tools, facts",
+    owner="the replica",
+    expires="three heartbeats",
+)
+
+
+def replica_key(participant: str, replica: str) -> str:
+    return _REPLICA.key(participant, replica)
+
+
+REPLICAS = _family(
+    "replicas", "sorted set", "index of the above", owner="all", lasting="cleaned by whoever reads it"
+).key()
+STARTS = _family(
+    "starts", "hash", "participant → how many replicas were ever started", owner="all", lasting="no"
+).key()  # fmt: skip
+KNOWN_TOOLS = _family(
+    "tools", "set", "names of tools that were ever announced", owner="tool workers", lasting="no"
+).key()  # fmt: skip
+JANITOR = _family(
+    "janitor",
+    "string",
+    "the replica that trims just now",
+    owner="any participant but the web's",
+    expires="fifteen heartbeats",
+).key()
+
+SETTINGS = _family("settings:<participant>", "hash", "run-time settings", owner="gateway", lasting="no")
+
+
+def settings_key(participant: str) -> str:
+    return SETTINGS.key(participant)
+
+
+_SCHEMA = _family(
+    "settings-schema:<participant>",
+    "string",
+    "their schema and start values",
+    owner="the participant's replicas",
+    lasting="no",
+)
+
+
+def schema_key(participant: str) -> str:
+    return _SCHEMA.key(participant)
+
+
+# ── the gateway's own ────────────────────────────────────────────────────────────────────────────────────────────
+
+API_KEYS = _family("keys", "hash", "API keys, by their hash", owner="gateway", lasting="no").key()
+RESTORE_LOCK = _family(
+    "restore:lock",
+    "string",
+    "the restore that is under way",
+    owner="gateway",
+    expires="ten seconds after its last sign",
+).key()
+RESTORE_UNFINISHED = _family(
+    "restore:unfinished",
+    "string",
+    "which file was being restored, and how",
+    owner="gateway",
+    lasting="until it is complete",
+).key()
+
+
+def table() -> str:
+    """All families, for the docs."""
+    lines = ["| key | type | what | written by | expires | slot |", "|---|---|---|---|---|---|"]
+    for family in FAMILIES:
+        slot = "its own" if family.tag is None else f"`{family.tag}`"
+        cells = (f"`{family.pattern}`", family.kind, family.what, family.owner, family.expires, slot)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"

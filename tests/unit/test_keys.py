@@ -1,0 +1,171 @@
+"""Every key is of one family, nobody builds one elsewhere, and the docs and the users of Redis agree with that."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import runpy
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from shared.bus import keys
+from shared.bus.hash_slots import slot_of_key
+from shared.bus.keys import FAMILIES, Family
+from shared.contracts import PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT
+from shared.errors import DecodeError
+from shared.participant import health_quick
+
+ROOT = Path(__file__).resolve().parents[2]
+# All that web_search may read, of the examples below.
+READ_BY_THE_WEB = {
+    "tool.request.web_search",
+    "result:{local2:tool.request.web_search}:1-1:A:0:0",
+    "inbox:web_search:r1",
+    "replica:web_search:r1",
+    "replica:generator:r1",
+    "replica:gateway:r1",
+    "settings-schema:web_search",
+    "settings:web_search",
+    "settings.update",
+    "query.cancel",
+    "tool.schema.request",
+    "dead.letter",
+    "once:{local2:dead.letter}:x",
+    "replicas",
+    "starts",
+}
+STREAMS = [subject.stream for subject in SUBJECTS] + [
+    base.for_tool(tool).stream for base in (TOOL_REQUEST, TOOL_RESULT) for tool in ("web_search", "search_memory")
+]
+# What may stand in each place, so that every pattern of a user of Redis has something to match.
+EXAMPLES = {
+    "subject": [stream.removeprefix(PREFIX) for stream in STREAMS],
+    "query_id": ["1-1"],
+    "response_id": ["1-1:A"],
+    "engram_id": ["1-1:A", "ann/lamp"],
+    "call_id": ["1-1:A:0:0"],
+    "respondent": ["A", "B"],
+    "participant": ["generator", "gateway", "web_search"],
+    "replica": ["r1"],
+    "tool": ["web_search", "search_memory"],
+    "session": ["s:1"],
+    "user": ["ann"],
+    "stream": STREAMS,
+    "name": ["x"],
+    "sums": ["counts", "sums"],
+}
+
+BUILT = {"subject": "query.received", "sums": "counts"}
+
+
+def keys_of(family: Family) -> list[str]:
+    found = [family.pattern]
+    for place in re.findall(r"<([a-z_]+)>", family.pattern):
+        found = [key.replace(f"<{place}>", value) for key in found for value in EXAMPLES[place]]
+    return found
+
+
+EVERY = [(family, key) for family in FAMILIES for key in keys_of(family)]
+
+
+def families(key: str) -> list[Family]:
+    return [family for family in FAMILIES if family.parts(key) is not None]
+
+
+@pytest.mark.parametrize(("family", "key"), EVERY, ids=[key for _, key in EVERY])
+def test_a_key_is_of_one_family_and_says_what_it_is_made_of(family: Family, key: str) -> None:
+    assert families(key) == [family]
+    assert family.key(*(family.parts(key) or ())) == key
+    assert fnmatchcase(key, family.glob)
+
+
+def test_the_builders_and_the_subjects_agree() -> None:
+    assert [keys.stream_key(subject.name) for subject in SUBJECTS] == [subject.stream for subject in SUBJECTS]
+    assert keys.subject_of("local2:query.received") == "query.received"
+    # the short way of the health check imports nothing of ours
+    assert keys.REPLICAS == health_quick._INDEX
+    assert f'f"{keys.replica_key("{participant}", "{replica}")}"' in Path(health_quick.__file__).read_text()
+
+
+def test_every_builder_is_of_one_family() -> None:
+    built = {
+        name: value
+        for name, value in vars(keys).items()
+        if name[0].isupper() and name.isupper() and isinstance(value, str)
+    }
+    for name, build in vars(keys).items():
+        if name.endswith("_key"):
+            places = list(inspect.signature(build).parameters)
+            built[name] = build(*(BUILT.get(place, "1-1") for place in places))
+    del built["PREFIX"]
+    assert len(built) > 30
+    assert {name: key for name, key in built.items() if len(families(key)) != 1} == {}
+
+
+@pytest.mark.parametrize("part", ["", "a}b", "{a", "a{b}c"])
+def test_a_part_that_would_move_a_key_to_another_slot_is_refused(part: str) -> None:
+    for build in (keys.session_key, keys.deleted_key):
+        with pytest.raises(DecodeError):
+            build(part)
+    with pytest.raises(DecodeError):
+        keys.result_key(part, "1-1:A:0:0")
+    with pytest.raises(DecodeError):
+        keys.once_key(part, "x")
+    # behind the tag it moves nothing
+    assert slot_of_key(keys.lane_key(part, "A")) == slot_of_key("local2:query.received")
+
+
+def test_nobody_else_builds_keys() -> None:
+    # the subjects' streams, the file itself, and what must import nothing
+    allowed = {"shared/contracts.py", "shared/bus/keys.py", "shared/participant/health_quick.py"}
+    sources = [path for folder in ("shared", "services") for path in (ROOT / folder).rglob("*.py")]
+    assert len(sources) > 200
+    building = {
+        str(path.relative_to(ROOT))
+        for path in sources
+        if re.search(rf"""\bPREFIX\b|\bf["']{PREFIX}[a-z{{]""", path.read_text())
+    }
+    assert building == allowed
+
+
+def test_the_table_of_the_docs_is_made_from_the_file() -> None:
+    """When it is not: make docs-keys."""
+    script = runpy.run_path(str(ROOT / "deploy" / "docs_keys.py"))
+    page = script["PAGE"].read_text()
+    assert script["filled"](page) == page
+
+
+# ── the users of Redis ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def rules_of(user: str) -> list[tuple[str, str]]:
+    """How ('', 'R' or 'W') and where the user may touch keys."""
+    lines = (ROOT / "deploy" / "redis" / "users.acl").read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"user {user} "))
+    more = lines[start + 1 :]
+    rest = next((number for number, line in enumerate(more) if not line.startswith(" ")), len(more))
+    words = " ".join(lines[start : start + 1 + rest]).replace(")", " ").split()
+    found = [re.fullmatch(r"(?:%([RW]))?~(\S+)", word) for word in words]
+    return [(match[1] or "", match[2]) for match in found if match]
+
+
+@pytest.mark.parametrize("user", ["core", "web", "scaler"])
+def test_each_pattern_of_a_user_is_for_keys_that_there_are(user: str) -> None:
+    rules = rules_of(user)
+    assert rules
+    assert [rule for _, rule in rules if not any(fnmatchcase(key, rule) for _, key in EVERY)] == []
+
+
+def test_the_web_reads_nothing_of_conversations() -> None:
+    readable = [rule for how, rule in rules_of("web") if how != "W"]
+    found = {key.removeprefix(PREFIX) for _, key in EVERY if any(fnmatchcase(key, rule) for rule in readable)}
+    assert found == READ_BY_THE_WEB
+
+
+def test_the_scaler_reads_work_streams_alone() -> None:
+    rules = rules_of("scaler")
+    assert {how for how, _ in rules} == {"R"}
+    found = {family.pattern for family, key in EVERY if any(fnmatchcase(key, rule) for _, rule in rules)}
+    assert found == {"local2:<subject>"}
