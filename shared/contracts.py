@@ -293,7 +293,7 @@ def _fields(value: Any) -> dict[str, Any]:
     raise TypeError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outgoing:
     """A message to publish. `once` is a key under which it is published at most one time."""
 

@@ -193,9 +193,12 @@ class Consumer:
         """Takes over what nobody keeps, as far as there is room; the rest is found again with the next heartbeat."""
         orphaned, self._claims.orphaned = self._claims.orphaned, {}
         for stream, watched in orphaned.items():
-            limit = self.slots.room_of(stream)
-            room = self.slots.room() if limit is None else min(limit, self.slots.room())
-            for one in await self._claims.orphans(stream, watched, max(1, room), self.slots):
+            limit, room = self.slots.room_of(stream), self.slots.room()
+            # what is to be given up needs no room
+            count = 1 if self.slots.last_chance else room if limit is None else min(limit, room)
+            if count <= 0:
+                continue
+            for one in await self._claims.orphans(stream, watched, count, self.slots):
                 log.info("bus.claimed", stream=stream, entry_id=one.entry[0], deliveries=one.deliveries)
                 self._start(one)
 

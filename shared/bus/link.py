@@ -114,6 +114,8 @@ class Link:
         self._counter = 0
         self._closing = False
         self._reason = ""
+        # whether the present connection has answered anything
+        self._useful = False
         self._task: asyncio.Task[None] | None = None
         self.generation = 0
         self.client_id = 0
@@ -246,7 +248,7 @@ class Link:
         delay = 0.0
         while True:
             wire: Wire | None = None
-            began, served = self._loop.time(), self.generation
+            served, self._useful = self.generation, False
             try:
                 asked = time.monotonic()
                 handshake = [("CLIENT", "ID"), *self.greeting, ("CLIENT", "SETNAME", self._name), *loading(), ("TIME",)]
@@ -256,7 +258,6 @@ class Link:
                 self._check(replies)
                 if not isinstance(told, hiredis.ReplyError):
                     self._clock.learn(told, asked)
-                began = self._loop.time()
                 await self._serve(wire, int(replies[0]))
             except (OSError, TimeoutError, hiredis.HiredisError, Desync) as exc:
                 self._report(str(exc) or type(exc).__name__, served)
@@ -266,9 +267,8 @@ class Link:
                 if wire is not None:
                     wire.abort()
             self._requeue()
-            # a server that takes connections and ends them at once is not asked faster than one that is away
-            lasted = self._loop.time() - began if self.generation > served else 0.0
-            delay = _FIRST_BACKOFF if lasted > delay else min(_MAX_BACKOFF, delay * 2 or _FIRST_BACKOFF)
+            # a server that takes connections and serves nothing is not asked faster than one that is away
+            delay = _FIRST_BACKOFF if self._useful else min(_MAX_BACKOFF, delay * 2 or _FIRST_BACKOFF)
             await asyncio.sleep(delay)
 
     async def server(self) -> Server:
@@ -337,6 +337,7 @@ class Link:
                 if isinstance(one, hiredis.ReplyError) and str(one).startswith(self.conditions):
                     raise ConnectionError(str(one))
         self._inflight.popleft()
+        self._useful = True
         start = 0
         for unit in batch.units:
             end = start + unit.count

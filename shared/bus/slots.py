@@ -82,13 +82,6 @@ class Slots:
         limit = self._limits[stream]
         return None if limit is None else max(0, limit - sum(held == stream for held, _ in self.held))
 
-    async def wait_for_room(self) -> int:
-        """The room, once there is some."""
-        while (room := self.room()) <= 0:
-            self.changed.clear()
-            await self.changed.wait()
-        return room
-
     async def free_one(self) -> None:
         """Waits until a slot is free for work that goes on; it comes before new entries."""
         self.wanted += 1

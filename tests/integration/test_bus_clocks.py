@@ -66,7 +66,7 @@ async def test_a_call_that_was_not_run_leaves_no_result_and_is_run_when_it_is_as
             query_id="1-1", call_id="c", tool="probe", args={"text": "x"}, reply_to="local2:inbox:t:1"
         )
         raw.xadd("local2:inbox:t:1", {"type": "started"})
-        await bus.publish(STREAM.of(request, deadline=bus.now_ms() - 1, attempt=1))
+        await bus.publish(STREAM.of(request, deadline=bus.now_ms() - 2_000, attempt=1))
         await eventually(lambda: raw.xlen("local2:inbox:t:1") == 2)
         told = orjson.loads(raw.xrange("local2:inbox:t:1")[-1][1][b"payload"])
         assert told["error"] == "the query's deadline has passed"

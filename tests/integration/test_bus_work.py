@@ -106,6 +106,18 @@ async def test_an_idle_replica_with_a_blocked_read_never_exceeds_its_slots_when_
     assert gated.most == 2
 
 
+async def test_a_full_replica_takes_over_no_more_than_it_can_run(redis_url: str, raw: redis.Redis) -> None:
+    raw.xgroup_create(STREAM, GROUP, "0", mkstream=True)
+    slow = Recorder(0.3)
+    add(raw, 6)
+    raw.xreadgroup(GROUP, "dead", {STREAM: ">"})
+    async with consuming(redis_url, slow, concurrency=1, heartbeat=0.1) as consumer:
+        while len(slow.seen) < 6:
+            assert len(consumer.held) <= 1
+            await asyncio.sleep(0)
+    assert slow.most == 1
+
+
 async def test_a_replica_of_several_streams_takes_no_more_than_it_can_run(redis_url: str, raw: redis.Redis) -> None:
     names = [f"local2:w{n}" for n in range(5)]
     slow = Recorder(0.01)
