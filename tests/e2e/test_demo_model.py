@@ -191,7 +191,7 @@ async def test_a_client_that_leaves_stops_the_generation(
     began = time.monotonic()
     await http.post("/api/chat", json=hello)
     alone = time.monotonic() - began
-    body = asked(prompt, stream=stream, options={"num_predict": 1_000})
+    body = asked(prompt, stream=stream, options={"num_predict": 2_000})
     leaver = asyncio.create_task(http.post("/api/chat", json=body))
     await asyncio.sleep(after)
     assert not leaver.done()
@@ -203,8 +203,8 @@ async def test_a_client_that_leaves_stops_the_generation(
     waited = time.monotonic() - left
     print(f"\nthe next answer came {waited:.2f} s after the other client had left, {alone:.2f} s on a free server")
     assert answer.json()["done"] is True
-    # The other answer would take hundreds of times as long as this one, however busy the machine is.
-    assert waited < 1.5 + 20 * alone
+    # The other answer would take a quarter of a minute on a free machine, and in proportion on a busy one.
+    assert waited < 10 + 20 * alone
 
 
 async def test_requests_wait_in_line_and_each_gets_its_own_answer(http: httpx.AsyncClient) -> None:
