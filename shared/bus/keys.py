@@ -261,9 +261,7 @@ def cancel_key(query_id: str) -> str:
 
 # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-SESSION = _family(
-    "session:{<session>}", "hash", "owner, title, times", owner="gateway", lasting="until it is deleted"
-)  # fmt: skip
+SESSION = _family("session:{<session>}", "hash", "owner, title, times", owner="gateway", lasting="until it is deleted")
 
 
 def session_key(session_id: str) -> str:
@@ -412,11 +410,7 @@ _USER_GONE = _family(
     expires="`forget_days` (30)",
 )
 _SESSION_GONE = _family(
-    "memory:gone:<user>:<session>",
-    "string",
-    "the same of one session",
-    owner="memory",
-    expires="`forget_days` (30)",
+    "memory:gone:<user>:<session>", "string", "the same of one session", owner="memory", expires="`forget_days` (30)"
 )
 
 
@@ -450,12 +444,10 @@ def replica_key(participant: str, replica: str) -> str:
 REPLICAS = _family(
     "replicas", "sorted set", "index of the above", owner="all", lasting="cleaned by whoever reads it"
 ).key()
-STARTS = _family(
-    "starts", "hash", "participant → how many replicas were ever started", owner="all", lasting="no"
-).key()  # fmt: skip
+STARTS = _family("starts", "hash", "participant → how many replicas were ever started", owner="all", lasting="no").key()
 KNOWN_TOOLS = _family(
     "tools", "set", "names of tools that were ever announced", owner="tool workers", lasting="no"
-).key()  # fmt: skip
+).key()
 JANITOR = _family(
     "janitor",
     "string",

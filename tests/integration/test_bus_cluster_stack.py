@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ from services.reward.settings import RewardSettings
 from services.web_search.service import app as web_search
 from shared.bus import Bus, Command, Link, ReplyError
 from shared.bus.hash_slots import ANY, EVERY, name_of, slot_of, slot_of_key
+from shared.bus.keys import FAMILIES, Family, record_key
+from shared.records.session_records import scan
 from shared.testing.model_server import ScriptedModelServer
 
 WORDS = " ".join(f"word{number}" for number in range(20))
@@ -203,22 +205,11 @@ def _until(fact: Any) -> None:
     wait_for(fact, 20, "the cluster has changed")
 
 
-async def test_every_command_of_a_whole_run_keeps_to_one_slot(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def whole_run(
+    redis_url: str, tmp_path: Path, tidied: Callable[[], bool], looked: Callable[[], Awaitable[None]]
 ) -> None:
-    """On one server, where nothing would refuse it: what Redis itself takes for the keys is what we route by."""
-    sent: dict[tuple[str, int], Command] = {}
-    submit = Link.submit
-
-    def noting(self: Link, commands: Any, *args: Any, **kwargs: Any) -> Any:
-        for command in commands:
-            # one of each kind and length: keys stand where they stand
-            sent.setdefault(
-                (f"{name_of(command)} {command[1] if len(command) > 1 else ''}"[:60], len(command)), command
-            )
-        return submit(self, commands, *args, **kwargs)
-
-    monkeypatch.setattr(Link, "submit", noting)
+    """Everybody on one server, doing a bit of everything, until a janitor has come by. `looked` is called when there is
+    most to be seen, and at the end."""
     async with ScriptedModelServer(RULES) as model:
         common: dict[str, Any] = {"redis_url": redis_url, "heartbeat": 0.2, "drain": 0.5, "data_dir": tmp_path}
         generator = GeneratorSettings(**common, ollama_host=model.url)
@@ -259,11 +250,36 @@ async def test_every_command_of_a_whole_run_keeps_to_one_slot(
             lines = (await site.http.get("/memory/export")).content
             assert (await site.http.post("/memory/import", content=lines)).is_success
             assert (await site.http.get("/backup")).status_code == 200
+            await looked()
             assert (await site.http.delete(f"/memory/engrams/{judged}:A")).status_code == 200
             assert (await site.http.delete("/memory?everything=true")).status_code == 200
             assert (await site.http.delete("/sessions/s")).status_code == 200
             # the janitor of one of them
-            await eventually(lambda: any(kind.startswith("XTRIM") for kind, _ in sent), 5)
+            await eventually(tidied, 5)
+            await looked()
+
+
+async def test_every_command_of_a_whole_run_keeps_to_one_slot(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one server, where nothing would refuse it: what Redis itself takes for the keys is what we route by."""
+    sent: dict[tuple[str, int], Command] = {}
+    submit = Link.submit
+
+    def noting(self: Link, commands: Any, *args: Any, **kwargs: Any) -> Any:
+        for command in commands:
+            # one of each kind and length: keys stand where they stand
+            sent.setdefault(
+                (f"{name_of(command)} {command[1] if len(command) > 1 else ''}"[:60], len(command)), command
+            )
+        return submit(self, commands, *args, **kwargs)
+
+    monkeypatch.setattr(Link, "submit", noting)
+
+    async def looked() -> None:
+        """It is what was sent that matters."""
+
+    await whole_run(redis_url, tmp_path, lambda: any(kind.startswith("XTRIM") for kind, _ in sent), looked)
     assert len(sent) > 60
     monkeypatch.undo()
     async with Bus(redis_url, "test/keys") as bus:
@@ -283,3 +299,53 @@ async def test_every_command_of_a_whole_run_keeps_to_one_slot(
                 assert slot_of_key(keys[0]) == slot_of(command), command
             else:
                 assert {slot_of_key(key) for key in keys} == {slot_of(command)}, command
+
+
+# What nobody has a reason to touch in it.
+_NOT_SEEN = {"local2:memory:reembedding", "local2:restore:lock"}
+
+
+async def test_every_key_of_a_whole_run_is_of_one_family_and_stays_as_long_as_the_table_says(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: set[Command] = set()
+    found: dict[str, tuple[str, bool]] = {}
+    submit = Link.submit
+
+    def noting(self: Link, commands: Any, *args: Any, **kwargs: Any) -> Any:
+        sent.update(commands)
+        return submit(self, commands, *args, **kwargs)
+
+    async def looked() -> None:
+        """Which keys there are, of what type, and whether they stay."""
+        async for page in scan(bus, "*"):
+            for key in page:
+                kind, left = await bus.link.pipe([("TYPE", key), ("PTTL", key)])
+                family = family_of(key)
+                if left == -1 and not family.lasting:
+                    # an inbox has its time to live with the next command
+                    await asyncio.sleep(0.1)
+                    left = await bus.link.call("PTTL", key)
+                if left != -2:
+                    found[key] = (kind.decode().replace("zset", "sorted set"), left == -1)
+
+    async with Bus(redis_url, "test/keys") as bus:
+        with monkeypatch.context() as patch:
+            patch.setattr(Link, "submit", noting)
+            await whole_run(redis_url, tmp_path, lambda: any(name_of(one) == "XTRIM" for one in sent), looked)
+        for key, (kind, stays) in found.items():
+            family = family_of(key)
+            assert (key, kind, stays) == (key, family.kind, family.lasting)
+        commands = list(sent)
+        named = await bus.link.pipe_raw([("COMMAND", "GETKEYS", *command) for command in commands])
+        keys = {key.decode() for one in named if not isinstance(one, ReplyError) for key in one}
+    assert len(keys) > 100
+    # a script is given what keys begin with: it adds the id
+    seen = {family_of(key + "0-0" if key == record_key("") else key).pattern for key in keys}
+    assert seen == {family.pattern for family in FAMILIES} - _NOT_SEEN
+
+
+def family_of(key: str) -> Family:
+    (family,) = [family for family in FAMILIES if family.parts(key) is not None] or [None]
+    assert family is not None, f"{key} is of no family"
+    return family
