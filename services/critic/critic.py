@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -36,6 +36,7 @@ from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
+T = TypeVar("T")
 
 # The judge needs the thread of the conversation, not all of it; in characters.
 _CONTEXT_LIMIT = 6_000
@@ -86,6 +87,14 @@ def headers_of(message: Message[ResponseGeneration]) -> dict[str, Any]:
         "user_id": response.user_id,
         "respondent_id": response.respondent_id,
     }
+
+
+def _stored(kind: type[T], raw: bytes | None) -> T | None:
+    """What was stored of a judgement; None when there is nothing, or nothing that can be read."""
+    try:
+        return None if raw is None else kind(**orjson.loads(raw))
+    except (ValueError, TypeError):
+        return None
 
 
 class Critic:
@@ -172,9 +181,8 @@ class Critic:
         """The grade, asked for once: a takeover after a crash finds it stored. None when the session was deleted while
         the judge was reading."""
         key = grade_key(response.response_id)
-        stored = await self._bus.link.call("GET", key)
-        if stored is not None:
-            return Grade(**orjson.loads(stored))
+        if stored := _stored(Grade, await self._bus.link.call("GET", key)):
+            return stored
         grade = await self._judge.grade(instruction, response.answer, reference_of(response), rubric)
         if await self._deleted(response):
             return None
@@ -234,9 +242,8 @@ class Critic:
     async def _compared(self, response: ResponseGeneration, instruction: str, a: Half, b: Half) -> Comparison | None:
         """The verdict, asked for once: what both journals and the bus say of a pair is the same after a crash."""
         key = verdict_key(response.query_id)
-        stored = await self._bus.link.call("GET", key)
-        if stored is not None:
-            return Comparison(**orjson.loads(stored))
+        if stored := _stored(Comparison, await self._bus.link.call("GET", key)):
+            return stored
         reference = a.reference or b.reference
         found = await self._judge.compare(instruction, a.answer, b.answer, reference, self._rubric(response))
         if await self._deleted(response):

@@ -90,7 +90,7 @@ async def read_bus(bus: Bus) -> BusReading:
         groups=await _groups(bus, rows, now),
         dead=dead if isinstance(dead, int) else 0,
         buried=_number(dead_letters.get("entries-added")),
-        starts={name.decode(): int(count) for name, count in _pairs(starts)},
+        starts={name.decode(errors="replace"): _number(count) for name, count in _pairs(starts)},
         redis={**_figures(memory, _MEMORY), **_figures(clients, _CLIENTS)},
     )
 
@@ -152,6 +152,8 @@ def _listed(reply: Any) -> list[Any]:
 
 
 def _number(value: Any) -> int:
+    if isinstance(value, bytes) and value.isdigit():
+        return int(value)
     return value if isinstance(value, int) else 0
 
 

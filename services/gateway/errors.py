@@ -12,7 +12,7 @@ from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Route
 
-from shared.bus import BusFull
+from shared.bus import BusFull, ReplyError
 from shared.errors import BusUnavailable, TransientError
 from shared.telemetry.logging import get_logger
 
@@ -139,6 +139,12 @@ async def _bus_away(request: Request, exc: Exception) -> Response:
     return render(request, 503, code, message, {"Retry-After": "2"})
 
 
+async def _bus_refuses(request: Request, exc: Exception) -> Response:
+    # a key that somebody has overwritten with another type, a user of Redis who may not what this needs
+    log.error("bus.refused", method=request.method, path=request.url.path, reason=str(exc))
+    return render(request, 503, "bus_refused", f"the bus refuses what this needs: {exc}")
+
+
 async def _unexpected(request: Request, exc: Exception) -> Response:
     log.error("http.failed", method=request.method, path=request.url.path, error=repr(exc), exc_info=exc)
     return render(request, 500, "internal", "something went wrong here; the log has the details")
@@ -150,4 +156,5 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(PydanticSerializationError, _unserializable)
     app.add_exception_handler(BusUnavailable, _bus_away)
     app.add_exception_handler(TransientError, _bus_away)
+    app.add_exception_handler(ReplyError, _bus_refuses)
     app.add_exception_handler(Exception, _unexpected)

@@ -178,7 +178,7 @@ class Keys:
     async def stored(self) -> list[tuple[str, KeyRecord]]:
         """Every key's record by its SHA-256."""
         raw = await self._connection.bus.link.call("HGETALL", API_KEYS)
-        found = [(h.decode(), _record(value)) for h, value in zip(raw[::2], raw[1::2], strict=True)]
+        found = [(h.decode(errors="replace"), _record(value)) for h, value in zip(raw[::2], raw[1::2], strict=True)]
         return [(hashed, record) for hashed, record in found if record is not None]
 
 
@@ -187,6 +187,6 @@ def _record(raw: bytes | None) -> KeyRecord | None:
         return None
     try:
         return KeyRecord(**orjson.loads(raw))
-    except (orjson.JSONDecodeError, TypeError):
+    except (ValueError, TypeError):
         log.warning("keys.malformed_record")
         return None

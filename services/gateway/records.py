@@ -11,7 +11,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal
 from shared.bus.keys import earlier_record_key, record_key
 from shared.errors import BusUnavailable
-from shared.records.lanes import pairs
+from shared.records.lanes import number, pairs
 
 # What Redis takes as a stream id, with room for the arithmetic on it.
 _ENTRY_ID = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
@@ -51,8 +51,8 @@ class QueryRecord:
             session_id=values.get("session_id", ""),
             query=values.get("query", ""),
             mode=values.get("mode", "chat"),
-            accepted=int(values.get("accepted", 0)),
-            deadline=int(values.get("deadline", 0)),
+            accepted=number(values, "accepted"),
+            deadline=number(values, "deadline"),
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from services.gateway.sse import KEEP_ALIVE, frame
-from shared.bus import Bus, Entry, Follower, Tail, order
+from shared.bus import Bus, Entry, Follower, ReplyError, Tail, order
 from shared.bus.keys import stream_key
 
 # New tools bring new subjects.
@@ -27,9 +27,9 @@ def event(subject: str, entry: Entry) -> bytes:
     entry_id, fields = entry
     texts = [field.decode(errors="backslashreplace") for field in fields]
     shown: dict[str, Any] = dict(zip(texts[::2], texts[1::2], strict=False))
-    # a payload that is not JSON is shown as text
-    with contextlib.suppress(orjson.JSONDecodeError):
-        shown["payload"] = orjson.loads(shown.get("payload", "null"))
+    # a payload that is not JSON, or nested deeper than can be written, is shown as text
+    with contextlib.suppress(orjson.JSONDecodeError, orjson.JSONEncodeError):
+        shown["payload"] = orjson.Fragment(orjson.dumps(orjson.loads(shown.get("payload", "null"))))
     return frame(subject.encode(), entry_id, orjson.dumps({**shown, "subject": subject, "entry_id": entry_id}))
 
 
@@ -94,15 +94,21 @@ class Tap:
             yield chunk
 
     async def _subjects(self) -> list[str]:
-        return [s.name for s in await self._bus.subjects() if matches(s.name, self._patterns)]
+        try:
+            return [s.name for s in await self._bus.subjects() if matches(s.name, self._patterns)]
+        except ReplyError:
+            # the list of tools is none just now; the next look finds it mended
+            return []
 
     async def _recent(self) -> list[tuple[tuple[int, int], str, Entry]]:
         """The last entries over all subjects, in the order of their ids."""
         found: list[tuple[tuple[int, int], str, Entry]] = []
         if self._last:
             for subject in await self._subjects():
-                entries = await self._bus.latest(stream_key(subject), self._last)
-                found += [(order(entry[0]), subject, entry) for entry in entries]
+                # a key that is no stream has no entries
+                with contextlib.suppress(ReplyError):
+                    entries = await self._bus.latest(stream_key(subject), self._last)
+                    found += [(order(entry[0]), subject, entry) for entry in entries]
         return sorted(found, key=lambda item: item[:2])[-self._last :] if found else []
 
     async def _pump(self, subject: str, follower: Follower) -> None:

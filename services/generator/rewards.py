@@ -8,6 +8,7 @@ marks how far it has come, so that the bus keeps what is published while no repl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import orjson
@@ -114,10 +115,12 @@ class Rewards:
         counts, sums = (dict(zip(found[::2], found[1::2], strict=True)) for found in raw)
         rows = []
         for kind, number in counts.items():
-            config, intent = orjson.loads(kind)
-            count = int(number)
-            mean = round(float(sums.get(kind, 0)) / count, 4)
-            rows.append({"config": config, "intent": intent, "count": count, "mean": mean})
+            # what somebody else has written there says nothing
+            with contextlib.suppress(ValueError, TypeError, ArithmeticError):
+                config, intent = orjson.loads(kind)
+                count = int(number)
+                mean = round(float(sums.get(kind, 0)) / count, 4)
+                rows.append({"config": config, "intent": str(intent), "count": count, "mean": mean})
         rows.sort(key=lambda row: (-row["count"], str(row["config"]), row["intent"]))
         return rows[:_SHOWN]
 

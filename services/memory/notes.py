@@ -8,6 +8,7 @@ annotations are in the store.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from services.memory.engram import Engram, Note, NoteKind
@@ -107,9 +108,11 @@ class States:
 
 
 def _state(raw: Sequence[bytes], of_user: bytes | None, of_session: bytes | None) -> State:
-    fields = {name.decode(): value.decode() for name, value in zip(raw[::2], raw[1::2], strict=True)}
-    return State(
-        {name: Note.load(value) for name, value in fields.items() if name not in (OWNER, DELETED)},
-        DELETED in fields,
-        max(int(of_user or 0), int(of_session or 0)),
-    )
+    notes: dict[str, Note] = {}
+    for name, value in zip(raw[::2], raw[1::2], strict=True):
+        # what is not readable is nobody's note
+        with suppress(ValueError):
+            if (kind := name.decode()) not in (OWNER, DELETED):
+                notes[kind] = Note.load(value.decode())
+    gone = [int(at) for at in (of_user, of_session) if at and at.isdigit()]
+    return State(notes, DELETED.encode() in raw[::2], max(gone, default=0))

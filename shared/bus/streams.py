@@ -155,7 +155,7 @@ class Bus:
 
     async def subjects(self) -> list[Subject[Any]]:
         """Every subject with a fixed name and those of every tool that has been announced."""
-        tools = sorted(name.decode() for name in await self.link.call("SMEMBERS", KNOWN_TOOLS))
+        tools = sorted(name.decode(errors="replace") for name in await self.link.call("SMEMBERS", KNOWN_TOOLS))
         return [*SUBJECTS, *(base.for_tool(name) for name in tools for base in (TOOL_REQUEST, TOOL_RESULT))]
 
     async def state(self, stream: str) -> StreamState:

@@ -62,8 +62,14 @@ class Janitor:
         seconds = int(3 * self._period * 1000)
         if await self._bus.link.call("SET", JANITOR, self._bus.source, "NX", "PX", seconds):
             return True
-        if await self._bus.link.call("GET", JANITOR) != self._bus.source.encode():
-            return False
+        try:
+            if await self._bus.link.call("GET", JANITOR) != self._bus.source.encode():
+                return False
+        except ReplyError as exc:
+            if exc.code == "WRONGTYPE":
+                # nobody's: it would stay for ever
+                await self._bus.link.call("DEL", JANITOR)
+            raise
         return bool(await self._bus.link.call("PEXPIRE", JANITOR, seconds))
 
     async def round(self) -> None:
@@ -73,8 +79,14 @@ class Janitor:
         if not self._watch.look(now):
             self._absent.clear()
         for subject in await self._bus.subjects():
-            abandoned = await self._abandoned(subject, now) if subject.kind == "work" else ()
-            await self._bus.trim(subject, spare_ms=_SPARE_MS, abandoned=abandoned)
+            try:
+                abandoned = await self._abandoned(subject, now) if subject.kind == "work" else ()
+                await self._bus.trim(subject, spare_ms=_SPARE_MS, abandoned=abandoned)
+            except ReplyError as exc:
+                # one key that is no stream must not keep the others from being trimmed
+                if exc.code != "WRONGTYPE":
+                    raise
+                log.error("bus.not_a_stream", stream=subject.stream, error=str(exc))
 
     async def _abandoned(self, subject: Subject[Any], now: int) -> list[str]:
         absent = set(await self._bus.absent(subject, _SILENT_MS)) - ALWAYS_HELD

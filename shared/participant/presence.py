@@ -10,7 +10,7 @@ from shared.bus import Bus, BusFull, Command, ReplyError
 from shared.bus.keys import STARTS, schema_key
 from shared.errors import BusUnavailable, TransientError
 from shared.participant.inbox import INBOX_LENGTH
-from shared.participant.registry import ReplicaInfo, announcing, leaving, still_there
+from shared.participant.registry import ReplicaInfo, announcing, leaving, mend, still_there
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -81,6 +81,9 @@ class Presence:
                 await self._bus.tell_time()
             except (TransientError, ReplyError) as exc:
                 log.warning("service.heartbeat_failed", reason=str(exc))
+                if isinstance(exc, ReplyError) and exc.code == "WRONGTYPE":
+                    with contextlib.suppress(TransientError, ReplyError):
+                        await mend(self._bus.pulse)
             await asyncio.sleep(heartbeat())
 
     async def leave(self) -> None:

@@ -11,9 +11,12 @@ from typing import Any
 
 import orjson
 
-from shared.bus import Bus, Command, ReplyError
+from shared.bus import Bus, Command, Port, ReplyError
 from shared.bus.keys import KNOWN_TOOLS, REPLICAS, replica_key
 from shared.errors import TransientError
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,14 @@ def still_there(participant: str, replica: str, ttl_ms: int) -> Command:
 
 def leaving(participant: str, replica: str) -> list[Command]:
     return [("DEL", replica_key(participant, replica)), ("ZREM", REPLICAS, f"{participant}/{replica}")]
+
+
+async def mend(port: Port) -> None:
+    """Takes away what somebody has put in the place of an index; heartbeats write it anew."""
+    for key, kind in ((REPLICAS, b"zset"), (KNOWN_TOOLS, b"set")):
+        if await port.call("TYPE", key) not in (kind, b"none"):
+            log.error("registry.index_overwritten", key=key)
+            await port.call("DEL", key)
 
 
 class Registry:

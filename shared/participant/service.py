@@ -29,7 +29,7 @@ from shared.participant.janitor import Janitor
 from shared.participant.observing import observing, watched
 from shared.participant.presence import Presence
 from shared.participant.registry import Registry, ReplicaInfo
-from shared.participant.settings import Settings
+from shared.participant.settings import Settings, stored_values
 from shared.telemetry import tracing
 from shared.telemetry.logging import BoundIds, configure, get_logger
 from shared.telemetry.metrics_listener import Text
@@ -162,12 +162,11 @@ class Context(Generic[S]):
 
 async def _stored_settings(bus: Bus, participant: str, settings: S) -> S:
     """The settings with the run-time updates of earlier days; one that is no longer valid is left out."""
-    raw = await bus.link.call("HGETALL", settings_key(participant))
-    for name, value in zip(raw[::2], raw[1::2], strict=True):
+    for name, value in stored_values(await bus.link.call("HGETALL", settings_key(participant))).items():
         try:
-            settings = settings.update_settings({name.decode(): orjson.loads(value)})
-        except (SettingsError, orjson.JSONDecodeError) as exc:
-            log.warning("settings.ignored", name=name.decode(), reason=str(exc))
+            settings = settings.update_settings({name: value})
+        except SettingsError as exc:
+            log.warning("settings.ignored", name=name, reason=str(exc))
     return settings
 
 

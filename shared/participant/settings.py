@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
+import orjson
 import yaml
 from pydantic import AliasChoices, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -174,6 +177,31 @@ class Settings(BaseSettings):
 
 
 S = TypeVar("S", bound=Settings)
+
+
+def stored_values(raw: Sequence[bytes]) -> dict[str, Any]:
+    """Run-time values as Redis keeps them, by their names; what cannot be read is left out."""
+    values: dict[str, Any] = {}
+    for name, value in zip(raw[::2], raw[1::2], strict=True):
+        with suppress(ValueError):
+            values[name.decode()] = orjson.loads(value)
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a participant says of its run-time settings: their schema and start values."""
+
+    schema: dict[str, Any]
+    defaults: dict[str, Any]
+
+    @staticmethod
+    def parse(raw: bytes | None) -> Described | None:
+        """None for a participant that was never here, or when what it said cannot be read."""
+        with suppress(ValueError, TypeError, KeyError):
+            value = orjson.loads(raw or b"null")
+            return Described(dict(value["schema"]), dict(value["defaults"]))
+        return None
 
 
 def _dotted(parts: Sequence[int | str]) -> str:

@@ -177,8 +177,17 @@ async def accept(
 
 
 def pairs(raw: Sequence[bytes]) -> dict[str, str]:
-    """A hash as Redis returns it."""
-    return {name.decode(): value.decode(errors="replace") for name, value in zip(raw[::2], raw[1::2], strict=True)}
+    """A hash as Redis returns it; whoever wrote into it."""
+    return {
+        name.decode(errors="replace"): value.decode(errors="replace")
+        for name, value in zip(raw[::2], raw[1::2], strict=True)
+    }
+
+
+def number(values: Mapping[str, str], name: str) -> int:
+    """A field of such a hash; 0 when there is no number."""
+    value = values.get(name, "")
+    return int(value) if value.isascii() and value.isdigit() else 0
 
 
 async def turn(bus: Bus, session_id: str, respondent_id: str, query_id: str, inbox: str) -> str | None:

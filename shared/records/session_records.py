@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.bus import Bus, Command, Script, order
 from shared.bus.keys import SESSION, earlier_turns_key, session_key, turns_key, user_sessions_key
 from shared.contracts import RespondentId
-from shared.records.lanes import RESPONDENTS, pairs
-from shared.records.sessions import MAX_TURNS, WRITING_TURNS, hashed, parsed
+from shared.records.lanes import RESPONDENTS, number, pairs
+from shared.records.sessions import MAX_TURNS, WRITING_TURNS, kept
 
 SESSION_ID = r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}$"
 QUERY_ID = r"^[0-9]{1,15}-[0-9]{1,10}$"
@@ -139,15 +139,14 @@ async def read_sessions(bus: Bus, ids: Sequence[str]) -> AsyncIterator[list[dict
 def _record(session_id: str, info: dict[str, str], pages: Sequence[Any], hashes: Sequence[Any]) -> dict[str, Any]:
     turns = {}
     for respondent, page, older in zip(RESPONDENTS, pages, hashes, strict=True):
-        found = {turn["query_id"]: turn for turn in (*hashed(older), *map(parsed, page))}
-        if found:
+        if found := kept(page, older):
             turns[respondent] = sorted(found.values(), key=lambda turn: order(turn["query_id"]))
     return {
         "session_id": session_id,
         "user_id": info.get("user_id", ""),
         "title": info.get("title", ""),
-        "created": int(info.get("created", 0)),
-        "updated": int(info.get("updated", 0)),
+        "created": number(info, "created"),
+        "updated": number(info, "updated"),
         "turns": turns,
     }
 

@@ -8,6 +8,7 @@ session's queries need while they are answered is in `shared.records.lanes`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,7 +18,7 @@ from shared.bus import Bus, Command, Script, order
 from shared.bus.keys import deleted_key, earlier_turns_key, session_key, turns_key, user_sessions_key
 from shared.contracts import QUERY_RECEIVED
 from shared.envelope import now_ms
-from shared.records.lanes import RESPONDENTS, padded, pairs
+from shared.records.lanes import RESPONDENTS, number, padded, pairs
 
 # What is shown of a session at once, and the most that a model is shown.
 MAX_TURNS = 50
@@ -165,14 +166,14 @@ class Sessions:
             session_id,
             values.get("user_id", ""),
             values.get("title", ""),
-            int(values.get("created", 0)),
-            int(values.get("updated", 0)),
+            number(values, "created"),
+            number(values, "updated"),
         )
 
     async def of_user(self, user_id: str, limit: int, offset: int = 0) -> list[SessionInfo]:
         """A user's sessions, the one used last first."""
         ids = await self._bus.link.call("ZREVRANGE", user_sessions_key(user_id), offset, offset + limit - 1)
-        found = [await self.info(session_id.decode()) for session_id in ids]
+        found = [await self.info(session_id.decode(errors="replace")) for session_id in ids]
         return [info for info in found if info is not None and info.user_id == user_id]
 
     # ── deletion ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -225,8 +226,8 @@ class Sessions:
                 ("HGETALL", earlier_turns_key(session_id, respondent_id)),
             ]
         )
-        found = {turn["query_id"]: Turn.parse(turn) for turn in map(parsed, members)}
-        extra = {turn["query_id"]: Turn.parse(turn) for turn in hashed(older)}
+        found = {query_id: Turn.parse(turn) for query_id, turn in kept(members).items()}
+        extra = {query_id: Turn.parse(turn) for query_id, turn in kept(older=older).items()}
         if before is not None:
             extra = {query_id: turn for query_id, turn in extra.items() if order(query_id) < order(before)}
         newest = sorted({**extra, **found}.values(), key=lambda turn: order(turn.query_id))[-limit - 1 :]
@@ -239,16 +240,18 @@ class Sessions:
         return [_APPEND(keys, turn.query_id, turn.dump(), now_ms())]
 
 
-def parsed(member: bytes) -> dict[str, Any]:
-    """A turn as kept, with its query's id."""
-    front, _, value = member.partition(b" ")
-    ms, _, seq = front.partition(b"-")
-    return {"query_id": f"{int(ms)}-{int(seq)}", **orjson.loads(value)}
-
-
-def hashed(raw: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Turns in a hash by query id."""
-    return [{"query_id": i.decode(), **orjson.loads(data)} for i, data in zip(raw[::2], raw[1::2], strict=True)]
+def kept(members: Sequence[bytes] = (), older: Sequence[bytes] = ()) -> dict[str, dict[str, Any]]:
+    """Turns by their queries' ids: of the sorted set, and of the last release's hash. What is none is left out."""
+    pieces = [*zip(older[::2], older[1::2], strict=True), *(member.split(b" ", 1) for member in members)]
+    found: dict[str, dict[str, Any]] = {}
+    for piece in pieces:
+        with suppress(ValueError, TypeError):
+            place, value = piece
+            ms, _, seq = place.partition(b"-")
+            turn = {"query_id": f"{int(ms)}-{int(seq)}", **orjson.loads(value)}
+            Turn.parse(turn)
+            found[turn["query_id"]] = turn
+    return found
 
 
 def pairs_of(raw: Sequence[Any]) -> dict[bytes, Any]:

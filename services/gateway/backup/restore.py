@@ -47,7 +47,13 @@ class Unfinished:
 
 async def unfinished(bus: Bus) -> Unfinished | None:
     raw = await bus.link.call("GET", RESTORE_UNFINISHED)
-    return None if raw is None else Unfinished(**orjson.loads(raw))
+    if raw is None:
+        return None
+    try:
+        return Unfinished(**orjson.loads(raw))
+    except (ValueError, TypeError):
+        # somebody's hand: a restore of nobody knows what
+        return Unfinished("", "empty")
 
 
 async def redis_clock(bus: Bus) -> int:

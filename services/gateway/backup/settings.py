@@ -13,6 +13,7 @@ from services.gateway.complaint import complaint
 from shared.bus.keys import SETTINGS, schema_key, settings_key
 from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
 from shared.participant.backup import Record
+from shared.participant.settings import Described, stored_values
 from shared.records.session_records import scan
 
 
@@ -39,12 +40,10 @@ class SettingsSection(KeptHere):
 
     async def _changed(self, participant: str) -> dict[str, Any]:
         raw = await self._gateway.bus.link.call("HGETALL", settings_key(participant))
-        return {k.decode(): orjson.loads(v) for k, v in zip(raw[::2], raw[1::2], strict=True)}
+        return stored_values(raw)
 
-    async def _described(self, participant: str) -> dict[str, Any] | None:
-        """The schema and the start values; None for a participant that was never here."""
-        raw = await self._gateway.bus.link.call("GET", schema_key(participant))
-        return None if raw is None else dict(orjson.loads(raw))
+    async def _described(self, participant: str) -> Described | None:
+        return Described.parse(await self._gateway.bus.link.call("GET", schema_key(participant)))
 
     async def export(self) -> AsyncIterator[Sequence[Record]]:
         for participant in await self._participants():
@@ -60,8 +59,9 @@ class SettingsSection(KeptHere):
     async def clear(self) -> AsyncIterator[None]:
         for participant in await self._participants():
             changed = await self._changed(participant)
-            described = await self._described(participant) or {"defaults": {}}
-            start = {name: described["defaults"][name] for name in changed if name in described["defaults"]}
+            described = await self._described(participant)
+            defaults = described.defaults if described else {}
+            start = {name: defaults[name] for name in changed if name in defaults}
             await self._gateway.bus.link.call("DEL", settings_key(participant))
             await self._tell(participant, start)
             yield
@@ -73,7 +73,7 @@ class SettingsSection(KeptHere):
             described, there = await self._described(participant), await self._changed(participant)
             fresh = {}
             for name, value in wanted.values.items():
-                wrong = complaint(described["schema"], {name: value}) if described else None
+                wrong = complaint(described.schema, {name: value}) if described else None
                 if wrong:
                     tally.skip(f"setting of {participant}: {wrong}")
                 elif name in there:

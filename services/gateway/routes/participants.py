@@ -20,6 +20,7 @@ from shared.bus import StreamState
 from shared.bus.keys import schema_key, settings_key, subject_of
 from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
 from shared.participant.registry import ReplicaInfo
+from shared.participant.settings import Described, stored_values
 
 router = APIRouter(route_class=JsonRoute, tags=["participants"])
 
@@ -85,13 +86,13 @@ def _shown(info: ReplicaInfo, now: int) -> dict[str, Any]:
 async def _described(gateway: Gateway, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A participant's settings schema and its values. Raises ApiError 404."""
     raw, changed = await gateway.bus.link.pipe([("GET", schema_key(name)), ("HGETALL", settings_key(name))])
-    if raw is None:
+    described = Described.parse(raw)
+    if described is None:
         raise not_found("participant")
-    described = orjson.loads(raw)
-    updates = {k.decode(): orjson.loads(v) for k, v in zip(changed[::2], changed[1::2], strict=True)}
-    known = described["schema"].get("properties", {})
-    values = {**described["defaults"], **{k: v for k, v in updates.items() if k in known}}
-    return described["schema"], values
+    updates = stored_values(changed)
+    known = described.schema.get("properties", {})
+    values = {**described.defaults, **{k: v for k, v in updates.items() if k in known}}
+    return described.schema, values
 
 
 @router.get("/participants/{name}/settings", summary="Run-time settings with their schema",

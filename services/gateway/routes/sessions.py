@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Query, Response
 
 from services.gateway.answers import reply
@@ -18,6 +17,7 @@ from services.gateway.records import is_query_id, is_session_id
 from services.gateway.schemas import told
 from shared.bus.keys import schema_key, settings_key
 from shared.contracts import MEMORY_FORGET, MemoryForget
+from shared.participant.settings import Described, stored_values
 from shared.records.sessions import MAX_TURNS, SessionInfo
 
 router = APIRouter(route_class=JsonRoute, tags=["sessions"])
@@ -100,12 +100,12 @@ async def show(
 
 async def _system_prompt(gateway: Gateway) -> str:
     """The generator's, as it is set now; empty when no generator was ever here."""
-    described, changed = await gateway.bus.link.pipe(
-        [("GET", schema_key("generator")), ("HGET", settings_key("generator"), "system_prompt")]
+    raw, changed = await gateway.bus.link.pipe(
+        [("GET", schema_key("generator")), ("HGETALL", settings_key("generator"))]
     )
-    if changed is not None:
-        return str(orjson.loads(changed))
-    return str(orjson.loads(described)["defaults"].get("system_prompt") or "") if described else ""
+    described = Described.parse(raw)
+    values = {**(described.defaults if described else {}), **stored_values(changed)}
+    return str(values.get("system_prompt") or "")
 
 
 @router.delete(
