@@ -18,6 +18,7 @@ from shared.bus import Bus, Command, Script, order
 from shared.bus.keys import deleted_key, earlier_turns_key, session_key, turns_key, user_sessions_key
 from shared.contracts import QUERY_RECEIVED
 from shared.envelope import now_ms
+from shared.errors import DecodeError
 from shared.records.lanes import RESPONDENTS, number, padded, pairs
 
 # What is shown of a session at once, and the most that a model is shown.
@@ -173,8 +174,14 @@ class Sessions:
     async def of_user(self, user_id: str, limit: int, offset: int = 0) -> list[SessionInfo]:
         """A user's sessions, the one used last first."""
         ids = await self._bus.link.call("ZREVRANGE", user_sessions_key(user_id), offset, offset + limit - 1)
-        found = [await self.info(session_id.decode(errors="replace")) for session_id in ids]
-        return [info for info in found if info is not None and info.user_id == user_id]
+        found: list[SessionInfo] = []
+        for session_id in ids:
+            # what cannot be a session's id is none
+            with suppress(DecodeError):
+                info = await self.info(session_id.decode(errors="replace"))
+                if info is not None and info.user_id == user_id:
+                    found.append(info)
+        return found
 
     # ── deletion ─────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -12,10 +12,11 @@ ROOT = Path(__file__).parents[2]
 # What only some processes need, or only at some moment: each costs megabytes in every process that loads it.
 HEAVY = {
     "rich", "pygments", "click", "jsonschema", "numpy", "prometheus_client", "chromadb", "trafilatura", "google.genai",
+    "redis", "psutil", "opentelemetry.sdk", "grpc", "ollama", "openai",
 }  # fmt: skip
 NEEDED = {
     "gateway": {"prometheus_client", "click"},
-    "memory": {"numpy", "chromadb", "rich", "pygments", "click", "jsonschema"},
+    "memory": {"numpy", "chromadb", "rich", "pygments", "click", "jsonschema", "grpc", "opentelemetry.sdk", "psutil"},
 }
 
 
