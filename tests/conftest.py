@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,29 @@ def redis_server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
     """A Redis of this test's own, to be killed (`kill`) and started again (`start`) on the same URL and data."""
     with EmbeddedRedis(tmp_path / "redis") as server:
         yield server
+
+
+@pytest.fixture
+def spoil(redis_server: EmbeddedRedis) -> Iterator[Callable[[bool], None]]:
+    """Makes `redis_server` refuse writes because it cannot save to its disk (MISCONF), or take them again."""
+    with redis.Redis.from_url(redis_server.url) as raw:
+        target = Path(raw.config_get("dir")["dir"]) / raw.config_get("dbfilename")["dbfilename"]
+
+        def set_to(broken: bool) -> None:
+            if broken:
+                raw.config_set("save", "3600 1")
+                raw.config_set("stop-writes-on-bgsave-error", "yes")
+                # a folder in the place of the file
+                target.mkdir()
+                (target / "x").touch()
+                raw.bgsave()
+                while raw.info("persistence")["rdb_last_bgsave_status"] != "err":
+                    pass
+            else:
+                shutil.rmtree(target)
+                raw.config_set("save", "")
+
+        yield set_to
 
 
 @pytest.fixture

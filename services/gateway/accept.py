@@ -13,7 +13,7 @@ from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal, digest
 from services.gateway.records import QueryRecord, load
-from shared.bus.keys import once_key
+from shared.bus.keys import earlier_record_key, once_key
 from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, Mode, QueryReceived
 from shared.records import lanes
 from shared.telemetry import tracing
@@ -141,5 +141,10 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
     if found.earlier is not None:
         # the same key came twice at the same moment
         return _same(QueryRecord.parse(found.query_id, found.earlier), ask)
+    if await registry.mixed():
+        # the client may come back to a gateway that looks for it there
+        kept = [word for pair in record.kept().items() for word in pair]
+        key = earlier_record_key(found.query_id)
+        await gateway.bus.link.pipe([("HSET", key, *kept), ("EXPIRE", key, settings.retention + int(seconds))])
     gateway.metrics.accepted.labels(ask.mode).inc()
     return replace(record, query_id=found.query_id)

@@ -133,9 +133,13 @@ async def _unserializable(request: Request, _exc: Exception) -> Response:
     return render(request, 422, "invalid_request", "body: a value in it cannot be passed on")
 
 
+def full(reason: str) -> str:
+    """Why the bus takes no writes, from what Redis says."""
+    return "the bus cannot write to its disk" if reason.startswith("MISCONF") else "the bus is out of memory"
+
+
 async def _bus_away(request: Request, exc: Exception) -> Response:
-    full = isinstance(exc, BusFull)
-    code, message = ("bus_full", "the bus is out of memory") if full else ("bus_unavailable", str(exc))
+    code, message = ("bus_full", full(str(exc))) if isinstance(exc, BusFull) else ("bus_unavailable", str(exc))
     return render(request, 503, code, message, {"Retry-After": "2"})
 
 

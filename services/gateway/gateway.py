@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from services.gateway.keys import Keys
 from services.gateway.metrics import Metrics, take
 from services.gateway.settings import GatewaySettings
-from shared.bus import Bell, Bus
+from shared.bus import Bell, Bus, BusFull
 from shared.contracts import QUERY_RECEIVED
 from shared.errors import BusUnavailable
 from shared.participant.service import Context
@@ -88,6 +88,20 @@ class Gateway:
                 yield
         except TimeoutError as exc:
             raise BusUnavailable("the bus does not answer; try again in a moment") from exc
+
+    async def full(self) -> str | None:
+        """Why the bus takes no writes, as of the last heartbeat; None while it does. Raises BusUnavailable."""
+        try:
+            await self.bus.link.call("PING")
+        except BusFull as exc:
+            # so a server answers that cannot write to its disk
+            return str(exc)
+        return self.context.presence.full
+
+    async def check_room(self) -> None:
+        """Raises BusFull: who seems to be away may be there, and cannot say so."""
+        if (reason := await self.full()) is not None:
+            raise BusFull(reason)
 
     async def backlog(self) -> int:
         """Queries that wait for a generator or are being answered, as of a moment ago."""

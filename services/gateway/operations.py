@@ -19,6 +19,7 @@ async def operate(gateway: Gateway, participant: str, user_id: str, **args: Any)
     operation = f"{participant}_manage"
     async with gateway.reachable(extra=_SECONDS):
         if await gateway.context.registry.served(operation) is None:
+            await gateway.check_room()
             raise _unavailable(participant, f"no {participant} is running")
         call_id = f"http:{uuid.uuid4().hex}"
         caller = Caller(query_id=call_id, user_id=user_id, deadline=gateway.bus.now_ms() + int(_SECONDS * 1000))

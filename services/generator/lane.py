@@ -53,8 +53,9 @@ class Lanes:
     async def leave(self, session_id: str, query_id: str) -> None:
         """Gives the turn to the next; its replica is woken. What was written for a session that was deleted meanwhile
         is removed."""
+        earlier = await self._context.registry.mixed()
         _, deleted = await asyncio.gather(
-            lanes.leave(self._bus, session_id, self._respondent, query_id),
+            lanes.leave(self._bus, session_id, self._respondent, query_id, earlier=earlier),
             self._sessions.deleted(session_id, query_id),
         )
         if deleted:

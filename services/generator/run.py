@@ -310,7 +310,7 @@ class Response:
             bus.publishing(ANSWER_DIALOG.of(dialog, once=self._ports.response_id, **headers)),
         ]
         if query.messages is None:
-            commands += self._turn(answer.text, finished.ratio)
+            commands += await self._turn(answer.text, finished.ratio)
         await bus.link.pipe(commands)
         completed: dict[str, Any] = {
             "answer": answer.text,
@@ -324,10 +324,11 @@ class Response:
             completed["deliberations"] = [said.model_dump(mode="json") for said in finished.deliberations]
         await self._end(EntryType.COMPLETED, completed)
 
-    def _turn(self, answer: str, ratio: float | None, *, interrupted: bool = False) -> list[Any]:
+    async def _turn(self, answer: str, ratio: float | None, *, interrupted: bool = False) -> list[Any]:
         caller = self._ports.caller
         turn = Turn(caller.query_id, self._query.query, answer, now_ms(), interrupted, ratio)
-        return self._parts.sessions.appending(self._query.session_id, caller.respondent_id, turn)
+        mixed = await self._ports.context.registry.mixed()
+        return self._parts.sessions.appending(self._query.session_id, caller.respondent_id, turn, copied=mixed)
 
     async def _cancelled(self) -> None:
         """What had been written of the answer is kept in the session, marked as interrupted."""
@@ -335,7 +336,7 @@ class Response:
         answer, thinking = partial_text(await read_journal(bus, self._ports.writer.key))
         await self._fail_state()
         if self._query.messages is None and answer.strip():
-            await bus.link.pipe(self._turn(answer, None, interrupted=True))
+            await bus.link.pipe(await self._turn(answer, None, interrupted=True))
         await self._end(EntryType.CANCELLED, {"answer": answer, "thinking": thinking})
 
     async def _fail_state(self) -> None:

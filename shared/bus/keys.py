@@ -197,7 +197,7 @@ def record_key(query_id: str) -> str:
 _EARLIER_RECORD = _family(
     "query:<query_id>",
     "hash",
-    "where the last release kept the same; read, and removed with its session",
+    "where the last release keeps the same; read, written while a process of it is there, and removed with its session",
     owner="gateway",
     expires="`retention` after the deadline",
 )
@@ -231,6 +231,19 @@ _LANE = _family(
 
 def lane_key(session_id: str, respondent_id: str) -> str:
     return _LANE.key(respondent_id, session_id)
+
+
+_EARLIER_LANE = _family(
+    "session:{<session>}:lane:<respondent>",
+    "sorted set",
+    "where the last release's gateways keep their lanes; left while a process of it is there",
+    owner="a gateway of the last release",
+    expires="a day after its last use",
+)
+
+
+def earlier_lane_key(session_id: str, respondent_id: str) -> str:
+    return _EARLIER_LANE.key(session_id, respondent_id)
 
 
 _WAITING = _family(
@@ -284,7 +297,7 @@ def turns_key(session_id: str, respondent_id: str) -> str:
 _EARLIER_TURNS = _family(
     "session:{<session>}:turns:<respondent>",
     "hash",
-    "where the last release kept the newest 50 by query id; read, and moved with the next turn",
+    "where the last release keeps the newest 50 by query id; read, written while a process of it is there, else moved",
     owner=_RESPONDENTS,
     lasting="until that",
 )
@@ -479,19 +492,6 @@ def schema_key(participant: str) -> str:
 # ── the gateway's own ────────────────────────────────────────────────────────────────────────────────────────────
 
 API_KEYS = _family("keys", "hash", "API keys, by their hash", owner="gateway", lasting="no").key()
-_LINK = _family(
-    "link:<name>",
-    "string",
-    "whom a one-time link to the console is for, by its token's hash",
-    owner="gateway",
-    expires="a minute",
-)
-
-
-def link_key(name: str) -> str:
-    return _LINK.key(name)
-
-
 RESTORE_LOCK = _family(
     "restore:lock",
     "string",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from shared.bus import Bus, BusFull, Command, ReplyError
 from shared.bus.keys import STARTS, schema_key
-from shared.errors import BusUnavailable, TransientError
+from shared.errors import TransientError
 from shared.participant.inbox import INBOX_LENGTH
 from shared.participant.registry import ReplicaInfo, announcing, leaving, mend, still_there
 from shared.telemetry.logging import get_logger
@@ -23,6 +23,7 @@ class Presence:
     """What others know of a replica.
 
     told: what the registry is to say of it now. described: its settings' schema and start values, as JSON.
+    full: why Redis takes no writes, as of the last heartbeat; None while it does.
     """
 
     def __init__(
@@ -34,15 +35,22 @@ class Presence:
         self._inbox = inbox
         self._told = told
         self.described = described
+        self.full: str | None = None
 
-    async def arrive(self) -> None:
-        """Opens the inbox and describes the settings, before anybody asks; a Redis that is full is waited for."""
+    async def arrive(self, *, patient: bool = True) -> None:
+        """Opens the inbox and describes the settings, before anybody asks.
+
+        patient: a Redis that is full is waited for; else the heartbeat makes up for it when there is room.
+        """
         while True:
             try:
                 await self._bus.pulse.pipe(self._opening())
                 break
-            except (BusFull, BusUnavailable) as exc:
+            except TransientError as exc:
                 log.warning("presence.waiting", reason=str(exc))
+                self.full = str(exc) if isinstance(exc, BusFull) else None
+                if not patient:
+                    return
             await asyncio.sleep(1.0)
         # a statistic: a user of the bus who may not write it can do without
         await self._bus.pulse.pipe_raw([("HINCRBY", STARTS, self._participant, 1)])
@@ -65,10 +73,12 @@ class Presence:
         there: list[Command] = [("EXISTS", schema_key(self._participant)), ("EXPIRE", self._inbox, _INBOX_SECONDS)]
         try:
             replies = await self._bus.pulse.pipe([*announcing(self._told(), ttl), *there])
-        except BusFull:
+        except BusFull as exc:
+            self.full = str(exc)
             # nobody is to think it dead, and start it anew, because Redis is full
             await self._bus.pulse.call(*still_there(self._participant, self._replica, ttl))
             raise
+        self.full = None
         if not all(replies[-len(there) :]):
             # flushed, or expired while this process was stopped: answers go to an inbox that is there only
             await self._bus.pulse.pipe(self._opening())
@@ -88,6 +98,6 @@ class Presence:
 
     async def leave(self) -> None:
         """Takes the entry and the inbox away, when Redis answers within a second."""
-        with contextlib.suppress(TimeoutError, BusUnavailable, ReplyError):
+        with contextlib.suppress(TimeoutError, TransientError, ReplyError):
             async with asyncio.timeout(1):
                 await self._bus.pulse.pipe([*leaving(self._participant, self._replica), ("DEL", self._inbox)])

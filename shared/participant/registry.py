@@ -18,10 +18,16 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
+# Which records a process can read. It grows with a release whose records the one before does not find.
+RELEASE = 2
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:
-    """One running process. `facts` is what the participant says of itself (model, backend, …); times in ms."""
+    """One running process. `facts` is what the participant says of itself (model, backend, …); times in ms.
+
+    `release`: see RELEASE; 0 where a process does not know of it.
+    """
 
     participant: str
     replica: str
@@ -33,6 +39,7 @@ class ReplicaInfo:
     handled: int = 0
     tools: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    release: int = 0
 
 
 _FIELDS = frozenset(item.name for item in fields(ReplicaInfo))
@@ -126,6 +133,10 @@ class Registry:
 
     async def live(self, participant: str) -> list[ReplicaInfo]:
         return [info for info in await self.replicas() if info.participant == participant]
+
+    async def mixed(self) -> bool:
+        """Whether a process of an earlier release is among the live ones, as during a rolling update."""
+        return any(info.release < RELEASE for info in await self.replicas())
 
     async def tools(self) -> dict[str, dict[str, Any]]:
         """Schemas (OpenAI form) of the tools that a live worker offers to models, by name."""

@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
 
-from shared.bus import Bus, Command, Consumer, Delivery, Route, Tail
+from shared.bus import Bus, BusFull, Command, Consumer, Delivery, Route, Tail
 from shared.bus.keys import inbox_key, settings_key
 from shared.contracts import SETTINGS_UPDATE, Outgoing, Payload, Subject
 from shared.envelope import Envelope, Message, now_ms
@@ -28,7 +28,7 @@ from shared.participant.inbox import Inbox, Notify
 from shared.participant.janitor import Janitor
 from shared.participant.observing import observing, watched
 from shared.participant.presence import Presence
-from shared.participant.registry import Registry, ReplicaInfo
+from shared.participant.registry import RELEASE, Registry, ReplicaInfo
 from shared.participant.settings import Settings, stored_values
 from shared.telemetry import tracing
 from shared.telemetry.logging import BoundIds, configure, get_logger
@@ -107,8 +107,9 @@ class Context(Generic[S]):
                     log.exception("event.handler_failed", subject=subject.name, entry_id=entry_id)
 
     async def announce(self) -> None:
-        """Writes this replica's registry entry now."""
-        await self.presence.announce(self.settings.heartbeat)
+        """Writes this replica's registry entry now; what a full Redis refuses comes with a later heartbeat."""
+        with contextlib.suppress(BusFull):
+            await self.presence.announce(self.settings.heartbeat)
 
     def _told(self) -> ReplicaInfo:
         consumer = self.consumer
@@ -123,6 +124,7 @@ class Context(Generic[S]):
             handled=consumer.handled if consumer else 0,
             tools=self.tools,
             facts=self.facts,
+            release=RELEASE,
         )
 
     async def _follow_settings(self, message: Message[Any]) -> None:
@@ -138,9 +140,9 @@ class Context(Generic[S]):
             await changed(self.settings)
 
     @contextlib.asynccontextmanager
-    async def _running(self) -> AsyncIterator[None]:
+    async def _running(self, patient: bool) -> AsyncIterator[None]:
         """Announced and listening, with everything that goes on in the background."""
-        await self.presence.arrive()
+        await self.presence.arrive(patient=patient)
         async with asyncio.TaskGroup() as background:
             self.background = background
             for running in (
@@ -176,11 +178,17 @@ def new_replica_name() -> str:
 
 @contextlib.asynccontextmanager
 async def open_context(
-    participant: str, settings: S, *, tools: Sequence[dict[str, Any]] = (), metrics: Text | None = None
+    participant: str,
+    settings: S,
+    *,
+    tools: Sequence[dict[str, Any]] = (),
+    metrics: Text | None = None,
+    patient: bool = True,
 ) -> AsyncIterator[Context[S]]:
     """A process on the bus: connected, announced, listening. Waits for Redis as long as it takes.
 
     metrics: what the metrics' port shows, in place of this process's counters alone.
+    patient: waits for a Redis that is full, too; off for whoever can be of use by reading alone.
     """
     replica = new_replica_name()
     source = f"{participant}/{replica}"
@@ -193,7 +201,7 @@ async def open_context(
         context.tools = list(tools)
         if address is not None:
             context.facts["metrics"] = address
-        async with context._running():
+        async with context._running(patient):
             yield context
 
 

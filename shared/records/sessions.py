@@ -68,13 +68,13 @@ return redis.call('HGETALL', KEYS[1])
 )
 
 # Keeps a turn, unless its session was deleted meanwhile. KEYS: session, turns, turns as a hash, deleted.
-# ARGV: query id, turn, now ms.
+# ARGV: query id, turn, now ms, whether the hash is still read by somebody.
 _APPEND = Script(
     _DELETED
     + WRITING_TURNS
     + """
 if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[4]), ARGV[1]) then return 0 end
-migrate(KEYS[3], KEYS[2])
+if ARGV[4] == '1' then redis.call('HSET', KEYS[3], ARGV[1], ARGV[2]) else migrate(KEYS[3], KEYS[2]) end
 keep(KEYS[2], ARGV[1], ARGV[2])
 redis.call('HSET', KEYS[1], 'updated', ARGV[3])
 return 1
@@ -191,13 +191,15 @@ class Sessions:
         (stream,) = await self._bus.link.pipe_raw([("XINFO", "STREAM", QUERY_RECEIVED.stream)])
         last = pairs_of(stream).get(b"last-generated-id") if isinstance(stream, list) else None
         turns = [key(session_id, r) for r in RESPONDENTS for key in (turns_key, earlier_turns_key)]
-        commands: list[Command] = [
-            ("UNLINK", session_key(session_id), *turns),
-            ("ZREM", user_sessions_key(info.user_id), session_id),
-        ]
         if last is not None:
-            commands.insert(0, ("SET", deleted_key(session_id), last, "EX", _DELETED_SECONDS))
-        await self._bus.link.pipe(commands)
+            # by itself: a full Redis refuses it, and would remove the rest all the same
+            await self._bus.link.call("SET", deleted_key(session_id), last, "EX", _DELETED_SECONDS)
+        await self._bus.link.pipe(
+            [
+                ("UNLINK", session_key(session_id), *turns),
+                ("ZREM", user_sessions_key(info.user_id), session_id),
+            ]
+        )
 
     async def deleted(self, session_id: str, query_id: str) -> bool:
         """Whether the session that a query belongs to was deleted."""
@@ -240,11 +242,14 @@ class Sessions:
         newest = sorted({**extra, **found}.values(), key=lambda turn: order(turn.query_id))[-limit - 1 :]
         return Page(newest[-limit:], len(newest) > limit, total + len(older) // 2)
 
-    def appending(self, session_id: str, respondent_id: str, turn: Turn) -> list[Command]:
-        """Stores a turn under its query's id: a repeat changes nothing."""
+    def appending(self, session_id: str, respondent_id: str, turn: Turn, *, copied: bool = False) -> list[Command]:
+        """Stores a turn under its query's id: a repeat changes nothing.
+
+        copied: also where the last release reads it, because a process of it is there.
+        """
         turns = (turns_key(session_id, respondent_id), earlier_turns_key(session_id, respondent_id))
         keys = (session_key(session_id), *turns, deleted_key(session_id))
-        return [_APPEND(keys, turn.query_id, turn.dump(), now_ms())]
+        return [_APPEND(keys, turn.query_id, turn.dump(), now_ms(), int(copied))]
 
 
 def kept(members: Sequence[bytes] = (), older: Sequence[bytes] = ()) -> dict[str, dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -104,29 +103,6 @@ async def test_a_replica_that_was_away_takes_nothing_over_before_it_has_watched(
 
 
 # ── full ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def spoil(redis_server: EmbeddedRedis) -> Callable[[bool], None]:
-    """Makes a server refuse writes because it cannot save to its disk (MISCONF), or take them again."""
-    with redis.Redis.from_url(redis_server.url) as raw:
-        target = Path(raw.config_get("dir")["dir"]) / raw.config_get("dbfilename")["dbfilename"]
-
-        def set_to(broken: bool) -> None:
-            if broken:
-                raw.config_set("save", "3600 1")
-                raw.config_set("stop-writes-on-bgsave-error", "yes")
-                # a folder in the place of the file
-                target.mkdir()
-                (target / "x").touch()
-                raw.bgsave()
-                while raw.info("persistence")["rdb_last_bgsave_status"] != "err":
-                    pass
-            else:
-                shutil.rmtree(target)
-                raw.config_set("save", "")
-
-        yield set_to  # type: ignore[misc]
 
 
 async def test_a_disk_that_is_full_is_like_a_memory_that_is_full(

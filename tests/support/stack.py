@@ -208,16 +208,17 @@ async def stage(
 
 
 class Participant:
-    """One process. `name` is the participant's."""
+    """One process. `name` is the participant's; `tree` is where its code lies."""
 
-    def __init__(self, name: str, environment: dict[str, str], log: Path) -> None:
+    def __init__(self, name: str, environment: dict[str, str], log: Path, tree: Path = TESTS.parent) -> None:
         self.name = name
         self._log = log
         argv = ["-m", MODULES[name]] if name in MODULES else ["-m", "support.apps", name]
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, *argv],
-                env={**environment, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
+                cwd=tree,
+                env={**environment, "PYTHONPATH": os.pathsep.join([str(tree / "tests"), str(tree)])},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -277,14 +278,14 @@ class Participants:
             if participant.alive:
                 participant.kill()
 
-    def start(self, name: str, **values: Any) -> Participant:
-        """A new replica. `values` are settings of this one."""
+    def start(self, name: str, *, tree: Path = TESTS.parent, **values: Any) -> Participant:
+        """A new replica, of the code in `tree`. `values` are settings of this one."""
         number = sum(one.name == name for one in self.started)
         environment = dict(self._environment)
         if name == "respondent-b":
             environment["LOCAL2_RESPONDENT_ID"] = "B"
         environment.update({f"LOCAL2_{key.upper()}": str(value) for key, value in values.items()})
-        participant = Participant(name, environment, self.folder / f"{name}-{number}.log")
+        participant = Participant(name, environment, self.folder / f"{name}-{number}.log", tree)
         self.started.append(participant)
         return participant
 

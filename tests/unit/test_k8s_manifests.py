@@ -322,7 +322,11 @@ def test_probes_ask_for_the_participant_that_runs_there(overlay: str) -> None:
     for name, deployment in participants(overlay).items():
         (container,) = containers(deployment)
         if name == "gateway":
-            assert [container[probe]["httpGet"]["path"] for probe in PROBES] == ["/health", "/health", "/ready"]
+            assert [container[probe]["httpGet"]["path"] for probe in PROBES] == [
+                "/health",
+                "/health",
+                "/ready?for=gateway",
+            ]
             continue
         (variable,) = (v for v in container["env"] if v["name"] == "PARTICIPANT")
         assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['local2/participant']"

@@ -26,8 +26,7 @@ class StoredKey(BaseModel):
 
 
 class KeysSection(KeptHere):
-    """A record is one key. An administrator's start key is none: it belongs to the installation, not to its data; a
-    browser's is none either: it ends soon."""
+    """A record is one key. An administrator's start key is none: it belongs to the installation, not to its data."""
 
     name = "keys"
     version = 1
@@ -36,17 +35,17 @@ class KeysSection(KeptHere):
         yield [
             {"sha256": hashed, "name": k.name, "user_id": k.user_id, "role": k.role, "created": k.created}
             for hashed, k in await self._gateway.keys.stored()
-            if k.lasting
+            if not k.start
         ]
 
     def check(self, record: Record) -> None:
         StoredKey.model_validate(record)
 
     async def empty(self) -> bool:
-        return not any(record.lasting for _, record in await self._gateway.keys.stored())
+        return all(record.start for _, record in await self._gateway.keys.stored())
 
     async def clear(self) -> AsyncIterator[None]:
-        gone = [hashed for hashed, record in await self._gateway.keys.stored() if record.lasting]
+        gone = [hashed for hashed, record in await self._gateway.keys.stored() if not record.start]
         if gone:
             await self._gateway.bus.link.call("HDEL", API_KEYS, *gone)
         yield

@@ -67,7 +67,7 @@ async def events(
         if not _possible(pattern):
             raise ApiError(422, "invalid_request", f"subject: there is no subject {pattern[:100]}")
     async with gateway.reachable():
-        await gateway.bus.link.call("PING")
+        await gateway.full()
     tap = Tap(gateway.bus, gateway.context.tail, patterns, last)
     return EventStream(gateway, tap.events(gateway.settings.keepalive))
 

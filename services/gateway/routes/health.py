@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from services.gateway.answers import reply
+from services.gateway.errors import full
 from services.gateway.gateway import Gateway, GatewayDep
 from shared.errors import BusUnavailable
 from shared.participant.registry import ReplicaInfo
@@ -19,7 +20,7 @@ HELPFUL = frozenset({"memory"})
 _READY = {
     "status": "ready",
     "parts": {
-        "bus": {"ok": True, "reason": None},
+        "bus": {"ok": True, "reason": None, "readable": True},
         "generator": {"ok": True, "reason": None, "replicas": 1},
         "model": {"ok": True, "reason": None, "backend": "ollama", "model": "gemma4:e4b", "demo": False},
         "memory": {"ok": True, "reason": None, "replicas": 1},
@@ -44,9 +45,21 @@ async def health() -> Response:
         503: {"description": "Not ready; each part says why"},
     },
 )
-async def ready(gateway: GatewayDep) -> Response:
+async def ready(
+    gateway: GatewayDep,
+    part: Annotated[
+        Literal["gateway"] | None,
+        Query(
+            alias="for",
+            description="gateway: only whether this process has the bus, to read from at least; for a balancer",
+        ),
+    ] = None,
+) -> Response:
     parts = await readiness(gateway)
-    able = all(part["ok"] for name, part in parts.items() if name not in HELPFUL)
+    if part == "gateway":
+        able = parts["bus"]["readable"]
+    else:
+        able = all(state["ok"] for name, state in parts.items() if name not in HELPFUL)
     return reply({"status": "ready" if able else "not ready", "parts": parts}, 200 if able else 503)
 
 
@@ -54,17 +67,20 @@ async def readiness(gateway: Gateway) -> dict[str, dict[str, Any]]:
     unknown = "not known while the bus is away"
     try:
         async with gateway.reachable():
-            await gateway.bus.link.call("PING")
+            reason = await gateway.full()
             replicas = await gateway.context.registry.replicas(fresh=True)
     except BusUnavailable as exc:
         away = {"ok": False, "reason": unknown}
-        return {"bus": {"ok": False, "reason": str(exc)}, "generator": away, "model": away, "memory": away}
+        bus = {"ok": False, "reason": str(exc), "readable": False}
+        return {"bus": bus, "generator": away, "model": away, "memory": away}
+    # nobody can announce himself then
+    absent = "no {} is running" if reason is None else "no {} is known while the bus takes no writes"
     generators = [info for info in replicas if info.participant == "generator" and info.state == "ready"]
     return {
-        "bus": {"ok": True, "reason": None},
+        "bus": {"ok": reason is None, "reason": reason and full(reason), "readable": True},
         "generator": {
             "ok": bool(generators),
-            "reason": None if generators else "no generator is running",
+            "reason": None if generators else absent.format("generator"),
             "replicas": len(generators),
         },
         "model": _model(generators),

@@ -53,6 +53,7 @@ async def call(request: Request, name: str, body: ToolCallBody, gateway: Gateway
             # what is served, but not to users, is not there for them
             if await registry.served(tool) is not None or not await registry.known(tool):
                 raise not_found("tool")
+            await gateway.check_room()
             raise ApiError(503, "tool_unavailable", f"no worker of {tool} is running", {"Retry-After": "5"})
         call_id = f"http:{uuid.uuid4().hex}"
         deadline = gateway.bus.now_ms() + int(timeout * 1000)
