@@ -131,7 +131,7 @@ up: .env ## the containers: build, start, wait until healthy
 	docker compose build gateway memory; \
 	docker compose up --detach --wait $(ARGS); \
 	docker compose ps --format '{{.Service}} {{.Ports}}' | sed -nE 's/^(gateway|proxy) (.*)->.*/Up: http:\/\/\2/p'
-	@echo 'The admin key is in: docker compose logs gateway   Ask: docker compose exec gateway local2 ask "Hello"'
+	@echo 'The admin key: docker compose exec gateway cat /data/admin.key   Ask: docker compose exec gateway local2 ask "Hello"'
 
 down: ## stop and remove the containers (the data stay in their volumes)
 	@docker compose --profile '*' down $(ARGS)

@@ -18,7 +18,9 @@ JudgePrompt = list[dict[str, str]]
 # `[RESULT]` with any closing, `[RESULT: 4]`, `[SCORE]`, and a bare `RESULT:` where a sentence begins.
 _MARKER = re.compile(
     r"\[ ?(?:final )?result(?![a-z])|[(<{] ?(?:final )?result ?[)>}:]|[\[(<{] ?(?:final )?score ?[\])>}]"
-    r"|(?:^|(?<=[.!?>] )|(?<=\n))\s*(?:the )?(?:final )?result ?[:=]",
+    r"|(?:^|(?<=[.!?>] )|(?<=\n))\s*(?:the )?(?:final )?result ?[:=]"
+    # a heading of its own
+    r"|(?:^|(?<=\n))[ \t]*#{1,6}[ \t]*(?:(?:final|overall) )?score[*_]*[ \t]?[:=]",
     re.IGNORECASE,
 )
 _LABEL = r"(?:(?:(?:the )?(?:final |overall )?(?:score|result|rating|grade)(?: (?:is|of))?)[\])>}\"' ]*[:=]?)?"
@@ -51,6 +53,17 @@ _LAST_SCORE = re.compile(
     r"(?P<grade>\d+)(?: ?/ ?5| out of 5)?[\])]*\.?$",
     re.IGNORECASE,
 )
+# A last sentence that ends with the grade, and one that does not mean it.
+_SCORE_OF = re.compile(
+    r"(?:^|[.!?]\s+|\n)(?P<before>[^.!?\n]*)\b(?:an? |the )(?:(?:final|overall) )?score of (?P<grade>\d+)"
+    r"(?: ?/ ?5| out of 5)?\.?$",
+    re.IGNORECASE,
+)
+_NOT_MEANT = re.compile(
+    r"\b(?:not|cannot|never|no|nor|neither|would|could|might|may|should|if|unless|than|for|from|to|between|either|or|almost"
+    r"|nearly|rather|instead|below|above|beyond|short|maybe|perhaps|possibly|whereas|while|scale)\b|n't\b",
+    re.IGNORECASE,
+)
 
 _TO_SIDE = re.compile(
     r"[\s\])>}\"':=]*(?:(?:-|–|—|->|=>|→) )?[\s\[(<{\"']*"
@@ -76,9 +89,18 @@ _BRACKETS = str.maketrans(
 )
 
 
+# What a judge thinks is no verdict; templates may open the block in the prompt.
+_THOUGHT = re.compile(r"^.*</think(?:ing)?>|<think(?:ing)?>.*", re.IGNORECASE | re.DOTALL)
+
+
+def _said(text: str) -> str:
+    """The text without what was thought before it; nothing of a block that was not ended."""
+    return _THOUGHT.sub("", text)
+
+
 def _plain(text: str) -> str:
-    """The text without emphasis and escapes, with one form of each bracket, digit and space."""
-    text = unicodedata.normalize("NFKC", text).translate(_BRACKETS)
+    """What was said without emphasis and escapes, with one form of each bracket, digit and space."""
+    text = unicodedata.normalize("NFKC", _said(text)).translate(_BRACKETS)
     text = re.sub(r"[*`\\]|(?<!\w)_+|_+(?!\w)", "", text)
     return re.sub(r"[^\S\n]+", " ", text)
 
@@ -87,8 +109,9 @@ def parse_score(text: str) -> int | None:
     """The grade that a judge gave, 1 to 5; None when there is none that can be read without guessing.
 
     It is the number of the last `[RESULT] n`, with or without emphasis, other brackets, a colon, `Score:`, `/5` or
-    `out of 5`. Decimals, ranges, other scales and numbers in prose are no grade. Where no result is marked at all, a
-    last statement of nothing but `Score: n` counts.
+    `out of 5`; a heading `## Score: n` is such a mark too. Decimals, ranges, other scales and numbers in prose are no
+    grade, and neither is what was only thought. Where no result is marked at all, a last statement of nothing but
+    `Score: n` counts, or one that ends with `a score of n.` and says it of this answer, without a doubt.
     """
     plain = _plain(text)
     grades = [grade for end in _marks(plain) if (grade := _grade(plain, end)) is not None]
@@ -96,8 +119,11 @@ def parse_score(text: str) -> int | None:
         return grades[-1] or None
     if any(_marks(plain)):
         return None
-    last = _LAST_SCORE.search(plain.strip().rpartition("\n")[2].strip())
-    return _within(int(last.group("grade"))) or None if last else None
+    line = plain.strip().rpartition("\n")[2].strip()
+    last = _LAST_SCORE.search(line) or _SCORE_OF.search(line)
+    if last is None or _NOT_MEANT.search(last.groupdict().get("before") or ""):
+        return None
+    return _within(int(last.group("grade"))) or None
 
 
 def _marks(plain: str) -> Iterator[int]:
@@ -168,6 +194,7 @@ def _named(letter: str) -> Verdict:
 
 def feedback_of(text: str) -> str:
     """What the judge wrote before its verdict."""
+    text = _said(text)
     marks = list(_MARKER.finditer(text))
     words = text[: marks[-1].start()] if marks else text
     label = r"^\s*(?:#+\s*)?[*_]*feedback[*_]*\s*:[*_\s]*"

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import secrets
-import sys
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -16,9 +13,10 @@ from typing import Literal, Protocol
 
 import orjson
 
+from services.gateway.admin_key import admin_key, new_key
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bus
-from shared.bus.keys import API_KEYS
+from shared.bus.keys import API_KEYS, link_key
 from shared.envelope import now_ms
 from shared.telemetry.logging import get_logger
 
@@ -26,6 +24,9 @@ log = get_logger()
 
 Role = Literal["admin", "user"]
 ADMIN = "admin"
+# How long a link opens the console, and how long the key works that a browser gets for it.
+LINK_SECONDS = 60
+LINK_KEY_SECONDS = 7 * 86_400
 # A revoked key works at most this long on another replica.
 _CACHE_SECONDS = 2.0
 _CACHE_SIZE = 10_000
@@ -41,7 +42,11 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """A key without its secret. `created` is in ms since the epoch; `start`: it is an administrator's start key."""
+    """A key without its secret. Times are in ms since the epoch.
+
+    start: it is an administrator's start key.
+    until: when it ends, of a key that a browser was given for a one-time link; 0: never.
+    """
 
     id: str
     name: str
@@ -49,54 +54,27 @@ class KeyRecord:
     role: Role
     created: int
     start: bool = False
+    until: int = 0
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it was made by hand: the others belong to an installation and a browser, not to the data."""
+        return not self.start and not self.until
 
     def dump(self) -> bytes:
-        return orjson.dumps(
-            {
-                "id": self.id,
-                "name": self.name,
-                "user_id": self.user_id,
-                "role": self.role,
-                "created": self.created,
-                "start": self.start,
-            }
-        )
+        record = {
+            "id": self.id,
+            "name": self.name,
+            "user_id": self.user_id,
+            "role": self.role,
+            "created": self.created,
+            "start": self.start,
+        }
+        return orjson.dumps({**record, "until": self.until} if self.until else record)
 
 
 def digest(key: str) -> str:
     return sha256(key.encode(errors="surrogateescape")).hexdigest()
-
-
-def admin_key(settings: GatewaySettings) -> str:
-    """The configured key, else the one in the data folder, else a new one, which is shown once and kept there."""
-    if settings.admin_key is not None:
-        return settings.admin_key.get_secret_value()
-    path = settings.data_dir / "admin.key"
-    with contextlib.suppress(FileNotFoundError):
-        return _kept(path)
-    key = new_key()
-    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_name(f"admin.key.{os.getpid()}-{secrets.token_hex(4)}")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(key + "\n")
-    try:
-        # a link, unlike a rename, fails when another gateway on this folder was first
-        os.link(fresh, path)
-    except FileExistsError:
-        return _kept(path)
-    finally:
-        fresh.unlink()
-    print(f"local2: the administrator's API key, shown once and kept in {path}: {key}", file=sys.stderr, flush=True)
-    return key
-
-
-def _kept(path: Path) -> str:
-    path.chmod(0o600)
-    return path.read_text(encoding="utf-8").strip()
-
-
-def new_key() -> str:
-    return "l2_" + secrets.token_urlsafe(32)
 
 
 class Connection(Protocol):
@@ -113,7 +91,11 @@ class Keys:
         self._connection = connection
         self._off = settings.auth == "off"
         self._configured = settings.admin_key is not None
-        self._admin = "" if self._off else digest(admin_key(settings))
+        self.made: Path | None = None
+        self._admin = ""
+        if not self._off:
+            found = admin_key(settings)
+            self._admin, self.made = digest(found.secret), found.made
         self._cache: dict[str, tuple[float, Principal | None]] = {}
 
     async def start(self) -> None:
@@ -123,8 +105,11 @@ class Keys:
         link = self._connection.bus.link
         if self._configured:
             # the configured key is the same everywhere: an earlier one must not open any door
-            stale = [h for h, record in await self.stored() if record.start and h != self._admin]
+            stored = await self.stored()
+            stale = [h for h, record in stored if record.start and h != self._admin]
             if stale:
+                # what was opened with it neither
+                stale += [h for h, record in stored if record.until]
                 await link.call("HDEL", API_KEYS, *stale)
         record = KeyRecord(self._admin[:12], "start key", ADMIN, "admin", now_ms(), start=True)
         await link.call("HSETNX", API_KEYS, self._admin, record.dump())
@@ -133,6 +118,8 @@ class Keys:
         """Whose key it is; None for an unknown one."""
         if self._off:
             return Principal("local", "admin")
+        if not key:
+            return None
         hashed = digest(key)
         # known without the bus: a Redis that lost its data must not lock the operator out
         if compare_digest(hashed, self._admin):
@@ -144,7 +131,8 @@ class Keys:
         async with self._connection.reachable():
             raw = await self._connection.bus.link.call("HGET", API_KEYS, hashed)
         record = _record(raw)
-        found = Principal(record.user_id, record.role) if record else None
+        over = record is not None and record.until and record.until <= now_ms()
+        found = Principal(record.user_id, record.role) if record and not over else None
         if len(self._cache) >= _CACHE_SIZE:
             self._cache.clear()
         self._cache[hashed] = (now + _CACHE_SECONDS, found)
@@ -157,6 +145,26 @@ class Keys:
         record = KeyRecord(hashed[:12], name, user_id, role, now_ms())
         await self._connection.bus.link.call("HSET", API_KEYS, hashed, record.dump())
         self._cache.pop(hashed, None)
+        return record, key
+
+    async def link(self, principal: Principal) -> str:
+        """A token for which a browser gets a key of that person, once, within LINK_SECONDS."""
+        token = secrets.token_urlsafe(32)
+        whose = orjson.dumps({"user_id": principal.user_id, "role": principal.role})
+        await self._connection.bus.link.call("SET", link_key(digest(token)), whose, "EX", LINK_SECONDS)
+        return token
+
+    async def redeem(self, token: str) -> tuple[KeyRecord, str] | None:
+        """A key for the token; None for one that was used, is too old or never was."""
+        bus = self._connection.bus
+        raw = await bus.link.call("GETDEL", link_key(digest(token)))
+        if raw is None:
+            return None
+        whose, now, key = Principal(**orjson.loads(raw)), now_ms(), new_key()
+        hashed = digest(key)
+        over = [h for h, record in await self.stored() if 0 < record.until <= now]
+        record = KeyRecord(hashed[:12], "browser", whose.user_id, whose.role, now, until=now + LINK_KEY_SECONDS * 1000)
+        await bus.link.pipe([("HSET", API_KEYS, hashed, record.dump()), *([("HDEL", API_KEYS, *over)] if over else [])])
         return record, key
 
     async def listed(self) -> list[KeyRecord]:

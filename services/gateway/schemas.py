@@ -137,6 +137,10 @@ class KeyBody(Body):
     role: Role = "user"
 
 
+class RedeemBody(Body):
+    token: str = Field(min_length=1, max_length=200, description="Of a one-time link")
+
+
 class Fault(BaseModel):
     """`code` is for programs, `message` for people; some errors carry more (query_id, session_id)."""
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import Generator
 
 import uvicorn
 
+from services.gateway.admin_key import shown_by
 from services.gateway.app import create_app
 from services.gateway.gateway import Gateway
+from services.gateway.keys import ADMIN, Principal
 from services.gateway.settings import GatewaySettings
 from shared.bus import open_bell
 from shared.errors import SettingsError, TransientError
@@ -51,7 +54,14 @@ def listen(settings: GatewaySettings) -> socket.socket:
 async def run(settings: GatewaySettings, stop: asyncio.Event, *, listener: socket.socket | None = None) -> None:
     """Serves until `stop` is set; open streams end then, and their clients go on at another replica."""
     listener = listener or listen(settings)
-    gateway = Gateway(settings)
+    try:
+        gateway = Gateway(settings)
+    except SettingsError:
+        listener.close()
+        raise
+    if gateway.keys.made is not None and not sys.stderr.isatty():
+        # what is written here may be kept and passed on
+        _tell(f"the administrator's API key was made; to see it: {shown_by(gateway.keys.made)}")
     config = uvicorn.Config(
         create_app(gateway),
         http="httptools",
@@ -66,7 +76,7 @@ async def run(settings: GatewaySettings, stop: asyncio.Event, *, listener: socke
     server = _Server(config)
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve(sockets=[listener]), name="http")
-        attached = tasks.create_task(_attached(gateway, settings), name="bus")
+        attached = tasks.create_task(_attached(gateway, settings, listener.getsockname()[1]), name="bus")
         await stop.wait()
         gateway.stop()
         server.should_exit = True
@@ -75,7 +85,11 @@ async def run(settings: GatewaySettings, stop: asyncio.Event, *, listener: socke
     log.info("service.stopped")
 
 
-async def _attached(gateway: Gateway, settings: GatewaySettings) -> None:
+def _tell(sentence: str) -> None:
+    print(f"local2: {sentence}", file=sys.stderr, flush=True)
+
+
+async def _attached(gateway: Gateway, settings: GatewaySettings, port: int) -> None:
     """The gateway on the bus, until cancelled."""
     async with (
         open_context(PARTICIPANT, settings, metrics=gateway.metrics_text, patient=False) as context,
@@ -86,6 +100,11 @@ async def _attached(gateway: Gateway, settings: GatewaySettings) -> None:
         context.facts["address"] = f"{settings.host}:{settings.port}"
         context.state = "ready"
         await context.announce()
+        if gateway.keys.made is not None and sys.stderr.isatty():
+            host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host).strip("[]")
+            base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            token = await gateway.keys.link(Principal(ADMIN, "admin"))
+            _tell(f"open {base}/#once={token} (works once, for a minute); the key: {shown_by(gateway.keys.made)}")
         log.info("service.ready", host=settings.host, port=settings.port, auth=settings.auth)
         while not known:
             await asyncio.sleep(_AGAIN)

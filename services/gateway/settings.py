@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import ClassVar, Literal, Self
 
 from pydantic import AliasChoices, Field, SecretStr, model_validator
@@ -17,6 +18,14 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+KEY_RULE = "at least 8 printable characters without spaces"
+
+
+def is_key(text: str) -> bool:
+    """Whether it can be sent as a key at all, and is no key by accident."""
+    return re.fullmatch(r"[\x21-\x7e]{8,}", text) is not None
 
 
 class GatewaySettings(Settings):
@@ -50,6 +59,11 @@ class GatewaySettings(Settings):
         ge=1,
         description="Largest backup that may be sent to be restored; it is kept in data_dir meanwhile",
     )
+    client_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        description="Seconds in which a client must have sent the head of a request, and its longest silence after it",
+    )
     keepalive: float = Field(default=15.0, gt=0, description="Seconds of silence after which a stream says it lives")
     follow_seconds: float = Field(
         default=120.0, gt=0, description="Seconds that a followed stream waits for the critique after the answer"
@@ -62,6 +76,6 @@ class GatewaySettings(Settings):
                 f"auth is off, but the host {self.host} is not a loopback address: anybody could use this assistant; "
                 "set LOCAL2_AUTH=on, or LOCAL2_API_HOST=127.0.0.1"
             )
-        if self.admin_key is not None and len(self.admin_key.get_secret_value()) < 8:
-            raise ValueError("LOCAL2_ADMIN_KEY must have at least 8 characters")
+        if self.admin_key is not None and not is_key(self.admin_key.get_secret_value()):
+            raise ValueError(f"LOCAL2_ADMIN_KEY must be {KEY_RULE}")
         return self

@@ -492,6 +492,19 @@ def schema_key(participant: str) -> str:
 # ── the gateway's own ────────────────────────────────────────────────────────────────────────────────────────────
 
 API_KEYS = _family("keys", "hash", "API keys, by their hash", owner="gateway", lasting="no").key()
+_LINK = _family(
+    "link:<name>",
+    "string",
+    "whom a one-time link to the console is for, by its token's hash",
+    owner="gateway",
+    expires="a minute",
+)
+
+
+def link_key(name: str) -> str:
+    return _LINK.key(name)
+
+
 RESTORE_LOCK = _family(
     "restore:lock",
     "string",

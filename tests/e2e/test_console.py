@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.http_gateway import gateway_settings, serving
+from support.http_gateway import ADMIN_KEY, gateway_settings, serving
 
 from services.cli.launch.run import welcome
 from services.cli.settings import ClientSettings
@@ -457,16 +457,23 @@ def test_the_last_vote_is_the_one_that_is_shown(tmp_path: Path) -> None:
 # ── the link of `local2 run` ─────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_run_prints_the_console_s_address_and_the_generated_key_only_on_a_terminal(
+async def test_run_prints_a_link_that_works_once_only_on_a_terminal_and_never_a_key(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LOCAL2_API_KEY", "LOCAL2_ADMIN_KEY", "LOCAL2_API_URL"):
         monkeypatch.delenv(name, raising=False)
     async with serving(gateway_settings(redis_url, tmp_path)) as site:
-        (tmp_path / "admin.key").write_text("l2_a+generated/key\n", encoding="ascii")
+        configured = ClientSettings(data_dir=tmp_path, api_url=site.url, admin_key=ADMIN_KEY)
+        # the same key, as one that was generated
+        (tmp_path / "admin.key").write_text(f"{ADMIN_KEY}\n", encoding="ascii")
         generated = ClientSettings(data_dir=tmp_path, api_url=site.url)
-        configured = ClientSettings(data_dir=tmp_path, api_url=site.url, admin_key="a-configured-key")
-        assert f"console: {site.url}/#key=l2_a%2Bgenerated/key\n" in await welcome(generated, key_in_link=True)
-        assert f"console: {site.url}/\n" in await welcome(generated)
-        # secrets of the environment are never shown
-        assert "a-configured-key" not in await welcome(configured, key_in_link=True)
+        for settings in (configured, generated):
+            text = await welcome(settings, with_link=True)
+            found = re.search(rf"console: {site.url}/#once=(\S+) \(works once", text)
+            assert found is not None
+            assert ADMIN_KEY not in text
+            redeemed = await site.http.post("/keys/redeem", json={"token": found.group(1)})
+            assert redeemed.status_code == 201
+            assert f"console: {site.url}/\n" in await welcome(settings)
+        (tmp_path / "admin.key").unlink()
+        assert f"console: {site.url}/\n" in await welcome(generated, with_link=True)

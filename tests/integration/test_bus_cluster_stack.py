@@ -252,6 +252,7 @@ async def whole_run(
             assert (await site.http.get("/backup")).status_code == 200
             await looked()
             assert (await site.http.delete(f"/memory/engrams/{judged}:A")).status_code == 200
+            assert (await site.http.post("/keys/link")).status_code == 201
             assert (await site.http.delete("/memory?everything=true")).status_code == 200
             assert (await site.http.delete("/sessions/s")).status_code == 200
             # the janitor of one of them

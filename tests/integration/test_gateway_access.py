@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
+import os
+import re
 import stat
+import sys
 from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
 
+import orjson
 import pytest
 import redis
-from support.http_gateway import Site, client, gateway_settings, generating, serving
+from support.http_gateway import ADMIN_KEY, Site, client, gateway_settings, generating, serving
 from support.waiting import eventually
 
+from services.gateway.admin_key import AdminKey, admin_key
 from shared.errors import SettingsError
 
 
@@ -38,21 +45,22 @@ ROUTES = [
     ("POST", "/tools/x/call"), ("GET", "/participants"), ("GET", "/participants/gateway/settings"),
     ("PATCH", "/participants/gateway/settings"), ("GET", "/bus/events"), ("GET", "/bus/streams"),
     ("GET", "/dead-letters"), ("POST", "/dead-letters/1-0/replay"), ("DELETE", "/dead-letters/1-0"),
-    ("DELETE", "/dead-letters"), ("GET", "/keys"), ("POST", "/keys"), ("DELETE", "/keys/x"), ("GET", "/v1/models"),
+    ("DELETE", "/dead-letters"), ("GET", "/keys"), ("POST", "/keys"), ("DELETE", "/keys/x"), ("POST", "/keys/link"),
+    ("GET", "/v1/models"),
     ("GET", "/backup"), ("POST", "/restore"), *MEMORY, *PREFERENCES,
     ("POST", "/v1/chat/completions"), ("GET", "/metrics"), ("GET", "/openapi.json"),
 ]  # fmt: skip
 OPERATORS = [
     ("PATCH", "/participants/gateway/settings"), ("GET", "/bus/events"), ("GET", "/bus/streams"),
     ("GET", "/dead-letters"), ("POST", "/dead-letters/1-0/replay"), ("DELETE", "/dead-letters/1-0"),
-    ("DELETE", "/dead-letters"), ("GET", "/keys"), ("POST", "/keys"), ("DELETE", "/keys/x"),
+    ("DELETE", "/dead-letters"), ("GET", "/keys"), ("POST", "/keys"), ("DELETE", "/keys/x"), ("POST", "/keys/link"),
     ("GET", "/backup"), ("POST", "/restore"), ("GET", "/preferences/export"),
 ]  # fmt: skip
 
 
-async def test_every_route_but_health_and_ready_needs_a_key(site: Site) -> None:
+async def test_every_route_but_health_ready_and_the_link_s_needs_a_key(site: Site) -> None:
     described = (await site.http.get("/openapi.json")).json()["paths"]
-    assert sum(len(methods) for methods in described.values()) == len(ROUTES) + 2
+    assert sum(len(methods) for methods in described.values()) == len(ROUTES) + 3
     for key in (None, "wrong", "l2_\u00e9"):
         async with client(site.url, None) as stranger:
             if key:
@@ -133,7 +141,7 @@ async def test_the_start_key_is_not_revoked_by_accident_and_a_changed_one_closes
         assert (await other.http.get("/sessions")).status_code == 401
 
 
-async def test_a_generated_key_is_shown_once_and_kept_for_this_user_only(
+async def test_a_generated_key_is_kept_for_this_user_only_and_a_log_gets_the_command_that_shows_it(
     redis_url: str, tmp_path: Path, raw: redis.Redis, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "data"
@@ -142,7 +150,8 @@ async def test_a_generated_key_is_shown_once_and_kept_for_this_user_only(
         pass
     shown = capfd.readouterr().err
     key = (folder / "admin.key").read_text().strip()
-    assert shown.count(key) == 1
+    assert key not in shown
+    assert f"to see it: cat {folder / 'admin.key'}\n" in shown
     assert stat.S_IMODE((folder / "admin.key").stat().st_mode) == 0o600
     raw.flushall()
     async with serving(settings, ready=False) as site, client(site.url, key) as admin:
@@ -162,6 +171,145 @@ async def test_a_generated_key_is_shown_once_and_kept_for_this_user_only(
             await eventually(opened)
 
 
+async def test_at_a_terminal_a_generated_key_is_told_by_a_link_that_works_once(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    async with serving(gateway_settings(redis_url, tmp_path, admin_key=None), ready=False) as site:
+        await eventually(lambda: "#once=" in shown.getvalue())
+        assert (tmp_path / "admin.key").read_text().strip() not in shown.getvalue()
+        (token,) = re.findall(rf"local2: open {site.url}/#once=(\S+) ", shown.getvalue())
+        async with client(site.url, None) as browser:
+            assert (await browser.post("/keys/redeem", json={"token": token})).status_code == 201
+
+
+KEPT = [
+    (b"", "is empty"), (b"\n", "is empty"), (b"x", "holds no key"), (b"l2_abc", "holds no key"),
+    (b"l2_" + b"a" * 30, "holds a part"), (b"l2_" + b"a" * 43 + b"l2_" + b"a" * 43, "holds a part"),
+    (b"two words here", "holds no key"), (b"\xff\xfe\x00\x01" * 8, "holds no key"), (b"\x00" * 46, "holds no key"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kept", "wrong"), KEPT)
+def test_with_a_broken_key_file_the_gateway_does_not_start(tmp_path: Path, kept: bytes, wrong: str) -> None:
+    (tmp_path / "admin.key").write_bytes(kept)
+    with pytest.raises(SettingsError, match=f"admin.key {wrong}.*: put the key back, or remove the file"):
+        admin_key(gateway_settings("redis://127.0.0.1:1", tmp_path, admin_key=None))
+    assert (tmp_path / "admin.key").read_bytes() == kept
+
+
+def test_a_key_of_one_s_own_and_a_link_to_it_may_stand_in_the_file(tmp_path: Path) -> None:
+    settings = gateway_settings("redis://127.0.0.1:1", tmp_path, admin_key=None)
+    (tmp_path / "elsewhere").write_text("a-key-of-my-own\n")
+    (tmp_path / "admin.key").symlink_to("elsewhere")
+    assert admin_key(settings) == AdminKey("a-key-of-my-own")
+    assert stat.S_IMODE((tmp_path / "elsewhere").stat().st_mode) == 0o600
+
+
+def test_where_no_key_can_be_kept_it_is_said_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "to-file").symlink_to("file")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dangling-key").mkdir()
+    (tmp_path / "dangling-key" / "admin.key").symlink_to("nowhere")
+    (tmp_path / "folder-key" / "admin.key").mkdir(parents=True)
+    for name in ("file", "file/below", "dangling", "to-file", "loop", "dangling-key", "folder-key"):
+        settings = gateway_settings("redis://127.0.0.1:1", tmp_path / name, admin_key=None)
+        with pytest.raises(SettingsError, match=r"key cannot be kept in .*; make the folder writable"):
+            admin_key(settings)
+
+
+def test_a_folder_that_is_a_link_to_another_is_used(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to("disk")
+    made = admin_key(gateway_settings("redis://127.0.0.1:1", tmp_path / "data", admin_key=None))
+    assert (tmp_path / "disk" / "admin.key").read_text() == f"{made.secret}\n"
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["admin.key"]
+
+
+def test_a_full_disk_at_the_first_start_is_said_and_leaves_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SettingsError, match=r"cannot be kept in .*No space left on device"):
+        admin_key(gateway_settings("redis://127.0.0.1:1", tmp_path, admin_key=None))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("key", ["short", "with a space in it", "clé-de-la-maison", "x" * 20 + "\n"])
+def test_a_configured_key_that_no_client_could_send_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ValueError, match="LOCAL2_ADMIN_KEY must be at least 8 printable"):
+        gateway_settings("redis://127.0.0.1:1", tmp_path, admin_key=key)
+
+
+async def test_an_empty_key_file_ends_the_process_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "admin.key").write_bytes(b"")
+    environment = {name: value for name, value in os.environ.items() if name != "LOCAL2_ADMIN_KEY"}
+    environment |= {"LOCAL2_DATA_DIR": str(tmp_path), "LOCAL2_API_PORT": "0", "LOCAL2_REDIS_URL": "redis://127.0.0.1:1"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.gateway", env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    _, told = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 2
+    assert b"admin.key is empty: put the key back" in told
+    assert b"Traceback" not in told
+
+
+async def test_a_link_opens_the_console_once_and_its_key_ends_with_the_administrator_s(
+    redis_url: str, tmp_path: Path, site: Site, raw: redis.Redis
+) -> None:
+    made = await site.http.post("/keys/link")
+    assert (made.status_code, made.headers["cache-control"]) == (201, "no-store")
+    token = made.json()["token"]
+    assert made.json() == {"token": token, "path": f"/#once={token}", "seconds": 60}
+    (kept,) = raw.keys("local2:link:*")
+    assert token.encode() not in kept
+    assert 0 < raw.ttl(kept) <= 60
+    async with client(site.url, None) as browser:
+        both = await asyncio.gather(*(browser.post("/keys/redeem", json={"token": token}) for _ in range(2)))
+        assert sorted(answer.status_code for answer in both) == [201, 404]
+        opened = next(answer.json() for answer in both if answer.status_code == 201)
+        assert opened["user_id"] == "admin"
+        for wrong in ("x", token, ADMIN_KEY):
+            assert (await browser.post("/keys/redeem", json={"token": wrong})).status_code == 404
+    assert opened["key"] != ADMIN_KEY
+    async with client(site.url, opened["key"]) as browser:
+        assert (await browser.get("/keys")).status_code == 200
+        listed = {key["id"]: key for key in (await browser.get("/keys")).json()["keys"]}
+        assert listed[opened["id"]]["until"] == opened["until"]
+        # whoever changes the key of the installation means every door that it opened
+        changed = gateway_settings(redis_url, tmp_path, admin_key="another-administrator")
+        async with serving(changed, ready=False):
+
+            async def refused() -> bool:
+                return (await browser.get("/keys")).status_code == 401
+
+            await eventually(refused)
+
+
+async def test_the_key_of_a_link_ends(site: Site, raw: redis.Redis) -> None:
+    token = (await site.http.post("/keys/link")).json()["token"]
+    opened = (await site.http.post("/keys/redeem", json={"token": token})).json()
+    hashed = sha256(opened["key"].encode()).hexdigest()
+    record = orjson.loads(raw.hget("local2:keys", hashed))
+    assert 6 * 86_400_000 < record["until"] - record["created"] <= 7 * 86_400_000
+    raw.hset("local2:keys", hashed, orjson.dumps({**record, "until": record["created"]}))
+    async with client(site.url, opened["key"]) as late:
+        assert (await late.get("/sessions")).status_code == 401
+    token = (await site.http.post("/keys/link")).json()["token"]
+    assert (await site.http.post("/keys/redeem", json={"token": token})).status_code == 201
+    assert not raw.hexists("local2:keys", hashed)
+
+
 async def test_a_flushed_redis_does_not_lock_the_operator_out(site: Site, raw: redis.Redis) -> None:
     raw.flushall()
     assert (await site.http.get("/sessions")).status_code == 200
@@ -174,9 +322,6 @@ async def test_without_keys_only_loopback_may_be_bound(redis_url: str, tmp_path:
 
 
 async def test_a_refused_setting_ends_the_process_with_a_sentence(tmp_path: Path) -> None:
-    import os
-    import sys
-
     environment = {**os.environ, "LOCAL2_AUTH": "off", "LOCAL2_API_HOST": "0.0.0.0", "LOCAL2_DATA_DIR": str(tmp_path)}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "services.gateway", env=environment, stderr=asyncio.subprocess.PIPE

@@ -113,6 +113,13 @@ def add_key(
     print(made["key"])
 
 
+@keys.command("link")
+def link() -> None:
+    """A link that opens the console as you, once, within a minute."""
+    base = ClientSettings.load("cli").base_url
+    print(base + with_api(lambda api: api.post("/keys/link"))["path"])
+
+
 @keys.command("list")
 def list_keys(as_json: AsJson = False) -> None:
     """All keys, without their secrets."""

@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from urllib.parse import quote
 
 import httpx
 from rich.console import Console
@@ -78,7 +77,7 @@ class Run:
         supervisor.start(participants(options, redis_url, models, search.provider))
         client = self._client
         await supervisor.wait_until_ready(client.base_url)
-        say(await welcome(client, key_in_link=self._terminal))
+        say(await welcome(client, with_link=self._terminal))
         await stop.wait()
 
     async def _bus(self, supervisor: Supervisor) -> str:
@@ -145,10 +144,10 @@ def _where(settings: ClientSettings) -> str:
     return "".join(words)
 
 
-async def welcome(settings: ClientSettings, *, key_in_link: bool = False) -> str:
+async def welcome(settings: ClientSettings, *, with_link: bool = False) -> str:
     """What to do with a stack that is ready.
 
-    key_in_link: the console's address carries the generated key. Only for a terminal: logs are kept and passed on.
+    with_link: the console's address opens it, once, within a minute. Only for a terminal: logs are kept and passed on.
     """
     base = settings.base_url
     async with httpx.AsyncClient(base_url=base, timeout=5.0, trust_env=False) as http:
@@ -156,16 +155,17 @@ async def welcome(settings: ClientSettings, *, key_in_link: bool = False) -> str
             page = (await http.get("/", headers={"accept": "text/html"})).headers.get("content-type", "")
         except httpx.HTTPError:
             page = ""
+        served = page.startswith("text/html")
+        path = await _link(http, settings) if served and with_link else "/"
     given = next((name for name in ("LOCAL2_API_KEY", "LOCAL2_ADMIN_KEY") if os.environ.get(name)), None)
     if settings.admin_key is not None or settings.api_key is not None:
-        key, shown, link = f"${given}", f"the key in {given}", ""
+        key, shown = f"${given}", f"the key in {given}"
         if given is None:
             key, shown = "KEY", "the one that is configured (instead of KEY below)"
     else:
         key, shown = f"$(cat {shlex.quote(str(settings.admin_key_path))})", str(settings.admin_key_path)
-        link = f"#key={quote(secret)}" if key_in_link and (secret := settings.key()) else ""
-    served = page.startswith("text/html")
-    first = f"console: {base}/{link}" if served else f"API: {base} (its description: {base}/openapi.json)"
+    once = f" (works once, for a minute; another one: {_where(settings)}{typed('keys', 'link')})" if path != "/" else ""
+    first = f"console: {base}{path}{once}" if served else f"API: {base} (its description: {base}/openapi.json)"
     return "\n".join(
         [
             "ready",
@@ -176,3 +176,13 @@ async def welcome(settings: ClientSettings, *, key_in_link: bool = False) -> str
             """         -H 'Content-Type: application/json' -d '{"query": "What is the capital of France?"}'""",
         ]
     )
+
+
+async def _link(http: httpx.AsyncClient, settings: ClientSettings) -> str:
+    """The path that opens the console without a key; the plain one when the gateway gives none."""
+    key = settings.key()
+    try:
+        made = await http.post("/keys/link", headers={"Authorization": f"Bearer {key}"} if key else {})
+        return str(made.json()["path"]) if made.status_code == 201 else "/"
+    except (httpx.HTTPError, ValueError, KeyError):
+        return "/"

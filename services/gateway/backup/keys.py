@@ -26,7 +26,8 @@ class StoredKey(BaseModel):
 
 
 class KeysSection(KeptHere):
-    """A record is one key. An administrator's start key is none: it belongs to the installation, not to its data."""
+    """A record is one key. An administrator's start key is none: it belongs to the installation, not to its data; a
+    browser's is none either: it ends soon."""
 
     name = "keys"
     version = 1
@@ -35,17 +36,17 @@ class KeysSection(KeptHere):
         yield [
             {"sha256": hashed, "name": k.name, "user_id": k.user_id, "role": k.role, "created": k.created}
             for hashed, k in await self._gateway.keys.stored()
-            if not k.start
+            if k.lasting
         ]
 
     def check(self, record: Record) -> None:
         StoredKey.model_validate(record)
 
     async def empty(self) -> bool:
-        return all(record.start for _, record in await self._gateway.keys.stored())
+        return not any(record.lasting for _, record in await self._gateway.keys.stored())
 
     async def clear(self) -> AsyncIterator[None]:
-        gone = [hashed for hashed, record in await self._gateway.keys.stored() if not record.start]
+        gone = [hashed for hashed, record in await self._gateway.keys.stored() if record.lasting]
         if gone:
             await self._gateway.bus.link.call("HDEL", API_KEYS, *gone)
         yield

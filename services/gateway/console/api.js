@@ -18,19 +18,22 @@ export class ApiError extends Error {
   }
 }
 
-/** Reads the key from the address (`#key=…`, which is removed from it) or from where it was kept. */
+/** Reads the key from where it was kept. */
 export function loadKey() {
-  const fragment = new URLSearchParams(location.hash.slice(1));
-  const given = fragment.get("key");
-  if (given) {
-    fragment.delete("key");
-    const rest = fragment.toString();
-    history.replaceState(null, "", location.pathname + location.search + (rest ? `#${rest}` : ""));
-    keepKey(given, false);
-  } else {
-    key = read("sessionStorage") || read("localStorage") || "";
-  }
+  key = read("sessionStorage") || read("localStorage") || "";
   return key;
+}
+
+/** Gets a key for the one-time link (`#once=…`) in the address, which is removed from it. Raises ApiError. */
+export async function redeemLink() {
+  const fragment = new URLSearchParams(location.hash.slice(1));
+  const token = fragment.get("once");
+  if (!token) return;
+  fragment.delete("once");
+  const rest = fragment.toString();
+  history.replaceState(null, "", location.pathname + location.search + (rest ? `#${rest}` : ""));
+  const made = await call("POST", "keys/redeem", { token });
+  keepKey(made.key, false);
 }
 
 /** Uses a key from now on. Without `remember` it is forgotten when the tab is closed. */

@@ -1,6 +1,6 @@
 // The page: puts its parts together and listens to the keyboard.
 
-import { call, forgetKey, keepKey, loadKey, readiness } from "./api.js";
+import { call, forgetKey, keepKey, loadKey, readiness, redeemLink } from "./api.js";
 import { BusPanel } from "./bus_panel.js";
 import { Conversation } from "./conversation.js";
 import { sleep } from "./events.js";
@@ -199,10 +199,16 @@ function showReadiness({ status, parts }) {
 
 async function start() {
   byId("alert").hidden = true;
+  let link = "";
+  try {
+    await redeemLink();
+  } catch (error) {
+    link = `${error.message}. "local2 keys link" prints another one.`;
+  }
   try {
     await sessions.refresh();
   } catch (error) {
-    if (error.status === 401) return askForKey(loadKey() ? "This key is not valid." : "");
+    if (error.status === 401) return askForKey(link || (loadKey() ? "This key is not valid." : ""));
     report(error);
     if (error.temporary) setTimeout(start, 2_000);
     return;
@@ -213,8 +219,7 @@ async function start() {
 }
 
 window.addEventListener("hashchange", () => {
-  if (location.hash.includes("key=")) {
-    loadKey();
+  if (location.hash.includes("once=")) {
     start();
   } else if (addressed() !== conversation.sessionId) {
     openSession(addressed());

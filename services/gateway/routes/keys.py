@@ -11,8 +11,8 @@ from services.gateway.auth import AdminDep
 from services.gateway.body import JsonRoute
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import GatewayDep
-from services.gateway.keys import KeyRecord
-from services.gateway.schemas import KeyBody, told
+from services.gateway.keys import LINK_SECONDS, KeyRecord
+from services.gateway.schemas import KeyBody, RedeemBody, told
 
 router = APIRouter(route_class=JsonRoute, prefix="/keys", tags=["keys"])
 
@@ -20,13 +20,14 @@ _KEY = {"id": "0f1e2d3c4b5a", "name": "Ann's laptop", "user_id": "ann", "role": 
 
 
 def _shown(record: KeyRecord) -> dict[str, Any]:
-    return {
+    shown = {
         "id": record.id,
         "name": record.name,
         "user_id": record.user_id,
         "role": record.role,
         "created": record.created,
     }
+    return {**shown, "until": record.until} if record.until else shown
 
 
 @router.post("", summary="Make an API key; it is shown this once", status_code=201,
@@ -42,6 +43,29 @@ async def listed(gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         found = await gateway.keys.listed()
     return reply({"keys": [_shown(record) for record in found]})
+
+
+@router.post("/link", summary="A link that opens the console as you, once, within a minute",
+             status_code=201, responses=told("The link's token", {"token": "…", "path": "/#once=…", "seconds": 60},
+                                             403, 503, status=201))  # fmt: skip
+async def link(gateway: GatewayDep, admin: AdminDep) -> Response:
+    async with gateway.reachable():
+        token = await gateway.keys.link(admin)
+    body = {"token": token, "path": f"/#once={token}", "seconds": LINK_SECONDS}
+    return reply(body, 201, {"Cache-Control": "no-store"})
+
+
+@router.post("/redeem", summary="The key that a one-time link stands for; it ends after a week",
+             status_code=201,
+             responses=told("A key", {**_KEY, "until": 1700000000000, "key": "l2_…"}, 400, 404, 415, 422, 503,
+                            status=201))  # fmt: skip
+async def redeem(body: RedeemBody, gateway: GatewayDep) -> Response:
+    async with gateway.reachable():
+        found = await gateway.keys.redeem(body.token)
+    if found is None:
+        raise ApiError(404, "not_found", "this link was used already, or is older than a minute")
+    record, secret = found
+    return reply({**_shown(record), "key": secret}, 201, {"Cache-Control": "no-store"})
 
 
 @router.delete("/{key_id}", summary="Revoke an API key; it stops working within two seconds",

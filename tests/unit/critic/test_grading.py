@@ -157,6 +157,34 @@ SCORES: list[tuple[str, int | None]] = [
     ("The main point is right. (Score 5)", 5),
     ("The main point is right.\n**Score: 3**", 3),
     ("I considered a score: 3", None),
+    # headings, with what stands behind them too
+    ("###Feedback: Right, and short.\n###Score: 4", 4),
+    ("Right, and short.\n## Score: 4", 4),
+    ("## **Score:** 4/5\n\n## Feedback\nRight, and short.", 4),
+    ("### Final Score: 2", 2),
+    ("###Score: 4.5", None),
+    ("###Score: 3-4", None),
+    ("###Score: 7", None),
+    ("### Score Rubrics:\nScore 1: wrong.\nScore 5: right.", None),
+    # a last sentence that says it
+    ("The answer is right and short. Therefore, it earns a score of 5.", 5),
+    ("It names the city … so the response is given an overall score of 4 out of 5.", 4),
+    ("It is partly right, thus a score of 3", 3),
+    ("It would earn a score of 5.", None),
+    ("It does not earn a score of 5.", None),
+    ("It lacks sources for a score of 5.", None),
+    ("This is better than a score of 2.", None),
+    ("It earns a score of 4 or a score of 5.", None),
+    ("It earns a score of 9.", None),
+    ("It earns a score of 4.5", None),
+    ("A score of 5. That needs sources.", None),
+    # what is thought is not said
+    ("<think>At first sight [RESULT] 5", None),
+    ("<think>It may deserve more. Score: 4", None),
+    ("<think>At first sight [RESULT] 5</think>", None),
+    ("<think>At first sight [RESULT] 5</think>It is wrong. [RESULT] 1", 1),
+    ("At first sight [RESULT] 5</think>\nIt is wrong. [RESULT] 1", 1),
+    ("It is wrong. [RESULT] 1 <think>Or is it [RESULT] 5", 1),
 ]
 
 
@@ -280,3 +308,9 @@ def test_braces_in_an_answer_are_not_taken_for_placeholders() -> None:
     assert "###Instruction:\n{rubric}\n" in user
     assert "###Response A:\n{response_B} {x}\n" in user
     assert "###Response B:\n{instruction}\n" in user
+
+
+def test_feedback_is_what_was_said_before_the_heading_and_not_what_was_thought() -> None:
+    assert feedback_of("<think>Hm. [RESULT] 1</think>###Feedback: It is right.\n###Score: 4") == "It is right."
+    assert parse_winner("<think>[RESULT] A") is None
+    assert parse_winner("<think>[RESULT] A</think>[RESULT] B") == "B"
