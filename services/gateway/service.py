@@ -12,6 +12,7 @@ import uvicorn
 
 from services.gateway.admin_key import shown_by
 from services.gateway.app import create_app
+from services.gateway.connection import Connection
 from services.gateway.gateway import Gateway
 from services.gateway.keys import ADMIN, Principal
 from services.gateway.settings import GatewaySettings
@@ -64,7 +65,7 @@ async def run(settings: GatewaySettings, stop: asyncio.Event, *, listener: socke
         _tell(f"the administrator's API key was made; to see it: {shown_by(gateway.keys.made)}")
     config = uvicorn.Config(
         create_app(gateway),
-        http="httptools",
+        http=type("PatientConnection", (Connection,), {"patience": settings.client_seconds}),
         ws="none",
         lifespan="off",
         access_log=False,

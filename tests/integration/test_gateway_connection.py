@@ -1,0 +1,169 @@
+"""What a connection may send before anybody knows whose it is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.http_gateway import ADMIN_KEY, Site, client, gateway_settings, generating, serving
+
+from services.gateway.connection import MAX_BETWEEN, MAX_HEAD, MAX_HEADERS, MAX_URL
+
+
+@pytest.fixture
+async def site(redis_url: str, tmp_path: Path) -> AsyncIterator[Site]:
+    async with serving(gateway_settings(redis_url, tmp_path, client_seconds=1.0)) as site:
+        yield site
+
+
+async def connect(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = site.url.removeprefix("http://").partition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def said(reader: asyncio.StreamReader) -> bytes:
+    """Everything until the connection is closed."""
+    async with asyncio.timeout(20):
+        with contextlib.suppress(ConnectionError):
+            return await reader.read()
+    return b""
+
+
+def refusal(raw: bytes) -> tuple[int, str]:
+    head, _, body = raw.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]["code"]
+
+
+async def pour(writer: asyncio.StreamWriter, first: bytes, again: bytes, most: int) -> int:
+    """Sends until it is refused; how much went out."""
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        writer.write(first)
+        while sent < most:
+            writer.write(again)
+            sent += len(again)
+            await writer.drain()
+    return sent
+
+
+HEAD = b"GET /sessions HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "answer"),
+    [
+        (b"GET /", b"a" * 65_536, (414, "url_too_long")),
+        (HEAD + b"X: ", b"a" * 65_536, (431, "headers_too_large")),
+        (HEAD, b"X-A: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n" * 1_000, (431, "headers_too_large")),
+        (HEAD + b"X: a\r\n", b" a" * 1_000 + b"\r\n", (400, "bad_request")),
+        (CHUNKED + b"2\r\n{}\r\n0\r\n", b"X-A: aaaaaaaaaaaaaaaaaaaaaaaa\r\n" * 1_000, (431, "headers_too_large")),
+        (CHUNKED + b"2\r\n{}\r\n0\r\nX: ", b"a" * 65_536, (431, "headers_too_large")),
+        (CHUNKED + b"2;", b"a" * 65_536, (431, "headers_too_large")),
+        (b"\x16\x03\x01\x02\x00\x01", b"\x00" * 100, (400, "bad_request")),
+    ],
+)
+async def test_what_does_not_end_is_refused_and_not_kept(
+    site: Site, first: bytes, again: bytes, answer: tuple[int, str]
+) -> None:
+    reader, writer = await connect(site)
+    pouring = asyncio.create_task(pour(writer, first, again, 400_000_000))
+    assert refusal(await said(reader)) == answer
+    assert await pouring < 400_000_000
+    writer.close()
+
+
+async def test_a_head_up_to_its_limits_is_taken_and_one_byte_more_is_not(site: Site) -> None:
+    async def asked(url: int, value: int, headers: int) -> Any:
+        reader, writer = await connect(site)
+        path = b"/sessions?".ljust(url, b"a")
+        more = b"".join(b"X-%d: a\r\n" % number for number in range(headers))
+        base = len("HostxConnectionclose") + len("X") + sum(len(b"X-%d" % n) + 1 for n in range(headers))
+        head = b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX: %b\r\n%b\r\n"
+        writer.write(head % (path, b"a" * (value - base), more))
+        raw = await said(reader)
+        writer.close()
+        return int(raw.split()[1])
+
+    assert await asked(MAX_URL, 1_000, 0) == 401
+    assert await asked(MAX_URL + 1, 1_000, 0) == 414
+    assert await asked(100, MAX_HEAD, 0) == 401
+    assert await asked(100, MAX_HEAD + 1, 0) == 431
+    assert await asked(100, 10_000, MAX_HEADERS - 3) == 401
+    assert await asked(100, 10_000, MAX_HEADERS - 2) == 431
+
+
+async def test_the_longest_search_in_any_script_is_no_long_url(site: Site) -> None:
+    async with client(site.url, None) as stranger:
+        for letter in ("a", "é", "語", "🦊"):
+            assert (await stranger.get("/memory", params={"query": letter * 4_000})).status_code == 401
+
+
+async def test_bodies_in_small_chunks_and_trailers_are_taken(redis_url: str, tmp_path: Path, site: Site) -> None:
+    body = json.dumps({"query": "say " + "hello " * 4_000}).encode()
+    async with generating(redis_url, tmp_path):
+        reader, writer = await connect(site)
+        for _ in range(2):
+            writer.write(CHUNKED.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer %b\r\n\r\n" % ADMIN_KEY.encode()))
+            for byte in body:
+                writer.write(b"1\r\n%c\r\n" % byte)
+            writer.write(b"0\r\nX-Trailer: " + b"a" * (MAX_BETWEEN // 2) + b"\r\nAuthorization: Bearer wrong\r\n\r\n")
+            await writer.drain()
+            async with asyncio.timeout(20):
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200")
+                length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+                await reader.readexactly(length)
+        writer.close()
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /sess", HEAD, HEAD + b"X: a", CHUNKED, CHUNKED + b"2\r\n{"])
+async def test_a_connection_that_falls_silent_is_closed(site: Site, first: bytes) -> None:
+    reader, writer = await connect(site)
+    writer.write(first)
+    assert refusal(await said(reader)) == (408, "request_timeout")
+    writer.close()
+
+
+async def test_a_head_that_comes_byte_by_byte_is_cut_off(site: Site) -> None:
+    reader, writer = await connect(site)
+
+    async def slow() -> None:
+        with contextlib.suppress(ConnectionError):
+            for byte in HEAD + b"X: " + b"a" * 10_000:
+                writer.write(bytes((byte,)))
+                await asyncio.sleep(0.02)
+
+    sending = asyncio.create_task(slow())
+    assert refusal(await said(reader)) == (408, "request_timeout")
+    sending.cancel()
+    writer.close()
+
+
+async def test_an_answer_that_takes_longer_and_a_connection_kept_for_the_next_request_are_left_alone(
+    redis_url: str, tmp_path: Path, site: Site
+) -> None:
+    async with generating(redis_url, tmp_path) as fake:
+        reader, writer = await connect(site)
+        ask = json.dumps({"query": "slow"}).encode()
+        writer.write(
+            b"POST /query HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b\r\n" % (ADMIN_KEY.encode(), len(ask), ask)
+        )
+        # longer than a client may be silent
+        await asyncio.sleep(2.5)
+        fake.gate.set()
+        async with asyncio.timeout(20):
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+        await asyncio.sleep(2.5)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(20):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        writer.close()
