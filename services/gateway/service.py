@@ -104,8 +104,12 @@ async def _attached(gateway: Gateway, settings: GatewaySettings, port: int) -> N
         if gateway.keys.made is not None and sys.stderr.isatty():
             host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host).strip("[]")
             base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            token = await gateway.keys.link(Principal(ADMIN, "admin"))
-            _tell(f"open {base}/#once={token} (works once, for a minute); the key: {shown_by(gateway.keys.made)}")
+            key = f"the key: {shown_by(gateway.keys.made)}"
+            try:
+                token = await gateway.keys.link(Principal(ADMIN, "admin"))
+                _tell(f"open {base}/#once={token} (works once, for a minute); {key}")
+            except TransientError as exc:
+                _tell(f"{base} has no link that works once just now ({exc}); {key}")
         log.info("service.ready", host=settings.host, port=settings.port, auth=settings.auth)
         while not known:
             await asyncio.sleep(_AGAIN)

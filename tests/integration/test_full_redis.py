@@ -127,7 +127,7 @@ async def test_everybody_who_starts_waits_and_the_gateway_reads(
         with Participants(redis_server.url, "http://127.0.0.1:9", tmp_path / "people") as people:
             for name in names:
                 people.start(name)
-            settings = gateway_settings(redis_server.url, tmp_path / "other", admin_key="another administrator's key")
+            settings = gateway_settings(redis_server.url, tmp_path / "other", admin_key="another-administrator's-key")
             async with serving(settings, ready=False) as other:
                 headers = {"Authorization": f"Bearer {made.json()['key']}"}
 
@@ -146,7 +146,7 @@ async def test_everybody_who_starts_waits_and_the_gateway_reads(
                     await announced(redis_server.url, name, timeout=30)
                 await announced(redis_server.url, "gateway", 2)
                 # the administrator's key of the second gateway is known to the first one now
-                hers = {"Authorization": "Bearer another administrator's key"}
+                hers = {"Authorization": "Bearer another-administrator's-key"}
 
                 async def known() -> bool:
                     return (await site.http.get("/keys", headers=hers)).status_code == 200
