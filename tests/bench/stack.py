@@ -161,8 +161,11 @@ def report(result: Streamed) -> tuple[str, list[Target]]:
         spent = result[load, streams]["api"]
         shown = ", ".join(f"{name} {spent[f'cpu {name}'] * 1e3:.1f} ms" for name in ("gateway", "generator"))
         text += f"\n  CPU per answer over HTTP, {load}: {shown}"
-    for asked, bound in ((("short", 1), 5.0), (("paced", STREAMS), 25.0)):
+    for asked, bound in ((("short", 1), 3.0), (("paced", STREAMS), 6.0)):
         added = (result[asked]["api"]["p50"] - result[asked]["model"]["p50"]) * 1e3
         label = f"added time to first token, {asked[1]} stream{'s' if asked[1] > 1 else ''} (median)"
         targets.append(Target(label, added, bound, " ms"))
+    if (flood := result.get(FLOOD)) is not None:
+        share = flood["api"]["tokens"] / flood["model"]["tokens"]
+        targets.append(Target(f"tokens/s of {STREAMS} streams, against the model server", share, 0.6, " ×", False))
     return text, targets
