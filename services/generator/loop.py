@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import orjson
 
 from shared.contracts import ToolCallRecord, Usage
+from shared.llm.markers import broken
 from shared.llm.port import ModelError, ToolCall
 
 Message = Mapping[str, Any]
@@ -150,7 +151,7 @@ def _identity(call: ToolCall) -> str:
 
 def tool_message(call: ToolCall, record: ToolCallRecord) -> dict[str, Any]:
     """A result as the model reads it: what a stranger may have written stands in a block that says so."""
-    text = record.result
+    text = broken(record.result)
     if record.error is None and record.tool not in _OWN:
         # a page must not end its own quotation, nor begin another one
         text = (
