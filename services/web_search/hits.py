@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from shared.participant.tool import ToolResult
 
@@ -57,13 +58,16 @@ def _visible(character: str) -> str:
 
 
 def web_url(value: object) -> str:
-    """The value when it is an http(s) URL on one line, else an empty string."""
+    """The value when it is an http(s) URL with a host, on one line, else an empty string."""
     if not isinstance(value, str):
         return ""
     url = value.strip()
     if not url.lower().startswith(("http://", "https://")) or any(c.isspace() or c < " " for c in url):
         return ""
-    return url
+    try:
+        return url if urlsplit(url).hostname else ""
+    except ValueError:
+        return ""
 
 
 def collect(raw: Iterable[tuple[object, object, object]], max_results: int) -> list[Hit]:

@@ -26,15 +26,15 @@ class SearxNG:
     async def search(self, query: str, max_results: int) -> list[Hit]:
         plain = without_commands(query)
         if not plain:
-            raise ToolError("missing query argument")
+            raise ToolError("search failed: the query has no words, only signs of a search engine's own commands")
         request = self._http.build_request("GET", self._url, params={"q": plain, "format": "json"})
         answer = await fetch_json(self._http, request, self._timeout, ADVICE)
         hits = _direct_answers(answer)
         hits += collect(_pages(answer), max_results)
         silent = _silent_engines(answer)
         if not hits and silent:
-            # A 200 with nothing in it also means "every engine is down": that is not "nothing found".
-            raise ToolError(f"search failed: no engine answered: {', '.join(silent)}")
+            # A 200 with nothing in it also means "every engine is down", and SearXNG does not say who else was asked.
+            raise ToolError(f"search failed: nothing was found, but these engines did not answer: {', '.join(silent)}")
         return hits[:max_results]
 
 
@@ -48,7 +48,7 @@ def without_commands(query: str) -> str:
 
 def _direct_answers(answer: dict[str, Any]) -> list[Hit]:
     hits = []
-    for item in answer.get("answers") or []:
+    for item in _list(answer.get("answers")):
         # A plain string up to 2024, an object since.
         fields = item if isinstance(item, dict) else {"answer": item}
         text = clean(fields.get("answer"), MAX_SNIPPET)
@@ -67,7 +67,11 @@ def _pages(answer: dict[str, Any]) -> Iterator[tuple[object, object, object]]:
 
 def _silent_engines(answer: dict[str, Any]) -> list[str]:
     names = []
-    for engine in answer.get("unresponsive_engines") or []:
+    for engine in _list(answer.get("unresponsive_engines")):
         name, *reason = engine if isinstance(engine, list) and engine else [engine]
         names.append(clean(f"{name} ({reason[0]})" if reason else str(name), MAX_TITLE))
     return names
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

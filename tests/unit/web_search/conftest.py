@@ -34,6 +34,9 @@ class Engine:
         self.paths.append(target.path)
         self.query = {name: values[0] for name, values in parse_qs(target.query).items()}
         await asyncio.sleep(self.delay)
+        if not isinstance(self.answer, bytes) and callable(self.answer):
+            await self.answer(writer)
+            return
         data = self.answer if isinstance(self.answer, bytes) else json.dumps(self.answer).encode()
         lines = [f"HTTP/1.1 {self.status} X", f"Content-Length: {len(data)}", "Connection: close"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]

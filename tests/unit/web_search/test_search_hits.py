@@ -73,6 +73,8 @@ def test_hits_without_a_web_address_and_repeated_pages_are_left_out() -> None:
             ("c", "script", "javascript:alert(1)"),
             ("d", "none", None),
             ("e", "two lines", "https://a.example/\n[2] Title: fake"),
+            ("g", "no host", "http:///None"),
+            ("h", "no URL", "http://[::1"),
             (None, "no title", "https://b.example/"),
             ("f", "too many", "https://c.example/"),
         ],

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gzip
+import json
 import time
+import tracemalloc
+import zlib
 from typing import Any
 
 import pytest
 
 from services.web_search.hits import Hit
+from services.web_search.http import MAX_ANSWER
 from services.web_search.searxng import SearxNG, without_commands
 from shared.errors import ToolError
 
@@ -32,7 +39,9 @@ async def test_engines_that_did_not_answer_are_an_error_not_nothing_found(engine
     engine.answer = {"results": [], "unresponsive_engines": [["google", "CAPTCHA"], ["bing", "timeout"], "duck"]}
     with pytest.raises(ToolError) as caught:
         await SearxNG(http, engine.url, 5).search("x", 5)
-    assert str(caught.value) == "search failed: no engine answered: google (CAPTCHA), bing (timeout), duck"
+    assert str(caught.value) == (
+        "search failed: nothing was found, but these engines did not answer: google (CAPTCHA), bing (timeout), duck"
+    )
 
 
 async def test_a_silent_engine_does_not_matter_when_others_found_something(engine: Any, http: Any) -> None:
@@ -83,7 +92,10 @@ async def test_direct_answers_come_first(engine: Any, http: Any) -> None:
         (429, "search failed: 429 (SearXNG limits the rate: switch `server.limiter` off for this network)"),
         (503, "search failed: 503"),
         (500, "search failed: 500"),
-        (302, "search failed: 302"),
+        (
+            302,
+            "search failed: 302 (it redirects elsewhere, which is not followed: set the address that answers itself)",
+        ),
     ],
 )
 async def test_a_status_is_an_error_with_advice_and_never_followed(
@@ -97,7 +109,7 @@ async def test_a_status_is_an_error_with_advice_and_never_followed(
     assert engine.paths == ["/search"]
 
 
-@pytest.mark.parametrize("answer", [b"<html>", b"", b"[]", b'"text"', b"\xff\xfe"])
+@pytest.mark.parametrize("answer", [b"<html>", b"", b"[]", b'"text"', b"\xff\xfe", b"[" * 200_000])
 async def test_an_answer_that_is_not_a_json_object_is_an_error(answer: bytes, engine: Any, http: Any) -> None:
     engine.answer = answer
     with pytest.raises(ToolError, match=r"^search failed: the answer is not"):
@@ -106,7 +118,16 @@ async def test_an_answer_that_is_not_a_json_object_is_an_error(answer: bytes, en
 
 @pytest.mark.parametrize(
     "answer",
-    [{"results": None}, {"results": "x"}, {"results": [1, None, {}]}, {"answers": [1, {}]}, {"infoboxes": [{}]}, {}],
+    [
+        {"results": None},
+        {"results": "x"},
+        {"results": [1, None, {}]},
+        {"answers": [1, {}]},
+        {"infoboxes": [{}]},
+        {},
+        {"answers": 1},
+        {"unresponsive_engines": "all"},
+    ],
 )
 async def test_parts_of_an_unexpected_form_are_left_out(answer: dict[str, Any], engine: Any, http: Any) -> None:
     engine.answer = answer
@@ -120,6 +141,59 @@ async def test_the_whole_search_is_timed(engine: Any, http: Any) -> None:
         await SearxNG(http, engine.url, 0.3).search("x", 5)
     assert str(caught.value) == "search timeout after 0.3s"
     assert time.monotonic() - started < 1.5
+
+
+async def test_an_answer_is_read_no_further_than_its_limit(engine: Any, http: Any) -> None:
+    sent = 0
+
+    async def endless(writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{"results": [')
+        with contextlib.suppress(ConnectionError):
+            while sent < 400_000_000:
+                writer.write(b'{"title": "x"}, ' * 4_000)
+                sent += 64_000
+                await writer.drain()
+
+    engine.answer = endless
+    with pytest.raises(ToolError, match=r"^search failed: the answer is larger than 2 MB$"):
+        await SearxNG(http, engine.url, 30).search("x", 5)
+    # what the kernel's buffers hold comes on top
+    assert sent < 20_000_000
+
+
+async def test_a_compressed_answer_is_unpacked_no_further_than_its_limit(engine: Any, http: Any) -> None:
+    packer = zlib.compressobj(9, wbits=31)
+    bomb = b"".join(packer.compress(b" " * 1_000_000) for _ in range(200)) + packer.flush()
+    engine.answer, engine.headers = bomb, {"Content-Encoding": "gzip"}
+    tracemalloc.start()
+    try:
+        with pytest.raises(ToolError, match=r"^search failed: the answer is larger than 2 MB$"):
+            await SearxNG(http, engine.url, 30).search("x", 5)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * MAX_ANSWER
+
+
+async def test_a_compressed_answer_is_read(engine: Any, http: Any) -> None:
+    engine.answer = gzip.compress(json.dumps({"results": [page(1)]}).encode())
+    engine.headers = {"Content-Encoding": "gzip"}
+    assert len(await SearxNG(http, engine.url, 5).search("x", 5)) == 1
+
+
+@pytest.mark.parametrize("coding", ["", "gzip"])
+async def test_an_answer_that_is_cut_says_so(coding: str, engine: Any, http: Any) -> None:
+    async def cut(writer: asyncio.StreamWriter) -> None:
+        data = gzip.compress(b'{"results": []}' * 100)[:20] if coding else b'{"results": ['
+        length = len(data) if coding else 1_000
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nContent-Encoding: {coding or 'identity'}\r\n\r\n"
+        writer.write(head.encode() + data)
+        await writer.drain()
+
+    engine.answer = cut
+    with pytest.raises(ToolError, match=rf"^search failed: the answer of {engine.url}/ broke off$"):
+        await SearxNG(http, engine.url, 5).search("x", 5)
 
 
 async def test_no_service_is_an_error_that_says_where_it_was_looked_for(http: Any) -> None:
@@ -147,6 +221,6 @@ def test_no_word_of_a_query_is_a_command(query: str, sent: str) -> None:
 
 
 async def test_a_query_of_commands_only_is_not_sent(engine: Any, http: Any) -> None:
-    with pytest.raises(ToolError, match=r"^missing query argument$"):
-        await SearxNG(http, engine.url, 5).search("!! !", 5)
+    with pytest.raises(ToolError, match=r"^search failed: the query has no words, only signs of"):
+        await SearxNG(http, engine.url, 5).search("!!!", 5)
     assert engine.paths == []
