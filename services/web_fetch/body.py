@@ -9,6 +9,9 @@ from services.web_fetch.errors import FetchError
 # What is asked for. Brotli is left out: its Python bindings are one more dependency, and every server has gzip.
 ACCEPT_ENCODING = "gzip, deflate"
 
+# Members of a gzip body; those of block-wise compression have 64 KB each. Empty ones would be work without an end.
+MAX_MEMBERS = 1_000
+
 _GZIP = 16 + zlib.MAX_WBITS
 _GZIP_MAGIC = 0x1F
 
@@ -18,12 +21,19 @@ class Body:
 
     def __init__(self, content_encoding: str, limit: int) -> None:
         self._limit = limit
-        self._coding = content_encoding.strip().lower()
-        if self._coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
+        codings = [
+            name for part in content_encoding.lower().split(",") if (name := part.strip()) not in ("", "identity")
+        ]
+        self._coding = ", ".join(codings)
+        if self._coding not in ("", "gzip", "x-gzip", "deflate"):
             raise FetchError(f"the content encoding {self._coding[:40]!r} is not supported")
+        self._members = 0
         self._inflater: zlib._Decompress | None = None
         self._data = bytearray()
         self.cut = False
+
+    def __len__(self) -> int:
+        return len(self._data)
 
     @property
     def data(self) -> bytes:
@@ -43,7 +53,7 @@ class Body:
 
     def _decode(self, chunk: bytes, room: int) -> tuple[bytes, bytes]:
         """At most `room` decoded bytes, and the input that is left."""
-        if self._coding in ("", "identity"):
+        if not self._coding:
             return chunk[:room], chunk[room:]
         if self._inflater is None:
             self._inflater = zlib.decompressobj(self._window(chunk))
@@ -51,6 +61,9 @@ class Body:
             # A gzip body may have several members, one after the other; anything else after the end is padding.
             if self._coding == "deflate" or chunk[0] != _GZIP_MAGIC:
                 return b"", b""
+            self._members += 1
+            if self._members > MAX_MEMBERS:
+                raise FetchError("the page's compression has too many members")
             self._inflater = zlib.decompressobj(_GZIP)
         plain = self._inflater.decompress(chunk, room)
         return plain, self._inflater.unconsumed_tail or self._inflater.unused_data

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from services.web_fetch.plain import FURNITURE, plain_text, too_heavy
+
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup
 
@@ -23,17 +25,15 @@ FEW_WORDS, FEW_SHARE = 25, 0.4
 # How much of the extracted text is searched for the heading before it is put in front.
 HEADING_WITHIN = 400
 
-# trafilatura's time grows with the number of tags: 60,000 take it some seconds here, 400,000 half a minute.
-MAX_TAGS = 60_000
+# So much is read of a page that is too heavy.
+PLAIN_CHARS = 1_000_000
 
-FURNITURE = (
-    "script", "style", "noscript", "template", "svg", "iframe", "nav", "header", "footer", "aside", "form", "button",
-    "dialog",
-)  # fmt: skip
 HTML_TYPES = frozenset({"text/html", "application/xhtml+xml"})
 
-_LOOKS_LIKE_HTML = re.compile(r"\s*(<!--.*?-->\s*)*(<!doctype html|<html|<head|<body)", re.IGNORECASE | re.DOTALL)
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LOOKS_LIKE_HTML = re.compile(
+    r"\s*+(?:(?><!--.*?-->)\s*+)*+<(?:!doctype html|html|head|body)", re.IGNORECASE | re.DOTALL
+)
+_CONTROLS = dict.fromkeys([*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0)])
 _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 # Thai, Lao, Burmese, Khmer, Japanese and Chinese are written without spaces.
 _SPACELESS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u9fff"
@@ -42,19 +42,35 @@ _WORD = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+")
 
 @dataclass(frozen=True, slots=True)
 class Extract:
+    """cut: only the beginning of the page was read."""
+
     title: str
     text: str
+    cut: bool = False
 
 
-def extract(body: str, content_type: str) -> Extract:
-    """Title and main text of an HTML page; any other text as it is. Takes CPU time: never on the event loop."""
+def extract(body: str, content_type: str, *, plain: bool = False) -> Extract:
+    """Title and main text of an HTML page; any other text as it is.
+
+    Nobody knows how much time and memory a stranger's page takes: it is called where it can be stopped (child.py).
+    plain: only the beginning is read, and never parsed; a page that is too heavy for a parser is always read so.
+    """
     is_html = content_type in HTML_TYPES or (not content_type and _LOOKS_LIKE_HTML.match(body[:2_000]))
-    return _from_html(body) if is_html else Extract("", tidy(body))
+    plain = plain or bool(is_html and too_heavy(body))
+    cut = plain and len(body) > PLAIN_CHARS
+    if cut:
+        body = body[:PLAIN_CHARS]
+    if not is_html:
+        return Extract("", tidy(body), cut)
+    if plain:
+        title, text = plain_text(body)
+        return Extract(title, _headed(title, tidy(text)), cut)
+    return _from_html(body)
 
 
 def tidy(text: str) -> str:
     """No control characters, no spaces at the ends of lines, at most one blank line in a row."""
-    plain = _CONTROLS.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+    plain = text.replace("\r\n", "\n").replace("\r", "\n").translate(_CONTROLS)
     lines = "\n".join(line.rstrip() for line in plain.split("\n"))
     return _BLANK_LINES.sub("\n\n", lines).strip()
 
@@ -66,16 +82,18 @@ def _from_html(html: str) -> Extract:
     soup = BeautifulSoup(html, "lxml")
     heading, title = _heading(soup), _line(soup.title)
     text = tidy(main_text(html, whole_page(soup)))
-    first = heading or title
+    return Extract(title or heading, _headed(heading or title, text))
+
+
+def _headed(first: str, text: str) -> str:
+    """The text with its heading, unless that is in it."""
     if first and _words(first) not in _words(text[: HEADING_WITHIN + 2 * len(first)]):
-        text = f"{first}\n{text}".strip()
-    return Extract(title or heading, text)
+        return f"{first}\n{text}".strip()
+    return text
 
 
 def main_text(html: str, whole: str) -> str:
     """The page's main text; `whole` is all of its text without furniture, to compare with."""
-    if html.count("<") > MAX_TAGS:
-        return whole
     import trafilatura
 
     words = _count(whole)

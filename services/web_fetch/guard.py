@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
@@ -16,14 +15,10 @@ from services.web_fetch.url import check_port, split_authority
 
 # An address that does not answer must leave time for the next one of the same name.
 ATTEMPT_SECONDS = 4.0
+# All attempts of a resolver together.
+RESOLVE_SECONDS = 5.0
 
 Resolver = Callable[[str, int], Awaitable[list[str]]]
-
-
-async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a name, as this machine's resolver orders them. An address is its own answer."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +48,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
     def __init__(
         self,
         allowed: AllowedHosts,
-        resolver: Resolver = resolve,
+        resolver: Resolver,
         network: httpcore.AsyncNetworkBackend | None = None,
     ) -> None:
         self._allowed = allowed
@@ -92,7 +87,10 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         if not self._allowed.named(host, port):
             check_port(port)
         try:
-            addresses = await self._resolver(host, port)
+            async with asyncio.timeout(RESOLVE_SECONDS):
+                addresses = await self._resolver(host, port)
+        except TimeoutError as exc:
+            raise FetchError(f"the name servers do not answer for {host}") from exc
         except (OSError, UnicodeError) as exc:
             raise FetchError(f"the name {host} cannot be resolved") from exc
         if not addresses:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,9 +13,9 @@ import certifi
 import httpcore
 
 from services.web_fetch.body import ACCEPT_ENCODING, Body
-from services.web_fetch.charset import to_text
 from services.web_fetch.errors import FetchError
 from services.web_fetch.guard import GuardedBackend
+from services.web_fetch.meter import Meter
 from services.web_fetch.url import Target, parse
 from shared.errors import ToolError
 
@@ -24,18 +25,29 @@ TEXT_TYPES = frozenset({
     "application/atom+xml", "application/javascript", "application/json", "application/rss+xml", "application/toml",
     "application/x-ndjson", "application/x-yaml", "application/xhtml+xml", "application/xml", "application/yaml",
 })  # fmt: skip
+# What may come before the body: headers, certificates, and answers that only announce another one (1xx).
+MAX_HEAD = 200_000
 # A page without a content type is text when its beginning has no NUL byte.
 SNIFFED = 1_024
+# Each piece of a chunked body costs as much time as some hundred bytes. A page that is written line by line has pieces
+# of 50 bytes; one of single bytes is left.
+FREE_PIECES, BYTES_PER_PIECE = 10_000, 50
+# Then others have their turn.
+PIECES_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`text` is the body as it came (HTML is still HTML); `cut` says that it was longer than the size limit."""
+    """`data` is the body without its compression; `cut` says that it was longer than the size limit.
+
+    content_type is the bare type, declared the whole header, which may name a charset.
+    """
 
     url: Target
     status: int
     content_type: str
-    text: str
+    declared: str
+    data: bytes
     cut: bool
     redirects: int
 
@@ -85,15 +97,18 @@ class Browser:
             target=target.path.encode(),
         )
         headers = [("Host", target.authority), *self._headers]
+        meter = Meter(self._backend, MAX_HEAD)
         try:
             async with (
                 httpcore.AsyncConnectionPool(
                     ssl_context=_tls() if target.scheme == "https" else None,
-                    network_backend=self._backend,
+                    network_backend=meter,
                     max_connections=1,
                 ) as pool,
                 pool.stream("GET", url, headers=headers) as response,
             ):
+                # compressed or in chunks, a page is hardly ever longer than it is; the frames of chunks come on top
+                meter.left = 2 * self._max_bytes + MAX_HEAD
                 yield response
         except (httpcore.ConnectError, httpcore.ConnectTimeout) as exc:
             raise FetchError(_no_connection(target, exc)) from exc
@@ -107,14 +122,21 @@ class Browser:
         kind = header.partition(";")[0].strip().lower()
         if kind and not is_text(kind):
             raise FetchError(f"the content type {kind[:80]!r} is not text")
-        body = Body(_header(response, b"content-encoding"), self._max_bytes)
+        body = Body(_all(response, b"content-encoding"), self._max_bytes)
+        pieces = 0
         async for chunk in response.aiter_stream():
             body.feed(chunk)
+            pieces += 1
             if body.cut:
                 break
-        if not kind and b"\0" in body.data[:SNIFFED]:
+            if pieces > FREE_PIECES + len(body) // BYTES_PER_PIECE:
+                raise FetchError("the page comes in too many tiny pieces")
+            if pieces % PIECES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        data = body.data
+        if not kind and b"\0" in data[:SNIFFED]:
             raise FetchError("the content is not text")
-        return Page(target, response.status, kind, to_text(body.data, header, body.cut), body.cut, redirects)
+        return Page(target, response.status, kind, header, data, body.cut, redirects)
 
 
 @cache
@@ -141,6 +163,11 @@ def _header(response: httpcore.Response, name: bytes) -> str:
             # Names outside ASCII come as UTF-8 in practice.
             return value.decode("utf-8", errors="replace").strip()
     return ""
+
+
+def _all(response: httpcore.Response, name: bytes) -> str:
+    """A header that may be repeated, as the one list that its lines are."""
+    return ", ".join(value.decode("latin-1") for key, value in response.headers if key.lower() == name)
 
 
 def _no_connection(target: Target, exc: BaseException) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -13,15 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_settings import NoDecode
 
 from services.web_fetch.errors import Blocked
-from services.web_fetch.extract import Extract, extract
 from services.web_fetch.guard import AllowedHosts, GuardedBackend
+from services.web_fetch.names import open_names
 from services.web_fetch.page import Browser, Page
+from services.web_fetch.reader import Reader, Reading, open_reader
 from shared.errors import ToolError
 from shared.participant.settings import Settings
 from shared.participant.tool import Run, ToolResult, tool_service
-
-# Extraction is pure Python and lxml: more threads would only take turns.
-EXTRACTORS = 2
 
 
 class WebFetch(BaseModel):
@@ -31,6 +28,9 @@ class WebFetch(BaseModel):
     model_config = ConfigDict(str_strip_whitespace=True)
 
     url: str = Field(min_length=1, description="Full URL to fetch (must start with http:// or https://)")
+    offset: int = Field(
+        default=0, ge=0, le=1_000_000_000, description="Characters to skip: the next part of a long page"
+    )
 
 
 class WebFetchSettings(Settings):
@@ -80,7 +80,7 @@ class WebFetchSettings(Settings):
 @dataclass(frozen=True, slots=True)
 class Fetcher:
     browser: Browser
-    executor: Executor
+    reader: Reader
     timeout: float
     max_chars: int
 
@@ -89,28 +89,37 @@ class Fetcher:
         try:
             async with asyncio.timeout(self.timeout):
                 page = await self.browser.get(args.url)
-                loop = asyncio.get_running_loop()
-                content = await loop.run_in_executor(self.executor, extract, page.text, page.content_type)
+                reading = await self.reader.read(page, args.offset, self.max_chars)
         except TimeoutError as exc:
             raise ToolError(f"fetch timeout after {self.timeout:g}s: {args.url}") from exc
-        return render(args.url, page, content, self.max_chars)
+        return render(args, page, reading)
 
 
-def render(url: str, page: Page, content: Extract, max_chars: int) -> ToolResult:
+def render(args: WebFetch, page: Page, reading: Reading) -> ToolResult:
     """The tool's result: exactly the agreed text. Whoever shows it to a model marks it as untrusted."""
-    left_out = max(0, len(content.text) - max_chars)
-    lines = [f"URL: {url}", "Extracted text:", content.text[:max_chars] or "[the page has no readable text]"]
-    if left_out or page.cut:
-        cut = f"{left_out} of {len(content.text)} characters left out"
-        lines.append(f"[{cut}; the page itself was longer than the size limit]" if page.cut else f"[{cut}]")
+    left = reading.chars - reading.after
+    if reading.text:
+        text = reading.text
+    elif reading.chars:
+        text = f"[the page's text ends after {reading.chars} characters]"
+    else:
+        text = "[the page has no readable text]"
+    notes = []
+    if left:
+        notes.append(f"{left} of {reading.chars} characters left out; go on with offset {reading.after}")
+    if reading.cut:
+        notes.append("the page itself was longer than the size limit")
+    lines = [f"URL: {args.url}", "Extracted text:", text, *([f"[{'; '.join(notes)}]"] if notes else ())]
     data = {
-        "url": url,
+        "url": args.url,
         "final_url": str(page.url),
         "status": page.status,
-        "title": content.title,
+        "title": reading.title,
         "content_type": page.content_type,
-        "chars": len(content.text),
-        "truncated": bool(left_out or page.cut),
+        "chars": reading.chars,
+        "offset": args.offset,
+        "next_offset": reading.after if left else None,
+        "truncated": bool(left or reading.cut),
         "redirects": page.redirects,
     }
     return ToolResult("\n".join(lines), data)
@@ -118,14 +127,10 @@ def render(url: str, page: Page, content: Extract, max_chars: int) -> ToolResult
 
 @asynccontextmanager
 async def build(settings: WebFetchSettings) -> AsyncIterator[Run[WebFetch]]:
-    backend = GuardedBackend(AllowedHosts.of(settings.allowed_private_hosts))
-    browser = Browser(backend, settings.user_agent, settings.max_bytes, settings.max_redirects)
-    executor = ThreadPoolExecutor(EXTRACTORS, thread_name_prefix="extract")
-    try:
-        yield Fetcher(browser, executor, settings.timeout, settings.max_chars)
-    finally:
-        # An extraction that nobody waits for any more must not hold up the stop.
-        executor.shutdown(wait=False, cancel_futures=True)
+    async with open_names() as names, open_reader() as reader:
+        backend = GuardedBackend(AllowedHosts.of(settings.allowed_private_hosts), names)
+        browser = Browser(backend, settings.user_agent, settings.max_bytes, settings.max_redirects)
+        yield Fetcher(browser, reader, settings.timeout, settings.max_chars)
 
 
 app = tool_service("web_fetch", WebFetch, WebFetchSettings, build)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpcore
@@ -12,7 +11,9 @@ import pytest
 from support.loopback import listening
 
 from services.web_fetch.guard import AllowedHosts, GuardedBackend
+from services.web_fetch.names import open_names
 from services.web_fetch.page import Browser
+from services.web_fetch.reader import open_reader
 from services.web_fetch.service import Fetcher
 
 Reply = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -98,9 +99,8 @@ async def site() -> AsyncIterator[Site]:
 
 
 @pytest.fixture
-def fetcher() -> Any:
+async def fetcher() -> AsyncIterator[Any]:
     """Makes a fetcher: `fetcher(allowed=["127.0.0.1:80"], resolver=…, network=…, timeout=…)`."""
-    executor = ThreadPoolExecutor(1)
 
     def make(
         allowed: Iterable[str] = (),
@@ -109,15 +109,16 @@ def fetcher() -> Any:
         max_chars: int = 3_000,
         max_bytes: int = 5_000_000,
         max_redirects: int = 5,
+        resolver: Any = None,
         **backend: Any,
     ) -> Fetcher:
-        guarded = GuardedBackend(AllowedHosts.of(allowed), **backend)
+        guarded = GuardedBackend(AllowedHosts.of(allowed), resolver or system, **backend)
         return Fetcher(
-            Browser(guarded, "LoCAL2/1.0 (research agent)", max_bytes, max_redirects), executor, timeout, max_chars
+            Browser(guarded, "LoCAL2/1.0 (research agent)", max_bytes, max_redirects), reader, timeout, max_chars
         )
 
-    yield make
-    executor.shutdown()
+    async with open_names() as system, open_reader() as reader:
+        yield make
 
 
 @pytest.fixture

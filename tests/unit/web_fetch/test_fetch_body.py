@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.web_fetch.body import Body
+from services.web_fetch.body import MAX_MEMBERS, Body
+from services.web_fetch.errors import FetchError
 
 
 def fed(coding: str, limit: int, *chunks: bytes) -> Body:
@@ -52,6 +53,17 @@ def test_padding_after_a_gzip_body_is_ignored(rest: bytes) -> None:
 
 def test_all_members_of_a_gzip_body_are_read() -> None:
     assert fed("gzip", 100, gzip.compress(b"one ") + gzip.compress(b"two")).data == b"one two"
+
+
+def test_a_flood_of_empty_members_ends() -> None:
+    assert fed("gzip", 100, gzip.compress(b"") * MAX_MEMBERS + gzip.compress(b"text")).data == b"text"
+    with pytest.raises(FetchError, match=r"^fetch error: the page's compression has too many members$"):
+        fed("gzip", 100, gzip.compress(b"") * (MAX_MEMBERS + 2))
+
+
+@pytest.mark.parametrize("coding", ["identity, gzip", "gzip, ", ", GZIP, identity"])
+def test_a_coding_that_changes_nothing_does_not_count(coding: str) -> None:
+    assert fed(coding, 100, gzip.compress(b"text")).data == b"text"
 
 
 @given(st.binary(max_size=3_000), st.sampled_from(["", "gzip", "deflate"]), st.integers(1, 4_000), st.integers(1, 500))

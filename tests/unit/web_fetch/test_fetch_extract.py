@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.web_fetch.extract import MAX_TAGS, extract, tidy
+from services.web_fetch.extract import extract, tidy
+from services.web_fetch.plain import MAX_TAGS
 
 PAGES = Path(__file__).parents[2] / "eval" / "pages"
 

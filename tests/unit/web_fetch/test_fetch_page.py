@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import ssl
 import time
@@ -47,6 +48,8 @@ async def test_a_page_comes_as_the_agreed_text_with_its_heading(site: Any, reply
         "title": "Tides | Harbour",
         "content_type": "text/html",
         "chars": len(text),
+        "offset": 0,
+        "next_offset": None,
         "truncated": False,
         "redirects": 0,
     }
@@ -65,10 +68,8 @@ async def test_the_request_names_the_agent_and_nothing_private(site: Any, reply:
 async def test_only_the_first_characters_are_given_and_the_rest_is_counted(site: Any, reply: Any, fetch: Any) -> None:
     site.replies["/long.txt"] = reply("x" * 10_000, content_type="text/plain")
     result = await fetch("/long.txt", max_chars=3_000)
-    assert (
-        result.text
-        == f"URL: {site.url('/long.txt')}\nExtracted text:\n{'x' * 3_000}\n[7000 of 10000 characters left out]"
-    )
+    note = "[7000 of 10000 characters left out; go on with offset 3000]"
+    assert result.text == f"URL: {site.url('/long.txt')}\nExtracted text:\n{'x' * 3_000}\n{note}"
     assert result.data["chars"] == 10_000
     assert result.data["truncated"] is True
 
@@ -201,7 +202,9 @@ async def test_an_endless_page_is_read_up_to_the_size_limit(site: Any, fetch: An
 
     site.replies["/"] = endless
     result = await fetch(max_bytes=100_000, max_chars=10)
-    assert result.text.endswith("[99990 of 100000 characters left out; the page itself was longer than the size limit]")
+    assert result.text.endswith(
+        "[99992 of 100000 characters left out; go on with offset 8; the page itself was longer than the size limit]"
+    )
     assert result.data["truncated"] is True
     # What the kernel's socket buffers hold comes on top of what was read.
     assert site.sent < 16_000_000
@@ -235,6 +238,73 @@ async def test_unknown_compression_is_an_error(coding: str, site: Any, reply: An
     site.replies["/"] = reply(b"\x0b\x02\x80", content_encoding=coding)
     with pytest.raises(ToolError, match=r"^fetch error: the content encoding '.*' is not supported$"):
         await fetch()
+
+
+async def test_a_repeated_encoding_header_is_one_list(site: Any, fetch: Any) -> None:
+    body = gzip.compress(gzip.compress(PAGE.encode()))
+    head = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: gzip\r\nContent-Encoding: gzip\r\n"
+    site.replies["/"] = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    with pytest.raises(ToolError, match=r"^fetch error: the content encoding 'gzip, gzip' is not supported$"):
+        await fetch()
+
+
+async def test_a_flood_of_answers_that_only_announce_one_ends(site: Any, fetch: Any) -> None:
+    async def flood(writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await site.stream_for_ever(writer, b"HTTP/1.1 102 Processing\r\n\r\n" * 1_000)
+
+    site.replies["/"] = flood
+    with pytest.raises(ToolError, match=r"^fetch error: the server sends more than a page$"):
+        await fetch(timeout=60)
+
+
+async def test_a_few_announcements_do_not_matter(site: Any, reply: Any, fetch: Any) -> None:
+    site.replies["/"] = b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\n" * 3 + reply(PAGE)
+    assert "fifty minutes" in (await fetch()).text
+
+
+@pytest.mark.parametrize("piece", [b"1\r\na\r\n", b"1;" + b"x" * 60_000 + b"\r\na\r\n"], ids=["tiny", "padded"])
+async def test_a_flood_of_tiny_pieces_ends(piece: bytes, site: Any, fetch: Any) -> None:
+    async def flood(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            await site.stream_for_ever(writer, piece * (60_000 // len(piece) + 1))
+
+    site.replies["/"] = flood
+    with pytest.raises(ToolError, match=r"^fetch error: the (page comes in too many tiny pieces|server sends more)"):
+        await fetch(timeout=60)
+
+
+async def test_a_page_in_small_pieces_is_read(site: Any, fetch: Any) -> None:
+    async def lines(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"5\r\nline\n\r\n" * 8_000 + b"0\r\n\r\n")
+        await writer.drain()
+
+    site.replies["/"] = lines
+    assert (await fetch()).data["chars"] == 8_000 * 5 - 1
+
+
+async def test_a_long_page_is_read_part_by_part(site: Any, reply: Any, fetcher: Any) -> None:
+    blocks = [f"Block {n}: " + "some words of it. " * 5 for n in range(40)]
+    site.replies["/"] = reply("\n".join(blocks), content_type="text/plain")
+    run = fetcher([f"127.0.0.1:{site.port}"], max_chars=1_000)
+    offset, shown = 0, []
+    while offset is not None:
+        result = await run(WebFetch(url=site.url(), offset=offset))
+        lines = result.text.split("\n")[2:]
+        offset = result.data["next_offset"]
+        if offset is not None:
+            left = result.data["chars"] - offset
+            assert lines.pop() == f"[{left} of {result.data['chars']} characters left out; go on with offset {offset}]"
+        shown += lines
+    assert shown == [block.strip() for block in blocks]
+
+
+async def test_behind_the_end_of_a_page_is_nothing(site: Any, reply: Any, fetcher: Any) -> None:
+    site.replies["/"] = reply("words", content_type="text/plain")
+    result = await fetcher([f"127.0.0.1:{site.port}"])(WebFetch(url=site.url(), offset=9))
+    assert result.text == f"URL: {site.url()}\nExtracted text:\n[the page's text ends after 5 characters]"
 
 
 async def test_broken_compression_is_an_error(site: Any, reply: Any, fetch: Any) -> None:

@@ -64,6 +64,7 @@ def test_a_url_is_required(args: dict[str, str]) -> None:
 def test_the_model_sees_what_the_argument_is() -> None:
     schema = WebFetch.model_json_schema()
     assert schema["required"] == ["url"]
+    assert schema["properties"]["offset"]["description"] == "Characters to skip: the next part of a long page"
     assert schema["properties"]["url"]["description"] == "Full URL to fetch (must start with http:// or https://)"
 
 

@@ -1,0 +1,63 @@
+"""Reading without a parser."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.web_fetch.extract import PLAIN_CHARS, extract
+from services.web_fetch.plain import MAX_ATTRIBUTES, MAX_DEPTH, MAX_TAGS, plain_text, too_heavy
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("<p>One <b>bold</b> w<i>or</i>d<p>Two", "One bold word\nTwo"),
+        ("<nav><a>Menu</a></nav>text<script>if (a<b) run('<p>')</script>", "text"),
+        ("<SCRIPT>run()</SCRIPT\n>text<!-- no <p> -->more", "textmore"),
+        ("<nav>never closed<p>text", "never closed\ntext"),
+        ("<!-- never closed <p>text", "<!-- never closed\ntext"),
+        ("a &lt;b&gt; &amp;amp; &#x41;&#66; &nosuch; &#xD800; &#9999999;", "a <b> &amp; AB &nosuch; \ufffd \ufffd"),
+        ("1 < 2 and 3 > 2", "1 < 2 and 3 > 2"),
+        ("<asidelong>x</asidelong>", "x"),
+        ("text <p cla", "text"),
+    ],
+)
+def test_tags_and_furniture_are_left_out(html: str, text: str) -> None:
+    assert plain_text(html)[1] == text
+
+
+def test_the_title_is_found() -> None:
+    assert plain_text("<head><title lang=en>Tom &amp;\n Jerry</title></head>x")[0] == "Tom & Jerry"
+
+
+@pytest.mark.parametrize(
+    ("html", "heavy"),
+    [
+        ("<p>" * MAX_TAGS, False),
+        ("<p>" * (MAX_TAGS + 1), True),
+        ("<div>" * MAX_DEPTH, False),
+        ("<div>" * (MAX_DEPTH + 1), True),
+        ("<div></div>" * (MAX_DEPTH + 1), False),
+        ("<br/><p>" * (MAX_DEPTH + 1), False),
+        ("<p" + " a=b" * MAX_ATTRIBUTES + ">", False),
+        ("<p" + " a=b" * (MAX_ATTRIBUTES + 1) + ">", True),
+        ("<p" + " a" * 5 * MAX_ATTRIBUTES + ">", True),
+    ],
+)
+def test_tags_depth_and_attributes_are_counted_before_any_parsing(html: str, heavy: bool) -> None:
+    assert too_heavy(html) is heavy
+
+
+def test_of_a_heavy_page_the_beginning_is_read() -> None:
+    found = extract("<h1>Heading</h1>" + "<p>word" * (PLAIN_CHARS // 7 + 1), "text/html")
+    assert found.text.startswith("Heading\nword\nword\n")
+    assert found.cut
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(alphabet="<>/abhnv1p \n&;=\"'!-#x", max_size=300))
+def test_any_text_can_be_read(html: str) -> None:
+    plain_text(html)
+    too_heavy(html)
