@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
 
+import httpx
 import orjson
 import pytest
 import redis
@@ -29,44 +30,43 @@ async def site(redis_url: str, tmp_path: Path) -> AsyncIterator[Site]:
         yield site
 
 
-MEMORY = [
-    ("GET", "/memory?query=x"), ("DELETE", "/memory"), ("GET", "/memory/engrams"), ("GET", "/memory/engrams/x"),
-    ("DELETE", "/memory/engrams/x"), ("GET", "/memory/topics"), ("GET", "/memory/topics/user.x"),
-    ("PUT", "/memory/topics/user.x"), ("DELETE", "/memory/topics/user.x"), ("GET", "/memory/export"),
-    ("POST", "/memory/import"),
-]  # fmt: skip
-PREFERENCES = [
-    ("GET", "/preferences/leaderboard"), ("GET", "/preferences/export"), ("GET", "/preferences/consent"),
-    ("PUT", "/preferences/consent"),
-]  # fmt: skip
-ROUTES = [
-    ("POST", "/query"), ("GET", "/queries/1-0"), ("GET", "/queries/1-0/events"), ("POST", "/queries/1-0/cancel"),
-    ("POST", "/feedback"), ("GET", "/sessions"), ("GET", "/sessions/s"), ("DELETE", "/sessions/s"), ("GET", "/tools"),
-    ("POST", "/tools/x/call"), ("GET", "/participants"), ("GET", "/participants/gateway/settings"),
-    ("PATCH", "/participants/gateway/settings"), ("GET", "/bus/events"), ("GET", "/bus/streams"),
-    ("GET", "/dead-letters"), ("POST", "/dead-letters/1-0/replay"), ("DELETE", "/dead-letters/1-0"),
-    ("DELETE", "/dead-letters"), ("GET", "/keys"), ("POST", "/keys"), ("DELETE", "/keys/x"), ("POST", "/keys/link"),
-    ("GET", "/v1/models"),
-    ("GET", "/backup"), ("POST", "/restore"), *MEMORY, *PREFERENCES,
-    ("POST", "/v1/chat/completions"), ("GET", "/metrics"), ("GET", "/openapi.json"),
-]  # fmt: skip
-OPERATORS = [
-    ("PATCH", "/participants/gateway/settings"), ("GET", "/bus/events"), ("GET", "/bus/streams"),
-    ("GET", "/dead-letters"), ("POST", "/dead-letters/1-0/replay"), ("DELETE", "/dead-letters/1-0"),
-    ("DELETE", "/dead-letters"), ("GET", "/keys"), ("POST", "/keys"), ("DELETE", "/keys/x"), ("POST", "/keys/link"),
-    ("GET", "/backup"), ("POST", "/restore"), ("GET", "/preferences/export"),
-]  # fmt: skip
+def access() -> dict[tuple[str, str], tuple[str, str]]:
+    """What docs/access.md promises, by method and path."""
+    page = (Path(__file__).parents[2] / "docs" / "access.md").read_text()
+    rows = re.findall(r"^\| `([A-Z]+) (\S+)` \| (.*?) \| (.*?) ?\|$", page, re.MULTILINE)
+    return {(method, path): (user, admin) for method, path, user, admin in rows}
 
 
-async def test_every_route_but_health_ready_and_the_link_s_needs_a_key(site: Site) -> None:
+ACCESS = access()
+OPEN = [route for route, (user, _) in ACCESS.items() if user.startswith("open to all")]
+OPERATORS = [route for route, (user, _) in ACCESS.items() if user == "no"]
+BODIES: dict[str, dict[str, str]] = {"/keys": {"name": "n", "user_id": "u"}, "/keys/redeem": {"token": "x"}}
+
+
+async def tried(http: httpx.AsyncClient, method: str, path: str) -> httpx.Response:
+    """A request for something that is not there."""
+    body = None if method in ("GET", "DELETE") else BODIES.get(path, {})
+    return await http.request(method, re.sub(r"\{\w+\}", "1-0", path), json=body)
+
+
+async def test_the_page_names_every_route(site: Site) -> None:
     described = (await site.http.get("/openapi.json")).json()["paths"]
-    assert sum(len(methods) for methods in described.values()) == len(ROUTES) + 3
+    routes = {(method.upper(), path) for path, methods in described.items() for method in methods}
+    assert set(ACCESS) == routes
+    assert len(OPERATORS) > 15
+
+
+async def test_every_route_that_is_not_open_to_all_needs_a_key(site: Site) -> None:
+    assert len(OPEN) == 3
     for key in (None, "wrong", "l2_\u00e9"):
         async with client(site.url, None) as stranger:
             if key:
                 stranger.headers["Authorization"] = f"Bearer {key}"
-            for method, path in ROUTES:
-                response = await stranger.request(method, path, json={} if method in ("POST", "PATCH") else None)
+            for method, path in ACCESS:
+                response = await tried(stranger, method, path)
+                if (method, path) in OPEN:
+                    assert response.status_code in (200, 404, 503), (method, path)
+                    continue
                 assert response.status_code == 401, (method, path)
                 assert response.json()["error"]["code"] == "unauthorized"
                 assert response.headers["www-authenticate"] == "Bearer"
@@ -74,11 +74,33 @@ async def test_every_route_but_health_ready_and_the_link_s_needs_a_key(site: Sit
             assert (await stranger.get("/ready")).status_code == 503
 
 
-async def test_operators_routes_are_for_administrators(site: Site) -> None:
+async def test_a_user_s_key_opens_what_the_page_says_and_nothing_else(site: Site) -> None:
+    streams = ("/queries/{query_id}/events", "/memory", "/memory/", "/preferences/")
     async with await site.key("ann") as ann:
-        for method, path in OPERATORS:
-            response = await ann.request(method, path, json={"name": "n", "user_id": "u"} if method != "GET" else None)
-            assert (response.status_code, response.json()["error"]["code"]) == (403, "forbidden"), (method, path)
+        for method, path in ACCESS:
+            if (method, path) in OPERATORS:
+                response = await tried(ann, method, path)
+                assert (response.status_code, response.json()["error"]["code"]) == (403, "forbidden"), (method, path)
+            elif not path.startswith(streams):
+                assert (await tried(ann, method, path)).status_code not in (401, 403), (method, path)
+
+
+async def test_a_user_is_not_told_the_system_prompt_nor_what_others_do(
+    redis_url: str, tmp_path: Path, site: Site, raw: redis.Redis
+) -> None:
+    async with await site.key("ann") as ann, generating(redis_url, tmp_path):
+        for http in (ann, site.http):
+            session = f"of-{'ann' if http is ann else 'admin'}"
+            assert (await http.post("/query", json={"query": "say hello", "session_id": session})).status_code == 200
+            described = {"schema": {}, "defaults": {"system_prompt": "Be kind to the board."}}
+            raw.set("local2:settings-schema:generator", orjson.dumps(described))
+            shown = (await http.get(f"/sessions/{session}")).json()
+            assert ("Be kind to the board." in str(shown)) is (http is site.http)
+            assert [m["role"] for m in shown["messages"]][-2:] == ["user", "assistant"]
+        known = (await ann.get("/participants")).json()["participants"]
+        assert {"name": "generator", "replicas": [{"state": "ready"}]} in known
+        assert all(set(one) == {"name", "replicas"} for one in known)
+        assert all(set(replica) == {"state"} for one in known for replica in one["replicas"])
 
 
 async def test_nobody_touches_what_belongs_to_another(redis_url: str, tmp_path: Path, site: Site) -> None:

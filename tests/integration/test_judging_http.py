@@ -230,7 +230,7 @@ async def test_duplicates_come_once_a_session_is_in_one_part_and_filters_filter(
     assert await house.rows("kto", until=1) == []
 
 
-async def test_exports_are_for_administrators_and_the_ranking_for_everybody(house: House) -> None:
+async def test_exports_and_the_ranking_are_for_administrators(house: House) -> None:
     refused = await house.ann.get("/preferences/export", params={"format": "dpo"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
     wrong = await house.site.http.get("/preferences/export", params={"format": "parquet"})
@@ -240,7 +240,9 @@ async def test_exports_are_for_administrators_and_the_ranking_for_everybody(hous
         refused = await house.site.http.get("/preferences/export", params={"format": "kto", name: True})
         assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_request")
         assert name in refused.json()["error"]["message"]
-    board = await house.ann.get("/preferences/leaderboard")
+    refused = await house.ann.get("/preferences/leaderboard")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+    board = await house.site.http.get("/preferences/leaderboard")
     assert (board.status_code, board.json()["judge"]["rows"]) == (200, [])
     assert (await house.bob.get("/preferences/consent")).json() == {"user_id": "bob", "consent": None}
 

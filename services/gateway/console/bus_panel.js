@@ -53,12 +53,12 @@ export class BusPanel {
   #showParticipants(found) {
     const sum = (items, field) => items.reduce((total, item) => total + (item[field] ?? 0), 0);
     this.participants.replaceChildren(...found.map(({ name, replicas, work }) => {
-      const states = replicas.map((replica) => `${replica.replica}: ${replica.state}`).join("\n");
+      const states = replicas.map((one) => (one.replica ? `${one.replica}: ${one.state}` : one.state)).join("\n");
       return make("tr", { class: replicas.length ? null : "absent" },
         make("th", { scope: "row", title: states || "no live replica" }, name),
         make("td", {}, String(replicas.length)),
-        make("td", {}, `${sum(replicas, "in_flight")}/${sum(replicas, "concurrency")}`),
-        make("td", {}, String(sum(work, "backlog"))));
+        make("td", {}, work ? `${sum(replicas, "in_flight")}/${sum(replicas, "concurrency")}` : "–"),
+        make("td", {}, work ? String(sum(work, "backlog")) : "–"));
     }));
   }
 

@@ -21,16 +21,16 @@ export class RankingPanel {
   async open() {
     this.note.textContent = "";
     try {
+      const { consent } = await call("GET", "preferences/consent");
+      this.consent.checked = consent === true;
+      this.consentNote.textContent = consent === null ? "You have not said yet: that counts as no." : "";
       this.#board = await call("GET", "preferences/leaderboard");
       const chosen = this.intent.value;
       this.intent.replaceChildren(make("option", { value: "" }, "All turns"),
         ...Object.keys(this.#board.intents).map((name) => make("option", { value: name, selected: name === chosen }, name)));
       this.#show();
-      const { consent } = await call("GET", "preferences/consent");
-      this.consent.checked = consent === true;
-      this.consentNote.textContent = consent === null ? "You have not said yet: that counts as no." : "";
     } catch (error) {
-      this.note.textContent = error.message;
+      this.note.textContent = error.status === 403 ? "The ranking is shown to administrators." : error.message;
     }
   }
 

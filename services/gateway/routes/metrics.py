@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from services.gateway.auth import UserDep
+from services.gateway.auth import AdminDep
 from services.gateway.gateway import GatewayDep
 from services.gateway.metrics import CONTENT_TYPE
 from services.gateway.schemas import told
@@ -14,6 +14,6 @@ router = APIRouter(tags=["metrics"])
 
 @router.get("/metrics", summary="This replica and the bus, in Prometheus' text format",
             responses=told("Metrics", 'local2_group_lag{stream="local2:query.received",group="generator"} 0.0',
-                           media="text/plain"))  # fmt: skip
-async def metrics(gateway: GatewayDep, _user: UserDep) -> Response:
+                           403, media="text/plain"))  # fmt: skip
+async def metrics(gateway: GatewayDep, _admin: AdminDep) -> Response:
     return Response(await gateway.metrics_text(), headers={"Content-Type": CONTENT_TYPE})

@@ -47,13 +47,24 @@ async def work_streams(gateway: Gateway) -> list[StreamState]:
     return [state for state in states if state.length or state.groups]
 
 
-@router.get("/participants", summary="Replicas with state, work in flight and backlog",
+@router.get("/participants", summary="Replicas with state, work in flight and backlog; for users, only who is there",
             responses=told("By participant", _LISTED, 503))  # fmt: skip
-async def listed(gateway: GatewayDep, _user: UserDep) -> Response:
+async def listed(gateway: GatewayDep, user: UserDep) -> Response:
     async with gateway.reachable():
         replicas = await gateway.context.registry.replicas(fresh=True)
+        if user.role != "admin":
+            return reply({"participants": presence(replicas)})
         streams = await work_streams(gateway)
     return reply({"participants": overview(replicas, streams, gateway.bus.now_ms())})
+
+
+def presence(replicas: Sequence[ReplicaInfo]) -> list[dict[str, Any]]:
+    """Who is there. Load, addresses and models would tell what other users do, and where."""
+    names = sorted({info.participant for info in replicas})
+    return [
+        {"name": name, "replicas": [{"state": info.state} for info in replicas if info.participant == name]}
+        for name in names
+    ]
 
 
 def overview(replicas: Sequence[ReplicaInfo], streams: Sequence[StreamState], now: int) -> list[dict[str, Any]]:
@@ -96,8 +107,8 @@ async def _described(gateway: Gateway, name: str) -> tuple[dict[str, Any], dict[
 
 
 @router.get("/participants/{name}/settings", summary="Run-time settings with their schema",
-            responses=told("Schema and values", _SETTINGS, 404, 503))  # fmt: skip
-async def settings(name: str, gateway: GatewayDep, _user: UserDep) -> Response:
+            responses=told("Schema and values", _SETTINGS, 403, 404, 503))  # fmt: skip
+async def settings(name: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         schema, values = await _described(gateway, name)
     return reply({"participant": name, "schema": schema, "values": values})

@@ -62,9 +62,9 @@ class ConsentBody(Body):
     summary="Configurations ranked by the judge's comparisons and by people's votes",
     description="Bradley-Terry strengths (log-odds, 0 is the mean) with 95 % bootstrap intervals. `bias`: what the "
     "judge adds to the answer that stands first; `disagreement`: share of pairs whose two orders name another winner.",
-    responses=told("The ranking, over all and for each intent", _BOARD, 503),
+    responses=told("The ranking, over all and for each intent", _BOARD, 403, 503),
 )
-async def leaderboard(gateway: GatewayDep, _user: UserDep) -> Response:
+async def leaderboard(gateway: GatewayDep, _admin: AdminDep) -> Response:
     return reply(await operate(gateway, "reward", "", op="leaderboard"))
 
 

@@ -60,7 +60,8 @@ async def page(
 
 @router.get(
     "/sessions/{session_id}",
-    summary="A page of its turns, and the messages as the model will see them before the next query",
+    summary="A page of its turns, and the messages as the model will see them before the next query; "
+    "the system prompt is shown to administrators",
     responses=told("The session", {**_INFO, "turns": [_TURN], "total": 1, "earlier": None,
                                    "messages": [{"role": "user", "content": "Hello"}]},
                    400, 404, 422, 503),
@@ -79,7 +80,8 @@ async def show(
         page = await gateway.sessions.page(session_id, "A", limit, before)
         # what a model is shown does not depend on the page
         recent = await gateway.sessions.turns(session_id, "A")
-        prompt = await _system_prompt(gateway)
+        # instructions of the operator, not words of the conversation
+        prompt = await _system_prompt(gateway) if user.role == "admin" else ""
     messages = [{"role": "system", "content": prompt}] if prompt else []
     for turn in recent:
         messages += turn.messages()
