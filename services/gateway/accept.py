@@ -6,8 +6,10 @@ import asyncio
 import re
 import secrets
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
+
+import orjson
 
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway
@@ -18,6 +20,7 @@ from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, Mode, QueryReceive
 from shared.records import lanes
 from shared.telemetry import tracing
 
+ONCE = "A request that is repeated with the same key asks once; another request with it is refused (409)"
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 # A request may come again as long as its first one is under way; no retention is shorter than that.
 _ONCE_AT_LEAST = 60
@@ -38,6 +41,12 @@ class Ask:
     options: dict[str, Any] | None = None
     tools: list[str] | None = None
     deadline_seconds: float | None = None
+
+    def digest(self) -> str:
+        """What makes two requests the same. Not the model: which ones are there may change before a repeat."""
+        said = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "model"}
+        said["messages"] = [message.model_dump() for message in self.messages or ()]
+        return digest(orjson.dumps(said, option=orjson.OPT_SORT_KEYS).decode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +90,8 @@ async def accept(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
 
 
 def _same(earlier: QueryRecord, ask: Ask) -> QueryRecord:
-    if earlier.query != ask.query:
-        raise ApiError(409, "idempotency_conflict", "this Idempotency-Key was used for another query")
+    if earlier.query != ask.query or earlier.asked not in ("", ask.digest()):
+        raise ApiError(409, "idempotency_conflict", "this Idempotency-Key was used for another request")
     return earlier
 
 
@@ -109,9 +118,9 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
     session_id = ask.session_id or fresh_session
     if ask.messages is None and await gateway.sessions.open(session_id, user, ask.query) != user:
         raise not_found("session")
-    accepted = gateway.bus.now_ms()
+    accepted, asked = gateway.bus.now_ms(), ask.digest()
     seconds = min(ask.deadline_seconds or settings.deadline_seconds, settings.deadline_seconds)
-    record = QueryRecord("", user, session_id, ask.query, ask.mode, accepted, accepted + int(seconds * 1000))
+    record = QueryRecord("", user, session_id, ask.query, ask.mode, accepted, accepted + int(seconds * 1000), asked)
     payload = QueryReceived(
         session_id=session_id,
         query=ask.query,

@@ -22,7 +22,10 @@ SESSION_RULE = "1 to 128 letters, digits and . _ : @ + = -, beginning with a let
 
 @dataclass(frozen=True, slots=True)
 class QueryRecord:
-    """`accepted` and `deadline` are in ms since the epoch, by the clock of the bus."""
+    """`accepted` and `deadline` are in ms since the epoch, by the clock of the bus.
+
+    asked: the digest of the whole request; empty in what an earlier release kept.
+    """
 
     query_id: str
     user_id: str
@@ -31,6 +34,7 @@ class QueryRecord:
     mode: str
     accepted: int
     deadline: int
+    asked: str = ""
 
     def kept(self) -> dict[str, str | int]:
         """All of it but the id, under which it is kept."""
@@ -41,6 +45,7 @@ class QueryRecord:
             "mode": self.mode,
             "accepted": self.accepted,
             "deadline": self.deadline,
+            "asked": self.asked,
         }
 
     @staticmethod
@@ -53,6 +58,7 @@ class QueryRecord:
             mode=values.get("mode", "chat"),
             accepted=number(values, "accepted"),
             deadline=number(values, "deadline"),
+            asked=values.get("asked", ""),
         )
 
 

@@ -163,3 +163,23 @@ async def test_a_stream_that_is_left_does_not_stop_the_answer(
         return bool((await site.http.get(f"/queries/{fake.started[0]}")).json()["state"] == "completed")
 
     await eventually(complete)
+
+
+async def test_the_same_idempotency_key_asks_once_and_another_request_with_it_is_the_documented_409(
+    site: Site, stock: openai.AsyncOpenAI, fake: FakeGenerator
+) -> None:
+    once: Any = {"extra_headers": {"Idempotency-Key": "order-66"}}
+    history = [user("Hello"), {"role": "assistant", "content": "Hello!"}, user("say one")]
+    done = [await stock.chat.completions.create(model="local2", messages=history, **once) for _ in range(2)]
+    assert {one.id for one in done} == {f"chatcmpl-{fake.started[0]}"}
+    stream = await stock.chat.completions.create(model="local2", messages=history, stream=True, **once)
+    assert {chunk.id async for chunk in stream} == {done[0].id}
+    assert len(fake.started) == 1
+    for messages in ([user("say one")], [*history[:-1], user("say two")]):
+        with pytest.raises(openai.ConflictError) as caught:
+            await stock.chat.completions.create(model="local2", messages=messages, **once)
+        assert caught.value.code == "idempotency_conflict"
+    described = (await site.http.get("/openapi.json")).json()["paths"]["/v1/chat/completions"]["post"]
+    assert "409" in described["responses"]
+    (header,) = [one for one in described["parameters"] if one["name"] == "idempotency-key"]
+    assert "asks once; another request with it is refused (409)" in header["description"]

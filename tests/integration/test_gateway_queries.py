@@ -292,6 +292,8 @@ async def test_the_same_idempotency_key_asks_once(site: Site, fake: FakeGenerato
     assert {response.json()["answer"] for response in (*both, later)} == {"You said: hello"}
     other = await site.http.post("/query", json={"query": "say bye"}, headers=headers)
     assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_conflict")
+    other = await site.http.post("/query", json={**body, "options": {"temperature": 0}}, headers=headers)
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_conflict")
     ann = await site.key("ann")
     async with ann:
         hers = await ann.post("/query", json=body, headers=headers)

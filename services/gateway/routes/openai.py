@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
 
-from services.gateway.accept import Origin, accept
+from services.gateway.accept import ONCE, Origin, accept
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
 from services.gateway.body import JsonRoute
@@ -60,14 +60,14 @@ async def models(gateway: GatewayDep, _user: UserDep) -> Response:
     "/chat/completions",
     summary="A chat completion by the whole agent; its tools run on this side",
     responses=told("The completion; with `stream` its chunks as events", _COMPLETION,
-                   400, 413, 415, 429, 502, 503, 504),
+                   400, 409, 413, 415, 429, 502, 503, 504),
 )  # fmt: skip
 async def chat(
     request: Request,
     body: ChatBody,
     gateway: GatewayDep,
     user: UserDep,
-    idempotency_key: Annotated[str | None, Header(description="The same key asks once")] = None,
+    idempotency_key: Annotated[str | None, Header(description=ONCE)] = None,
     traceparent: Annotated[str | None, Header(description="W3C trace context")] = None,
 ) -> Response:
     async with gateway.reachable():

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from services.gateway.accept import Ask, Origin, accept
+from services.gateway.accept import ONCE, Ask, Origin, accept
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
 from services.gateway.body import JsonRoute
@@ -71,7 +71,7 @@ async def ask(
     user: UserDep,
     wait: Annotated[bool, Query(description="false: 202 as soon as the query cannot be lost any more")] = True,
     follow: Annotated[bool, Query(description="Events go on after the answer until the critique")] = False,
-    idempotency_key: Annotated[str | None, Header(description="The same key asks once")] = None,
+    idempotency_key: Annotated[str | None, Header(description=ONCE)] = None,
     traceparent: Annotated[str | None, Header(description="W3C trace context")] = None,
 ) -> Response:
     options = body.options.model_dump(exclude_none=True) if body.options else None
