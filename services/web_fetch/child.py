@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import resource
 import signal
 import struct
@@ -76,8 +75,6 @@ def _confine() -> None:
     for which, limit in limits.items():
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(which, (limit, limit))
-    # whoever talks to the network and to the bus goes first
-    os.nice(5)
 
 
 def _load() -> None:

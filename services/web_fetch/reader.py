@@ -19,10 +19,11 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-# While one of them is at a heavy page, the other goes on.
 PROCESSES = 2
-# The memory of a process that has read so much, or so often, is in pieces.
-LARGE_BYTES, MANY_PAGES = 500_000, 500
+# A page with more of either may take seconds.
+LARGE_BYTES, LARGE_TAGS = 500_000, 10_000
+# The memory of a process that has read so many pages, or a large one, is in pieces.
+MANY_PAGES = 500
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
@@ -85,10 +86,11 @@ class Reader:
     """A fixed number of places, each with a warm process or none yet."""
 
     def __init__(self) -> None:
-        # The last one used comes first: what is never needed is never started.
-        self._places: asyncio.LifoQueue[_Child | None] = asyncio.LifoQueue()
-        for _ in range(PROCESSES):
-            self._places.put_nowait(None)
+        self._places = asyncio.Semaphore(PROCESSES)
+        self._idle: list[_Child] = []
+        self._alive = 0
+        # Of large pages one is read at a time: for the others there is always a place.
+        self._large = asyncio.Lock()
 
     async def read(self, page: Page, offset: int, max_chars: int) -> Reading:
         """A page that is too much for the extractor is read once more, without parsing it. Raises FetchError."""
@@ -100,34 +102,47 @@ class Reader:
             "offset": offset,
             "max_chars": max_chars,
         }
-        for plain in (False, True):
-            try:
-                return Reading(**await self._ask({**request, "plain": plain}, page.data))
-            except _Died:
-                log.warning("page.too_heavy", url=str(page.url), bytes=len(page.data), plain=plain)
+        large = len(page.data) > LARGE_BYTES or page.data.count(b"<") > LARGE_TAGS
+        async with self._large if large else contextlib.nullcontext():
+            for plain in (False, True):
+                try:
+                    return Reading(**await self._ask({**request, "plain": plain}, page.data, large=large))
+                except _Died:
+                    log.warning("page.too_heavy", url=str(page.url), bytes=len(page.data), plain=plain)
         raise FetchError("the page takes more time or memory than a page may")
 
-    async def _ask(self, request: dict[str, Any], data: bytes) -> dict[str, Any]:
-        child = await self._places.get()
-        kept: _Child | None = None
-        try:
-            child = child or await _Child.start()
-            answer = await child.ask(request, data)
-            if len(data) <= LARGE_BYTES and child.pages < MANY_PAGES:
-                kept = child
-            return answer
-        finally:
+    async def _ask(self, request: dict[str, Any], data: bytes, *, large: bool) -> dict[str, Any]:
+        async with self._places:
+            # A large page is its process's last one: it leaves the warm process to the others where it can.
+            warm = bool(self._idle) and (not large or self._alive >= PROCESSES)
+            child = self._idle.pop() if warm else await self._start()
+            keep = False
             try:
-                if child and not kept:
-                    await child.end()
+                answer = await child.ask(request, data)
+                keep = not large and child.pages < MANY_PAGES
             finally:
-                self._places.put_nowait(kept)
+                if keep:
+                    self._idle.append(child)
+                else:
+                    await self._end(child)
+            return answer
+
+    async def _start(self) -> _Child:
+        self._alive += 1
+        try:
+            return await _Child.start()
+        except BaseException:
+            self._alive -= 1
+            raise
+
+    async def _end(self, child: _Child) -> None:
+        self._alive -= 1
+        await child.end()
 
     async def close(self) -> None:
         """Ends the processes; those that are at a page are ended by whoever waits for it."""
-        while not self._places.empty():
-            if child := self._places.get_nowait():
-                await child.end()
+        while self._idle:
+            await self._end(self._idle.pop())
 
 
 @asynccontextmanager

@@ -98,11 +98,19 @@ async def test_a_page_that_nobody_waits_for_holds_no_place(reader: Reader) -> No
     assert (await read(reader, "<p>x")).text == "x"
 
 
-async def test_other_pages_are_read_beside_a_heavy_one(reader: Reader) -> None:
-    heavy = asyncio.create_task(reader.read(page(b"<ul>" + b"<li><a href=x>Link text</a>" * 9_900), 0, 10))
+async def test_other_pages_are_read_beside_heavy_ones(reader: Reader) -> None:
+    def heavy() -> asyncio.Task[Reading]:
+        return asyncio.create_task(reader.read(page(b"<ul>" + b"<li><a href=x>Link text</a>" * 9_900), 0, 10))
+
+    running = [heavy()]
+    (pid,) = await eventually(children)
+    os.kill(pid, signal.SIGSTOP)
+    running += [heavy(), heavy()]
     for n in range(3):
         assert (await read(reader, f"<p>{n}")).text == str(n)
-    assert (await heavy).text
+    assert not any(task.done() for task in running)
+    os.kill(pid, signal.SIGCONT)
+    assert all(reading.text for reading in await asyncio.gather(*running))
 
 
 async def test_a_process_knows_nothing_of_the_service(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
