@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shared.bus.port import ReplyError
-from shared.bus.scripts import HAND_OVER, KEEP, REAP
+from shared.bus.scripts import HAND_OVER, KEEP, REAP, TRIM
 from shared.bus.slots import Delivery, Slots
 from shared.bus.streams import Bus, Entry, entries
 from shared.errors import Fenced
@@ -17,6 +17,8 @@ HEIR = "handover"
 MISSED = 3
 _REAP_IDLE_MS = 60_000
 _REAP_BEATS = 10
+# Behind every id of a stream.
+_END = "999999999999999-0"
 
 
 class Watch:
@@ -67,6 +69,8 @@ class Claims:
         self._watches = {stream: Watch(int(heartbeat * (MISSED - 1) * 1000)) for stream in streams}
         # stream → what had been delivered a beat ago: what is finished up to there may go
         self._delivered = dict.fromkeys(trimmed, "0-0")
+        # stream → up to where more of what is finished may go
+        self._finished: dict[str, str] = {}
         self._beats = 0
         self._renewed = 0.0
         # streams with something to take over: from whom nobody has heard, or from those who left
@@ -93,10 +97,19 @@ class Claims:
             if (delivery := slots.held.get((stream, entry_id))) is not None and not delivery.settling
         ]
         self._renewed = started
+        await self._remove(started + self._heartbeat / 2)
         self._beats += 1
         if self._beats % _REAP_BEATS == 0:
             await self._bus.pulse.pipe_raw([REAP((name,), self._group, _REAP_IDLE_MS) for name in self._streams])
         return lost
+
+    async def _remove(self, until: float) -> None:
+        """Removes what is finished, piece by piece; the rest with the next beat, which must not be late."""
+        now = asyncio.get_running_loop().time
+        finished, self._finished = self._finished, {}
+        for stream, bound in finished.items():
+            while now() < until and await self._bus.pulse.call(*TRIM((stream,), self._group, bound)):
+                pass
 
     async def _keep(self, stream: str, ids: Sequence[str]) -> list[str]:
         """Renews claims on one stream; those that are lost. Notes whether there is something to take over."""
@@ -109,9 +122,11 @@ class Claims:
                 raise reply
             await self.begin()
             return list(ids)
-        now, left, silent, last, lost = reply
+        now, left, silent, last, lost, removed = reply
         if delivered:
             self._delivered[stream] = last.decode()
+        if removed:
+            self._finished[stream] = delivered
         watched = self._watches[stream].look(now) >= self._idle
         if left or (silent and watched):
             self.orphaned[stream] = watched
@@ -173,8 +188,9 @@ class Claims:
 
     async def hand_over(self) -> None:
         """Makes what is still held anybody's at once, and leaves no consumer behind."""
-        leaving = [
-            HAND_OVER((stream,), self._group, self._replica, HEIR, int(stream in self._delivered))
-            for stream in self._streams
-        ]
+        leaving = [HAND_OVER((stream,), self._group, self._replica, HEIR) for stream in self._streams]
         await self._bus.link.pipe_raw(leaving)
+        for stream in self._delivered:
+            removed: Any = 1
+            while removed and not isinstance(removed, ReplyError):
+                (removed,) = await self._bus.link.pipe_raw([TRIM((stream,), self._group, _END)])

@@ -18,8 +18,9 @@ return id
 """)
 
 # Lets a stream with one group lose what that has finished: entries before its oldest one in work and not behind an id.
-# Trimming from the front leaves no holes, with which Redis could not tell the lag any more. Returns what has been
-# delivered.
+# Trimming from the front leaves no holes, with which Redis could not tell the lag any more. A piece at a time: freeing
+# thousands of large entries at once would keep everybody else waiting. Returns what has been delivered, and how many
+# entries were removed when there may be more.
 _TRIM = """
 local function parts(id)
   local ms, seq = string.match(id, '(%d+)-(%d+)')
@@ -43,17 +44,28 @@ local function trim(bound)
   bound = string.format('%.0f-%.0f', ms, seq + 1)
   local oldest = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1)[1]
   if oldest and before(oldest[1], bound) then bound = oldest[1] end
-  redis.call('XTRIM', KEYS[1], 'MINID', '=', bound)
-  return delivered
+  local removed = redis.call('XTRIM', KEYS[1], 'MINID', '~', bound, 'LIMIT', 100)
+  -- part of a node
+  if removed == 0 then redis.call('XTRIM', KEYS[1], 'MINID', '=', bound) end
+  return delivered, removed
 end
 """
+
+# The next piece. KEYS: stream. ARGV: group, id. Returns how many entries were removed; 0 when it was the last.
+TRIM = Script(
+    _TRIM
+    + """
+local _, removed = trim(ARGV[2])
+return removed
+"""
+)
 
 # A heartbeat on one stream. Renews the claims on entries (a plain XCLAIM would steal them back from a new owner), looks
 # for what nobody keeps, and lets a stream with one group lose what that has finished, as far as it had been delivered a
 # beat ago: observers have seen it then.
 # KEYS: stream. ARGV: group, consumer, heir, idle ms, delivered a beat ago ('' when others read the stream too), id, …
 # Returns the server's time in ms, how many entries the heir has, how many are idle (each 0 or 1), what has been
-# delivered now, and the ids that are lost.
+# delivered now, the ids that are lost, and how many finished entries were removed when there may be more.
 KEEP = Script(
     _TRIM
     + """
@@ -73,18 +85,16 @@ for i = 1, #kept, 1000 do
 end
 local left = #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3])
 local idle = #redis.call('XPENDING', KEYS[1], ARGV[1], 'IDLE', ARGV[4], '-', '+', 1)
-local delivered = ''
-if ARGV[5] ~= '' then delivered = trim(ARGV[5]) end
+local delivered, removed = '', 0
+if ARGV[5] ~= '' then delivered, removed = trim(ARGV[5]) end
 local t = redis.call('TIME')
-return {t[1] * 1000 + math.floor(t[2] / 1000), left, idle, delivered, lost}
+return {t[1] * 1000 + math.floor(t[2] / 1000), left, idle, delivered, lost, removed}
 """
 )
 
 # Makes what a leaving consumer still holds claimable at once, then removes the consumer. The interrupted delivery does
-# not count as an attempt. KEYS: stream. ARGV: group, consumer, heir, 1 when nobody else reads the stream (else 0).
-HAND_OVER = Script(
-    _TRIM
-    + """
+# not count as an attempt. KEYS: stream. ARGV: group, consumer, heir.
+HAND_OVER = Script("""
 while true do
   local p = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 500, ARGV[2])
   if #p == 0 then break end
@@ -95,10 +105,8 @@ while true do
     if moved[1] and moved[1][2] == ARGV[2] then redis.call('XACK', KEYS[1], ARGV[1], row[1]) end
   end
 end
-if ARGV[4] == '1' then trim('999999999999999-0') end
 return redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
-"""
-)
+""")
 
 # Removes consumers that hold nothing and have been silent for a while. KEYS: stream. ARGV: group, idle ms.
 REAP = Script("""

@@ -29,6 +29,8 @@ _ONCE_AT_LEAST = 60
 _EVENT_BYTES = 32_000_000
 # The most entries of a work stream that stay a while though they are finished.
 OBSERVED = 1_000
+# Entries removed at once.
+_PIECE = 100
 
 Entry = tuple[str, list[bytes]]
 
@@ -264,15 +266,24 @@ class Bus:
         if subject.kind == "event":
             if subject.name == DEAD_LETTER.name:
                 return 0
-            return int(await self.link.call("XTRIM", subject.stream, "MINID", "~", now - self._retention * 1000))
+            return await self._cut(subject.stream, "MINID", now - self._retention * 1000)
         holding = [row for row in await self._groups(subject.stream) if row["name"].decode() not in abandoned]
         if not holding:
-            return int(await self.link.call("XTRIM", subject.stream, "MAXLEN", "~", subject.keep))
+            return await self._cut(subject.stream, "MAXLEN", subject.keep)
         bounds = [await self._unfinished(subject.stream, row) for row in holding]
         oldest = min(bounds, key=order)
         if spare_ms and await self.link.call("XLEN", subject.stream) <= OBSERVED:
             oldest = min(oldest, f"{now - spare_ms}-0", key=order)
-        return int(await self.link.call("XTRIM", subject.stream, "MINID", "=", oldest))
+        removed = await self._cut(subject.stream, "MINID", oldest)
+        return removed + int(await self.link.call("XTRIM", subject.stream, "MINID", "=", oldest))
+
+    async def _cut(self, stream: str, way: str, bound: str | int) -> int:
+        """Removes what is beyond a bound, up to a node; the number of entries. Freeing thousands of large ones at once
+        would keep everybody else waiting."""
+        removed = 0
+        while found := int(await self.link.call("XTRIM", stream, way, "~", bound, "LIMIT", _PIECE)):
+            removed += found
+        return removed
 
     async def absent(self, subject: Subject[Any], silent_ms: int) -> list[str]:
         """The groups of a stream of which no consumer has given a sign of life for so long."""

@@ -267,3 +267,26 @@ async def test_that_a_message_was_published_is_known_as_long_as_its_query(
         ttl = {key.decode().rpartition(":")[2]: raw.ttl(key) for key in raw.scan_iter("local2:once:*")}
     assert expected - 2 <= ttl["without"] <= expected
     assert expected + 27 <= ttl["with"] <= expected + 30
+
+
+@pytest.mark.parametrize("by", ["heartbeat", "leaving", "janitor"])
+async def test_thousands_of_large_finished_entries_are_removed_in_pieces(
+    by: str, redis_url: str, bus: Bus, raw: redis.Redis
+) -> None:
+    """Redis does nothing else while it frees them: 77 ms for 4,500 of 5 kB at once, 2 ms for a hundred."""
+    stream = WORK if by == "janitor" else STREAM
+    raw.xgroup_create(stream, GROUP, "0", mkstream=True)
+    with raw.pipeline(transaction=False) as pipe:
+        for _ in range(2_000):
+            pipe.xadd(stream, {"payload": "x" * 5_000})
+        pipe.execute()
+    raw.xreadgroup(GROUP, "gone", {stream: ">"}, noack=True)
+    raw.config_resetstat()
+    if by == "janitor":
+        assert await bus.trim(SUBJECT) == 2_000
+    else:
+        async with consuming(redis_url, Recorder(), single_group=True, heartbeat=0.2 if by == "heartbeat" else 30):
+            if by == "heartbeat":
+                await eventually(lambda: raw.xlen(stream) == 0)
+    assert raw.xlen(stream) == 0
+    assert raw.info("commandstats")["cmdstat_xtrim"]["calls"] >= 20
