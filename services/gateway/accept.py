@@ -11,10 +11,10 @@ from typing import Any
 
 import orjson
 
-from services.gateway.errors import ApiError, not_found
+from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal, digest
-from services.gateway.records import QueryRecord, load
+from services.gateway.records import QueryRecord, load, open_session
 from shared.bus.keys import earlier_record_key, once_key
 from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, Mode, QueryReceived
 from shared.records import lanes
@@ -73,7 +73,7 @@ class Origin:
 
 
 async def accept(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
-    """The accepted query. Raises ApiError (404 foreign session, 409, 429) and BusUnavailable."""
+    """The accepted query. Raises ApiError (409, 429) and BusUnavailable."""
     async with gateway.reachable():
         if origin.idempotency_key is None:
             return await _accept(gateway, origin, ask, uuid.uuid4().hex, str(uuid.uuid4()))
@@ -115,9 +115,12 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         gateway.metrics.refused.labels("backlog").inc()
         raise ApiError(429, "overloaded", "too many queries are waiting; try again shortly", {"Retry-After": "5"})
     await _check_personas(gateway, ask)
-    session_id = ask.session_id or fresh_session
-    if ask.messages is None and await gateway.sessions.open(session_id, user, ask.query) != user:
-        raise not_found("session")
+    session_id = fresh_session
+    if ask.session_id is not None:
+        session_id = await open_session(gateway, origin.principal, ask.session_id, ask.query)
+    elif ask.messages is None and await gateway.sessions.open(session_id, user, ask.query) != user:
+        # somebody took the name that follows from a user and an Idempotency-Key
+        session_id = await open_session(gateway, origin.principal, session_id, ask.query)
     accepted, asked = gateway.bus.now_ms(), ask.digest()
     seconds = min(ask.deadline_seconds or settings.deadline_seconds, settings.deadline_seconds)
     record = QueryRecord("", user, session_id, ask.query, ask.mode, accepted, accepted + int(seconds * 1000), asked)

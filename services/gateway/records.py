@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway
-from services.gateway.keys import Principal
+from services.gateway.keys import Principal, digest
 from shared.bus.keys import earlier_record_key, record_key
 from shared.errors import BusUnavailable
 from shared.records.lanes import number, pairs
+from shared.records.sessions import SessionInfo
 
 # What Redis takes as a stream id, with room for the arithmetic on it.
 _ENTRY_ID = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
 _QUERY_ID = re.compile(r"[0-9]{1,15}-[0-9]{1,10}")
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}")
+# A name that is kept for one user.
+_ASIDE = re.compile(r"@[0-9a-f]{64}$")
 SESSION_RULE = "1 to 128 letters, digits and . _ : @ + = -, beginning with a letter or digit"
 
 
@@ -99,6 +103,30 @@ def checked_entry_id(value: str | None, name: str) -> str | None:
 
 def is_session_id(value: str) -> bool:
     return _SESSION_ID.fullmatch(value) is not None
+
+
+async def own_session(gateway: Gateway, principal: Principal, name: str) -> SessionInfo | None:
+    """The user's session of that name; None when there is none.
+
+    Names are chosen by clients, and nobody can keep one from another: where it is another user's already, this user's
+    session is kept under a name made of both, which nobody else can open.
+    """
+    found = await asyncio.gather(gateway.sessions.info(_aside(principal, name)), gateway.sessions.info(name))
+    return next((info for info in found if info is not None and info.user_id == principal.user_id), None)
+
+
+async def open_session(gateway: Gateway, principal: Principal, name: str, title: str) -> str:
+    """The id under which the user's session of that name is kept; it is made if it is new."""
+    known, aside = await own_session(gateway, principal, name), _aside(principal, name)
+    usual = [aside] if _ASIDE.search(name) else [name, aside]
+    for session_id in [known.session_id] if known else usual:
+        if await gateway.sessions.open(session_id, principal.user_id, title) == principal.user_id:
+            return session_id
+    raise not_found("session")
+
+
+def _aside(principal: Principal, name: str) -> str:
+    return f"{name[:60]}@{digest(f'{principal.user_id} {name}')}"
 
 
 def is_query_id(value: str) -> bool:

@@ -114,7 +114,6 @@ async def test_nobody_touches_what_belongs_to_another(redis_url: str, tmp_path: 
             ("POST", "/feedback", {"query_id": query_id, "stars": 1}),
             ("GET", "/sessions/ann-1", None),
             ("DELETE", "/sessions/ann-1", None),
-            ("POST", "/query", {"query": "say mine", "session_id": "ann-1"}),
         ]:
             for other in (bob, site.http):
                 response = await other.request(method, path, json=body)
@@ -122,6 +121,35 @@ async def test_nobody_touches_what_belongs_to_another(redis_url: str, tmp_path: 
         assert (await bob.get("/sessions")).json()["sessions"] == []
         assert [s["session_id"] for s in (await ann.get("/sessions")).json()["sessions"]] == ["ann-1"]
         assert len((await ann.get("/sessions/ann-1")).json()["turns"]) == 1
+
+
+async def test_nobody_keeps_the_name_of_a_session_from_another(redis_url: str, tmp_path: Path, site: Site) -> None:
+    async with generating(redis_url, tmp_path), await site.key("ann") as ann, await site.key("bob") as bob:
+
+        async def say(http: httpx.AsyncClient, word: str, session: str) -> str:
+            answer = await http.post("/query", json={"query": f"say {word}", "session_id": session})
+            assert answer.status_code == 200, answer.text
+            return str(answer.json()["session_id"])
+
+        async def said(http: httpx.AsyncClient, session: str) -> list[str]:
+            return [turn["query"] for turn in (await http.get(f"/sessions/{session}")).json()["turns"]]
+
+        assert await say(bob, "bobs", "notes") == "notes"
+        kept = await say(ann, "anns", "notes")
+        assert kept != "notes"
+        assert await say(ann, "more", "notes") == await say(ann, "last", kept) == kept
+        assert await said(ann, "notes") == await said(ann, kept) == ["say anns", "say more", "say last"]
+        assert await said(bob, "notes") == ["say bobs"]
+        assert (await bob.get(f"/sessions/{kept}")).status_code == 404
+        # nor can the name be taken that another will get
+        again = kept.replace("notes@", "plans@")
+        assert await say(bob, "x", again) != again
+        # the name is free again, and hers is where it was
+        assert (await bob.delete("/sessions/notes")).status_code == 200
+        assert await say(ann, "still", "notes") == kept
+        assert [one["session_id"] for one in (await ann.get("/sessions")).json()["sessions"]] == [kept]
+        assert (await ann.delete("/sessions/notes")).json()["session_id"] == kept
+        assert (await ann.get("/sessions/notes")).status_code == 404
 
 
 async def test_only_the_hash_of_a_key_is_stored_and_a_revoked_key_stops_working(

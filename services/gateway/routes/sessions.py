@@ -13,7 +13,7 @@ from services.gateway.deletion import STEP, delete_session
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.keys import Principal
-from services.gateway.records import is_query_id, is_session_id
+from services.gateway.records import is_query_id, is_session_id, own_session
 from services.gateway.schemas import told
 from shared.bus.keys import schema_key, settings_key
 from shared.contracts import MEMORY_FORGET, MemoryForget
@@ -36,8 +36,8 @@ def _shown(info: SessionInfo) -> dict[str, Any]:
 
 
 async def _owned(gateway: Gateway, user: Principal, session_id: str) -> SessionInfo:
-    info = await gateway.sessions.info(session_id) if is_session_id(session_id) else None
-    if info is None or info.user_id != user.user_id:
+    info = await own_session(gateway, user, session_id) if is_session_id(session_id) else None
+    if info is None:
         raise not_found("session")
     return info
 
@@ -77,9 +77,9 @@ async def show(
         raise ApiError(400, "bad_query_id", "before must be the id of a query, like 1700000000000-0")
     async with gateway.reachable():
         info = await _owned(gateway, user, session_id)
-        page = await gateway.sessions.page(session_id, "A", limit, before)
+        page = await gateway.sessions.page(info.session_id, "A", limit, before)
         # what a model is shown does not depend on the page
-        recent = await gateway.sessions.turns(session_id, "A")
+        recent = await gateway.sessions.turns(info.session_id, "A")
         # instructions of the operator, not words of the conversation
         prompt = await _system_prompt(gateway) if user.role == "admin" else ""
     messages = [{"role": "system", "content": prompt}] if prompt else []
@@ -118,9 +118,10 @@ async def _system_prompt(gateway: Gateway) -> str:
 async def delete(session_id: str, gateway: GatewayDep, user: UserDep) -> Response:
     async with gateway.reachable(extra=STEP):
         info = await _owned(gateway, user, session_id)
+        session = info.session_id
         # first, and on the bus: whoever keeps something of the session hears of its end, also one that is away now
         seconds, micros = await gateway.bus.link.call("TIME")
-        ended = MemoryForget(user_id=user.user_id, session_id=session_id, at=int(seconds) * 1000 + int(micros) // 1000)
-        await gateway.bus.publish(MEMORY_FORGET.of(ended, user_id=user.user_id, session_id=session_id))
+        ended = MemoryForget(user_id=user.user_id, session_id=session, at=int(seconds) * 1000 + int(micros) // 1000)
+        await gateway.bus.publish(MEMORY_FORGET.of(ended, user_id=user.user_id, session_id=session))
         cancelled = await delete_session(gateway, info)
-    return reply({"session_id": session_id, "deleted": True, "cancelled": cancelled})
+    return reply({"session_id": session, "deleted": True, "cancelled": cancelled})
