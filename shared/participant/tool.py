@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -14,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from shared.bus import START, Command, Delivery, Entry, Route, Script
+from shared.bus import START, Command, Delivery, Entry, Route, Script, order
 from shared.bus.keys import result_key
 from shared.contracts import (
     QUERY_CANCEL,
@@ -53,7 +52,8 @@ _PAGE = 200
 _TOO_LATE = "the query's deadline has passed"
 # Where a result will be, workers of the last release say that they are at it.
 RUNNING = b"running:"
-_ENTRY_ID = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
+# A first request that needed longer (ms) to come here was held up, and may have been asked for again meanwhile.
+_AT_ONCE = 1_000
 
 A = TypeVar("A", bound=BaseModel)
 S = TypeVar("S", bound=Settings)
@@ -178,8 +178,8 @@ class Cancelled:
 class ToolWork(Generic[A]):
     """The work stream of one tool: each call runs once, however often it is asked for.
 
-    Whoever asks again says so (`attempt`), and so does Redis (`deliveries`); only then is it looked up whether there is
-    a result, or another entry of the same call that is not finished.
+    Whoever asks again says so (`attempt`), and so does Redis (`deliveries`); only then, and when a request was long on
+    its way, is it looked up whether there is a result, or another entry of the same call that is not finished.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class ToolWork(Generic[A]):
     async def _handle(self, delivery: Delivery) -> Sequence[Command]:
         message = receive(self._subject, delivery)
         with bound(message):
-            if delivery.deliveries > 1 or message.envelope.attempt != 1:
+            if not _first(message):
                 if await self._asked_before(delivery, message.payload):
                     return ()
                 stored = await self._context.bus.link.call("GET", result_key(self._name, message.payload.call_id))
@@ -225,8 +225,7 @@ class ToolWork(Generic[A]):
     async def _asked_before(self, delivery: Delivery, request: ToolRequest) -> bool:
         """Whether an earlier entry of the same call is not finished: it will be answered, under the call's id."""
         bus = self._context.bus
-        # no call is older than its query
-        after = request.query_id if _ENTRY_ID.fullmatch(request.query_id) else "-"
+        after = "-"
         while after:
             found = await bus.link.call(*_MENTIONING((self.stream,), after, delivery.entry_id, request.call_id, _PAGE))
             after = found[0].decode()
@@ -318,6 +317,13 @@ class ToolWork(Generic[A]):
         """A call that is given up is still answered, so that nobody waits for it."""
         message = receive(self._subject, delivery)
         return self._answering(message, encode(failure(message.payload, reason)), new=True, store=True)
+
+
+def _first(message: Message[ToolRequest]) -> bool:
+    """Whether nobody can have asked for the call before."""
+    envelope = message.envelope
+    at_once = abs(order(message.entry_id)[0] - envelope.time) < _AT_ONCE
+    return message.deliveries == 1 and envelope.attempt == 1 and at_once
 
 
 def _encoded(request: ToolRequest, outcome: ToolResult, ms: int) -> bytes:

@@ -14,7 +14,7 @@ from shared.bus import ConnectionLost, with_header
 from shared.bus.keys import result_key
 from shared.bus.port import checked
 from shared.contracts import TOOL_REQUEST, Outgoing, ToolRequest, ToolResultMessage, canonical_tool
-from shared.errors import DecodeError, Local2Error
+from shared.errors import DecodeError, Local2Error, PermanentError
 from shared.participant.deadlines import Deadlines
 from shared.participant.service import Context
 from shared.participant.tool import RUNNING, decode_result
@@ -56,12 +56,11 @@ class Caller:
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A call that is waited for. `impatient`: when the stored result is looked for, in the loop's time."""
+    """A call that is waited for. `until`: in the loop's time."""
 
     request: ToolRequest
     future: asyncio.Future[ToolResultMessage]
     until: float
-    impatient: float
     seconds: float
 
     def settle(self, answer: ToolResultMessage) -> None:
@@ -132,6 +131,8 @@ class ToolClient:
         self, name: str, request: ToolRequest, headers: dict[str, Any], timeout: float, grace: float, internal: bool
     ) -> ToolResultMessage:
         tool, bus, deadline = request.tool, self._context.bus, headers["deadline"]
+        # since when it is known that nobody has asked before
+        headers["time"] = bus.now_ms()
         served = await self._context.registry.served(tool)
         if served is None or bool(served.get("internal")) is not internal:
             if served is None and await self._context.registry.known(tool):
@@ -145,11 +146,11 @@ class ToolClient:
         except PydanticSerializationError as exc:
             return _refused(request, f"[tool error: {exc}]", f"the arguments cannot be sent: {exc}")
         now = self._loop.time()
-        call = _Call(request, self._loop.create_future(), now + timeout + grace, now + _PATIENCE, timeout)
+        call = _Call(request, self._loop.create_future(), now + timeout + grace, timeout)
         calls = self._waiting.setdefault(request.call_id, set())
         calls.add(call)
         self._publish(message, call)
-        slot = self._deadlines.add(call, min(call.until, call.impatient))
+        slot = self._deadlines.add(call, min(call.until, now + _PATIENCE))
         try:
             return await call.future
         finally:
@@ -169,9 +170,12 @@ class ToolClient:
     def _flush(self) -> None:
         asked = [(message, call) for message, call in self._sending if not call.future.done()]
         self._sending = []
-        bus = self._context.bus
         # not repeated by the connection: a request that may be there already says that it is asked for again
-        writing = bus.link.post([bus.publishing(message) for message, _ in asked], retry=False)
+        self._post(asked, retry=False)
+
+    def _post(self, asked: Sequence[tuple[Outgoing, _Call]], *, retry: bool) -> None:
+        bus = self._context.bus
+        writing = bus.link.post([bus.publishing(message) for message, _ in asked], retry=retry)
         writing.add_done_callback(partial(self._written, asked))
 
     def _written(self, asked: Sequence[tuple[Outgoing, _Call]], writing: asyncio.Future[list[Any]]) -> None:
@@ -181,7 +185,11 @@ class ToolClient:
         if isinstance(error, ConnectionLost):
             for message, call in asked:
                 if not call.future.done():
-                    self._publish(with_header(message, attempt=None), call)
+                    # each by itself: one that cannot be sent takes no other along
+                    self._post([(with_header(message, attempt=None), call)], retry=True)
+        elif isinstance(error, PermanentError):
+            for _, call in asked:
+                call.settle(_refused(call.request, f"[tool error: {error}]", str(error)))
         elif error is not None:
             for _, call in asked:
                 call.fail(error)
@@ -199,18 +207,15 @@ class ToolClient:
         """A reply may have gone to an owner that died, or got lost: after a while the stored result is looked for."""
         if call.future.done():
             return
-        now = self._loop.time()
-        if now < call.until:
-            call.impatient = now + _PATIENCE
-            self._deadlines.add(call, min(call.until, call.impatient))
-        looking = asyncio.create_task(self._look(call, last=now >= call.until))
+        looking = asyncio.create_task(self._look(call))
         self._looking.add(looking)
         looking.add_done_callback(self._looking.discard)
 
-    async def _look(self, call: _Call, *, last: bool) -> None:
-        request, seconds = call.request, call.seconds
+    async def _look(self, call: _Call) -> None:
+        request, seconds, now = call.request, call.seconds, self._loop.time()
+        last = now >= call.until
         try:
-            async with asyncio.timeout(_LAST_LOOK if last else None):
+            async with asyncio.timeout_at(now + _LAST_LOOK if last else call.until):
                 stored = await self._context.bus.link.call("GET", result_key(request.tool, request.call_id))
             if stored is not None and not stored.startswith(RUNNING):
                 call.settle(decode_result(stored))
@@ -219,6 +224,9 @@ class ToolClient:
         if last:
             text = f"tool timeout after {seconds:g}s"
             call.settle(_refused(request, f"[{text}]", text, seconds))
+        elif not call.future.done():
+            # one look at a time: while Redis is away they would pile up
+            self._deadlines.add(call, min(call.until, self._loop.time() + _PATIENCE))
 
     def _receive(self, raw: Mapping[bytes, bytes]) -> None:
         calls = self._waiting.get(raw.get(b"call_id", b"").decode(errors="replace"))

@@ -15,8 +15,9 @@ import orjson
 import pytest
 import redis
 from support.apps import ProbeSettings, probe
+from support.proxy import Proxy
 from support.services import announced, child, running
-from support.waiting import eventually
+from support.waiting import always, eventually
 
 from shared.bus import Bus
 from shared.bus.keys import result_key
@@ -361,3 +362,54 @@ async def test_a_requesters_connections_do_not_grow_with_its_calls(probing: Prob
             assert connections() == before
             await asyncio.sleep(0.02)
         assert {task.result().error for task in tasks} == {None}
+
+
+async def test_a_first_request_that_was_held_up_on_its_way_is_looked_up(
+    probing: ProbeSettings, raw: redis.Redis
+) -> None:
+    """Whoever took its query over may have asked for the same call meanwhile."""
+    async with running(probe, probing), Proxy(probing.redis_url) as proxy:
+        await announced(probing.redis_url, "probe")
+        cut_off = probing.model_copy(update={"redis_url": proxy.url})
+        async with asking(cut_off) as (first, _), asking(probing) as (second, _):
+            await eventually(first.schemas)
+            proxy.freeze()
+            held = asyncio.create_task(
+                first.call("probe", {"text": "x"}, call_id="c1", caller=CALLER, timeout=20.0, attempt=1)
+            )
+            await asyncio.sleep(1.5)
+            again = await second.call("probe", {"text": "x"}, call_id="c1", caller=CALLER, timeout=5.0, attempt=2)
+            assert again.result == "you said x"
+            proxy.thaw()
+            assert (await held).result == "you said x"
+    assert runs(raw, "x") == 1
+
+
+async def test_a_call_is_found_though_the_clocks_of_two_masters_differ(
+    probing: ProbeSettings, raw: redis.Redis
+) -> None:
+    """The id of the query may be later than that of its call's entry."""
+    caller = Caller(f"{now_ms() + 300_000}-0")
+    async with both(probing) as (client, _):
+
+        async def twice() -> str:
+            args = {"text": "x", "seconds": 0.3}
+            return (await client.call("probe", args, call_id="c1", caller=caller, timeout=5.0)).result
+
+        assert await asyncio.gather(twice(), twice()) == ["you said x"] * 2
+    assert runs(raw, "x") == 1
+
+
+async def test_a_result_is_looked_for_once_at_a_time(probing: ProbeSettings) -> None:
+    """While Redis is away, looks do not pile up."""
+    async with running(probe, probing), Proxy(probing.redis_url) as proxy:
+        await announced(probing.redis_url, "probe")
+        async with asking(probing.model_copy(update={"redis_url": proxy.url})) as (client, _):
+            await eventually(client.schemas)
+            asked = asyncio.create_task(ask(client, "x", seconds=1.0, timeout=30.0))
+            await eventually(lambda: client._waiting)
+            proxy.freeze()
+            await eventually(lambda: client._looking)
+            await always(lambda: len(client._looking) <= 1, 2.5)
+            proxy.thaw()
+            assert (await asked).result == "you said x"
