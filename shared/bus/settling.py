@@ -9,7 +9,7 @@ from functools import partial
 from shared.bus.port import BusFull, Command, ConnectionLost, Reply, ReplyError
 from shared.bus.slots import Delivery
 from shared.bus.streams import Bus
-from shared.errors import Local2Error
+from shared.errors import Local2Error, PermanentError
 
 _Item = tuple[Delivery, Sequence[Command], float, "asyncio.Future[None]"]
 
@@ -31,7 +31,7 @@ class Settling:
         """Returns when the effects of an entry are written and it is acknowledged.
 
         until: the loop's time after which they must not be written any more; ConnectionLost is raised then.
-        Raises BusFull and ReplyError when nothing was written, EffectRefused when something was.
+        Raises BusFull, ReplyError and PermanentError when nothing was written, EffectRefused when something was.
         """
         settled: asyncio.Future[None] = self._loop.create_future()
         if not self._waiting:
@@ -66,8 +66,8 @@ class Settling:
 
     def _written(self, items: Sequence[_Item], writing: asyncio.Future[list[Reply]]) -> None:
         error = ConnectionLost("the write was given up") if writing.cancelled() else writing.exception()
-        if isinstance(error, BusFull | ReplyError) and len(items) > 1:
-            # one of them was refused, and all with it
+        if isinstance(error, BusFull | ReplyError | PermanentError) and len(items) > 1:
+            # one of them was refused, or cannot be sent, and all with it
             self._write_each(items)
             return
         start = 0
