@@ -128,10 +128,12 @@ class Bell:
         for follower in followers:
             follower.offer(_before(at), ((at, entry),), len(message))
 
-    def look(self, stream: str) -> None:
-        """There may be something in the stream that was not rung."""
-        for follower in self._followers.get(stream, ()):
+    def look(self, stream: str) -> bool:
+        """There may be something in the stream that was not rung; False when nobody follows it."""
+        followers = self._followers.get(stream, ())
+        for follower in followers:
             follower.look()
+        return bool(followers)
 
     def moved(self) -> None:
         """A slot has another master than the map says."""
@@ -218,6 +220,8 @@ class _Line:
 
     def forget(self, stream: str) -> None:
         if stream in self._listening and self._wire is not None:
+            # whoever comes back meanwhile asks anew
+            self._listening.discard(stream)
             self._wire.send([("SUNSUBSCRIBE", stream)])
 
     def check(self) -> None:
@@ -282,8 +286,9 @@ class _Line:
                 self._bell.rang(stream.decode(), message)
             case [b"ssubscribe", stream, _]:
                 self._listening.add(stream.decode())
-                # what was written before this moment was not rung
-                self._bell.look(stream.decode())
+                # what was written before this moment was not rung; whoever asked may have left already
+                if not self._bell.look(stream.decode()):
+                    self.forget(stream.decode())
             case [b"sunsubscribe", stream, _]:
                 # also when the slot goes to another master
                 self._listening.discard(stream.decode())

@@ -414,3 +414,19 @@ async def test_a_journal_is_read_in_pages(bus: Bus) -> None:
             page = await follower.next()
             assert len(page) <= 512
             got += len(page)
+
+
+async def test_whoever_leaves_at_once_leaves_no_rings_behind(bus: Bus, raw: redis.Redis) -> None:
+    async with open_bell(bus) as bell:
+        staying = bell.follow(journal_key("1-1", "A"))
+        bell.join(staying)
+        await listening(bell, staying.stream)
+        passing = bell.follow(journal_key("2-1", "A"))
+        bell.join(passing)
+        passing.close()
+        last = bell.follow(journal_key("3-1", "A"))
+        bell.join(last)
+        await listening(bell, last.stream)
+        there = {staying.stream.encode(), last.stream.encode()}
+        await eventually(lambda: set(raw.execute_command("PUBSUB", "SHARDCHANNELS")) == there)
+        assert bell._line(last.stream)._listening == {staying.stream, last.stream}
