@@ -259,7 +259,8 @@ class Link:
                 if not isinstance(told, hiredis.ReplyError):
                     self._clock.learn(told, asked)
                 await self._serve(wire, int(replies[0]))
-            except (OSError, TimeoutError, hiredis.HiredisError, Desync) as exc:
+            except Exception as exc:
+                # whatever a server answers, this goes on
                 self._report(str(exc) or type(exc).__name__, served)
             finally:
                 self._wire = None

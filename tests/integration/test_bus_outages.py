@@ -233,3 +233,19 @@ async def test_a_server_that_ends_every_connection_is_not_stormed(answer: bytes)
         asking.cancel()
     # 0.02 + 0.04 + … to 0.5 s
     assert connections < 15
+
+
+async def test_a_server_that_answers_nonsense_is_left_for_the_next(redis_url: str) -> None:
+    came = 0
+
+    async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal came
+        came += 1
+        writer.write(b"+OK\r\n" * 100)
+        with contextlib.suppress(OSError):
+            await writer.drain()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, Link(f"redis://127.0.0.1:{port}/0", name="test", timeout=0.5):
+        await eventually(lambda: came >= 3)
