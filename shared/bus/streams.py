@@ -7,7 +7,7 @@ import time
 from collections.abc import Container, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from shared.bus.clock import BusClock
@@ -309,7 +309,6 @@ class Bus:
         return f"{ms}-{seq + 1}"
 
 
-@lru_cache(maxsize=1024)
 def event_length(subject: str) -> int | None:
     """How many entries an event stream keeps; None for a work stream, which is trimmed by what is finished."""
     base = _EVENTS.get(subject)
