@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
+import pytest
 import redis
+from support.http_gateway import gateway_settings, serving
 from support.stack import Stage, shown, stage
 
 from shared.records.journal import EntryType
@@ -85,3 +89,31 @@ async def test_a_deadline_that_passes_while_redis_is_full_is_told_as_soon_as_the
             assert await attempts(on, query_id) == {1}
     finally:
         raw.config_set("maxmemory", 0)
+
+
+CALLS = [{"name": "probe", "args": {"text": f"t{n}"}} for n in range(500)]
+DEEP = {"name": "probe", "args": {}, "text_arguments": '{"text": ' + "[" * 900 + "]" * 900 + "}"}
+
+
+@pytest.mark.parametrize(
+    ("respond", "run"), [({"tool_calls": CALLS, "one_line": True}, 16), ({"tool_calls": [DEEP]}, 0)]
+)
+async def test_who_asks_over_http_gets_an_answer_and_the_calls_that_were_run(
+    respond: dict[str, Any], run: int, redis_url: str, tmp_path: Path
+) -> None:
+    rules = [{"when": {"tool_results": 0}, "respond": respond}, ANSWERING]
+    settings = gateway_settings(redis_url, tmp_path)
+    async with stage(redis_url, rules, probes=1, heartbeat=1.0), serving(settings) as site:
+        told = await site.http.post("/query", json={"query": "go"}, timeout=60)
+        assert (await site.http.get("/health")).status_code == 200
+    assert (told.status_code, told.json()["answer"], len(told.json()["tool_calls"])) == (200, "It is done.", run)
+
+
+async def test_who_asks_over_http_is_told_that_the_models_line_had_no_end(redis_url: str, tmp_path: Path) -> None:
+    rules = [{"respond": {"text": "x" * 9_000_000}}]
+    settings = gateway_settings(redis_url, tmp_path)
+    async with stage(redis_url, rules, heartbeat=1.0) as on, serving(settings) as site:
+        answer = await site.http.post("/query", json={"query": "go"}, timeout=60)
+        assert len(on.server.requests) == 1, "it would come again"
+    assert answer.status_code == 502
+    assert answer.json()["error"]["message"] == "the model server sent 8 MB without the end of a line"
