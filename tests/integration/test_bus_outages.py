@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -207,26 +207,44 @@ async def test_of_entries_that_are_written_together_only_the_refused_one_waits(
 # ── odd servers ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    "answer", [b"", b"-READONLY You can't write against a read only replica.\r\n", b"-LOADING\r\n"]
-)
-async def test_a_server_that_ends_every_connection_is_not_stormed(answer: bytes) -> None:
-    """A proxy without a server behind it, a replica, a server that loads: each takes connections all the time."""
-    connections = 0
+@contextlib.asynccontextmanager
+async def serving(
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """The URL of something that takes connections; each is closed when it has been answered, and all at the end."""
+    writers: set[asyncio.StreamWriter] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
-        connections += 1
-        if answer:
-            await reader.read(65_536)
-            writer.write(answer * 100)
-            with contextlib.suppress(OSError):
-                await writer.drain()
+        writers.add(writer)
+        with contextlib.suppress(OSError):
+            await answer(reader, writer)
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, Link(f"redis://127.0.0.1:{port}", name="test", timeout=0.5) as link:
+    async with server:
+        try:
+            yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+        finally:
+            for writer in writers:
+                writer.transport.abort()
+            # the loop closes what was aborted in its next round
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("said", [b"", b"-READONLY It is a replica.\r\n", b"-LOADING Redis is loading.\r\n"])
+async def test_a_server_that_ends_every_connection_is_not_stormed(said: bytes) -> None:
+    """A proxy without a server behind it, a replica, a server that loads: each takes connections all the time."""
+    connections = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        if said:
+            await reader.read(65_536)
+            writer.write(said * 100)
+            await writer.drain()
+
+    async with serving(answer) as url, Link(url, name="test", timeout=0.5) as link:
         asking = asyncio.create_task(link.call("GET", "x"))
         await eventually(lambda: connections >= 3)
         await asyncio.sleep(3.0)
@@ -235,17 +253,14 @@ async def test_a_server_that_ends_every_connection_is_not_stormed(answer: bytes)
     assert connections < 15
 
 
-async def test_a_server_that_answers_nonsense_is_left_for_the_next(redis_url: str) -> None:
+async def test_a_server_that_answers_nonsense_is_left_for_the_next() -> None:
     came = 0
 
-    async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal came
         came += 1
         writer.write(b"+OK\r\n" * 100)
-        with contextlib.suppress(OSError):
-            await writer.drain()
+        await writer.drain()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, Link(f"redis://127.0.0.1:{port}/0", name="test", timeout=0.5):
+    async with serving(answer) as url, Link(url, name="test", timeout=0.5):
         await eventually(lambda: came >= 3)
