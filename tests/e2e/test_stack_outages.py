@@ -207,8 +207,8 @@ async def test_a_flush_under_traffic_is_survived_by_every_process(stack: HttpSta
 
         # the tools are known again, and settings can be changed
         async def tools() -> bool:
-            found = (await first.get("/tools")).json()["tools"]
-            return {tool["function"]["name"] for tool in found} == {"web_search", "web_fetch"}
+            known = [(await client.get("/tools")).json()["tools"] for client in clients]
+            return all({tool["function"]["name"] for tool in found} == {"web_search", "web_fetch"} for found in known)
 
         await eventually(tools, BACK, "the tools have announced themselves")
         called = await second.post("/tools/web_search/call", json={"args": {"query": "x"}})
