@@ -59,6 +59,7 @@ async def _look(context: Context[CriticSettings], model: CourteousChatModel, cri
         backend=context.settings.backend,
         backend_ok=reason is None,
         backend_reason=reason,
+        model_facts=(await model.facts(context.settings.model)).shown(),
         unreadable=judge.unread,
         yielded=model.yielded,
         left_out=critic.left_out,

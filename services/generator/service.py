@@ -84,6 +84,7 @@ async def _look(context: Context[GeneratorSettings], model: ChatModel) -> None:
         "model": settings.model,
         "backend_ok": reason is None,
         "backend_reason": reason,
+        "model_facts": (await model.facts(settings.model)).shown(),
         "demo": settings.demo,
         "personas": list(load_identities(settings.identities).personas),
     }

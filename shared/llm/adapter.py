@@ -15,14 +15,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from shared.llm.clean import Cleaner, PrintedCall
+from shared.llm.discovery import Discovered
 from shared.llm.failures import ThinkingUnsupported, ToolsUnsupported
 from shared.llm.observed import observed
 from shared.llm.port import (
     ChatRequest,
+    ContextOverflow,
     Delta,
     EmptyAnswer,
     Finish,
     ModelError,
+    ModelFacts,
     ModelUnavailable,
     Notice,
     StreamInterrupted,
@@ -87,7 +90,9 @@ class Wire(Protocol):
         """
         ...
 
-    async def reachable(self, model: str) -> str | None: ...
+    async def facts(self, model: str) -> ModelFacts:
+        """What the backend says of the model now. Raises ModelError when it is not there or does not have it."""
+        ...
 
     async def aclose(self) -> None: ...
 
@@ -104,6 +109,7 @@ class WiredChatModel:
         self._provider = provider
         self._load_timeout = load_timeout
         self._lacking: dict[tuple[str, Ability], float] = {}
+        self._discovered = Discovered(wire.facts)
 
     def stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
         return observed(self._provider, request, self._stream(request))
@@ -136,6 +142,10 @@ class WiredChatModel:
                     raise
                 self._lacking[request.model, "thinking"] = time.monotonic()
                 continue
+            except ContextOverflow as exc:
+                if exc.window is not None:
+                    self._discovered.learn(request.model, exc.window)
+                raise
             except ModelError as exc:
                 if answer.started and type(exc) is ModelError:
                     # it had begun well: a backend that crashed and is back answers the same request
@@ -153,8 +163,15 @@ class WiredChatModel:
                 raise EmptyAnswer(f"the model {request.model} gave an empty answer twice")
             retried = True
 
+    async def facts(self, model: str) -> ModelFacts:
+        return await self._discovered.facts(model)
+
     async def reachable(self, model: str) -> str | None:
-        return await self._wire.reachable(model)
+        try:
+            await self._discovered.renewed(model)
+        except ModelError as exc:
+            return str(exc)
+        return None
 
     async def aclose(self) -> None:
         await self._wire.aclose()

@@ -16,7 +16,7 @@ from shared.bus import Bus, ReplyError
 from shared.contracts import QUERY_RECEIVED
 from shared.errors import TransientError
 from shared.llm.adapter import WiredChatModel
-from shared.llm.port import ChatRequest, Delta, StreamInterrupted
+from shared.llm.port import ChatRequest, Delta, ModelFacts, StreamInterrupted
 from shared.participant.settings import Settings
 
 _LOOK_SECONDS = 0.05
@@ -115,6 +115,9 @@ class CourteousChatModel:
         while (now := await self._queries()) <= max(above, before):
             before = min(before, now)
             await asyncio.sleep(_LOOK_SECONDS)
+
+    async def facts(self, model: str) -> ModelFacts:
+        return await self._model.facts(model)
 
     async def reachable(self, model: str) -> str | None:
         return await self._model.reachable(model)

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from shared.llm.discovery import prompt_of, window_of
 from shared.llm.port import (
     ContextOverflow,
     ModelError,
@@ -17,8 +18,9 @@ from shared.llm.port import (
 )
 
 _OVERFLOW = re.compile(
-    r"(exceeds?|exceeded|longer than|larger than|too long for).{0,40}(context|input token)|maximum context length"
-    r"|context_length_exceeded|exceed_context_size|prompt is too long|input token count.{0,40}exceeds",
+    r"(exceeds?|exceeded|longer than|larger than|too long for).{0,40}(context|input token)|prompt is too long"
+    r"|maximum (context|model) length|context length of only|context_length_exceeded|exceed_context_size"
+    r"|input token count.{0,40}exceeds",
     re.IGNORECASE | re.DOTALL,
 )
 _NO_TOOLS = re.compile(
@@ -53,7 +55,7 @@ def failure(status: int | None, text: str, missing: str) -> ModelError:
     if status in (502, 504):
         return ModelUnavailable(f"the model backend is not reachable through its proxy: {said}")
     if _OVERFLOW.search(text):
-        return ContextOverflow(f"the prompt does not fit the model's context: {said}")
+        return ContextOverflow(f"the prompt does not fit the model's context: {said}", window_of(text), prompt_of(text))
     if _NO_TOOLS.search(text):
         return ToolsUnsupported(said)
     # A 500 that merely mentions one of these words has another cause.

@@ -24,6 +24,7 @@ from shared.llm.port import (
     ChatRequest,
     Finish,
     ModelError,
+    ModelFacts,
     ModelRejected,
     ModelUnavailable,
     StreamInterrupted,
@@ -111,14 +112,14 @@ class GoogleWire:
             for response in exchange.responses:
                 await response.aclose()
 
-    async def reachable(self, model: str) -> str | None:
+    async def facts(self, model: str) -> ModelFacts:
         try:
-            await self._client.aio.models.get(model=model)
+            found = await self._client.aio.models.get(model=model)
         except APIError as exc:
-            return str(failure(exc.code, _text(exc), _missing(model)))
+            raise failure(exc.code, _text(exc), _missing(model)) from exc
         except httpx.HTTPError as exc:
-            return f"Google's API does not answer ({what(exc)})"
-        return None
+            raise ModelUnavailable(f"Google's API does not answer ({what(exc)})") from exc
+        return ModelFacts("Gemini API", window=found.input_token_limit)
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -21,6 +21,7 @@ from shared.llm.port import (
     ChatRequest,
     Finish,
     ModelError,
+    ModelFacts,
     ModelUnavailable,
     StreamInterrupted,
     TextDelta,
@@ -60,12 +61,8 @@ class OllamaWire:
                 raise StreamInterrupted(f"the connection to Ollama was lost: {what(exc)}") from exc
             raise ModelUnavailable(unreachable(self._url, exc)) from exc
 
-    async def reachable(self, model: str) -> str | None:
-        try:
-            await self._admin.capabilities(model)
-        except ModelError as exc:
-            return str(exc)
-        return None
+    async def facts(self, model: str) -> ModelFacts:
+        return await self._admin.facts(model)
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 
+from shared.llm.discovery import of_ollama
 from shared.llm.failures import error_text, failure, what
 from shared.llm.http import open_http
-from shared.llm.port import ModelError, ModelUnavailable
+from shared.llm.port import ModelError, ModelFacts, ModelUnavailable
 from shared.llm.vectors import unit
 
 DEFAULT_PORT = 11434
@@ -85,6 +86,16 @@ class OllamaAdmin:
         with _Mapped(self._url, model):
             shown = await _json(self._http(), "POST", "/api/show", {"model": model})
             return frozenset(map(str, shown.get("capabilities") or ()))
+
+    async def facts(self, model: str) -> ModelFacts:
+        """Windows and abilities of one model. Raises ModelMissing."""
+        with _Mapped(self._url, model):
+            shown = await _json(self._http(), "POST", "/api/show", {"model": model})
+            try:
+                loaded = (await _json(self._http(), "GET", "/api/ps")).get("models")
+            except _Refused:  # a proxy may let through what a chat needs, and no more
+                loaded = None
+            return of_ollama(shown, loaded if isinstance(loaded, list) else (), model)
 
     async def pull(self, model: str) -> AsyncGenerator[PullProgress, None]:
         """Downloads a model and says how far it is; complete when it ends without an error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -10,12 +11,15 @@ import httpx
 import orjson
 
 from shared.llm.adapter import RawCall, WireEvent, merged
+from shared.llm.discovery import is_llama, of_openai, same_model
 from shared.llm.failures import ThinkingUnsupported, error_text, failure, what
 from shared.llm.http import Bound, lines_of, open_http, refusal_of
 from shared.llm.port import (
     ChatRequest,
     Finish,
     ModelError,
+    ModelFacts,
+    ModelMissing,
     ModelRejected,
     ModelUnavailable,
     StreamInterrupted,
@@ -26,6 +30,8 @@ from shared.llm.toolcalls import parsed, text_of
 from shared.llm.vectors import unit
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
+# Longest wait for an answer that needs no model, in seconds.
+LOOK_TIMEOUT = 10.0
 
 # Ollama's names of options that have another one here.
 _RENAMED = {"num_predict": "max_tokens"}
@@ -62,17 +68,23 @@ class OpenAIWire:
                 raise StreamInterrupted(f"the connection to {self._url} was lost: {what(exc)}") from exc
             raise ModelUnavailable(_unreachable(self._url, exc)) from exc
 
-    async def reachable(self, model: str) -> str | None:
+    async def facts(self, model: str) -> ModelFacts:
+        missing = _missing(self._url, model)
+        listed = await _asked(self._http, "GET", "models", missing, timeout=LOOK_TIMEOUT)
         try:
-            listed = await _asked(self._http, "GET", "models", _missing(self._url, model), timeout=10.0)
-            names = [str(entry["id"]) for entry in listed["data"]]
-        except ModelError as exc:
-            return str(exc)
-        except (KeyError, TypeError):
-            return f"the server at {self._url} does not speak OpenAI's protocol"
-        if model in names:
-            return None
-        return f"{_missing(self._url, model)}; it has: {', '.join(names) or 'none'}"
+            entries = {str(entry["id"]): dict(entry) for entry in listed["data"]}
+        except (KeyError, TypeError, ValueError) as exc:
+            raise ModelError(f"the server at {self._url} does not speak OpenAI's protocol") from exc
+        entry = next((entry for name, entry in entries.items() if same_model(name, model)), None)
+        if entry is None:
+            raise ModelMissing(f"{missing}; it has: {', '.join(entries) or 'none'}")
+        return of_openai(entry, await self._props() if is_llama(entry) else None)
+
+    async def _props(self) -> dict[str, Any] | None:
+        """What llama.cpp's server says of itself; None when it does not."""
+        with contextlib.suppress(ModelError, ValueError, TypeError):
+            return dict(await _asked(self._http, "GET", f"{root_of(self._url)}/props", "", timeout=LOOK_TIMEOUT))
+        return None
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -100,6 +112,11 @@ class OpenAIEmbeddings:
 
     async def aclose(self) -> None:
         await self._http.aclose()
+
+
+def root_of(url: str) -> str:
+    """Where the server's own routes are: the address without the protocol's `/v1`."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def _http(url: str, api_key: str | None) -> httpx.AsyncClient:

@@ -5,7 +5,7 @@ An adapter turns a backend's stream into deltas and its failures into the errors
     ModelError
     ├── ModelMissing        the backend does not have this model         → failed, with the command that gets it
     ├── ModelRejected       the request itself is wrong (HTTP 400)       → failed
-    ├── ContextOverflow     the prompt does not fit the context          → cut the history, try once more
+    ├── ContextOverflow     the prompt does not fit the context          → half of the history, until it fits
     ├── ModelOverloaded     busy (429, 503)                              → back-off inside the deadline
     ├── ModelUnavailable    no connection, or none any more              → back-off inside the deadline
     ├── AnswerTooLong       more than one answer may bring              → failed
@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from shared.errors import ModelError
+from shared.llm.discovery import ModelFacts
 
 __all__ = [
     "AnswerTooLong", "ChatModel", "ChatRequest", "ContextOverflow", "Delta", "EmbeddingModel", "EmptyAnswer", "Finish",
-    "ModelError", "ModelMissing", "ModelOverloaded", "ModelRejected", "ModelUnavailable", "Notice", "StreamInterrupted",
-    "TextDelta", "ThinkingDelta", "ToolCall",
+    "ModelError", "ModelFacts", "ModelMissing", "ModelOverloaded", "ModelRejected", "ModelUnavailable", "Notice",
+    "StreamInterrupted", "TextDelta", "ThinkingDelta", "ToolCall",
 ]  # fmt: skip
 
 
@@ -37,7 +38,13 @@ class ModelRejected(ModelError):
 
 
 class ContextOverflow(ModelError):
-    """The prompt is longer than the model's context."""
+    """The prompt is longer than the model's context. `window`, `prompt`: the length of both in tokens, as far as the
+    backend says."""
+
+    def __init__(self, text: str, window: int | None = None, prompt: int | None = None) -> None:
+        super().__init__(text)
+        self.window = window
+        self.prompt = prompt
 
 
 class ModelOverloaded(ModelError):
@@ -141,6 +148,10 @@ class ChatModel(Protocol):
 
     def stream(self, request: ChatRequest) -> AsyncIterator[Delta]:
         """Deltas as they come; exactly one Finish, last. Raises ModelError."""
+        ...
+
+    async def facts(self, model: str) -> ModelFacts:
+        """What is known of the model, asked of the backend once in a while. Never fails."""
         ...
 
     async def reachable(self, model: str) -> str | None:

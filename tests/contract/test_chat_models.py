@@ -21,6 +21,7 @@ from shared.llm.port import (
     Delta,
     Finish,
     ModelError,
+    ModelFacts,
     ModelMissing,
     ModelOverloaded,
     ModelRejected,
@@ -251,6 +252,25 @@ async def test_an_http_error_becomes_ours(
     assert said[:20] in str(caught.value)
     # Trying again is the caller's.
     assert len(server.requests) == 1
+
+
+async def test_a_refusal_teaches_the_window(model: WiredChatModel, server: ScriptedModelServer) -> None:
+    said = "request (8889 tokens) exceeds the available context size (4096 tokens), try increasing it"
+    play(server, {"respond": {"status": 400, "error": said}})
+    with pytest.raises(ContextOverflow) as caught:
+        await answer(model)
+    assert (caught.value.window, caught.value.prompt) == (4096, 8889)
+    assert (await model.facts("gemma4:e4b")).window == 4096
+    # whoever looks after the server's health does not forget it
+    assert await model.reachable("gemma4:e4b") is None
+    assert (await model.facts("gemma4:e4b")).window == 4096
+
+
+async def test_nothing_is_known_of_a_model_at_a_server_that_is_away(server: ScriptedModelServer) -> None:
+    for backend in BACKENDS:
+        model = open_chat_model(backend, base_url="http://127.0.0.1:9", api_key="key")
+        assert await model.facts("gemma4:e4b") == ModelFacts()
+        await model.aclose()
 
 
 async def test_no_server_is_unavailable(server: ScriptedModelServer) -> None:

@@ -25,6 +25,7 @@ from shared.llm.port import (
     ToolCall,
 )
 from shared.testing.model_server import ScriptedModelServer
+from shared.testing.script import Script
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
 ASK = ChatRequest(model="m", messages=[{"role": "user", "content": "hi"}], tools=[TOOL])
@@ -190,3 +191,16 @@ async def test_a_server_that_refuses_the_thinking_switch_is_asked_without_it() -
         deltas = await answer(server)
         assert "chat_template_kwargs" not in server.requests[1].body
     assert TextDelta("ok") in deltas
+
+
+async def test_a_name_without_its_tag_is_the_same_model() -> None:
+    async with ScriptedModelServer() as server:
+        server.set_rules(Script.model_validate({"models": {"small:latest": []}}))
+        model = open_chat_model("openai", base_url=f"{server.url}/v1")
+        try:
+            assert await model.reachable("small") is None
+            complaint = await model.reachable("large")
+            assert complaint is not None
+            assert complaint.endswith("does not have the model large; it has: small:latest")
+        finally:
+            await model.aclose()
