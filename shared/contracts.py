@@ -73,6 +73,8 @@ class ToolSchemaRequest(Payload):
 
 
 class ToolRequest(Payload):
+    """`token` is known to whoever asks and to the tool's worker alone: `reply_to` hears no answer without it."""
+
     query_id: str
     call_id: str = Field(min_length=1)
     tool: str
@@ -80,6 +82,7 @@ class ToolRequest(Payload):
     session_id: str = ""
     user_id: str = ""
     reply_to: str = ""
+    token: str = ""
 
 
 class ToolResultMessage(Payload):

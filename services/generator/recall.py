@@ -20,14 +20,14 @@ _SETTLES = frozenset({EntryType.MESSAGE, EntryType.RESTARTED})
 
 @dataclass(slots=True)
 class Recall:
-    """replies: by (scope, step). results and requested: by call id. states: how many transitions were shown.
+    """replies: by (scope, step). results and requested (tokens): by call id. states: how many transitions were shown.
 
     unsettled: the last entry before partial text that no checkpoint covers, or None when there is no such text.
     """
 
     replies: dict[tuple[str, int], Reply] = field(default_factory=dict)
     results: dict[str, ToolCallRecord] = field(default_factory=dict)
-    requested: set[str] = field(default_factory=set)
+    requested: dict[str, str] = field(default_factory=dict)
     states: int = 0
     progress: set[tuple[str, str, int]] = field(default_factory=set)
     notices: set[str] = field(default_factory=set)
@@ -63,7 +63,7 @@ def _take(found: Recall, entry: JournalEntry) -> None:
             data = entry.value()
             found.replies[data.get("scope", ""), data["step"]] = reply_of(data)
         case EntryType.TOOL_REQUEST:
-            found.requested.add(entry.value()["call_id"])
+            found.requested[entry.value()["call_id"]] = entry.token
         case EntryType.TOOL_RESULT:
             record = ToolCallRecord.model_validate(entry.value(), extra="ignore")
             found.results[record.call_id] = record

@@ -40,7 +40,7 @@ from shared.llm.port import (
 )
 from shared.participant.machine import Machine
 from shared.participant.service import Context
-from shared.participant.tool_client import Caller, ToolClient
+from shared.participant.tool_client import Caller, ToolClient, new_token
 from shared.records.journal import EntryType, JournalWriter
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
@@ -257,6 +257,7 @@ class JournalSteps:
     async def tools(self, step: int, calls: Sequence[tuple[int, ToolCall]]) -> list[ToolCallRecord]:
         known = self.ports.recall
         numbered = [(f"{self.ports.response_id}:{self.scope}{step}:{position}", call) for position, call in calls]
+        new = {call_id: new_token() for call_id, _ in numbered if call_id not in known.requested}
         await self.ports.writer.append_all(
             [
                 (
@@ -264,12 +265,14 @@ class JournalSteps:
                     {"call_id": call_id, "tool": call.name, "args": call.args, "step": step, **self.labels},
                 )
                 for call_id, call in numbered
-                if call_id not in known.requested
-            ]
+                if call_id in new
+            ],
+            list(new.values()),
         )
-        return await in_order([partial(self._tool, call_id, call) for call_id, call in numbered])
+        tokens = {**known.requested, **new}
+        return await in_order([partial(self._tool, call_id, call, tokens[call_id]) for call_id, call in numbered])
 
-    async def _tool(self, call_id: str, call: ToolCall) -> ToolCallRecord:
+    async def _tool(self, call_id: str, call: ToolCall, token: str) -> ToolCallRecord:
         recorded = self.ports.recall.results.get(call_id)
         if recorded is not None:
             return recorded
@@ -291,6 +294,7 @@ class JournalSteps:
                 grace=_GRACE,
                 # who writes the journal's entry is the first to ask
                 attempt=2 if call_id in self.ports.recall.requested else 1,
+                token=token,
             )
             record = ToolCallRecord(
                 tool=outcome.tool,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 from shared.bus import Tail
+from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -13,6 +15,15 @@ log = get_logger()
 INBOX_LENGTH = 1_000
 
 Notify = Callable[[Mapping[bytes, bytes]], None]
+# `late`: nobody waits for it any more. `token`: it does not come from the worker of that call. `malformed`: nobody can
+# read it. `unknown`: nobody here asks for entries of its type.
+Ignored = Literal["late", "token", "malformed", "unknown"]
+
+
+def ignored(reason: Ignored) -> None:
+    """Counts an entry that nothing comes of."""
+    if (meter := metrics.meter()) is not None:
+        meter.inbox_ignored(reason)
 
 
 class Inbox:
@@ -20,7 +31,8 @@ class Inbox:
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
-        self._notify: dict[bytes, Notify] = {}
+        # the first entry is its owner's: it makes the stream
+        self._notify: dict[bytes, Notify] = {b"started": lambda _raw: None}
 
     def on(self, kind: str, notify: Notify) -> None:
         """Entries whose `type` is `kind` go to `notify`."""
@@ -34,9 +46,11 @@ class Inbox:
                 raw = dict(zip(fields[::2], fields[1::2], strict=True))
                 notify = self._notify.get(raw.get(b"type", b""))
                 if notify is None:
+                    ignored("unknown")
                     continue
                 try:
                     notify(raw)
                 except Exception:
                     # anybody who may answer may also write nonsense
+                    ignored("malformed")
                     log.exception("inbox.malformed", entry_id=entry_id)

@@ -298,7 +298,7 @@ class ToolWork(Generic[A]):
             commands.append(
                 (
                     *("XADD", request.reply_to, "NOMKSTREAM", "MAXLEN", "~", INBOX_LENGTH, "*"),
-                    *("type", "tool.result", "call_id", request.call_id, "payload", result),
+                    *("type", "tool.result", "call_id", request.call_id, "token", request.token, "payload", result),
                 )
             )
         if new and not self._internal:

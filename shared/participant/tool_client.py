@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -16,6 +17,7 @@ from shared.bus.port import checked
 from shared.contracts import TOOL_REQUEST, Outgoing, ToolRequest, ToolResultMessage, canonical_tool
 from shared.errors import DecodeError, Local2Error, PermanentError
 from shared.participant.deadlines import Deadlines
+from shared.participant.inbox import ignored
 from shared.participant.service import Context
 from shared.participant.tool import RUNNING, decode_result
 from shared.participant.tool_watch import watched_request, watching
@@ -97,6 +99,7 @@ class ToolClient:
         timeout: float,
         grace: float = 0.0,
         attempt: int | None = None,
+        token: str = "",
         internal: bool = False,
     ) -> ToolResultMessage:
         """The tool's result; every failure is a result too, with a text for the model.
@@ -104,6 +107,8 @@ class ToolClient:
         timeout: seconds; what is left until the caller's deadline bounds it further.
         grace: seconds more for an answer that says itself what took so long.
         attempt: 1 says that this call id was never asked for before, which saves its worker a look; None: unknown.
+        token: what proves that an answer comes from the tool's worker, where the call was asked for before; else a new
+        one is made.
         internal: an operation that is meant for participants; models and users cannot name one.
         """
         tool = canonical_tool(name, args)
@@ -115,6 +120,7 @@ class ToolClient:
             session_id=caller.session_id,
             user_id=caller.user_id,
             reply_to=self._context.inbox,
+            token=token or new_token(),
         )
 
         if not watching():
@@ -231,14 +237,28 @@ class ToolClient:
     def _receive(self, raw: Mapping[bytes, bytes]) -> None:
         calls = self._waiting.get(raw.get(b"call_id", b"").decode(errors="replace"))
         if not calls:
-            return  # nobody waits any more
+            ignored("late")
+            return
+        token = raw.get(b"token", b"")
+        asked = [call for call in calls if secrets.compare_digest(call.request.token.encode(), token)]
+        if not asked:
+            # Anybody who answers anything may write here. A worker of the last release knows no token either: what it
+            # has stored is found a little later.
+            ignored("token")
+            return
         try:
             answer = decode_result(raw.get(b"payload", b""))
         except DecodeError as exc:
+            ignored("malformed")
             log.warning("tool.malformed_result", reason=str(exc))
             return
-        for call in calls:
+        for call in asked:
             call.settle(answer)
+
+
+def new_token() -> str:
+    """What only the worker of a call will know beside its caller: 128 random bits."""
+    return secrets.token_urlsafe(16)
 
 
 _request_subject = lru_cache(maxsize=256)(TOOL_REQUEST.for_tool)

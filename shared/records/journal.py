@@ -71,7 +71,7 @@ class JournalEntry:
     """`data` is the JSON text as written: it is passed on to clients byte for byte. `time` is in ms since the epoch.
 
     type: of a kind that this release does not know, its name. told: of a terminal entry, what a result tells of those
-    before it, as JSON.
+    before it, as JSON. token: of a tool's request, what its answer proves itself by; no client is shown it.
     """
 
     id: str
@@ -79,6 +79,7 @@ class JournalEntry:
     time: int
     data: bytes
     told: bytes = b""
+    token: str = ""
 
     def value(self) -> dict[str, Any]:
         """The data as an object; empty when it is none."""
@@ -115,13 +116,14 @@ class JournalEntry:
         """Of any fields; what is missing is empty."""
         fields = entry[1]
         if len(fields) == 6 and fields[0] == b"type" and fields[2] == b"time" and fields[4] == b"data":
-            kind, time, data, told = fields[1], fields[3], fields[5], b""
+            kind, time, data, told, token = fields[1], fields[3], fields[5], b"", b""
         else:
             raw = dict(zip(fields[::2], fields[1::2], strict=False))
             kind, time, data = raw.get(b"type", b""), raw.get(b"time", b""), raw.get(b"data", b"{}")
-            told = raw.get(b"told", b"")
+            told, token = raw.get(b"told", b""), raw.get(b"token", b"")
         known = _KNOWN.get(kind) or kind.decode(errors="backslashreplace")
-        return JournalEntry(entry[0], known, int(time) if time.isdigit() else 0, data, told)
+        number = int(time) if time.isdigit() else 0
+        return JournalEntry(entry[0], known, number, data, told, token.decode(errors="replace"))
 
 
 def _known(kind: str) -> EntryType | str:
@@ -191,20 +193,24 @@ class JournalWriter:
         """
         return await self._write(kind, data, also)
 
-    async def append_all(self, items: Sequence[tuple[EntryType, dict[str, Any]]]) -> None:
-        """Several entries in one write."""
+    async def append_all(
+        self, items: Sequence[tuple[EntryType, dict[str, Any]]], tokens: Sequence[str] | None = None
+    ) -> None:
+        """Several entries in one write; of tools' requests with their tokens."""
         if not items:
             return
-        commands = [self._command(kind, data) for kind, data in items]
+        extras: list[tuple[str, ...]] = [()] * len(items)
+        if tokens is not None:
+            extras = [("token", token) for token in tokens]
+        commands = [self._command(kind, data, *extra) for (kind, data), extra in zip(items, extras, strict=True)]
         replies = await self._bus.link.pipe_raw(commands)
         for (kind, data), command, reply in zip(items, commands, replies, strict=True):
             await self._confirm(kind, data, command, reply)
 
-    def _command(self, kind: EntryType, data: dict[str, Any], *, create: bool = False) -> Command:
+    def _command(self, kind: EntryType, data: dict[str, Any], *extra: str | bytes, create: bool = False) -> Command:
         self._number += 1
         if (meter := metrics.meter()) is not None:
             meter.journal(kind.value)
-        extra: tuple[Any, ...] = ()
         if create:
             # claims of the same replica at the same time must not look like each other
             extra = ("claim", uuid.uuid4().hex)

@@ -78,6 +78,10 @@ class Meter:
                                       buckets=_LONG, registry=registry)  # fmt: skip
         self._tokens = Counter("local2_model_tokens", "Tokens as the model backend counts them",
                                ["model", "direction"], registry=registry)  # fmt: skip
+        self._ignored = Counter("local2_inbox_ignored", "Entries of a replica's inbox of which nothing came, by reason",
+                                ["reason"], registry=registry)  # fmt: skip
+        for reason in ("late", "token", "malformed", "unknown"):
+            self._ignored.labels(reason)
         self._journal = Counter("local2_journal_entries", "Journal entries written, by type", ["type"],
                                 registry=registry)  # fmt: skip
         self._answer = Histogram("local2_query_first_token_seconds",
@@ -136,6 +140,9 @@ class Meter:
         name = OTHER if outcome == "unknown" else self._tools(tool)
         self._requests.labels(name, outcome).inc()
         self._request_seconds.labels(name).observe(seconds)
+
+    def inbox_ignored(self, reason: Literal["late", "token", "malformed", "unknown"]) -> None:
+        self._ignored.labels(reason).inc()
 
     # ── models ───────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -52,6 +52,14 @@ async def test_a_second_claim_sees_what_was_written_and_shuts_the_first_out(bus:
     assert answers(await read_journal(bus, KEY)) == ["one", "two"]
 
 
+async def test_a_new_owner_finds_the_tokens_of_calls_and_no_client_does(bus: Bus) -> None:
+    first, _ = await claim(bus, "r1", fresh=True)
+    await first.append_all([(EntryType.TOOL_REQUEST, {"call_id": n}) for n in range(2)], ["one", "two"])
+    _, before = await claim(bus, "r2")
+    assert [entry.token for entry in before] == ["", "one", "two"]
+    assert [entry.value() for entry in before[1:]] == [{"call_id": 0}, {"call_id": 1}]
+
+
 async def test_a_fresh_claim_on_a_journal_that_is_there_continues_it(bus: Bus) -> None:
     first, _ = await claim(bus, "r1", fresh=True)
     await first.append(EntryType.ANSWER, {"text": "one"})

@@ -31,10 +31,14 @@ from shared.contracts import (
     SettingsUpdate,
     ToolRequest,
     ToolSchemaRequest,
+    encode,
 )
 from shared.envelope import now_ms
 from shared.participant.service import Context, open_context
+from shared.participant.tool import failure
 from shared.participant.tool_client import Caller, ToolClient
+from shared.telemetry import metrics
+from shared.telemetry.meter import Meter
 
 STREAM = TOOL_REQUEST.for_tool("probe").stream
 RESULTS = "local2:tool.result.probe"
@@ -328,6 +332,43 @@ async def test_an_answer_that_went_to_a_dead_owner_is_found_by_its_successor(
                 await ask(dying, "hello", seconds=0.6)
         assert (await ask(client, "hello", seconds=0.6)).result == "you said hello"
     assert runs(raw, "hello") == 1
+
+
+async def test_only_an_answer_with_the_calls_own_token_is_heard(
+    probing: ProbeSettings, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Meter("asker")
+    monkeypatch.setattr(metrics, "_meter", meter)
+    async with both(probing) as (client, context):
+        asked = [asyncio.create_task(ask(client, f"t{n}", f"c{n}", seconds=0.6)) for n in range(2)]
+        await eventually(lambda: runs(raw, "t0") and runs(raw, "t1"))
+        payload = failure(client._waiting["c0"].copy().pop().request, "forged").model_dump_json()
+        others = client._waiting["c1"].copy().pop().request.token
+        forged = {"type": "tool.result", "call_id": "c0", "payload": payload}
+        for token in ({}, {"token": ""}, {"token": "guessed"}, {"token": others}, {"token": b"\xff\x00"}):
+            raw.xadd(context.inbox, {**forged, **token})
+        raw.xadd(context.inbox, {**forged, "call_id": "no such call", "token": others})
+        raw.xadd(context.inbox, {**forged, "type": "nonsense"})
+        raw.xadd(context.inbox, {**forged, "call_id": "c1", "token": others, "payload": "no result"})
+        assert [answer.result for answer in await asyncio.gather(*asked)] == ["you said t0", "you said t1"]
+    counted = {why: meter._ignored.labels(why)._value.get() for why in ("late", "token", "malformed", "unknown")}
+    assert counted == {"late": 1, "token": 5, "malformed": 1, "unknown": 1}
+
+
+async def test_an_answer_without_a_token_is_taken_from_where_its_worker_alone_can_write(
+    probing: ProbeSettings, raw: redis.Redis
+) -> None:
+    """As with a worker of the last release, which knows no tokens."""
+    async with both(probing) as (client, context):
+        asked = asyncio.create_task(ask(client, "x", seconds=30, timeout=20))
+        await eventually(lambda: client._waiting)
+        request = client._waiting["c1"].copy().pop().request
+        for text, write in (("forged", False), ("stored", True)):
+            result = encode(failure(request, text))
+            raw.xadd(context.inbox, {"type": "tool.result", "call_id": "c1", "payload": result})
+            if write:
+                raw.set(result_key("probe", "c1"), result)
+        assert (await asked).error == "stored"
 
 
 async def test_a_poisoned_call_is_answered_too(probing: ProbeSettings, raw: redis.Redis) -> None:

@@ -36,15 +36,17 @@ class MemoryWriter:
     def position(self) -> str:
         return f"{self._epoch}-{self._number}"
 
-    async def append(self, kind: EntryType, data: dict[str, Any], also: Sequence[Any] = ()) -> str:
+    async def append(self, kind: EntryType, data: dict[str, Any], also: Sequence[Any] = (), token: str = "") -> str:
         self._number += 1
-        self.entries.append(JournalEntry(self.position, kind, 0, orjson.dumps(data)))
+        self.entries.append(JournalEntry(self.position, kind, 0, orjson.dumps(data), token=token))
         await asyncio.sleep(0)
         return self.position
 
-    async def append_all(self, items: Sequence[tuple[EntryType, dict[str, Any]]]) -> None:
-        for kind, data in items:
-            await self.append(kind, data)
+    async def append_all(
+        self, items: Sequence[tuple[EntryType, dict[str, Any]]], tokens: Sequence[str] | None = None
+    ) -> None:
+        for (kind, data), token in zip(items, tokens or [""] * len(items), strict=True):
+            await self.append(kind, data, token=token)
 
 
 class ScriptedModel:
@@ -68,14 +70,15 @@ class ScriptedModel:
 
 class CountingTools:
     def __init__(self) -> None:
-        self.called: list[str] = []
+        self.called: dict[str, str] = {}
 
     async def schemas(self) -> dict[str, dict[str, Any]]:
         function = {"name": "f", "description": "d", "parameters": {}}
         return {"f": {"type": "function", "function": function}}
 
-    async def call(self, name: str, args: dict[str, Any], *, call_id: str, **_: Any) -> ToolResultMessage:
-        self.called.append(call_id)
+    async def call(self, name: str, args: dict[str, Any], *, call_id: str, token: str, **_: Any) -> ToolResultMessage:
+        assert call_id not in self.called
+        self.called[call_id] = token
         return ToolResultMessage(
             query_id="1-0", call_id=call_id, tool=name, result=f"result of {call_id}", duration_ms=1
         )
@@ -170,6 +173,10 @@ def test_any_beginning_of_a_journal_leads_to_the_same_messages_and_answer(
             assert more.requests == model.requests[finished:]
             known = {entry.value()["call_id"] for entry in before if entry.type is EntryType.TOOL_RESULT}
             assert set(retools.called) == set(tools.called) - known
+            # those that were asked for already are asked for with the same token, and no two calls share one
+            tokens = {entry.value()["call_id"]: entry.token for entry in again.entries if entry.token}
+            assert retools.called.items() <= tokens.items()
+            assert len(set(tokens.values())) == len(tokens) == len(tools.called)
             assert shown_text(again.entries) == answer.text
             assert partial_text(again.entries)[0] == answer.text
             kinds = [entry.type for entry in again.entries]
