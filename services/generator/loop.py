@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import orjson
 
 from shared.contracts import ToolCallRecord, Usage
-from shared.llm.markers import broken
 from shared.llm.port import ModelError, ToolCall
 
 Message = Mapping[str, Any]
@@ -151,7 +150,7 @@ def _identity(call: ToolCall) -> str:
 
 def tool_message(call: ToolCall, record: ToolCallRecord) -> dict[str, Any]:
     """A result as the model reads it: what a stranger may have written stands in a block that says so."""
-    text = broken(record.result)
+    text = record.result
     if record.error is None and record.tool not in _OWN:
         # a page must not end its own quotation, nor begin another one
         text = (

@@ -1,7 +1,8 @@
 """What all adapters share: a backend's wire turned into a chat model.
 
 A wire sends one request and yields raw events. Here, once for all backends: fall-backs for models without tools or
-thinking, the cleaner, ids for calls that have none, time-outs of a silent stream, and empty answers.
+thinking, the markers of templates, the cleaner, ids for calls that have none, time-outs of a silent stream, and empty
+answers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Literal, Protocol
 from shared.llm.clean import Cleaner, PrintedCall
 from shared.llm.discovery import Discovered
 from shared.llm.failures import ThinkingUnsupported, ToolsUnsupported
+from shared.llm.markers import without_markers
 from shared.llm.observed import observed
 from shared.llm.port import (
     ChatRequest,
@@ -112,7 +114,7 @@ class WiredChatModel:
         self._discovered = Discovered(wire.facts)
 
     def stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
-        return observed(self._provider, request, self._stream(request))
+        return observed(self._provider, request, self._stream(without_markers(request)))
 
     async def _stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
         noticed: set[Ability] = set()

@@ -2,47 +2,102 @@
 
 Model servers tokenize a whole prompt at once, and make real control tokens of `<|im_end|>` in a page as well: the page
 would end the tool's turn and begin one of its own. A space behind a marker's first character keeps it readable, for
-people and for the model, and it is no control token any more.
+people and for the model, and it is no control token any more. The names are those of llama.cpp's templates and
+vocabularies and of mistral-common's tokenizers; tokens that only stand for something left out (StarCoder's `<KEY>`,
+numbered fillers) are not among them where the name is an ordinary word.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-# By the names that stand between the brackets; `/NAME` closes.
+from shared.llm.port import ChatRequest
+
+# By the names that stand between the brackets; `/NAME` closes, and `NAME:…` is one too.
 _ANGLED = (
     # Llama 2, Mistral, and most tokenizers' ends and fillers
-    "s", "SYS", "bos", "eos", "pad", "PAD", "unk", "mask", "sep", "cls", "sop", "eop", "eod",
-    # Gemma
-    "start_of_turn", "end_of_turn", r"(?:start|end)_of_(?:image|audio)", "(?:image|audio)_soft_token", r"unused\d+",
-    # Qwen, and whoever took over its tools and thoughts
-    "think", "tool_call", "tool_calls", "tool_response", "tools", r"arg_(?:key|value)",
-    # Command-R, Nemotron, Baichuan, InternLM, Bailing, Seed
-    "[A-Z]{3}_TOKEN", r"SPECIAL_\d+", r"extra_id_\d+", r"reserved_\d+", "eo[a-z]", "role", "seed:[a-z_]+",
+    "s", "SYS", "bos", "eos", "pad", "PAD", "unk", "UNK", "mask", "sep", "SEP", "cls", "CLS", "sop", "eop", "eod",
+    # Gemma, SmolVLM, MiniMax, Laguna, MiniCPM
+    r"(?:start|begin|beginning|end)_of_[a-z]+", "(?:image|audio)_soft_token", r"unused\d+",
+    "system", "user", "assistant", "用户", "AI", "role",
+    # tools and thoughts: Qwen, and whoever took over its markers; Nemotron, Apriel, MiniMax, Seed
+    "think(?:ing)?", "tools?(?:_[a-z]+)?", "available_tools", "(?:AVAILABLE_)?TOOL[A-Z_]*", r"arg_(?:key|value)",
+    "(?:seed|minimax|mm|atem):[a-z_]+",
+    # Command-R, Nemotron, Baichuan, InternLM, Bailing, Reka
+    "[A-Z_]+_TOKEN", r"SPECIAL_\d+", r"extra_id_\d+", r"reserved_\d+", "eo[a-z]", "im_[a-z]+",
     # code models' gaps, and the place of an image in llama.cpp
-    r"(?:fim|file|repo|issue|jupyter|commit)_[a-z_]+", "filename", "__media__", "image", "video",
+    r"(?:fim|file|repo|issue|jupyter|commit|pr)_[a-z_]+", "filename", "reponame", "gh_stars", "empty_output",
+    "code_to_intermediate", "intermediate_to_code", "__media__", "image", "video",
 )  # fmt: skip
 _BRACKETED = (
     # Llama 2 and Mistral
     "INST", "AVAILABLE_TOOLS", "TOOL_CALLS", "TOOL_RESULTS", "TOOL_CONTENT", "SYSTEM_PROMPT", "MODEL_SETTINGS", "ARGS",
     "CALL_ID", "THINK", "IMG", "IMG_BREAK", "IMG_END", "PREFIX", "MIDDLE", "SUFFIX", r"(?:BEGIN_)?AUDIO", "TRANSCRIBE",
-    # GLM, BERT's heirs, InternLM
-    "gMASK", "sMASK", "MASK", "CLS", "SEP", "PAD", "UNK", r"UNUSED_TOKEN_\d+",
+    # GLM, BERT's heirs, InternLM, and the fillers of converted vocabularies
+    "gMASK", "sMASK", "MASK", "CLS", "SEP", r"PAD\d*", "UNK", r"UNUSED_TOKEN_\d+",
 )  # fmt: skip
-# DeepSeek writes the bar at full width.
-_BAR = "[|｜]"
 
-# Each alternative ends where the space is to stand.
+# The first character is looked for, the rest looked at; the space stands behind it.
 _MARKER = re.compile(
-    rf"<(?={_BAR}[^\s|｜]|{_BAR}{{2}})"  # <|im_end|>, <|turn>, <｜User｜>: ChatML, Gemma, Llama 3, Phi, Command-R …
-    rf"|{_BAR}(?=>)(?<=[^\s|｜]{_BAR})"  # <turn|>, and the other end of those
-    rf"|<(?=/?(?:{'|'.join(_ANGLED)})>)"
-    rf"|\[(?=/?(?:{'|'.join(_BRACKETED)})\])"
-    rf"|\[(?={_BAR}[^\s|｜\]]+{_BAR}\])"  # EXAONE
-    r"|\](?=~!?b[\[\]])|\[(?=e~\[)"  # MiniMax
+    r"[<|>\[\]](?:"
+    r"(?<=<)(?=\|[^\s|]|\|{2}"  # <|im_end|>, <|turn>, <｜User｜>: ChatML, Gemma, Llama 3, Phi, Command-R …
+    rf"|/?(?:{'|'.join(_ANGLED)})(?::[^\s<>]*)?>"
+    r"|\][a-z_]+\[>)"  # MiniMax
+    r"|(?<=[^\s|]\|)(?=>)"  # <turn|>, and the other end of those
+    rf"|(?<=\[)(?=/?(?:{'|'.join(_BRACKETED)})\]|\|[^\s|\]]+\|\]|e~\[)"  # and EXAONE's [|user|]
+    r"|(?<=\])(?=~!?b[\[\]])"
+    r"|(?<=>)(?=>[A-Z]+<<))"  # Falcon
 )
+
+
+class _Seen(dict[int, int | None]):
+    """Each character as a tokenizer may see it that drops what is invisible and folds what is written wide: DeepSeek's
+    `｜` is a bar for all of them. One character is at most one, so that places can be found again."""
+
+    def __missing__(self, code: int) -> int | None:
+        char, value = chr(code), code
+        folded = unicodedata.normalize("NFKC", char)
+        if len(folded) == 1 and folded.isascii():
+            value = ord(folded)
+        invisible = unicodedata.category(char) in ("Cf", "Cc", "Mn") and not char.isspace()
+        self[code] = None if invisible else value
+        return self[code]
+
+
+_SEEN = _Seen()
 
 
 def broken(text: str) -> str:
     """The text with every marker broken by a space: `< |im_end| >`, `[ INST]`. Doing it again changes nothing."""
-    return _MARKER.sub(lambda match: f"{match[0]} ", text)
+    seen = text.translate(_SEEN)
+    places = [match.end() for match in _MARKER.finditer(seen)]
+    if not places:
+        return text
+    if len(seen) != len(text):
+        kept = [at for at, char in enumerate(text) if _SEEN[ord(char)] is not None]
+        places = [kept[place - 1] + 1 for place in places]
+    return " ".join(text[begin:end] for begin, end in zip([0, *places], [*places, len(text)], strict=True))
+
+
+def without_markers(request: ChatRequest) -> ChatRequest:
+    """The request with every marker in its messages and tools broken, whoever wrote them.
+
+    A user's name stands in a prompt of ours, and an answer of the model quotes a page: no text is told apart.
+    """
+    return replace(request, messages=_all_broken(request.messages), tools=_all_broken(request.tools))
+
+
+def _all_broken(value: Any) -> Any:
+    match value:
+        case str():
+            return broken(value)
+        case Mapping():
+            return {_all_broken(key): _all_broken(part) for key, part in value.items()}
+        case Sequence() if not isinstance(value, bytes | bytearray):
+            return [_all_broken(part) for part in value]
+        case _:
+            return value
