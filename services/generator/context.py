@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -29,6 +29,39 @@ class Fitted:
 
 class ContextTooSmall(ValueError):
     """The newest message with the system prompt and the tools does not fit at all."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """system: messages that are never cut. history: turns, oldest first. ratio: characters per token.
+
+    most: turns that are sent at most; None: as many as fit. kept: turns of the last request. announced: how many
+    left-out turns clients know of.
+    """
+
+    system: list[Message]
+    history: list[list[Message]]
+    ratio: float = DEFAULT_RATIO
+    most: int | None = None
+    kept: int = 0
+    announced: int = 0
+
+    def fit(self, current: Sequence[Message], tools: Sequence[Mapping[str, Any]], context: int) -> Fitted:
+        """What to send, in a context of so many tokens. Raises ContextTooSmall."""
+        history = self.history if self.most is None else self.history[max(0, len(self.history) - self.most) :]
+        fitted = fit(self.system, history, current, tools, context, self.ratio)
+        self.kept = fitted.kept
+        return replace(fitted, dropped=len(self.history) - fitted.kept)
+
+    def halve(self) -> bool:
+        """Has fewer turns sent than in the last request, half of them; False when there were none."""
+        self.most = self.kept // 2
+        return self.kept > 0
+
+    def measure(self, sent: int, tokens: int | None) -> bool:
+        """A prompt of `sent` characters was found to have so many tokens; True when they are more than estimated."""
+        before, self.ratio = self.ratio, measured_ratio(sent, tokens) or self.ratio
+        return self.ratio < 0.98 * before
 
 
 def reserve(num_ctx: int) -> int:
@@ -75,7 +108,7 @@ def fit(
     if fixed >= num_ctx:
         raise ContextTooSmall(
             f"the question, the system prompt and the tool results need about {fixed} tokens, "
-            f"but the model's context is {num_ctx}; ask for less at once or raise num_ctx"
+            f"but the model's context is {num_ctx}"
         )
     room = num_ctx - reserve(num_ctx) - fixed
     kept: list[Sequence[Message]] = []

@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from services.generator.committee import PERSONA_TOOLS, Seat, UnknownPersona, deliberate, load_identities
-from services.generator.context import split_turns
+from services.generator.context import Conversation, split_turns
 from services.generator.lane import Lanes
 from services.generator.loop import Answer, in_order, run_agent
 from services.generator.loop import Message as ChatMessage
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import partial_text, recall
 from services.generator.settings import GeneratorSettings, prompt_version
-from services.generator.steps import Conversation, JournalSteps, Ports, show_transition
+from services.generator.steps import JournalSteps, Ports, show_transition
 from shared.bus.keys import journal_key
 from shared.contracts import (
     ANSWER_DIALOG,

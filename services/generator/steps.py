@@ -9,14 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from services.generator.context import (
-    DEFAULT_RATIO,
-    ContextTooSmall,
-    Fitted,
-    characters,
-    fit,
-    measured_ratio,
-)
+from services.generator.context import ContextTooSmall, Conversation, Fitted, characters
 from services.generator.deltas import DeltaPump
 from services.generator.loop import Message, Reply, in_order
 from services.generator.recall import Recall, reply_of, written
@@ -30,6 +23,7 @@ from shared.llm.port import (
     ContextOverflow,
     EmptyAnswer,
     Finish,
+    ModelFacts,
     ModelOverloaded,
     ModelUnavailable,
     Notice,
@@ -54,25 +48,13 @@ _MAX_INTERRUPTIONS = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 # The worker's own time-out says more than ours: give its answer the time to arrive.
 _GRACE = 1.5
+# Tokens of an answer that are asked for in any case: the length of the prompt is estimated, and rather too high.
+_LEAST_ANSWER = 256
 
 _NOTICES = {
     "tools_unsupported": "this model cannot call tools; it answers without them",
     "thinking_unsupported": "this model cannot think aloud; it answers without",
 }
-
-
-@dataclass(slots=True)
-class Conversation:
-    """system: messages that are never cut. history: turns, oldest first. ratio: characters per token.
-
-    removed: turns already taken out of `history`. announced: how many left-out turns clients know of.
-    """
-
-    system: list[Message]
-    history: list[list[Message]]
-    ratio: float = DEFAULT_RATIO
-    removed: int = 0
-    announced: int = 0
 
 
 @dataclass(slots=True)
@@ -117,9 +99,10 @@ class JournalSteps:
             return recorded
         await self._void_partial(step)
         schemas = await self._schemas() if with_tools else []
-        interruptions, yielded, overflowed, pause = 0, 0, False, _FIRST_PAUSE
+        interruptions, yielded, pause = 0, 0, _FIRST_PAUSE
         while True:
-            request = await self._request(current, schemas)
+            facts = await self._facts()
+            request = await self._request(current, schemas, facts)
             try:
                 return await self._call(step, replace(request, yields=yielded < _MOST_YIELDS))
             except Yielded:
@@ -129,14 +112,12 @@ class JournalSteps:
                 if interruptions >= _MAX_INTERRUPTIONS:
                     raise
                 log.warning("model.interrupted", step=step, reason=str(exc))
-            except ContextOverflow:
-                if overflowed or not self.conversation.history:
-                    raise
-                # our estimate was too low: halve what is kept
-                overflowed = True
-                half = (len(self.conversation.history) + 1) // 2
-                self.conversation.history = self.conversation.history[half:]
-                self.conversation.removed += half
+            except ContextOverflow as exc:
+                # most refusals say how long window and prompt are; else the history is halved until it fits
+                longer = self.conversation.measure(characters(request.messages, request.tools), exc.prompt)
+                smaller = (await self._facts()).context(request.num_ctx) < facts.context(request.num_ctx)
+                if not longer and not smaller and not self.conversation.halve():
+                    raise ContextOverflow(f"{exc}; {_advice(facts, request.num_ctx)}") from exc
             except (ModelOverloaded, ModelUnavailable) as exc:
                 log.warning("model.waiting", step=step, reason=str(exc), seconds=pause)
                 await self._notice("model_waiting", f"waiting for the model: {exc}")
@@ -160,12 +141,20 @@ class JournalSteps:
         live = await self.ports.tools.schemas()
         return [schema for name, schema in sorted(live.items()) if self.allowed is None or name in self.allowed]
 
-    async def _request(self, current: Sequence[Message], schemas: Sequence[Mapping[str, Any]]) -> ChatRequest:
-        settings, talk = self.ports.context.settings, self.conversation
+    async def _facts(self) -> ModelFacts:
+        """What there is to plan with. The demonstration model shortens by itself what it is given."""
+        return ModelFacts() if self.ports.context.settings.demo else await self.ports.model.facts(self.model_name)
+
+    async def _request(
+        self, current: Sequence[Message], schemas: Sequence[Mapping[str, Any]], facts: ModelFacts
+    ) -> ChatRequest:
+        settings = self.ports.context.settings
         try:
-            fitted = fit(talk.system, talk.history, current, schemas, settings.num_ctx, talk.ratio)
+            fitted = self.conversation.fit(current, schemas, facts.context(settings.num_ctx))
         except ContextTooSmall as exc:
-            raise ContextOverflow(str(exc)) from exc
+            raise ContextOverflow(f"{exc}; {_advice(facts, settings.num_ctx)}") from exc
+        # servers that know their window refuse an answer that could go beyond it
+        left = settings.max_tokens if facts.window is None else max(_LEAST_ANSWER, facts.window - fitted.tokens)
         await self._announce_cut(fitted)
         return ChatRequest(
             model=self.model_name,
@@ -174,15 +163,14 @@ class JournalSteps:
             think=settings.think,
             num_ctx=settings.num_ctx,
             options=self.options,
-            max_tokens=settings.max_tokens,
+            max_tokens=min(settings.max_tokens, left),
             idle_timeout=settings.timeout_seconds,
         )
 
     async def _announce_cut(self, fitted: Fitted) -> None:
-        dropped = self.conversation.removed + fitted.dropped
-        if dropped > self.conversation.announced:
-            self.conversation.announced = dropped
-            data = {"dropped_turns": dropped, "kept_turns": fitted.kept, "prompt_tokens": fitted.tokens}
+        if fitted.dropped > self.conversation.announced:
+            self.conversation.announced = fitted.dropped
+            data = {"dropped_turns": fitted.dropped, "kept_turns": fitted.kept, "prompt_tokens": fitted.tokens}
             await self.ports.writer.append(EntryType.CONTEXT_TRUNCATED, {**data, **self.labels})
 
     async def _call(self, step: int, request: ChatRequest) -> Reply:
@@ -215,8 +203,7 @@ class JournalSteps:
         if self.scope:
             data["scope"] = self.scope
         await writer.append(EntryType.MESSAGE, data)
-        sent = characters(request.messages, request.tools)
-        self.conversation.ratio = measured_ratio(sent, finish.prompt_tokens) or self.conversation.ratio
+        self.conversation.measure(characters(request.messages, request.tools), finish.prompt_tokens)
         return reply_of(data)
 
     async def _read(self, request: ChatRequest, pump: DeltaPump, taken: _Taken) -> None:
@@ -307,6 +294,13 @@ class JournalSteps:
             )
         await self.ports.writer.append(EntryType.TOOL_RESULT, {**record.model_dump(mode="json"), **self.labels})
         return record
+
+
+def _advice(facts: ModelFacts, wanted: int) -> str:
+    """What to do about a question that does not fit."""
+    if facts.context(wanted) < wanted:
+        return "ask for less at once, start the model server with a larger context, or take a model that has one"
+    return "ask for less at once or raise num_ctx"
 
 
 @dataclass(slots=True)

@@ -15,12 +15,20 @@ from shared.llm.port import (
     ModelOverloaded,
     ModelRejected,
     ModelUnavailable,
+    StreamInterrupted,
 )
 
 _OVERFLOW = re.compile(
     r"(exceeds?|exceeded|longer than|larger than|too long for).{0,40}(context|input token)|prompt is too long"
     r"|maximum (context|model) length|context length of only|context_length_exceeded|exceed_context_size"
     r"|input token count.{0,40}exceeds",
+    re.IGNORECASE | re.DOTALL,
+)
+# The process that runs the model ended while its server lives on. Ollama quotes the last errors of that process' log
+# behind these words, whoever's request they were about: nothing after them tells of this one.
+_CRASHED = re.compile(
+    r"an error was encountered while running the model|(llama|model) runner (process )?(has|is|no)"
+    r"|llama-?server process (has|is|no)|enginecore encountered|enginedeaderror|async engine.{0,20}(dead|died)",
     re.IGNORECASE | re.DOTALL,
 )
 _NO_TOOLS = re.compile(
@@ -37,6 +45,14 @@ _BUSY = re.compile(r"server busy|overloaded|maximum pending requests|rate limit|
 _MISSING = re.compile(r"models?[ /]['\"`]?[\w./:@-]+['\"`]? (is )?(not found|does not exist)", re.IGNORECASE)
 
 
+# Ollama's answer to a Host header that it does not know; a gateway that minds the key says so.
+_HOST = (
+    "the model server refuses the name by which it is called (HTTP 403 without a word). An Ollama that listens on its "
+    "own machine only answers to localhost, to IP addresses and to names in .local: call it by one of these, or start "
+    "it with OLLAMA_HOST=0.0.0.0"
+)
+
+
 class ToolsUnsupported(ModelRejected):
     """The model takes no tools; the same request without them may work."""
 
@@ -50,6 +66,8 @@ def failure(status: int | None, text: str, missing: str) -> ModelError:
     `missing` is the sentence for a model that the backend does not have.
     """
     said = text.strip()[:500] or f"HTTP {status}"
+    if _CRASHED.search(text):
+        return StreamInterrupted(f"the model crashed at its server, whose log says why: {_without_quotation(said)}")
     if status in (429, 503) or _BUSY.search(text):
         return ModelOverloaded(f"the model backend is busy: {said}")
     if status in (502, 504):
@@ -63,11 +81,18 @@ def failure(status: int | None, text: str, missing: str) -> ModelError:
         return ThinkingUnsupported(said)
     if _MISSING.search(text):
         return ModelMissing(missing)
+    if status == 403 and not text.strip():
+        return ModelRejected(_HOST)
     if status in (401, 403):
         return ModelRejected(f"the model backend refuses the API key: {said}")
     if status is not None and 400 <= status < 500:
         return ModelRejected(f"the model backend refuses the request: {said}")
     return ModelError(f"the model backend failed: {said}")
+
+
+def _without_quotation(said: str) -> str:
+    """What a server says of a crash, without what it quotes of somebody's prompt that was too long."""
+    return said.partition(":")[0] if _OVERFLOW.search(said) else said
 
 
 def error_text(body: bytes | str) -> str:

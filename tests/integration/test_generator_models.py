@@ -199,18 +199,49 @@ async def test_a_cut_of_the_history_is_announced_and_takes_whole_turns(redis_url
     assert messages[1]["content"].startswith(str(cut["dropped_turns"]))
 
 
-async def test_a_context_that_the_backend_finds_too_long_is_halved_and_announced(redis_url: str) -> None:
+async def test_a_history_that_the_backend_finds_too_long_is_halved_until_it_fits(redis_url: str) -> None:
     async with stage(redis_url) as on:
-        for number in range(4):
+        for number in range(7):
             await on.answer(await on.ask(f"turn {number}", "s1"))
-        overflow = {"times": 1, "respond": {"status": 400, "error": "the prompt exceeds the context length"}}
-        on.server.set_rules([overflow])
+        # says neither how long the window is nor how long the prompt
+        overflow = {"times": 2, "respond": {"status": 400, "error": "the prompt exceeds the context length"}}
+        on.server.set_rules([overflow, DONE])
         query_id = await on.ask("last", "s1")
         await on.answer(query_id)
-        cut = await on.seen(query_id, EntryType.CONTEXT_TRUNCATED)
+        cuts = [e.value() for e in await on.journal(query_id) if e.type is EntryType.CONTEXT_TRUNCATED]
         messages = on.server.requests[-1].body["messages"]
-    assert (cut.value()["dropped_turns"], cut.value()["kept_turns"]) == (2, 2)
-    assert [m["content"] for m in messages if m["role"] == "user"] == ["turn 2", "turn 3", "last"]
+    assert [(cut["dropped_turns"], cut["kept_turns"]) for cut in cuts] == [(4, 3), (6, 1)]
+    assert [m["content"] for m in messages if m["role"] == "user"] == ["turn 6", "last"]
+
+
+async def test_a_question_that_is_too_long_by_itself_fails_with_what_to_do(redis_url: str) -> None:
+    async with stage(redis_url) as on:
+        await on.answer(await on.ask("before", "s1"))
+        on.server.set_rules([{"respond": {"status": 400, "error": "the prompt exceeds the context length"}}])
+        end = await on.ended(await on.ask("last", "s1"))
+        assert [len(one.body["messages"]) for one in on.server.requests[1:]] == [4, 2]
+    assert (end.type, end.value()["code"]) == (EntryType.FAILED, "context_overflow")
+    assert end.value()["message"].endswith("ask for less at once or raise num_ctx")
+
+
+async def test_a_refusal_that_names_the_window_teaches_it_for_good(redis_url: str) -> None:
+    told = "request (5000 tokens) exceeds the available context size (2000 tokens), try increasing it"
+    async with stage(redis_url) as on:
+        for number in range(6):
+            await on.answer(await on.ask(f"{number}" + "x" * 900, "s1"))
+        on.server.set_rules([{"times": 1, "respond": {"status": 400, "error": told}}, DONE])
+        first = await on.ask("first", "s1")
+        await on.answer(first)
+        cut = await on.seen(first, EntryType.CONTEXT_TRUNCATED)
+        assert cut.value()["dropped_turns"] > 0
+        sent = len(on.server.requests)
+        await on.answer(await on.ask("second", "s1"))
+        # planned so from the beginning: nothing is refused any more
+        assert len(on.server.requests) == sent + 1
+        assert len(on.server.requests[-1].body["messages"]) < 16
+        assert on.server.requests[-1].body["options"]["num_predict"] < 2_000
+        # what it is loaded with stays as it was asked for: another length would have it loaded again
+        assert on.server.requests[-1].body["options"]["num_ctx"] == 32_000
 
 
 async def test_a_question_that_does_not_fit_at_all_fails_with_what_to_do(redis_url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from services.generator.context import (
     ContextTooSmall,
+    Conversation,
     Fitted,
     characters,
     estimate,
@@ -83,8 +85,8 @@ def test_a_long_turn_in_the_middle_hides_the_shorter_ones_before_it() -> None:
     assert (fitted.dropped, fitted.kept) == (2, 1)
 
 
-def test_a_question_that_does_not_fit_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ContextTooSmall, match="raise num_ctx"):
+def test_a_question_that_does_not_fit_is_refused_with_its_length() -> None:
+    with pytest.raises(ContextTooSmall, match=r"about 33\d\d tokens, but the model's context is 1000"):
         fit([SYSTEM], [], [{"role": "user", "content": "y" * 10_000}], [], 1_000)
 
 
@@ -121,3 +123,30 @@ def test_a_clients_history_is_split_before_each_user_message() -> None:
     system, turns = split_turns(messages)
     assert [m["content"] for m in system] == ["s1", "s2"]
     assert [[m["content"] for m in one] for one in turns] == [["welcome"], ["a", "b"], ["c"]]
+
+
+NOW = [{"role": "user", "content": "now"}]
+
+
+@given(st.integers(0, 60))
+@settings(deadline=None)
+def test_halving_comes_to_the_question_alone(turns: int) -> None:
+    talk = Conversation([SYSTEM], [turn(number, 10) for number in range(turns)])
+    sent = [talk.fit(NOW, [], 32_000).kept]
+    while talk.halve():
+        fitted = talk.fit(NOW, [], 32_000)
+        assert fitted.dropped + fitted.kept == turns
+        sent.append(fitted.kept)
+    assert sent[0] == turns
+    assert sent[-1] == 0
+    assert all(after == before // 2 for before, after in pairwise(sent))
+
+
+def test_a_counted_prompt_decides_how_much_is_sent_next() -> None:
+    talk = Conversation([SYSTEM], [turn(number, 1_000) for number in range(20)])
+    assert talk.fit(NOW, [], 32_000).dropped == 0
+    assert not talk.measure(4_000, 1_000)
+    # a language of short tokens
+    assert talk.measure(4_000, 2_500)
+    assert talk.fit(NOW, [], 8_000).dropped > 0
+    assert not talk.measure(4_000, None)

@@ -10,13 +10,23 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.generator.context import Conversation
 from services.generator.loop import Answer, run_agent
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import partial_text, recall
 from services.generator.settings import GeneratorSettings
-from services.generator.steps import Conversation, JournalSteps, Ports, show_transition
+from services.generator.steps import JournalSteps, Ports, show_transition
 from shared.contracts import ToolResultMessage
-from shared.llm.port import ChatRequest, Delta, Finish, StreamInterrupted, TextDelta, ThinkingDelta, ToolCall
+from shared.llm.port import (
+    ChatRequest,
+    Delta,
+    Finish,
+    ModelFacts,
+    StreamInterrupted,
+    TextDelta,
+    ThinkingDelta,
+    ToolCall,
+)
 from shared.participant.machine import Machine
 from shared.participant.tool_client import Caller
 from shared.records.journal import EntryType, JournalEntry
@@ -56,6 +66,9 @@ class ScriptedModel:
         self._script = script
         self._interrupt = interrupt
         self.requests: list[tuple[list[Any], bool]] = []
+
+    async def facts(self, _model: str) -> ModelFacts:
+        return ModelFacts()
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
         self.requests.append((list(request.messages), bool(request.tools)))

@@ -12,6 +12,7 @@ from shared.llm.port import (
     ModelOverloaded,
     ModelRejected,
     ModelUnavailable,
+    StreamInterrupted,
 )
 
 
@@ -35,10 +36,39 @@ from shared.llm.port import (
         (400, "The input token count (200000) exceeds the maximum number of tokens allowed", ContextOverflow),
         (None, "model requires more system memory (9.6 GiB) than is available (4.0 GiB)", ModelError),
         (403, "forbidden", ModelRejected),
+        (None, "an error was encountered while running the model: unexpected EOF", StreamInterrupted),
+        (500, "llama runner process has terminated: signal: killed", StreamInterrupted),
+        (500, "llama runner process no longer running: 2", StreamInterrupted),
+        (500, "model runner has unexpectedly stopped, this may be due to resource limitations", StreamInterrupted),
+        (500, "EngineCore encountered an issue. See stack trace (above) for the root cause.", StreamInterrupted),
     ],
 )
 def test_an_error_is_told_by_its_status_and_text(status: int | None, text: str, expected: type[ModelError]) -> None:
     assert type(failure(status, text, "get it")) is expected
+
+
+STALE = (
+    "an error was encountered while running the model: error: task id = 0, error: request (9011 tokens) exceeds the "
+    "available context size (8192 tokens), try increasing it"
+)
+
+
+@pytest.mark.parametrize("status", [None, 500])
+def test_what_a_crashed_model_quotes_of_its_log_is_not_about_this_prompt(status: int | None) -> None:
+    crashed = failure(status, STALE, "get it")
+    assert type(crashed) is StreamInterrupted
+    assert "crashed" in str(crashed)
+    assert "9011" not in str(crashed)
+    # what may be about the crash is told
+    assert "out of memory" in str(failure(status, "llama runner process has terminated: out of memory", ""))
+
+
+def test_a_403_without_a_word_is_about_the_address_and_not_about_a_key() -> None:
+    refused = str(failure(403, " ", "get it"))
+    assert "OLLAMA_HOST=0.0.0.0" in refused
+    assert "key" not in refused
+    assert "key" in str(failure(403, "invalid api key", "get it"))
+    assert "key" in str(failure(401, "", "get it"))
 
 
 def test_a_missing_model_comes_with_what_to_do() -> None:
