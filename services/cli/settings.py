@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import AliasChoices, Field, SecretStr
 
 from shared.errors import SettingsError
+from shared.llm.settings import BackendSettings
 from shared.participant.settings import Settings
 
 
@@ -43,14 +44,14 @@ class ClientSettings(Settings):
     api_host: str = Field(
         default="127.0.0.1",
         min_length=1,
-        validation_alias=AliasChoices("LOCAL2_API_HOST", "LOCAL2_GATEWAY_HOST"),
+        validation_alias=AliasChoices("LOCAL2_GATEWAY_HOST", "LOCAL2_API_HOST"),
         description="Host of the HTTP API",
     )
     api_port: int = Field(
         default=8765,
         ge=1,
         le=65_535,
-        validation_alias=AliasChoices("LOCAL2_API_PORT", "LOCAL2_GATEWAY_PORT"),
+        validation_alias=AliasChoices("LOCAL2_GATEWAY_PORT", "LOCAL2_API_PORT"),
         description="Port of the HTTP API",
     )
     api_key: SecretStr | None = Field(default=None, description="Key sent with every request")
@@ -105,41 +106,27 @@ class DrainWish(Settings):
     whole: ClassVar[bool] = False
 
 
-class ModelWish(Settings):
+class ModelWish(BackendSettings):
     """The part of a respondent's settings that decides which model server is needed."""
 
     whole: ClassVar[bool] = False
 
-    backend: str = Field(default="ollama", description="ollama, openai or google_genai")
     model: str = Field(default="gemma4:e4b", description="Name of the model")
-    ollama_host: str | None = Field(
-        default=None,
-        validation_alias=AliasChoices("LOCAL2_OLLAMA_HOST", "OLLAMA_HOST"),
-        description="Address of Ollama",
-    )
-    base_url: str | None = Field(default=None, description="Address of an OpenAI-compatible server")
-    backend_api_key: SecretStr | None = Field(
-        default=None,
-        validation_alias=AliasChoices("LOCAL2_BACKEND_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY"),
-        description="Key of the model backend",
-    )
 
 
-class MemoryWish(Settings):
+class MemoryWish(BackendSettings):
     """The part of memory's settings that decides which model must be there."""
 
     whole: ClassVar[bool] = False
 
-    backend: str = Field(default="ollama", description="ollama, openai or google_genai")
     embedding_model: str = Field(default="nomic-embed-text", description="Name of the embedding model")
 
 
-class CriticWish(Settings):
+class CriticWish(BackendSettings):
     """The part of the critic's settings that decides which model must be there."""
 
     whole: ClassVar[bool] = False
 
-    backend: str = Field(default="ollama", description="ollama, openai or google_genai")
     model: str = Field(
         default="prometheus:7b", validation_alias=AliasChoices("LOCAL2_CRITIC_MODEL"), description="Name of the judge"
     )

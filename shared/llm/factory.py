@@ -5,6 +5,7 @@ A backend's package is imported only when it is chosen: an idle participant shou
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, assert_never
 
 from shared.llm.adapter import Wire, WiredChatModel
@@ -27,10 +28,12 @@ def open_chat_model(
     api_key: str | None = None,
     keep_alive: str | None = None,
     load_timeout: float = LOAD_TIMEOUT,
+    ca_file: Path | None = None,
 ) -> WiredChatModel:
     """A chat model; close it with `aclose`. No connection is made before the first call.
 
     base_url: None means the backend's usual address (for Ollama also a host or host:port, as in OLLAMA_HOST).
+    ca_file: certificates in PEM form that the server's is checked against, beside the usual ones.
     keep_alive: how long Ollama keeps the model loaded (`5m`, `-1` for ever); other backends have no such thing.
     """
     wire: Wire
@@ -38,22 +41,27 @@ def open_chat_model(
         case "ollama":
             from shared.llm.ollama import OllamaWire
 
-            wire = OllamaWire(base_url, api_key, keep_alive)
+            wire = OllamaWire(base_url, api_key, keep_alive, ca_file)
         case "openai":
             from shared.llm.openai import OpenAIWire
 
-            wire = OpenAIWire(base_url, api_key)
+            wire = OpenAIWire(base_url, api_key, ca_file)
         case "google_genai":
             from shared.llm.google_genai import GoogleWire
 
-            wire = GoogleWire(base_url, api_key)
+            wire = GoogleWire(base_url, api_key, ca_file)
         case _:
             assert_never(backend)
     return WiredChatModel(wire, load_timeout, PROVIDERS[backend])
 
 
 def open_embedding_model(
-    backend: Backend, *, base_url: str | None = None, api_key: str | None = None, keep_alive: str | None = None
+    backend: Backend,
+    *,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    keep_alive: str | None = None,
+    ca_file: Path | None = None,
 ) -> ClosableEmbeddingModel:
     """An embedding model over the same backends; close it with `aclose`."""
     model: ClosableEmbeddingModel
@@ -61,15 +69,15 @@ def open_embedding_model(
         case "ollama":
             from shared.llm.ollama_admin import OllamaEmbeddings
 
-            model = OllamaEmbeddings(base_url, api_key, keep_alive)
+            model = OllamaEmbeddings(base_url, api_key, keep_alive, ca_file)
         case "openai":
             from shared.llm.openai import OpenAIEmbeddings
 
-            model = OpenAIEmbeddings(base_url, api_key)
+            model = OpenAIEmbeddings(base_url, api_key, ca_file)
         case "google_genai":
             from shared.llm.google_genai import GoogleEmbeddings
 
-            model = GoogleEmbeddings(base_url, api_key)
+            model = GoogleEmbeddings(base_url, api_key, ca_file)
         case _:
             assert_never(backend)
     return ObservedEmbeddings(PROVIDERS[backend], model)

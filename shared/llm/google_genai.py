@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,8 +19,9 @@ from google.genai.errors import APIError
 
 from shared.errors import SettingsError
 from shared.llm.adapter import RawCall, WireEvent
+from shared.llm.address import google_url
 from shared.llm.failures import ThinkingUnsupported, error_text, failure, what
-from shared.llm.http import Bound, Bounded
+from shared.llm.http import Bound, Bounded, open_http
 from shared.llm.port import (
     ChatRequest,
     Finish,
@@ -76,8 +78,8 @@ async def _note_response(response: httpx.Response) -> None:
 
 
 class GoogleWire:
-    def __init__(self, base_url: str | None, api_key: str | None) -> None:
-        self._client, self._http = _client(base_url, api_key, None)
+    def __init__(self, base_url: str | None, api_key: str | None, ca_file: Path | None = None) -> None:
+        self._client, self._http = _client(base_url, api_key, None, ca_file)
         self._signatures: OrderedDict[str, bytes] = OrderedDict()
 
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
@@ -199,8 +201,8 @@ class GoogleWire:
 class GoogleEmbeddings:
     """`embedContent`. Raises ModelError."""
 
-    def __init__(self, base_url: str | None, api_key: str | None) -> None:
-        self._client, self._http = _client(base_url, api_key, 120.0)
+    def __init__(self, base_url: str | None, api_key: str | None, ca_file: Path | None = None) -> None:
+        self._client, self._http = _client(base_url, api_key, 120.0, ca_file)
 
     async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
         if not texts:
@@ -222,14 +224,15 @@ class GoogleEmbeddings:
 
 
 def _client(
-    base_url: str | None, api_key: str | None, read_timeout: float | None
+    base_url: str | None, api_key: str | None, read_timeout: float | None, ca_file: Path | None
 ) -> tuple[genai.Client, httpx.AsyncClient]:
     if not api_key:
-        raise SettingsError("the google_genai backend needs an API key")
-    http = httpx.AsyncClient(
-        timeout=httpx.Timeout(read_timeout, connect=10.0), event_hooks={"response": [_note_response]}
-    )
-    options = types.HttpOptions(base_url=base_url, httpx_async_client=http)
+        raise SettingsError("the google_genai backend needs an API key: set GEMINI_API_KEY or LOCAL2_BACKEND_API_KEY")
+    url = google_url(base_url)
+    # the package sends the key itself, in a header of Google's own
+    http = open_http(url, None, timeout=read_timeout, ca_file=ca_file)
+    http.event_hooks = {"response": [_note_response]}
+    options = types.HttpOptions(base_url=url, httpx_async_client=http)
     return genai.Client(api_key=api_key, vertexai=False, http_options=options), http
 
 

@@ -1,19 +1,22 @@
 """HTTP to model servers: what they send is bounded, and read as fast as it comes.
 
-Every token of a plain HTTP stream is a chunk of its own. httpx' parser takes longer for one than the rest of us for the
-token; `PlainTransport` parses in C and hands over together what has arrived together. TLS and proxies are httpx' own.
+`open_http` is the one place that makes clients. Every token of a plain HTTP stream is a chunk of its own. httpx' parser
+takes longer for one than the rest of us for the token; `PlainTransport` parses in C and hands over together what has
+arrived together. TLS and proxies are httpx' own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
+from pathlib import Path
 
 import httptools
 import httpx
 
+from shared.errors import SettingsError
+from shared.llm.address import proxy_for
 from shared.llm.port import AnswerTooLong
 
 CONNECT_TIMEOUT = 10.0
@@ -28,17 +31,38 @@ _READ = 256 * 1024
 _MOST_IDLE = 256
 
 
-def open_http(url: str, headers: dict[str, str], *, timeout: float | None = None) -> httpx.AsyncClient:
-    """A client of one server. `timeout`: longest silence; None where somebody else watches it."""
-    parts, proxies = urlsplit(url), getproxies()
-    proxied = ("http" in proxies or "all" in proxies) and not proxy_bypass(parts.hostname or "")
+def open_http(
+    url: str, key: str | None, *, timeout: float | None = None, ca_file: Path | None = None
+) -> httpx.AsyncClient:
+    """A client of one server, through a proxy of the environment where one belongs before it.
+
+    key: sent as a bearer token. timeout: longest silence in seconds; None where somebody else watches it. ca_file:
+    certificates in PEM form that are believed beside the usual ones. Raises SettingsError.
+    """
+    proxy = proxy_for(url)
+    transport: httpx.AsyncBaseTransport
+    if proxy is None and url.startswith("http://"):
+        transport = PlainTransport()
+    else:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_IDLE)
+        transport = httpx.AsyncHTTPTransport(verify=_trusted(ca_file), limits=limits, proxy=proxy)
     return httpx.AsyncClient(
         base_url=url,
-        headers=headers,
+        headers={"authorization": f"Bearer {key}"} if key else {},
         timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_IDLE),
-        transport=None if proxied or parts.scheme != "http" else PlainTransport(),
+        transport=transport,
+        trust_env=False,
     )
+
+
+def _trusted(ca_file: Path | None) -> ssl.SSLContext:
+    context = httpx.create_ssl_context()
+    if ca_file is not None:
+        try:
+            context.load_verify_locations(ca_file)
+        except OSError as exc:
+            raise SettingsError(f"LOCAL2_CA_FILE: {ca_file} cannot be used ({exc})") from exc
+    return context
 
 
 class Bound:
@@ -162,7 +186,8 @@ async def _connected(place: tuple[str, int], limit: float | None) -> _Connection
             return _Connection(*await asyncio.open_connection(*place, limit=_READ))
     except TimeoutError:
         raise httpx.ConnectTimeout(f"no connection within {limit:g}s") from None
-    except OSError as exc:
+    except (OSError, UnicodeError) as exc:
+        # a name can be of a length or form that no resolver takes
         raise httpx.ConnectError(str(exc)) from exc
 
 

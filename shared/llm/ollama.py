@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import httpx
 import orjson
 
 from shared.llm.adapter import RawCall, WireEvent, merged
+from shared.llm.address import ollama_url
 from shared.llm.failures import error_text, failure, what
 from shared.llm.http import Bound, lines_of, open_http, refusal_of
-from shared.llm.ollama_admin import OllamaAdmin, keep_alive_value, missing, ollama_url, unreachable
+from shared.llm.ollama_admin import OllamaAdmin, keep_alive_value, missing, unreachable
 from shared.llm.port import (
     ChatRequest,
     Finish,
@@ -33,12 +35,18 @@ from shared.llm.toolcalls import parsed, text_of
 class OllamaWire:
     """One connection pool to one Ollama server. `keep_alive` is how long it keeps the model loaded."""
 
-    def __init__(self, base_url: str | None, api_key: str | None = None, keep_alive: str | None = None) -> None:
+    def __init__(
+        self,
+        base_url: str | None,
+        api_key: str | None = None,
+        keep_alive: str | None = None,
+        ca_file: Path | None = None,
+    ) -> None:
         self._url = ollama_url(base_url)
         self._keep_alive = keep_alive_value(keep_alive)
-        self._admin = OllamaAdmin(self._url, api_key)
+        self._admin = OllamaAdmin(self._url, api_key, ca_file)
         # Silence is watched by the adapter: a model load is allowed to take longer than a pause.
-        self._http = open_http(self._url, {"authorization": f"Bearer {api_key}"} if api_key else {})
+        self._http = open_http(self._url, api_key, ca_file=ca_file)
 
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
         body = orjson.dumps(self._body(request, wish))

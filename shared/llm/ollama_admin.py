@@ -4,38 +4,26 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import orjson
 
+from shared.llm.address import ollama_url as ollama_url
 from shared.llm.discovery import of_ollama
 from shared.llm.failures import error_text, failure, what
 from shared.llm.http import open_http
 from shared.llm.port import ModelError, ModelFacts, ModelUnavailable
 from shared.llm.vectors import unit
 
-DEFAULT_PORT = 11434
 # Longest wait for an answer that needs no model: list, show.
 ADMIN_TIMEOUT = 10.0
 # A layer of a pull may stall, and a model may have to be loaded before it embeds.
 PULL_TIMEOUT = 300.0
 EMBED_TIMEOUT = 120.0
 _EMBED_BATCH = 64
-
-
-def ollama_url(host: str | None) -> str:
-    """The base URL for a value of OLLAMA_HOST: a URL, a host, or host:port; nothing means this machine."""
-    value = (host or "").strip().rstrip("/") or "127.0.0.1"
-    scheme, separator, _ = value.partition("://")
-    parts = urlsplit(value if separator else f"http://{value}")
-    # 0.0.0.0 is where a server listens, not where a client connects to.
-    name = "127.0.0.1" if parts.hostname in (None, "0.0.0.0") else parts.hostname or ""
-    if ":" in name:
-        name = f"[{name}]"
-    port = parts.port or (DEFAULT_PORT if not separator else {"https": 443}.get(scheme, 80))
-    return f"{parts.scheme}://{name}:{port}{parts.path}"
 
 
 def missing(model: str) -> str:
@@ -66,9 +54,9 @@ class PullProgress:
 class OllamaAdmin:
     """What the server has: models, their abilities, pulling one. Raises ModelError."""
 
-    def __init__(self, base_url: str | None, api_key: str | None = None) -> None:
+    def __init__(self, base_url: str | None, api_key: str | None = None, ca_file: Path | None = None) -> None:
         self._url = ollama_url(base_url)
-        self._api_key = api_key
+        self._open = partial(open_http, self._url, api_key, ca_file=ca_file)
         self._opened: httpx.AsyncClient | None = None
 
     async def models(self) -> list[str]:
@@ -101,7 +89,7 @@ class OllamaAdmin:
         """Downloads a model and says how far it is; complete when it ends without an error."""
         last = ""
         # A client of its own: a listing may not stall for minutes.
-        async with _opened(self._url, self._api_key, PULL_TIMEOUT) as http:
+        async with self._open(timeout=PULL_TIMEOUT) as http:
             with _Mapped(self._url, model):
                 async with http.stream("POST", "/api/pull", json={"model": model}) as response:
                     if not response.is_success:
@@ -123,17 +111,23 @@ class OllamaAdmin:
 
     def _http(self) -> httpx.AsyncClient:
         if self._opened is None:
-            self._opened = _opened(self._url, self._api_key, ADMIN_TIMEOUT)
+            self._opened = self._open(timeout=ADMIN_TIMEOUT)
         return self._opened
 
 
 class OllamaEmbeddings:
     """`/api/embed`; the vectors come normalised. Raises ModelError."""
 
-    def __init__(self, base_url: str | None, api_key: str | None = None, keep_alive: str | None = None) -> None:
+    def __init__(
+        self,
+        base_url: str | None,
+        api_key: str | None = None,
+        keep_alive: str | None = None,
+        ca_file: Path | None = None,
+    ) -> None:
         self._url = ollama_url(base_url)
         self._keep_alive = keep_alive_value(keep_alive)
-        self._http = _opened(self._url, api_key, EMBED_TIMEOUT)
+        self._http = open_http(self._url, api_key, timeout=EMBED_TIMEOUT, ca_file=ca_file)
 
     async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
         vectors: list[list[float]] = []
@@ -150,10 +144,6 @@ class OllamaEmbeddings:
 
     async def aclose(self) -> None:
         await self._http.aclose()
-
-
-def _opened(url: str, api_key: str | None, timeout: float) -> httpx.AsyncClient:
-    return open_http(url, {"authorization": f"Bearer {api_key}"} if api_key else {}, timeout=timeout)
 
 
 async def _json(http: httpx.AsyncClient, method: str, path: str, body: Any = None) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import httpx
 import orjson
 
 from shared.llm.adapter import RawCall, WireEvent, merged
+from shared.llm.address import openai_url
 from shared.llm.discovery import is_llama, of_openai, same_model
 from shared.llm.failures import ThinkingUnsupported, error_text, failure, what
 from shared.llm.http import Bound, lines_of, open_http, refusal_of
@@ -29,7 +31,6 @@ from shared.llm.port import (
 from shared.llm.toolcalls import parsed, text_of
 from shared.llm.vectors import unit
 
-DEFAULT_URL = "http://127.0.0.1:8000/v1"
 # Longest wait for an answer that needs no model, in seconds.
 LOOK_TIMEOUT = 10.0
 
@@ -40,10 +41,10 @@ _RENAMED = {"num_predict": "max_tokens"}
 class OpenAIWire:
     """One connection pool to one server; retries are the caller's."""
 
-    def __init__(self, base_url: str | None, api_key: str | None) -> None:
-        self._url = base_url or DEFAULT_URL
+    def __init__(self, base_url: str | None, api_key: str | None, ca_file: Path | None = None) -> None:
+        self._url = openai_url(base_url)
         # Silence is watched by the adapter: a model load is allowed to take longer than a pause.
-        self._http = _http(self._url, api_key)
+        self._http = open_http(self._url, api_key, ca_file=ca_file)
 
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
         body = orjson.dumps(_body(request, wish))
@@ -93,9 +94,9 @@ class OpenAIWire:
 class OpenAIEmbeddings:
     """`/embeddings`. Raises ModelError."""
 
-    def __init__(self, base_url: str | None, api_key: str | None) -> None:
-        self._url = base_url or DEFAULT_URL
-        self._http = _http(self._url, api_key)
+    def __init__(self, base_url: str | None, api_key: str | None, ca_file: Path | None = None) -> None:
+        self._url = openai_url(base_url)
+        self._http = open_http(self._url, api_key, ca_file=ca_file)
 
     async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
         if not texts:
@@ -117,10 +118,6 @@ class OpenAIEmbeddings:
 def root_of(url: str) -> str:
     """Where the server's own routes are: the address without the protocol's `/v1`."""
     return url.rstrip("/").removesuffix("/v1")
-
-
-def _http(url: str, api_key: str | None) -> httpx.AsyncClient:
-    return open_http(url, {"authorization": f"Bearer {api_key}"} if api_key else {})
 
 
 async def _asked(

@@ -1,7 +1,8 @@
 """Settings: defaults ← YAML file ← environment ← run-time updates.
 
-Environment names are `LOCAL2_<FIELD>`; `LOCAL2_<PARTICIPANT>_<FIELD>` is more specific and wins, so that one
-environment can serve several participants (`LOCAL2_WEB_FETCH_TIMEOUT`). The YAML file (`LOCAL2_CONFIG`, default
+Every setting has an environment name for one participant, `LOCAL2_<PARTICIPANT>_<FIELD>`, and general ones for all,
+`LOCAL2_<FIELD>` unless the field declares others; the first that is set, and not empty, counts (`Settings.variables`).
+So one environment can serve several participants (`LOCAL2_WEB_FETCH_TIMEOUT`). The YAML file (`LOCAL2_CONFIG`, default
 `local2.yaml` in the working directory) has a section per participant and one named `defaults`. A participant's own
 section is checked for names that it does not have; `defaults` is for all, and each takes from it what it knows.
 """
@@ -19,6 +20,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import orjson
 import yaml
 from pydantic import AliasChoices, Field, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError as MalformedSource
 
@@ -89,18 +91,14 @@ class Settings(BaseSettings):
 
         Raises SettingsError that names each wrong value and where it may come from.
         """
-        layers: dict[str, Any] = {}
         # This class itself holds what all participants share, and is loaded for any of them.
         checked = cls.whole and cls is not Settings
-        for values in (
-            _from_yaml(participant, cls._names() if checked else None),
-            _from_environment(cls, ENV_PREFIX),
-            _from_environment(cls, _participant_prefix(participant)),
-            overrides or {},
-        ):
-            layers.update(cls._by_field(values))
+        defaults, section = map(cls._by_field, _from_yaml(participant, cls._names() if checked else None))
+        general, own = (_Environment(cls, participant, own=own).read() for own in (False, True))
+        for_all = {**defaults, **general}
+        for_one = {**{name: value for name, value in section.items() if name not in general}, **own}
         try:
-            return cls(**layers)
+            return cls(**{**cls.settle(for_all, for_one), **cls._by_field(overrides or {})})
         except ValidationError as exc:
             raise SettingsError(f"settings of {participant}: {cls._told(exc, participant)}") from exc
 
@@ -119,14 +117,34 @@ class Settings(BaseSettings):
         return describe(exc, place)
 
     @classmethod
-    def _variable(cls, field: str, participant: str) -> str:
-        """The environment variable of the field: one that is set now, else the one that all participants hear."""
+    def settle(cls, for_all: dict[str, Any], for_one: dict[str, Any]) -> dict[str, Any]:
+        """The values of one participant from what was said to all and what was said to it alone, by field names."""
+        return {**for_all, **for_one}
+
+    @classmethod
+    def variables(cls, field: str, participant: str) -> list[str]:
+        """The environment variables that set a field, the one that goes before the others first.
+
+        The field's alias declares general names in capitals; `LOCAL2_<FIELD>` is one unless the alias has a name of
+        ours, which then takes its place (`LOCAL2_API_PORT` for the gateway's `port`).
+        """
+        own = f"{own_prefix(participant)}{field.upper()}"
+        declared = cls._declared(field)
+        ours = any(name.startswith(ENV_PREFIX) for name in declared)
+        return list(dict.fromkeys([own, *([] if ours else [f"{ENV_PREFIX}{field.upper()}"]), *declared]))
+
+    @classmethod
+    def _declared(cls, field: str) -> list[str]:
         alias = cls.model_fields[field].validation_alias
         choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
-        general = [str(choice) for choice in choices if isinstance(choice, str) and choice.isupper()]
-        general = general or [f"{ENV_PREFIX}{field.upper()}"]
-        specific = f"{_participant_prefix(participant)}{field.upper()}"
-        return next((name for name in (specific, *general) if name in os.environ), general[0])
+        return [choice for choice in choices if isinstance(choice, str) and choice.isupper()]
+
+    @classmethod
+    def _variable(cls, field: str, participant: str) -> str:
+        """The environment variable of the field: the one that is set now, else the one that most people know."""
+        names = cls.variables(field, participant)
+        usual = [*cls._declared(field), f"{ENV_PREFIX}{field.upper()}"][0]
+        return next((name for name in names if os.environ.get(name)), usual)
 
     @classmethod
     def _names(cls) -> dict[str, str]:
@@ -208,10 +226,6 @@ def _dotted(parts: Sequence[int | str]) -> str:
     return ".".join(str(part) for part in parts)
 
 
-def _participant_prefix(participant: str) -> str:
-    return f"{ENV_PREFIX}{participant.upper().replace('-', '_')}_"
-
-
 def describe(exc: ValidationError, place: Callable[[Sequence[int | str]], str] = _dotted) -> str:
     """One sentence a person can act on, without the values (they may be secrets). `place` names where one stands."""
     return "; ".join(
@@ -220,11 +234,31 @@ def describe(exc: ValidationError, place: Callable[[Sequence[int | str]], str] =
     )
 
 
-def _from_environment(settings_cls: type[BaseSettings], prefix: str) -> dict[str, Any]:
-    try:
-        return EnvSettingsSource(settings_cls, env_prefix=prefix)()
-    except MalformedSource as exc:
-        raise SettingsError(f"environment {prefix}…: {exc}; lists and mappings are written as JSON") from exc
+def own_prefix(participant: str) -> str:
+    """What the environment variables of one participant begin with."""
+    return f"{ENV_PREFIX}{participant.upper().replace('-', '_')}_"
+
+
+class _Environment(EnvSettingsSource):
+    """The environment as one participant hears it: its `own` names, or the general ones. Empty is as if not set."""
+
+    def __init__(self, settings_cls: type[Settings], participant: str, *, own: bool) -> None:
+        super().__init__(settings_cls, env_ignore_empty=True)
+        self._names = {
+            field: [name for n, name in enumerate(settings_cls.variables(field, participant)) if (n == 0) == own]
+            for field in settings_cls.model_fields
+        }
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        found = (self.env_vars.get(name.lower()) for name in self._names[field_name])
+        return next((value for value in found if value is not None), None), field_name, False
+
+    def read(self) -> dict[str, Any]:
+        """Values by field name. Raises SettingsError."""
+        try:
+            return self()
+        except MalformedSource as exc:
+            raise SettingsError(f"environment: {exc}; lists and mappings are written as JSON") from exc
 
 
 def _file() -> Path | None:
@@ -259,16 +293,17 @@ def misspelt_sections(participants: Collection[str]) -> list[str]:
     return [f"{path}: nobody reads the section {name}; did you mean {meant}?" for name, meant in near.items()]
 
 
-def _from_yaml(participant: str, known: Mapping[str, str] | None) -> dict[str, Any]:
-    """`known`: names that the participant's own section may have, None when any will do."""
+def _from_yaml(participant: str, known: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the file says to all, and to the participant. `known`: names that its own section may have, None when any
+    will do."""
     path = _file()
     if path is None:
-        return {}
+        return {}, {}
     sections = _sections(path)
     shared, own = sections.get("defaults", {}), sections.get(participant, {})
     if known is not None and (unknown := [name for name in own if name.lower() not in known]):
         raise SettingsError(f"{path}, section {participant}: {'; '.join(_no_setting(name, known) for name in unknown)}")
-    return {**shared, **own}
+    return shared, own
 
 
 def _no_setting(name: str, known: Collection[str]) -> str:

@@ -187,18 +187,15 @@ async def model(world: World) -> list[Finding]:
         case "openai":
             return await _openai(wish)
         case "google_genai":
-            if wish.backend_api_key is None:
+            if wish.key is None:
                 return [Finding("model", "missing", "no key for the Gemini API", "set GEMINI_API_KEY")]
             return [Finding("model", "ok", f"{wish.model} of the Gemini API; a key is set")]
-        case other:
-            remedy = "set LOCAL2_BACKEND to ollama, openai or google_genai"
-            return [Finding("model", "missing", f"there is no backend {other}", remedy)]
 
 
 async def _ollama(world: World) -> list[Finding]:
     wish = world.model
     url = ollama_url(wish.ollama_host)
-    admin = OllamaAdmin(wish.ollama_host)
+    admin = OllamaAdmin(wish.ollama_host, wish.key, wish.ca_file)
     try:
         version = (await get_json(f"{url}/api/version")).get("version", "(unknown)")
         there = await admin.models()
@@ -246,9 +243,8 @@ def _demo() -> Finding:
 
 
 async def _openai(wish: ModelWish) -> list[Finding]:
-    base = (wish.base_url or "https://api.openai.com/v1").rstrip("/")
-    key = wish.backend_api_key
-    headers = {"authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+    base = wish.address
+    headers = {"authorization": f"Bearer {wish.key}"} if wish.key else {}
     try:
         listed = await get_json(f"{base}/models", headers=headers)
         names = [str(entry["id"]) for entry in listed["data"]]

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.cli.launch.plan import MODEL_USERS
 from services.cli.settings import ModelWish
 from shared.llm.ollama_admin import OllamaAdmin, PullProgress, ollama_url
 from shared.llm.port import ModelError, ModelUnavailable
+from shared.participant.settings import own_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ async def choose_model(
     if wish.backend != "ollama":
         return ModelChoice(notes=(f"model {wish.model} from the {wish.backend} backend",))
     url = ollama_url(wish.ollama_host)
-    admin = OllamaAdmin(wish.ollama_host)
+    admin = OllamaAdmin(wish.ollama_host, wish.key, wish.ca_file)
     try:
         there = await admin.models()
     except ModelUnavailable:
@@ -68,16 +70,13 @@ def has_model(there: Sequence[str], wanted: str) -> bool:
     return wanted in there or f"{wanted}:latest" in there
 
 
-def demo_env(url: str, model: str) -> dict[str, str]:
-    """What makes a respondent use the demonstration model, whatever else its environment says."""
+def demo_env(url: str, model: str, users: Sequence[str] = MODEL_USERS) -> dict[str, str]:
+    """What makes the participants `users` use the demonstration model, whatever else their environment says."""
+    said = {"OLLAMA_HOST": url, "BACKEND": "ollama", "MODEL": model}
     return {
         "OLLAMA_HOST": url,
-        "LOCAL2_OLLAMA_HOST": url,
-        "LOCAL2_BACKEND": "ollama",
-        "LOCAL2_MODEL": model,
-        "LOCAL2_GENERATOR_MODEL": model,
-        "LOCAL2_RESPONDENT_B_MODEL": model,
-        "LOCAL2_CRITIC_MODEL": model,
+        **{f"LOCAL2_{name}": value for name, value in said.items()},
+        **{f"{own_prefix(user)}{name}": value for user in users for name, value in said.items()},
         # as a judge it is hardly ever to be understood, and asking it again costs the answers their time
         "LOCAL2_CRITIC_ATTEMPTS": "1",
         "LOCAL2_DEMO": "1",

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.cli.launch.child import ChildSpec
+from shared.participant.settings import own_prefix
 
 # What the demonstration model server has beside its chat model.
 DEMO_EMBEDDING = "all-minilm"
+# Those that call a model.
+MODEL_USERS = ("generator", "respondent-b", "critic", "memory")
 PARTICIPANTS = ("gateway", "generator", "respondent-b", "web_search", "web_fetch", "critic", "reward", "memory")
 
 
@@ -40,7 +43,14 @@ def memory_env(models: Mapping[str, str]) -> dict[str, str]:
 
 
 def participants(options: RunOptions, redis_url: str, models: Mapping[str, str], search: str | None) -> list[ChildSpec]:
-    """The participants' processes. `models`: environment of the respondents; `search`: web_search's provider."""
+    """The participants' processes.
+
+    models: the environment of those that use the demonstration model (`demo_env`). search: web_search's provider.
+    """
+
+    def model_of(name: str) -> Mapping[str, str]:
+        return models if f"{own_prefix(name)}BACKEND" in models else {}
+
     common = {
         "LOCAL2_REDIS_URL": redis_url,
         "LOCAL2_DATA_DIR": str(options.data_dir.resolve()),
@@ -50,11 +60,16 @@ def participants(options: RunOptions, redis_url: str, models: Mapping[str, str],
         "LOCAL2_LOG_FORMAT": "json",
         "PYTHONUNBUFFERED": "1",
     }
-    respondent_a = {**common, **models, "LOCAL2_RESPONDENT_ID": "A"}
+    respondent_a = {**common, **model_of("generator"), "LOCAL2_RESPONDENT_ID": "A"}
+    memory = {**common, **model_of("memory"), **memory_env(model_of("memory"))}
     if options.model and "LOCAL2_DEMO" not in models:
         respondent_a |= {"LOCAL2_MODEL": options.model, "LOCAL2_GENERATOR_MODEL": options.model}
+        # what labels the memories is the respondent's model
+        memory |= {"LOCAL2_MODEL": options.model}
+    # the gateway's own names go before the general ones
+    listening = {"LOCAL2_GATEWAY_HOST": options.api_host, "LOCAL2_GATEWAY_PORT": str(options.api_port)}
     specs = [
-        ChildSpec("gateway", python("services.gateway"), {**common, **models}),
+        ChildSpec("gateway", python("services.gateway"), {**common, **listening}),
         ChildSpec("generator", python("services.generator"), respondent_a),
         ChildSpec(
             "web_search",
@@ -62,14 +77,14 @@ def participants(options: RunOptions, redis_url: str, models: Mapping[str, str],
             {**common, **({"LOCAL2_WEB_SEARCH_PROVIDER": search} if search else {})},
         ),
         ChildSpec("web_fetch", python("services.web_fetch"), common),
-        ChildSpec("critic", python("services.critic"), {**common, **models}),
+        ChildSpec("critic", python("services.critic"), {**common, **model_of("critic")}),
         ChildSpec("reward", python("services.reward"), common),
-        ChildSpec("memory", python("services.memory"), {**respondent_a, **memory_env(models)}),
+        ChildSpec("memory", python("services.memory"), memory),
     ]
     if options.respondent_b:
         respondent_b = {
             **common,
-            **models,
+            **model_of("respondent-b"),
             "LOCAL2_RESPONDENT_ID": "B",
             "LOCAL2_RESPONDENT_B_TEMPERATURE": str(options.temperature_b),
         }

@@ -67,12 +67,12 @@ async def serving(*answers: bytes) -> AsyncIterator[Server]:
 
 
 async def test_a_connection_is_used_again_and_not_after_the_server_closed_it() -> None:
-    async with serving(OK) as server, open_http(server.url, {"x-key": "k"}) as http:
+    async with serving(OK) as server, open_http(server.url, "k") as http:
         for _ in range(3):
             assert (await http.post("/path?a=b", content=b"body")).content == b"ok"
         assert server.connections == 1
         assert server.requests[0].startswith(b"POST /path?a=b HTTP/1.1\r\n")
-        assert b"x-key: k" in server.requests[0]
+        assert b"authorization: Bearer k" in server.requests[0]
         assert server.bodies == [b"body"] * 3
         server.writers[0].close()
         await server.writers[0].wait_closed()
@@ -81,14 +81,14 @@ async def test_a_connection_is_used_again_and_not_after_the_server_closed_it() -
 
 
 async def test_a_connection_that_is_closed_in_the_moment_of_its_use_costs_no_answer() -> None:
-    async with serving(OK, b"", OK) as server, open_http(server.url, {}) as http:
+    async with serving(OK, b"", OK) as server, open_http(server.url, None) as http:
         assert (await http.get("/")).content == b"ok"
         assert (await http.get("/")).content == b"ok"
         assert server.connections == 2
 
 
 async def test_a_server_that_only_closes_is_an_error() -> None:
-    async with serving(b"") as server, open_http(server.url, {}) as http:
+    async with serving(b"") as server, open_http(server.url, None) as http:
         with pytest.raises(httpx.RemoteProtocolError):
             await http.get("/")
 
@@ -103,7 +103,7 @@ async def test_a_server_that_only_closes_is_an_error() -> None:
     ],
 )
 async def test_every_framing_of_a_body_is_read(answer: bytes, body: bytes) -> None:
-    async with serving(answer) as server, open_http(server.url, {}) as http:
+    async with serving(answer) as server, open_http(server.url, None) as http:
         response = await http.get("/")
     assert (response.status_code, response.content) == (200, body)
 
@@ -117,14 +117,14 @@ async def test_every_framing_of_a_body_is_read(answer: bytes, body: bytes) -> No
     ],
 )
 async def test_an_answer_that_is_none_or_ends_early_is_an_error(answer: bytes) -> None:
-    async with serving(answer) as server, open_http(server.url, {}) as http:
+    async with serving(answer) as server, open_http(server.url, None) as http:
         with pytest.raises(httpx.RemoteProtocolError):
             await http.get("/")
 
 
 async def test_a_response_left_before_its_end_closes_its_connection() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc"
-    async with serving(head) as server, open_http(server.url, {}) as http:
+    async with serving(head) as server, open_http(server.url, None) as http:
         async with http.stream("GET", "/") as response:
             assert await anext(aiter(response.aiter_bytes()))
         await asyncio.wait_for(server.writers[0].wait_closed(), 5)
@@ -132,7 +132,7 @@ async def test_a_response_left_before_its_end_closes_its_connection() -> None:
 
 async def test_silence_is_a_timeout_where_one_is_asked_for() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"
-    async with serving(head) as server, open_http(server.url, {}, timeout=0.05) as http:
+    async with serving(head) as server, open_http(server.url, None, timeout=0.05) as http:
         with pytest.raises(httpx.ReadTimeout):
             await http.get("/")
 
@@ -141,8 +141,8 @@ async def test_a_proxy_of_the_environment_is_respected(monkeypatch: pytest.Monke
     async with serving(OK) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         monkeypatch.setenv("no_proxy", "direct.example")
-        async with open_http("http://model.example:8000", {}) as http:
+        async with open_http("http://model.example:8000", None) as http:
             assert (await http.get("/v1/models")).content == b"ok"
         assert proxy.requests[0].startswith(b"GET http://model.example:8000/v1/models HTTP/1.1\r\n")
-        async with open_http("http://direct.example", {}) as http:
+        async with open_http("http://direct.example", None) as http:
             assert isinstance(http._transport_for_url(httpx.URL("http://direct.example")), PlainTransport)
