@@ -16,7 +16,7 @@ from shared.envelope import Envelope
 from shared.errors import DecodeError
 
 PREFIX = "local2:"
-MAX_QUERY_CHARS = 32_000
+MAX_QUERY_CHARS = 400_000
 
 RespondentId = Literal["A", "B"]
 Mode = Literal["chat", "committee"]
@@ -28,12 +28,34 @@ class Payload(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class ChatToolCall(Payload):
+    """A call of a client's own tool, as the model asked for it."""
+
+    id: str
+    name: str
+    args: dict[str, Any]
+
+
 class ChatTurnMessage(Payload):
     """One message of a history that the client gives itself (then nothing is stored)."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     name: str | None = None
+    tool_calls: list[ChatToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class ClientTools(Payload):
+    """Tools that the client runs itself: a call of one ends the answer.
+
+    functions: their schemas in the OpenAI form. choice: `auto`, `required`, or the name of the one that must be called.
+    parallel: whether one answer may ask for several.
+    """
+
+    functions: list[dict[str, Any]]
+    choice: str = "auto"
+    parallel: bool = True
 
 
 class QueryReceived(Payload):
@@ -50,6 +72,14 @@ class QueryReceived(Payload):
     options: dict[str, Any] | None = None
     tools: list[str] | None = None
     attachments: list[dict[str, Any]] | None = None
+    # what follows the question in a history of the client's: its tools' results, the beginning of the answer
+    following: list[ChatTurnMessage] | None = None
+    client_tools: ClientTools | None = None
+    # a JSON schema that the answer must fit
+    answer_schema: dict[str, Any] | None = None
+    think: bool | None = None
+    # one call of the model and nothing else: no tools, no system prompt of ours, nothing remembered or judged
+    plain: bool = False
 
 
 class ToolFunction(Payload):

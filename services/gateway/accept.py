@@ -10,13 +10,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import orjson
+from pydantic import BaseModel
 
 from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal, digest
 from services.gateway.records import QueryRecord, load, open_session
 from shared.bus.keys import earlier_record_key, once_key
-from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, Mode, QueryReceived
+from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, ClientTools, Mode, QueryReceived
 from shared.records import lanes
 from shared.telemetry import tracing
 
@@ -41,12 +42,28 @@ class Ask:
     options: dict[str, Any] | None = None
     tools: list[str] | None = None
     deadline_seconds: float | None = None
+    following: list[ChatTurnMessage] | None = None
+    client_tools: ClientTools | None = None
+    answer_schema: dict[str, Any] | None = None
+    think: bool | None = None
+    plain: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether the text of the answer counts only as a whole, because its form is looked at before."""
+        return self.answer_schema is not None or (self.client_tools is not None and self.client_tools.choice != "auto")
 
     def digest(self) -> str:
         """What makes two requests the same. Not the model: which ones are there may change before a repeat."""
         said = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "model"}
-        said["messages"] = [message.model_dump() for message in self.messages or ()]
-        return digest(orjson.dumps(said, option=orjson.OPT_SORT_KEYS).decode())
+        said["messages"] = said["messages"] or []
+        return digest(orjson.dumps(said, default=_fields, option=orjson.OPT_SORT_KEYS).decode())
+
+
+def _fields(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    raise TypeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +152,11 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         model=ask.model,
         options=ask.options,
         tools=ask.tools,
+        following=ask.following,
+        client_tools=ask.client_tools,
+        answer_schema=ask.answer_schema,
+        think=ask.think,
+        plain=ask.plain,
     )
     headers = {"session_id": session_id, "user_id": user, "deadline": record.deadline, "traceparent": origin.trace}
     found = await lanes.accept(

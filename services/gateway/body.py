@@ -12,10 +12,10 @@ from starlette.requests import ClientDisconnect
 
 from services.gateway.errors import ApiError
 
-MAX_BODY = 1_048_576
+MAX_BODY = 4 * 1024**2
 # A client that still writes does not read the refusal, and a connection closed on it would lose it: so much is read
 # and thrown away.
-_PATIENCE = 8 * MAX_BODY
+_PATIENCE = 2 * MAX_BODY
 # Far deeper than any real arguments, and shallow enough for every JSON writer on the way.
 MAX_DEPTH = 64
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,9 @@ _CODES = {
 }
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
+# Too many requests, and what will be there again in a moment.
+_WORTH_ANOTHER_TRY = (429, 503)
+
 # What a failed query's code means in HTTP. A code that is not here is a fault of ours: 500.
 FAILURE_STATUS = {
     "bad_request": 400,
@@ -38,7 +42,7 @@ FAILURE_STATUS = {
     "deadline_exceeded": 504,
     "model_error": 502,
     "model_missing": 502,
-    "model_rejected": 502,
+    "model_rejected": 400,
     "stream_interrupted": 502,
     "model_overloaded": 503,
     "model_unavailable": 503,
@@ -82,11 +86,14 @@ def render(
     headers: Mapping[str, str] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Response:
-    fields = dict(extra or {})
+    fields, given = dict(extra or {}), dict(headers or {})
     if request.url.path.startswith("/v1/"):
         fields |= openai_fields(status)
+        # OpenAI's clients ask again for every 409 and 5xx by themselves, and each time is a whole run of the agent
+        given["X-Should-Retry"] = "true" if status in _WORTH_ANOTHER_TRY else "false"
+        given["X-Request-Id"] = given.get("X-Query-Id") or uuid.uuid4().hex
     body = error_body(code, message, fields)
-    return Response(body, status, headers=dict(headers or {}), media_type="application/json")
+    return Response(body, status, headers=given, media_type="application/json")
 
 
 async def _refused(request: Request, exc: Exception) -> Response:
@@ -94,7 +101,7 @@ async def _refused(request: Request, exc: Exception) -> Response:
     if isinstance(exc, ApiError):
         return render(request, exc.status_code, exc.code, exc.message, exc.headers, exc.extra)
     message = {
-        404: "there is no such route",
+        404: f"there is no such route: {request.method} {request.url.path}",
         405: f"{request.method} is not possible here",
         400: "the body could not be read as JSON",
     }.get(exc.status_code, str(exc.detail))

@@ -21,6 +21,17 @@ from shared.contracts import (
 )
 from shared.records.journal import EntryType, JournalEntry
 
+_RESULT = (
+    "answer",
+    "said_before",
+    "thinking",
+    "tool_calls",
+    "usage",
+    "model",
+    "finish_reason",
+    "deliberations",
+    "client_calls",
+)
 _DELTAS = frozenset({EntryType.THINKING, EntryType.ANSWER})
 
 
@@ -35,6 +46,7 @@ class View:
             "state": "queued",
             "query": record.query,
             "answer": "",
+            "said_before": [],
             "thinking": "",
             "tool_calls": [],
             "usage": {"prompt_tokens": 0, "completion_tokens": 0},
@@ -104,7 +116,8 @@ class View:
                 self._call(value)
             case EntryType.COMPLETED:
                 self._ended = entry
-                self._crossed(entry, RESPONSE_GENERATION.name, ANSWER_DIALOG.name)
+                if value.get("published", True):
+                    self._crossed(entry, RESPONSE_GENERATION.name, ANSWER_DIALOG.name)
             case EntryType.FAILED:
                 self._ended = entry
             case EntryType.CANCELLED:
@@ -147,7 +160,7 @@ def _finish(shown: dict[str, Any], entry: JournalEntry) -> None:
     if entry.type is EntryType.FAILED:
         shown["error"] = {"code": entry.text("code") or "internal", "message": entry.text("message")}
         return
-    for name in ("answer", "thinking", "tool_calls", "usage", "model", "finish_reason", "deliberations"):
+    for name in _RESULT:
         if value.get(name) is not None:
             shown[name] = value[name]
     if entry.type is EntryType.CANCELLED:

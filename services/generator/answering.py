@@ -72,7 +72,7 @@ class Answering:
     async def _answer(self, message: Message[QueryReceived], watch: Watch) -> None:
         query = message.payload
         caller = self._caller(message)
-        if message.deliveries == 1 and await self._leaves_out(caller.query_id):
+        if message.deliveries == 1 and await self._leaves_out(query, caller.query_id):
             await self._pass_by(query, caller.query_id)
             return
         left = self._left(message)
@@ -103,11 +103,14 @@ class Answering:
             watch.ended(ending)
         await self._leave(query, caller.query_id)
 
-    async def _leaves_out(self, query_id: str) -> bool:
-        """The shadow answers a sample of the queries, and none while too many wait."""
+    async def _leaves_out(self, query: QueryReceived, query_id: str) -> bool:
+        """The shadow answers a sample of the queries, and none while too many wait. It takes no part in what is no
+        question to the agent, nor where a client's tools are: only one of two could be given their results."""
         settings = self._parts.context.settings
         if settings.respondent_id == "A":
             return False
+        if query.plain or query.client_tools is not None:
+            return True
         if not one_in(settings.answer_one_in, query_id):
             return True
         most = settings.leave_out_above

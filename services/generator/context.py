@@ -133,3 +133,10 @@ def split_turns(messages: Sequence[Message]) -> tuple[list[Message], list[list[M
             turns.append([])
         turns[-1].append(message)
     return system, turns
+
+
+def one_system(messages: Sequence[Message]) -> list[Message]:
+    """The same conversation with one system message, in front: many models' templates know no other place."""
+    system = [text for message in messages if message["role"] == "system" and (text := message["content"])]
+    others = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(system)}, *others] if system else others

@@ -11,6 +11,7 @@ from typing import Any
 
 from services.generator.committee import PERSONA_TOOLS, Seat, UnknownPersona, deliberate, load_identities
 from services.generator.context import Conversation, split_turns
+from services.generator.handed import as_the_model_reads, handed_id
 from services.generator.lane import Lanes
 from services.generator.loop import Answer, in_order, run_agent
 from services.generator.loop import Message as ChatMessage
@@ -18,11 +19,13 @@ from services.generator.machine import IDLE, TABLE
 from services.generator.recall import partial_text, recall
 from services.generator.settings import GeneratorSettings, prompt_version
 from services.generator.steps import JournalSteps, Ports, show_transition
+from services.generator.terms import Terms
 from shared.bus.keys import journal_key
 from shared.contracts import (
     ANSWER_DIALOG,
     RESPONSE_GENERATION,
     AnswerDialog,
+    ChatTurnMessage,
     Deliberation,
     QueryReceived,
     ResponseGeneration,
@@ -161,7 +164,7 @@ class Response:
         if self._message.deliveries > 1 and self._ports.recall.states < 2 and self._query.messages is None:
             # nobody has shown yet that the session was opened
             await check_owner(self._parts, self._query, self._message.entry_id)
-        conversation = self._conversation(turns)
+        conversation = await self._conversation(turns)
         options = self._settings.sampling(self._query.options)
         # the model is asked while the two are on their way into the journal
         *_, (answer, deliberations) = await in_order(
@@ -179,8 +182,16 @@ class Response:
         question = {"role": "user", "content": self._query.query}
         if self._query.mode == "committee":
             return await self._committee(conversation, options, question)
-        steps = self._steps(conversation, options)
-        return await run_agent(steps, question, self._settings.max_tool_iterations), None
+        query = self._query
+        following = await self._read_as_given(query.following or ())
+        terms = Terms(following, query.client_tools, query.answer_schema)
+        steps = self._steps(conversation, options, functions=terms.functions)
+        rounds = 0 if query.plain else self._settings.max_tool_iterations
+        return await run_agent(steps, question, rounds, terms), None
+
+    async def _read_as_given(self, messages: Sequence[ChatTurnMessage]) -> list[ChatMessage]:
+        """A history that the client gives, as the model reads it."""
+        return await as_the_model_reads(self._ports.context.bus, self._query.user_id, messages)
 
     def _steps(
         self,
@@ -188,6 +199,7 @@ class Response:
         options: dict[str, Any],
         seat: Seat | None = None,
         among: frozenset[str] | None = None,
+        functions: Sequence[dict[str, Any]] = (),
     ) -> JournalSteps:
         """The steps of the answer, or of one committee member; `among` bounds the tools further."""
         allowed = None if self._query.tools is None else frozenset(self._query.tools)
@@ -201,6 +213,8 @@ class Response:
             allowed=allowed,
             scope=seat.scope if seat else "",
             labels={"persona": seat.persona, "round": seat.round} if seat else {},
+            functions=functions,
+            think=self._settings.think if self._query.think is None else self._query.think,
         )
 
     async def _committee(
@@ -244,10 +258,10 @@ class Response:
         (record,) = await steps.tools(0, [(0, call)])
         return record.result
 
-    def _conversation(self, turns: Sequence[Turn]) -> Conversation:
-        system: list[ChatMessage] = [{"role": "system", "content": self._system_prompt()}]
+    async def _conversation(self, turns: Sequence[Turn]) -> Conversation:
+        system: list[ChatMessage] = [{"role": "system", "content": "" if self._query.plain else self._system_prompt()}]
         if self._query.messages is not None:
-            given, history = split_turns([message.model_dump(exclude_none=True) for message in self._query.messages])
+            given, history = split_turns(await self._read_as_given(self._query.messages))
             return Conversation([*system, *given], history)
         limit = self._settings.history_turns
         recent = turns[-limit:] if limit else []
@@ -274,8 +288,37 @@ class Response:
                 await self._cancelled()
 
     async def _complete(self, finished: Finished) -> None:
-        """Publishes, stores the turn, then tells the client: whoever has seen `completed` finds all of it done."""
+        """Publishes, stores the turn, then tells the client: whoever has seen `completed` finds all of it done.
+
+        Calls that are handed to the client are no answer yet, and a plain call of the model is none of the agent's:
+        neither is published, so that nothing of them is remembered or judged.
+        """
         await show_transition(self._ports, "PUBLISH")
+        query, caller, answer = self._query, self._ports.caller, finished.answer
+        published = not answer.handed and not query.plain
+        if published:
+            await self._publish(finished)
+        completed: dict[str, Any] = {
+            "answer": answer.text,
+            "said_before": answer.said_before,
+            "thinking": answer.thinking,
+            "tool_calls": [record.model_dump(mode="json") for record in answer.tool_calls],
+            "usage": answer.usage.model_dump(),
+            "finish_reason": answer.finish_reason,
+            "model": answer.model,
+        }
+        if answer.handed:
+            completed["client_calls"] = [
+                {"id": handed_id(caller.query_id, handed), "name": handed.call.name, "args": handed.call.args}
+                for handed in answer.handed
+            ]
+        if not published:
+            completed["published"] = False
+        if finished.deliberations is not None:
+            completed["deliberations"] = [said.model_dump(mode="json") for said in finished.deliberations]
+        await self._end(EntryType.COMPLETED, completed)
+
+    async def _publish(self, finished: Finished) -> None:
         query, caller, answer = self._query, self._ports.caller, finished.answer
         generation = ResponseGeneration(
             query_id=caller.query_id,
@@ -312,17 +355,6 @@ class Response:
         if query.messages is None:
             commands += await self._turn(answer.text, finished.ratio)
         await bus.link.pipe(commands)
-        completed: dict[str, Any] = {
-            "answer": answer.text,
-            "thinking": answer.thinking,
-            "tool_calls": [record.model_dump(mode="json") for record in answer.tool_calls],
-            "usage": answer.usage.model_dump(),
-            "finish_reason": answer.finish_reason,
-            "model": answer.model,
-        }
-        if finished.deliberations is not None:
-            completed["deliberations"] = [said.model_dump(mode="json") for said in finished.deliberations]
-        await self._end(EntryType.COMPLETED, completed)
 
     async def _turn(self, answer: str, ratio: float | None, *, interrupted: bool = False) -> list[Any]:
         caller = self._ports.caller

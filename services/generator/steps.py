@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from services.generator.context import ContextTooSmall, Conversation, Fitted, characters
+from services.generator.context import ContextTooSmall, Conversation, Fitted, characters, one_system
 from services.generator.deltas import DeltaPump
 from services.generator.loop import Message, Reply, in_order
 from services.generator.recall import Recall, reply_of, written
@@ -25,6 +25,7 @@ from shared.llm.port import (
     Finish,
     ModelFacts,
     ModelOverloaded,
+    ModelRejected,
     ModelUnavailable,
     Notice,
     StreamInterrupted,
@@ -76,7 +77,10 @@ class Ports:
 
 @dataclass(slots=True)
 class JournalSteps:
-    """One agent's steps. `scope` names a committee member's part of the journal; it is empty for the one answer."""
+    """One agent's steps. `scope` names a committee member's part of the journal; it is empty for the one answer.
+
+    allowed: which of our tools are offered; None: all. functions: the schemas of the client's own, offered beside them.
+    """
 
     ports: Ports
     conversation: Conversation
@@ -85,6 +89,8 @@ class JournalSteps:
     allowed: frozenset[str] | None
     scope: str = ""
     labels: dict[str, Any] = field(default_factory=dict)
+    functions: Sequence[dict[str, Any]] = ()
+    think: bool = True
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -93,7 +99,9 @@ class JournalSteps:
 
     # ── the model ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def model(self, step: int, current: Sequence[Message], *, with_tools: bool) -> Reply:
+    async def model(
+        self, step: int, current: Sequence[Message], *, with_tools: bool, form: Mapping[str, Any] | None = None
+    ) -> Reply:
         recorded = self.ports.recall.replies.get((self.scope, step))
         if recorded is not None:
             return recorded
@@ -102,9 +110,19 @@ class JournalSteps:
         interruptions, yielded, pause = 0, 0, _FIRST_PAUSE
         while True:
             facts = await self._facts()
-            request = await self._request(current, schemas, facts)
+            request = replace(
+                await self._request(current, schemas, facts),
+                yields=yielded < _MOST_YIELDS,
+                # where both are asked for at once, servers refuse it or never call a tool
+                response_schema=None if schemas else form,
+            )
             try:
-                return await self._call(step, replace(request, yields=yielded < _MOST_YIELDS))
+                return await self._call(step, request)
+            except ModelRejected:
+                if request.response_schema is None:
+                    raise
+                # not every server takes every schema; the model has been told it as well
+                form = None
             except Yielded:
                 yielded += 1
             except StreamInterrupted as exc:
@@ -139,7 +157,13 @@ class JournalSteps:
 
     async def _schemas(self) -> list[dict[str, Any]]:
         live = await self.ports.tools.schemas()
-        return [schema for name, schema in sorted(live.items()) if self.allowed is None or name in self.allowed]
+        theirs = {function["function"]["name"] for function in self.functions}
+        ours = [
+            schema
+            for name, schema in sorted(live.items())
+            if (self.allowed is None or name in self.allowed) and name not in theirs
+        ]
+        return [*ours, *self.functions]
 
     async def _facts(self) -> ModelFacts:
         """What there is to plan with. The demonstration model shortens by itself what it is given."""
@@ -158,9 +182,9 @@ class JournalSteps:
         await self._announce_cut(fitted)
         return ChatRequest(
             model=self.model_name,
-            messages=fitted.messages,
+            messages=one_system(fitted.messages),
             tools=schemas,
-            think=settings.think,
+            think=self.think,
             num_ctx=settings.num_ctx,
             options=self.options,
             max_tokens=min(settings.max_tokens, left),

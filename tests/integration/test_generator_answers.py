@@ -185,7 +185,9 @@ async def test_a_history_of_the_clients_own_is_used_and_nothing_is_stored(redis_
         assert await on.sessions.info("s1") is None
         messages = on.server.requests[-1].body["messages"]
         assert len(await on.published(RESPONSE_GENERATION, query_id)) == 1
-    assert [m["content"] for m in messages[1:]] == ["Speak like a pirate.", "hello", "ahoy", "more"]
+    # one system message: many models' templates know no second one
+    assert messages[0]["content"].endswith("\n\nSpeak like a pirate.")
+    assert [m["content"] for m in messages[1:]] == ["hello", "ahoy", "more"]
 
 
 async def test_a_query_may_use_the_allowed_tools_only(redis_url: str) -> None:

@@ -13,8 +13,9 @@ from services.gateway.accept import ONCE, Origin, accept
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
 from services.gateway.body import JsonRoute
+from services.gateway.chat_body import DEFAULT_MODEL, UTILITY_MODEL, ChatBody, asked
+from services.gateway.completions import Chunks, completion, failed
 from services.gateway.gateway import Gateway, GatewayDep
-from services.gateway.openai import DEFAULT_MODEL, ChatBody, Chunks, asked, completion, failed
 from services.gateway.records import QueryRecord, forgotten
 from services.gateway.routes.queries import finished, loop_time_of
 from services.gateway.schemas import told
@@ -33,6 +34,7 @@ _COMPLETION: dict[str, Any] = completion(
         "answer": "Paris.",
         "thinking": "A capital.",
         "finish_reason": "stop",
+        "tool_calls": [],
         "usage": {"prompt_tokens": 412, "completion_tokens": 23},
     },
     1_700_000_000,
@@ -51,7 +53,7 @@ async def _models(gateway: Gateway) -> list[str]:
             responses=told("Models", {"object": "list", "data": [_MODEL]}, 503))  # fmt: skip
 async def models(gateway: GatewayDep, _user: UserDep) -> Response:
     async with gateway.reachable():
-        names = [DEFAULT_MODEL, *await _models(gateway)]
+        names = [DEFAULT_MODEL, UTILITY_MODEL, *await _models(gateway)]
     started = gateway.context.started // 1000
     return reply({"object": "list", "data": [{**_MODEL, "id": name, "created": started} for name in names]})
 
@@ -60,7 +62,7 @@ async def models(gateway: GatewayDep, _user: UserDep) -> Response:
     "/chat/completions",
     summary="A chat completion by the whole agent; its tools run on this side",
     responses=told("The completion; with `stream` its chunks as events", _COMPLETION,
-                   400, 409, 413, 415, 429, 502, 503, 504),
+                   400, 404, 409, 413, 415, 429, 502, 503, 504),
 )  # fmt: skip
 async def chat(
     request: Request,
@@ -72,14 +74,17 @@ async def chat(
 ) -> Response:
     async with gateway.reachable():
         names = await _models(gateway)
-    record = await accept(gateway, Origin(user, idempotency_key, traceparent), asked(body, names))
+    ask = asked(body, names)
+    record = await accept(gateway, Origin(user, idempotency_key, traceparent), ask)
+    model = body.model or DEFAULT_MODEL
+    named = {"X-Query-Id": record.query_id, "X-Request-Id": record.query_id}
     if body.stream:
-        include_usage = body.stream_options is not None and body.stream_options.include_usage
-        chunks = Chunks(record.query_id, body.model, include_usage)
-        return EventStream(gateway, _streamed(gateway, record, chunks), {"X-Query-Id": record.query_id})
+        include_usage = bool(body.stream_options and body.stream_options.include_usage)
+        chunks = Chunks(record.query_id, model, include_usage, whole=ask.whole, legacy=body.legacy)
+        return EventStream(gateway, _streamed(gateway, record, chunks), named)
     shown = await finished(request, gateway, record)
-    answer = completion(record.query_id, body.model, shown, int(time.time()))
-    return reply(answer, headers={"X-Query-Id": record.query_id})
+    answer = completion(record.query_id, model, shown, int(time.time()), whole=ask.whole, legacy=body.legacy)
+    return reply(answer, headers=named)
 
 
 async def _streamed(gateway: Gateway, record: QueryRecord, chunks: Chunks) -> AsyncIterator[bytes]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.gateway.completions import Chunks
 from services.gateway.errors import sentence
-from services.gateway.openai import Chunks
 from services.gateway.sse import frame, parts
 from services.gateway.tap import matches
 from shared.records.journal import EntryType, JournalEntry

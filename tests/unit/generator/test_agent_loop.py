@@ -42,7 +42,7 @@ class ScriptedSteps:
     def state(self) -> str:
         return self._machine.state
 
-    async def model(self, step: int, current: Sequence[Message], *, with_tools: bool) -> Reply:
+    async def model(self, step: int, current: Sequence[Message], *, with_tools: bool, form: object = None) -> Reply:
         assert step == len(self.sent)
         self.sent.append((list(current), with_tools))
         return self._replies.pop(0)

@@ -31,7 +31,7 @@ class ScriptedSteps:
         self._seat = seat
         self._asked = asked
 
-    async def model(self, step: int, current: Sequence[Message], *, with_tools: bool) -> Reply:
+    async def model(self, step: int, current: Sequence[Message], *, with_tools: bool, form: object = None) -> Reply:
         self._asked.append((self._seat, with_tools))
         calls = []
         if self._seat is not None and self._seat.persona == "a" and step == 0:

@@ -1,0 +1,377 @@
+"""OpenAI's chat completions, coming in: a request as a question to the agent. Pure.
+
+Liberal, as clients are: a field that is null is not there, and what changes nothing for a local model is passed over.
+What matters and cannot be done is refused with a sentence. Source: the API reference of OpenAI, 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from services.gateway.accept import Ask
+from services.gateway.errors import ApiError, sentence
+from services.gateway.schemas import Options
+from shared.contracts import MAX_QUERY_CHARS, ChatToolCall, ChatTurnMessage, ClientTools
+
+DEFAULT_MODEL = "local2"
+# One plain call of the model: for titles, tags and whatever else a client asks behind a user's back.
+UTILITY_MODEL = "local2-utility"
+# How Open WebUI begins its prompts for titles, tags, follow-ups and search queries.
+_HOUSEKEEPING = "### Task:"
+_MOST_TOOLS = 128
+_SEEDS = 2**32
+
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+class Wire(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class Part(Wire):
+    type: str = "text"
+    text: str | None = None
+
+
+class CalledFunction(Wire):
+    name: str = Field(max_length=200)
+    arguments: str | dict[str, Any] | None = ""
+
+
+class Call(Wire):
+    id: str | None = Field(default=None, max_length=200)
+    function: CalledFunction
+
+
+class ChatMessage(Wire):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[str | Part] | None = None
+    name: str | None = Field(default=None, max_length=200)
+    tool_calls: list[Call] | None = None
+    function_call: CalledFunction | None = None
+    tool_call_id: str | None = Field(default=None, max_length=200)
+
+
+class StreamOptions(Wire):
+    include_usage: bool | None = None
+
+
+class Function(Wire):
+    name: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Wire):
+    type: str = "function"
+    function: Function | None = None
+
+
+class ChatBody(Wire):
+    model_config = ConfigDict(
+        extra="allow",
+        frozen=True,
+        json_schema_extra={
+            "example": {"model": "local2", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+        },
+    )
+
+    model: str | None = Field(default=DEFAULT_MODEL, max_length=200)
+    messages: list[ChatMessage] = Field(min_length=1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repetition_penalty: float | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    n: int | None = None
+    tools: list[Tool] | None = Field(default=None, max_length=_MOST_TOOLS)
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[Function] | None = Field(default=None, max_length=_MOST_TOOLS)
+    function_call: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    metadata: dict[str, Any] | None = None
+
+    @property
+    def legacy(self) -> bool:
+        """Whether the client speaks of functions, as before there were tools, and wants to be answered so."""
+        return bool(self.functions) and not self.tools
+
+
+def asked(body: ChatBody, known_models: Iterable[str]) -> Ask:
+    """The query in a request. Raises ApiError: 404 for a model that is not here, 400 for what cannot be done."""
+    if body.n not in (None, 1):
+        raise bad("n: only one answer at a time", "unsupported")
+    if body.logprobs:
+        raise bad("logprobs: not supported", "unsupported")
+    name = body.model or DEFAULT_MODEL
+    query, before, following = question(_messages(body.messages))
+    plain = name == UTILITY_MODEL or query.lstrip().startswith(_HOUSEKEEPING)
+    functions = _functions(body)
+    return Ask(
+        query=query,
+        messages=before,
+        following=following,
+        model=backend_model(name, known_models),
+        options=_options(body),
+        client_tools=None if plain else client_tools(functions, _choice(body), body.parallel_tool_calls),
+        answer_schema=answer_schema(body.response_format),
+        think=False if plain else _think(body),
+        plain=plain,
+    )
+
+
+def backend_model(name: str, known: Iterable[str]) -> str | None:
+    """The model behind the agent that a name means; None: the one it has. Raises ApiError 404."""
+    if name in (DEFAULT_MODEL, UTILITY_MODEL):
+        return None
+    if name in (names := sorted(known)):
+        return name
+    there = ", ".join((DEFAULT_MODEL, UTILITY_MODEL, *names))
+    raise ApiError(404, "model_not_found", f"there is no model {name!r} here; there are: {there}")
+
+
+# ── the conversation ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def question(
+    messages: Sequence[ChatTurnMessage],
+) -> tuple[str, list[ChatTurnMessage], list[ChatTurnMessage] | None]:
+    """(what the user said last, the messages before it, those after it). Raises ApiError 400."""
+    # a conversation without a user's message is one where the system's is all that was said
+    said = [n for n, message in enumerate(messages) if message.role == "user"] or [
+        n for n, message in enumerate(messages) if message.role == "system"
+    ]
+    if not said:
+        raise bad("messages: none of them is the user's")
+    query = messages[said[-1]].content
+    if not query.strip():
+        raise bad("messages: the last message of the user is empty")
+    if any(len(message.content) > MAX_QUERY_CHARS for message in messages):
+        raise bad(f"messages: one is longer than {MAX_QUERY_CHARS} characters", "context_length_exceeded")
+    return query, list(messages[: said[-1]]), list(messages[said[-1] + 1 :]) or None
+
+
+def _messages(messages: Sequence[ChatMessage]) -> list[ChatTurnMessage]:
+    found: list[ChatTurnMessage] = []
+    for place, message in enumerate(messages):
+        calls = [
+            ChatToolCall(id=call.id or f"call_{place}_{n}", name=call.function.name, args=arguments(call.function))
+            for n, call in enumerate(message.tool_calls or ())
+        ]
+        if message.function_call is not None:
+            calls.append(ChatToolCall(id=f"call_{place}", name=message.function_call.name,
+                                      args=arguments(message.function_call)))  # fmt: skip
+        answers = message.tool_call_id
+        if message.role == "function":
+            # the older form has no ids: a result belongs to the call before it
+            answers = f"call_{place - 1}"
+        found.append(
+            ChatTurnMessage(
+                role=ROLES[message.role],
+                content=text_of(message.content, place, message.role),
+                name=message.name,
+                tool_calls=calls or None,
+                tool_call_id=answers,
+            )
+        )
+    return found
+
+
+def arguments(called: CalledFunction) -> dict[str, Any]:
+    """The arguments of a call that the client tells of; what is no JSON object is kept as it is."""
+    if isinstance(called.arguments, dict):
+        return called.arguments
+    try:
+        value = orjson.loads(called.arguments or "{}")
+    except orjson.JSONDecodeError:
+        value = None
+    return value if isinstance(value, dict) else {"unparsed": called.arguments}
+
+
+def text_of(content: str | Sequence[str | Part] | None, place: int, role: str) -> str:
+    """A message's text. What a model is said to have thought or refused is no part of it. Raises ApiError 400 for what
+    a user sends that cannot be read."""
+    if not isinstance(content, (list, tuple)):
+        return str(content or "")
+    texts = []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        elif part.type in ("text", "input_text", "output_text") and part.text is not None:
+            texts.append(part.text)
+        elif role != "assistant":
+            raise bad(f"messages.{place}.content: parts of type {part.type[:50]} are not supported", "unsupported")
+    return "\n".join(texts)
+
+
+# ── what is asked of the answer ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _functions(body: ChatBody) -> list[Function]:
+    functions = list(body.functions or ()) if body.legacy else []
+    for place, tool in enumerate(body.tools or ()):
+        if tool.type != "function" or tool.function is None:
+            raise bad(f"tools.{place}: only tools of type function are supported, with their function", "unsupported")
+        functions.append(tool.function)
+    return functions
+
+
+def _choice(body: ChatBody) -> str | Mapping[str, Any] | None:
+    if not body.legacy:
+        return body.tool_choice
+    # the older form names the function without saying that it is one
+    return {"function": body.function_call} if isinstance(body.function_call, dict) else body.function_call
+
+
+def client_tools(
+    functions: Sequence[Function], choice: str | Mapping[str, Any] | None, parallel: bool | None
+) -> ClientTools | None:
+    """The client's own tools, where the model may call them. Raises ApiError 400."""
+    names = [function.name for function in functions]
+    if len(set(names)) < len(names):
+        raise bad("tools: two of them have the same name")
+    wanted: str
+    match choice:
+        case None | "auto" | "required":
+            wanted = choice or "auto"
+        case "none":
+            return None
+        case {"allowed_tools": {"mode": mode, "tools": [*allowed]}} | {"mode": mode, "tools": [*allowed]}:
+            kept = {_name(tool) for tool in allowed}
+            functions = [function for function in functions if function.name in kept]
+            wanted = "required" if mode == "required" else "auto"
+        case Mapping() if (name := _name(choice)) is not None:
+            if name not in names:
+                raise bad(f"tool_choice: there is no tool {name!r} in tools")
+            wanted = name
+        case _:
+            raise bad("tool_choice: must be none, auto, required or the name of a function")
+    if not functions:
+        if wanted == "required":
+            raise bad("tool_choice: required, but there are no tools")
+        return None
+    for function in functions:
+        check_schema(function.parameters or {}, f"the parameters of the tool {function.name}")
+    return ClientTools(
+        functions=[{"type": "function", "function": _schema(function)} for function in functions],
+        choice=wanted,
+        parallel=parallel is not False,
+    )
+
+
+def _name(choice: Any) -> str | None:
+    if not isinstance(choice, Mapping):
+        return None
+    inner = choice.get("function", choice)
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def _schema(function: Function) -> dict[str, Any]:
+    parameters = function.parameters or {"type": "object", "properties": {}}
+    return {"name": function.name, "description": function.description or "", "parameters": parameters}
+
+
+def answer_schema(response_format: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The JSON schema that the answer must fit. Raises ApiError 400."""
+    match response_format:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"type": "object"}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            check_schema(schema, "response_format")
+            return schema
+        case {"type": "json_schema", "schema": dict(schema)}:
+            check_schema(schema, "text.format")
+            return schema
+        case _:
+            raise bad("response_format: must be of type text, json_object, or json_schema with a schema", "unsupported")
+
+
+def check_schema(schema: dict[str, Any], what: str) -> None:
+    """Raises ApiError 400 for what is no JSON schema."""
+    import jsonschema
+
+    kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except jsonschema.exceptions.SchemaError as exc:
+        raise bad(f"{what}: is no JSON schema: {exc.message[:200]}") from exc
+
+
+def _think(body: ChatBody) -> bool | None:
+    wished = (body.chat_template_kwargs or {}).get("enable_thinking")
+    if isinstance(wished, bool):
+        return wished
+    return effort(body.reasoning_effort)
+
+
+def effort(word: str | None) -> bool | None:
+    """Whether a model should think, by OpenAI's word for how much."""
+    return None if word is None else word != "none"
+
+
+def _options(body: ChatBody) -> dict[str, Any] | None:
+    return options(
+        {
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k if body.top_k is None or body.top_k >= 0 else None,
+            "min_p": body.min_p,
+            "num_predict": body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
+            "seed": body.seed,
+            "stop": [body.stop] if isinstance(body.stop, str) else body.stop,
+            "presence_penalty": body.presence_penalty,
+            "frequency_penalty": body.frequency_penalty,
+            "repeat_penalty": body.repeat_penalty if body.repeat_penalty is not None else body.repetition_penalty,
+        }
+    )
+
+
+def options(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Sampling options in our names; the usual ways of saying "no limit" are understood. Raises ApiError 400."""
+    kept = {name: value for name, value in given.items() if value is not None}
+    if kept.get("num_predict") == -1:
+        del kept["num_predict"]
+    if (seed := kept.get("seed")) is not None:
+        # clients draw seeds of 64 bits, and mean chance by -1
+        kept["seed"] = seed % _SEEDS
+        if seed == -1:
+            del kept["seed"]
+    if "stop" in kept:
+        kept["stop"] = [word for word in kept["stop"] if word]
+    try:
+        found = Options.model_validate(kept)
+    except ValidationError as exc:
+        raise bad(sentence(exc.errors(include_url=False)[0]).replace("num_predict", "max_tokens")) from exc
+    return {name: value for name, value in found.model_dump(exclude_none=True).items() if value != []} or None
+
+
+def bad(message: str, code: str = "invalid_request") -> ApiError:
+    return ApiError(400, code, message)

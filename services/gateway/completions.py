@@ -1,0 +1,242 @@
+"""OpenAI's chat completions, going out: a result or a journal as a completion or its chunks. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from services.gateway.errors import error_body, openai_fields
+from shared.bus import order
+from shared.records.journal import EntryType, JournalEntry
+
+DONE = b"data: [DONE]\n\n"
+
+
+def completion(
+    query_id: str,
+    model: str,
+    shown: Mapping[str, Any],
+    created: int,
+    *,
+    whole: bool = False,
+    legacy: bool = False,
+) -> dict[str, Any]:
+    """A finished result in OpenAI's shape; `whole` and `legacy` as for `Chunks`."""
+    calls = tool_calls(shown.get("client_calls") or ())
+    text = shown["answer"] if whole else content_of(shown)
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": text if text or not calls else None,
+        "refusal": None,
+        "annotations": citations(shown["tool_calls"], text),
+        "reasoning": shown["thinking"] or None,
+        "reasoning_content": shown["thinking"] or None,
+    }
+    if calls:
+        message |= {"function_call": calls[0]["function"]} if legacy else {"tool_calls": calls}
+    reason = finish_reason(shown["finish_reason"], handed=bool(calls), legacy=legacy)
+    return {
+        "id": f"chatcmpl-{query_id}",
+        "object": "chat.completion",
+        "created": created,
+        "model": shown["model"] or model,
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": reason}],
+        "usage": usage(shown["usage"]),
+    }
+
+
+def content_of(shown: Mapping[str, Any]) -> str:
+    """All that was said to the user, also before a call of the agent's own tools: what a stream would have told."""
+    return "\n\n".join(part for part in (*shown.get("said_before", ()), shown["answer"]) if part)
+
+
+def tool_calls(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Calls of the client's tools in OpenAI's shape."""
+    return [
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": call["name"], "arguments": orjson.dumps(call["args"]).decode()},
+        }
+        for call in calls
+    ]
+
+
+def citations(calls: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
+    """The sources of an answer as URL citations: pages that were read, and hits of a search that the text names.
+
+    Places are counted in characters; a source that the text does not name stands at its end.
+    """
+    read: dict[str, str] = {}
+    for call in calls:
+        data = call.get("data")
+        if call["tool"] == "web_fetch" and isinstance(data, dict) and data.get("url"):
+            read[str(data["url"])] = str(data.get("title") or data["url"])
+        if call["tool"] == "web_search" and isinstance(data, list):
+            hits = [hit for hit in data if isinstance(hit, dict) and hit.get("url")]
+            for hit in [hit for hit in hits if str(hit["url"]) in text] or hits:
+                read.setdefault(str(hit["url"]), str(hit.get("title") or hit["url"]))
+    found = []
+    for url, title in read.items():
+        begin = text.find(url)
+        start, end = (begin, begin + len(url)) if begin >= 0 else (len(text), len(text))
+        citation = {"url": url, "title": title, "start_index": start, "end_index": end}
+        found.append({"type": "url_citation", "url_citation": citation})
+    return found
+
+
+def finish_reason(reason: str | None, *, handed: bool = False, legacy: bool = False) -> str:
+    """`handed`: the client has calls to run. The agent's own are over by then: they never show."""
+    if handed:
+        return "function_call" if legacy else "tool_calls"
+    return reason if reason in ("length", "content_filter") else "stop"
+
+
+def usage(counts: Any) -> dict[str, int]:
+    known = counts if isinstance(counts, dict) else {}
+    prompt, generated = (
+        count if isinstance(count := known.get(name), int) else 0 for name in ("prompt_tokens", "completion_tokens")
+    )
+    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+
+
+class Chunks:
+    """A journal as `chat.completion.chunk` events.
+
+    What was sent cannot be taken back: when a model call is started again, the new text is compared with what the
+    client already has of that call, and only what goes beyond it is sent.
+
+    whole: the text is sent when it is complete, because it has to have a form that is looked at first.
+    legacy: a call of the client's is told as a function call.
+    """
+
+    def __init__(
+        self, query_id: str, model: str, include_usage: bool, *, whole: bool = False, legacy: bool = False
+    ) -> None:
+        self._id = f"chatcmpl-{query_id}"
+        self._model = model
+        self._created = int(time.time())
+        self._include_usage = include_usage
+        self._whole = whole
+        self._legacy = legacy
+        self._thought = False
+        self._pause = False
+        self._sent: list[tuple[tuple[int, int], str, str]] = []
+        self._replayed: dict[str, str] = {}
+        self._again: dict[str, str] = {}
+        self._gap = False
+        self._any_answer = False
+        self.done = False
+
+    def opening(self) -> bytes:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def feed(self, entries: Sequence[JournalEntry]) -> bytes:
+        """The chunks of some journal entries; `done` is set after the terminal one."""
+        out: list[bytes] = []
+        for entry in entries:
+            match entry.type:
+                case _ if b'"persona"' in entry.data and "persona" in entry.value():
+                    # what the committee says among itself is not the answer
+                    continue
+                case EntryType.CLAIMED:
+                    self._model = entry.value().get("model") or self._model
+                case EntryType.THINKING | EntryType.ANSWER:
+                    out.append(self._delta(entry))
+                case EntryType.MESSAGE:
+                    self._pause = self._thought
+                    self._sent.clear()
+                    self._replayed.clear()
+                    self._gap = self._any_answer and bool(entry.value().get("tool_calls"))
+                case EntryType.RESTARTED:
+                    self._restart(entry.valid_until())
+                case EntryType.COMPLETED | EntryType.CANCELLED:
+                    out.append(self._end(entry.value()))
+                case EntryType.FAILED:
+                    out.append(self._failed(entry.value()))
+                case _:
+                    pass
+            if self.done:
+                break
+        return b"".join(out)
+
+    def _delta(self, entry: JournalEntry) -> bytes:
+        kind, text = str(entry.type), entry.text()
+        self._sent.append((order(entry.id), kind, text))
+        text = self._beyond(kind, text)
+        if not text:
+            return b""
+        if entry.type is EntryType.THINKING:
+            if self._pause:
+                text, self._pause = f"\n\n{text}", False
+            self._thought = True
+            return self._chunk({"reasoning": text, "reasoning_content": text})
+        if self._whole:
+            return b""
+        if self._gap:
+            # what was said before a tool call and the answer are two paragraphs
+            text, self._gap = f"\n\n{text}", False
+        self._any_answer = True
+        return self._chunk({"content": text})
+
+    def _restart(self, after: tuple[int, int]) -> None:
+        self._again.clear()
+        self._replayed = {
+            kind: "".join(text for at, of, text in self._sent if of == kind and at > after)
+            for kind in (EntryType.THINKING.value, EntryType.ANSWER.value)
+        }
+        self._sent = [sent for sent in self._sent if sent[0] <= after]
+
+    def _beyond(self, kind: str, text: str) -> str:
+        """The part of a delta that the client does not have yet."""
+        known = self._replayed.get(kind, "")
+        if not known:
+            return text
+        said = self._again.get(kind, "") + text
+        self._again[kind] = said
+        if known.startswith(said):
+            return ""
+        self._replayed[kind] = ""
+        return said[len(known) :] if said.startswith(known) else f"\n\n{said}"
+
+    def _end(self, value: dict[str, Any]) -> bytes:
+        self.done = True
+        out = []
+        if not self._any_answer and value.get("answer"):
+            out.append(self._chunk({"content": str(value["answer"])}))
+        if sources := citations(value.get("tool_calls") or (), str(value.get("answer") or "")):
+            out.append(self._chunk({"annotations": sources}))
+        calls = tool_calls(value.get("client_calls") or ())
+        if calls:
+            out += self._calls(calls)
+        reason = finish_reason(value.get("finish_reason"), handed=bool(calls), legacy=self._legacy)
+        out.append(self._chunk({}, reason))
+        if self._include_usage:
+            out.append(self._event({"choices": [], "usage": usage(value.get("usage"))}))
+        return b"".join((*out, DONE))
+
+    def _calls(self, calls: Sequence[Mapping[str, Any]]) -> list[bytes]:
+        if self._legacy:
+            return [self._chunk({"function_call": calls[0]["function"]})]
+        return [self._chunk({"tool_calls": [{"index": n, **call}]}) for n, call in enumerate(calls)]
+
+    def _failed(self, value: dict[str, Any]) -> bytes:
+        self.done = True
+        return failed(str(value.get("code", "internal")), str(value.get("message", "the query failed")))
+
+    def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        extra: dict[str, Any] = {"usage": None} if self._include_usage else {}
+        return self._event({"choices": [choice], **extra})
+
+    def _event(self, body: dict[str, Any]) -> bytes:
+        head = {"id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": self._model}
+        return b"data: %b\n\n" % orjson.dumps({**head, **body})
+
+
+def failed(code: str, message: str) -> bytes:
+    """An error after the response has begun: clients of OpenAI raise it."""
+    return b"data: %b\n\n%b" % (error_body(code, message, openai_fields(500)), DONE)

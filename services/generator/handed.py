@@ -1,0 +1,102 @@
+"""Calls handed to a client: their ids, and, when the client comes back with results, all that was done before them.
+
+A client sees only the calls of its own tools. The thinking, the calls of our tools and their results that came before
+are in the journal of the query that handed the calls out; a call's id says which query that was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from services.generator.loop import HandedCall, Message, tool_message
+from services.generator.recall import Recall, recall
+from shared.bus import Bus
+from shared.bus.keys import earlier_record_key, journal_key, record_key
+from shared.contracts import ChatTurnMessage, ToolCallRecord
+from shared.records.journal import read_journal, response_id
+
+_ID = re.compile(r"call_(\d{1,15})_(\d{1,10})_(\d{1,4})_\d{1,4}")
+_NO_RESULT = "[no result was given]"
+
+
+def handed_id(query_id: str, handed: HandedCall) -> str:
+    """The id of a call as the client gets it."""
+    return f"call_{query_id.replace('-', '_')}_{handed.step}_{handed.position}"
+
+
+async def as_the_model_reads(bus: Bus, user_id: str, messages: Sequence[ChatTurnMessage]) -> list[Message]:
+    """A client's history with what happened here between its messages, as far as it is still kept.
+
+    Every call has a result right after it, as models' templates and servers want it; one that the client left out
+    says so.
+    """
+    asked = {match["query"]: None for message in messages if (match := _origin(message))}
+    runs = dict(zip(asked, await asyncio.gather(*(_run(bus, user_id, query_id) for query_id in asked)), strict=True))
+    found: list[Message] = []
+    waiting: dict[str, str] = {}
+    for message in messages:
+        if message.role != "tool":
+            found += _unanswered(waiting)
+            waiting = {call.id: call.name for call in message.tool_calls or ()}
+        match _origin(message), message.role:
+            case {"query": query_id, "step": step}, _ if run := runs.get(query_id):
+                found += _told(query_id, run, step, message)
+            case _, "tool":
+                name = waiting.pop(message.tool_call_id or "", message.name or "")
+                said = {"role": "tool", "content": message.content, "tool_name": name}
+                found.append({**said, "tool_call_id": message.tool_call_id or ""})
+            case _:
+                found.append(message.model_dump(exclude_none=True))
+    return [*found, *_unanswered(waiting)]
+
+
+def _origin(message: ChatTurnMessage) -> dict[str, Any] | None:
+    """Which query handed the calls of a message out, and at which step; None when none did."""
+    match = _ID.fullmatch(message.tool_calls[0].id) if message.tool_calls else None
+    return {"query": f"{match[1]}-{match[2]}", "step": int(match[3])} if match else None
+
+
+async def _run(bus: Bus, user_id: str, query_id: str) -> Recall | None:
+    """What the journal of the user's own query holds."""
+    keys = (record_key(query_id), earlier_record_key(query_id))
+    owners = await bus.link.pipe([("HGET", key, "user_id") for key in keys])
+    if user_id.encode() not in owners:
+        return None
+    return recall(await read_journal(bus, journal_key(query_id, "A")))
+
+
+def _told(query_id: str, run: Recall, last: int, message: ChatTurnMessage) -> list[Message]:
+    """The messages of a run up to `message`, whose calls the client was handed."""
+    found: list[Message] = []
+    for step in range(last + 1):
+        reply = run.replies.get(("", step))
+        calls = reply.tool_calls if reply else []
+        done = [(call, record) for place, call in enumerate(calls) if (record := _record(run, query_id, step, place))]
+        told = [{"id": call.id, "name": call.name, "args": call.args} for call, _ in done]
+        if step == last:
+            told += _dumped(message)
+        if told:
+            said: dict[str, Any] = {"role": "assistant", "content": reply.content if reply else message.content}
+            if reply and reply.thinking:
+                said["thinking"] = reply.thinking
+            found.append({**said, "tool_calls": told})
+            found += [tool_message(call, record) for call, record in done]
+    return found
+
+
+def _record(run: Recall, query_id: str, step: int, position: int) -> ToolCallRecord | None:
+    return run.results.get(f"{response_id(query_id, 'A')}:{step}:{position}")
+
+
+def _dumped(message: ChatTurnMessage) -> list[dict[str, Any]]:
+    return [call.model_dump() for call in message.tool_calls or ()]
+
+
+def _unanswered(waiting: dict[str, str]) -> list[Message]:
+    return [
+        {"role": "tool", "content": _NO_RESULT, "tool_name": name, "tool_call_id": call_id}
+        for call_id, name in waiting.items()
+    ]
