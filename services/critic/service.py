@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import orjson
 
@@ -16,6 +17,7 @@ from shared.bus import ReplyError
 from shared.contracts import RESPONSE_GENERATION
 from shared.errors import TransientError
 from shared.llm.courtesy import CourteousChatModel, answering
+from shared.participant.background import beside
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.telemetry import metrics
 
@@ -30,11 +32,10 @@ async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work
     judge = Judge(model, lambda: context.settings)
     critic = Critic(context, judge, rubrics)
     await _look(context, model, critic, judge)
-    watching = asyncio.create_task(_watch(context, model, critic, judge))
     try:
-        yield [Subscription(RESPONSE_GENERATION, critic.grade, critic.abandon)]
+        async with beside(watch_judge=partial(_watch, context, model, critic, judge)):
+            yield [Subscription(RESPONSE_GENERATION, critic.grade, critic.abandon)]
     finally:
-        watching.cancel()
         await model.aclose()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -12,6 +13,7 @@ import orjson
 from services.gateway.sse import KEEP_ALIVE, frame
 from shared.bus import Bus, Entry, Follower, ReplyError, Tail, order
 from shared.bus.keys import stream_key
+from shared.participant.background import kept_up
 
 # New tools bring new subjects.
 _RESCAN_SECONDS = 2.0
@@ -78,7 +80,7 @@ class Tap:
                         newest = await self._tail.newest(stream) if first else "0-0"
                         follower = self._tail.follow(stream, seen.get(subject, newest))
                         followers.append(follower)
-                        pumps.append(asyncio.create_task(self._pump(subject, follower)))
+                        pumps.append(asyncio.create_task(kept_up("tap", partial(self._pump, subject, follower))))
                 rescan = now() + _RESCAN_SECONDS
             try:
                 async with asyncio.timeout_at(min(rescan, alive)):

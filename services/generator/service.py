@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from services.generator.answering import Answering
@@ -19,6 +20,7 @@ from shared.envelope import Message
 from shared.errors import SettingsError
 from shared.llm.courtesy import CourteousChatModel, answering
 from shared.llm.port import ChatModel
+from shared.participant.background import beside
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool_client import ToolClient
 from shared.records.sessions import Sessions
@@ -55,14 +57,14 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
 
     context.observe(QUERY_CANCEL, cancel)
     await _look(context, model)
-    watching = asyncio.create_task(_watch_backend(context, model))
     rewards = Rewards(context.bus, context.participant, settings.respondent_id, settings.retention)
-    following = asyncio.create_task(follow_rewards(context, rewards))
     try:
-        yield [Subscription(QUERY_RECEIVED, handle, abandon)]
+        async with beside(
+            watch_backend=partial(_watch_backend, context, model),
+            follow_rewards=partial(follow_rewards, context, rewards),
+        ):
+            yield [Subscription(QUERY_RECEIVED, handle, abandon)]
     finally:
-        watching.cancel()
-        following.cancel()
         await model.aclose()
 
 

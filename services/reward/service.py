@@ -34,6 +34,7 @@ from shared.contracts import (
 from shared.envelope import Message, now_ms
 from shared.errors import TransientError
 from shared.llm.intents import intent_of
+from shared.participant.background import beside
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
 from shared.records.journal import EntryType, append_after, response_id
@@ -209,9 +210,8 @@ async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work
     async def tools(_settings: RewardSettings) -> AsyncIterator[Sequence[Tool[Any]]]:
         yield [Tool(NAME, Manage, desk.manage, internal=True)]
 
-    tending = asyncio.create_task(_tend(context, desk))
     try:
-        async with open_tools(context, tools) as works:
+        async with beside(tend=partial(_tend, context, desk)), open_tools(context, tools) as works:
             yield [
                 *works,
                 Subscription(RESPONSE_GENERATION, rewarding.response),
@@ -222,9 +222,6 @@ async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work
                 Subscription(MEMORY_FORGET, rewarding.forget),
             ]
     finally:
-        tending.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await tending
         store.close()
 
 

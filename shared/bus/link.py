@@ -298,6 +298,11 @@ class Link:
         self._flush()
         watchdog = asyncio.create_task(self._watch(wire))
         try:
+            either: set[asyncio.Future[Any]] = {wire.lost, watchdog}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if watchdog.done():
+                # it has broken the connection; one that failed cannot, and nothing goes on unwatched
+                watchdog.result()
             raise await wire.lost
         finally:
             watchdog.cancel()

@@ -420,7 +420,7 @@ async def open_tools(context: Context[S], build: BuildTools[S]) -> AsyncIterator
         fresh: _Generation[S] = _Generation()
         fresh.runs = {tool.name: tool.run for tool in await fresh.stack.enter_async_context(build(settings))}
         old, current = current, fresh
-        context.background.create_task(old.close())
+        context.keep_up("close tools", old.close)
 
     def dispatch(name: str) -> RunFor[Any]:
         async def run(args: Any, request: ToolRequest) -> ToolResult:

@@ -215,7 +215,13 @@ class ToolClient:
             return
         looking = asyncio.create_task(self._look(call))
         self._looking.add(looking)
-        looking.add_done_callback(self._looking.discard)
+        looking.add_done_callback(partial(self._looked, call))
+
+    def _looked(self, call: _Call, looking: asyncio.Task[None]) -> None:
+        self._looking.discard(looking)
+        if not looking.cancelled() and (error := looking.exception()) is not None:
+            # a bug: whoever waits is told, instead of waiting for ever
+            call.fail(error)
 
     async def _look(self, call: _Call) -> None:
         request, seconds, now = call.request, call.seconds, self._loop.time()

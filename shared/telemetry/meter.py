@@ -70,6 +70,10 @@ class Meter:
                                  registry=registry)  # fmt: skip
         self._request_seconds = Histogram("local2_tool_request_seconds", "Seconds of a tool call, the bus included",
                                           ["tool"], buckets=_QUICK, registry=registry)  # fmt: skip
+        self._background = Counter("local2_background_failures", "Failures of work that goes on beside a "
+                                   "participant's own, and is begun again", ["work"], registry=registry)  # fmt: skip
+        # there from the start, so that its first failure is an increase
+        self._background.labels("unheard")
         self._model_calls = Counter("local2_model_calls", "Model calls", ["model", "outcome"], registry=registry)
         self._model_seconds = Histogram("local2_model_call_seconds", "Seconds of a model call", ["model"],
                                         buckets=_LONG, registry=registry)  # fmt: skip
@@ -143,6 +147,9 @@ class Meter:
 
     def inbox_ignored(self, reason: Literal["late", "token", "malformed", "unknown"]) -> None:
         self._ignored.labels(reason).inc()
+
+    def background_failed(self, work: str) -> None:
+        self._background.labels(work).inc()
 
     # ── models ───────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,7 +81,7 @@ class Supervisor:
         server = EmbeddedRedis(self.data_dir / "redis", reuse=True, extra={"appendfsync": appendfsync})
         self._redis = RedisKeeper(server, self.view.writer("redis"), backoff=self.backoff)
         url = await self._redis.start()
-        self._tasks.append(asyncio.create_task(self._redis.run(), name="redis"))
+        self._keep(self._redis.run(), "redis")
         return url
 
     async def start_demo_model(self, argv: Sequence[str] | None = None) -> tuple[str, str]:
@@ -103,7 +103,7 @@ class Supervisor:
         command = argv or python("services.demo_model")
         child = self._child(ChildSpec("demo-model", [*command, "--port", "0"]), on_output=output)
         self._demo = child
-        self._tasks.append(asyncio.create_task(child.run(), name="demo-model"))
+        self._keep(child.run(), "demo-model")
         said = await self._unless_broken(announced, DEMO_START, "the demonstration model")
         url = str(said["url"])
         models = said.get("models")
@@ -116,7 +116,7 @@ class Supervisor:
         for spec in specs:
             child = self._child(spec)
             self._children.append(child)
-            self._tasks.append(asyncio.create_task(child.run(), name=spec.name))
+            self._keep(child.run(), spec.name)
 
     async def wait_until_ready(self, url: str, *, quiet: float = 5.0) -> None:
         """Returns when GET /ready says so; tells what is missing when that takes long. Raises StartError."""
@@ -139,6 +139,17 @@ class Supervisor:
                     self.view.say(f"not ready yet: {missing}")
                     told = missing
                 await asyncio.sleep(0.1)
+
+    def _keep(self, running: Coroutine[Any, Any, None], name: str) -> None:
+        """Supervises a process from now on; that it no longer does is said at once."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.view.say(f"{name} is no longer supervised ({error!r}): stop with Ctrl-C and start again")
+
+        task = asyncio.create_task(running, name=name)
+        task.add_done_callback(ended)
+        self._tasks.append(task)
 
     async def _unless_broken(self, wanted: asyncio.Future[T], timeout: float | None, what: str) -> T:
         try:
@@ -168,13 +179,10 @@ class Supervisor:
             await self._demo.stop(self.grace)
         if self._redis is not None:
             self._redis.ask_to_stop()
-        results = await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._redis is not None:
             await self._redis.stop()
         self._leash.cut()
-        for task, result in zip(self._tasks, results, strict=True):
-            if isinstance(result, Exception):
-                self.view.say(f"{task.get_name()}: {result!r}")
 
 
 async def until_signal(work: Callable[[asyncio.Event], asyncio.Future[None]]) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import uuid
 from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, BinaryIO, Literal
 
 import orjson
@@ -18,6 +19,7 @@ from services.gateway.gateway import Gateway
 from shared.bus import Bus
 from shared.bus.keys import RESTORE_LOCK, RESTORE_UNFINISHED
 from shared.errors import Local2Error
+from shared.participant.background import beside
 from shared.participant.backup import BackupError, Header, Reader, Record, Summary
 from shared.telemetry.logging import get_logger
 
@@ -146,11 +148,10 @@ async def alone(gateway: Gateway) -> AsyncIterator[str]:
             "another restore is under way: wait for its end (one that died is forgotten after "
             f"{_LEASE_MS // 1000} seconds)",
         )
-    renewal = gateway.context.background.create_task(_renew(gateway, token))
     try:
-        yield token
+        async with beside(restore_lease=partial(_renew, gateway, token)):
+            yield token
     finally:
-        renewal.cancel()
         with contextlib.suppress(Local2Error):
             async with gateway.reachable():
                 if await link.call("GET", RESTORE_LOCK) == token.encode():

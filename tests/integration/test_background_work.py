@@ -1,0 +1,166 @@
+"""Where work goes on beside: what fails in it ends nothing and is heard."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from support.apps import ProbeSettings, probe
+from support.services import announced, running
+from support.waiting import eventually
+
+from services.cli.launch.child import Child, ChildSpec
+from services.cli.launch.log_view import LogView
+from services.cli.launch.supervisor import Supervisor
+from services.gateway import tap
+from shared.bus import Bus
+from shared.bus.link import Link
+from shared.bus.wire import Wire
+from shared.contracts import QUERY_CANCEL, QueryCancel
+from shared.envelope import Message
+from shared.errors import BusUnavailable
+from shared.participant import background
+from shared.participant.service import open_context
+from shared.participant.tool_client import Caller, ToolClient
+from shared.telemetry.meter import Meter
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun again without a long pause."""
+    monkeypatch.setattr(background.kept_up, "__kwdefaults__", {"first_pause": 0.01})
+
+
+async def test_an_observer_whose_start_fails_begins_again(
+    redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis may be away in the moment in which the newest entry is asked for."""
+    heard: list[str] = []
+
+    async def note(message: Message[QueryCancel]) -> None:
+        heard.append(message.payload.query_id)
+
+    settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2)
+    async with open_context("probe", settings) as context:
+        newest, asked = context.tail.newest, 0
+
+        async def away_at_first(stream: str) -> str:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                raise BusUnavailable("not now")
+            return await newest(stream)
+
+        monkeypatch.setattr(context.tail, "newest", away_at_first)
+        context.observe(QUERY_CANCEL, note)
+        await eventually(lambda: asked == 2)
+        await eventually(lambda: context.tail.position(QUERY_CANCEL.stream) is not None)
+        await context.bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="q1")))
+        await eventually(lambda: heard == ["q1"])
+
+
+async def test_a_connection_whose_watchdog_fails_is_replaced(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, failed = Link._watch, 0
+
+    async def failing_once(self: Link, wire: Wire) -> None:
+        nonlocal failed
+        if not failed:
+            failed += 1
+            raise RuntimeError("a bug")
+        await watched(self, wire)
+
+    monkeypatch.setattr(Link, "_watch", failing_once)
+    async with Link(redis_url, name="t") as link:
+        await eventually(lambda: link.generation == 2)
+        assert await link.call("PING") == b"PONG"
+
+
+async def test_a_call_whose_look_for_the_result_fails_is_told(
+    redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2, effects_url=redis_url)
+
+    async def broken(self: ToolClient, call: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(ToolClient, "_look", broken)
+    async with running(probe, settings):
+        await announced(redis_url, "probe")
+        async with open_context("asker", settings) as context:
+            client = ToolClient(context)
+            await eventually(client.schemas)
+            args = {"text": "x", "seconds": 30.0}
+            with pytest.raises(RuntimeError, match="a bug"):
+                await client.call("probe", args, call_id="c1", caller=Caller("1-0"), timeout=0.2)
+            await context.bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="1-0")))
+
+
+async def test_an_entry_that_cannot_be_shown_ends_no_tap(
+    redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, failed = tap.event, 0
+
+    def failing_once(subject: str, entry: Any) -> bytes:
+        nonlocal failed
+        failed += 1
+        if failed == 1:
+            raise RuntimeError("a bug")
+        return shown(subject, entry)
+
+    monkeypatch.setattr(tap, "event", failing_once)
+    settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2)
+    async with open_context("probe", settings) as context, Bus(redis_url, "t") as bus:
+        await bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="before")))
+        live = tap.Tap(context.bus, context.tail, [QUERY_CANCEL.name], last=0)
+        async with aclosing(live.events(keepalive=60.0)) as chunks:
+            coming = asyncio.ensure_future(anext(chunks))
+            await eventually(lambda: context.tail.position(QUERY_CANCEL.stream) is not None)
+            await bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="first")))
+            await eventually(lambda: failed == 1)
+            await bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="second")))
+            assert b"second" in await coming
+
+
+async def test_a_process_that_is_no_longer_supervised_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: Child) -> None:
+        self._ended.set()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Child, "run", broken)
+    out = io.StringIO()
+    async with Supervisor(LogView(out), tmp_path, grace=1) as stack:
+        stack.start([ChildSpec("web_fetch", ["true"])])
+        await eventually(lambda: "web_fetch is no longer supervised (RuntimeError('a bug'))" in out.getvalue())
+
+
+async def test_a_failure_that_nobody_waits_for_reaches_the_log(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from shared.participant.service import _until_told
+
+    async def run(_settings: Any, stop: asyncio.Event) -> None:
+        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        await asyncio.sleep(0)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await _until_told(run, ProbeSettings(redis_url="redis://unused"))
+    finally:
+        loop.set_exception_handler(None)
+    assert "background.unheard" in capfd.readouterr().err
+
+
+def test_the_counter_is_declared() -> None:
+    meter = Meter("test")
+    meter.background_failed("tap")
+    assert b'local2_background_failures_total{work="tap"} 1.0' in meter.text()

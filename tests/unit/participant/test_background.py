@@ -1,0 +1,177 @@
+"""Work beside a participant's own: no failure ends it, and none is unheard."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.errors import TransientError
+from shared.participant.background import beside, kept_up, unheard
+from shared.telemetry import metrics
+from shared.telemetry.logging import configure
+
+ROOT = Path(__file__).parents[3]
+
+# Files with tasks of their own, and who hears of their failures there. Elsewhere: `kept_up`, `beside`, or a group.
+HEARD = {
+    "services/cli/commands/ask.py": "the command waits for all of them",
+    "services/cli/launch/child.py": "whoever runs the child waits for all of them",
+    "services/cli/launch/run.py": "the command waits for it",
+    "services/cli/launch/supervisor.py": "said at once",
+    "services/cli/stories/bus_tap.py": "kept, and raised to whoever opened it",
+    "services/demo_model/api.py": "the request waits for both",
+    "services/memory/embedding.py": "whoever waits for a vector",
+    "services/gateway/gateway.py": "the request waits for both",
+    "services/gateway/tap.py": "kept up",
+    "shared/bus/cluster.py": "goes on whatever happens, or the caller waits for it",
+    "shared/bus/cluster_reads.py": "the reader waits for them",
+    "shared/bus/consumer.py": "every failure of a delivery ends in its handler",
+    "shared/bus/link.py": "goes on whatever happens; its watchdog is waited for",
+    "shared/bus/tail.py": "asked for again with the next stream",
+    "shared/llm/courtesy.py": "the call waits for both",
+    "shared/participant/background.py": "this is it",
+    "shared/participant/service.py": "the process waits for them",
+    "shared/participant/tool_client.py": "the call is told",
+    "shared/testing/play.py": "the request waits for both",
+}
+
+
+@pytest.fixture
+def meter() -> Iterator[metrics.Meter]:
+    yield metrics.start("test")
+    metrics.stop()
+
+
+@pytest.fixture
+def log(capsys: pytest.CaptureFixture[str]) -> Any:
+    configure("info", "json", participant="test")
+    return lambda: [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+class Work:
+    """Fails as often as it is told, then goes on or returns."""
+
+    def __init__(self, *failures: Exception, returns: bool = False) -> None:
+        self.failures = list(failures)
+        self.returns = returns
+        self.begun = 0
+        self.well = asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.begun += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        self.well.set()
+        if not self.returns:
+            await asyncio.Event().wait()
+
+
+async def test_work_that_fails_is_said_counted_and_begun_again(meter: metrics.Meter, log: Any) -> None:
+    work = Work(KeyError("choices"), TransientError("Redis is away"), returns=True)
+    await kept_up("looking", work, first_pause=0.001)
+    assert work.begun == 3
+    failed, interrupted = log()
+    assert failed["event"] == "background.failed"
+    assert failed["work"] == "looking"
+    assert "KeyError: 'choices'" in failed["exception"]
+    assert interrupted["event"] == "background.interrupted"
+    assert interrupted["reason"] == "Redis is away"
+    assert "exception" not in interrupted
+    assert b'local2_background_failures_total{work="looking"} 2.0' in meter.text()
+
+
+async def test_the_pauses_become_longer(log: Any) -> None:
+    await kept_up("looking", Work(*(ValueError(n) for n in range(4)), returns=True), first_pause=0.001)
+    assert [line["seconds"] for line in log()] == [0.001, 0.002, 0.004, 0.008]
+
+
+async def test_no_pause_is_longer_than_half_a_minute(monkeypatch: pytest.MonkeyPatch, log: Any) -> None:
+    async def at_once(_seconds: float) -> None: ...
+
+    monkeypatch.setattr(asyncio, "sleep", at_once)
+    await kept_up("looking", Work(*(ValueError(n) for n in range(8)), returns=True))
+    assert [line["seconds"] for line in log()] == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
+async def test_after_a_long_good_time_the_pause_is_short_again(monkeypatch: pytest.MonkeyPatch, log: Any) -> None:
+    loop = asyncio.get_running_loop()
+    now = iter([0, 1, 10, 11, 20, 51, 60])
+    monkeypatch.setattr(loop, "time", lambda: next(now))
+
+    async def at_once(_seconds: float) -> None: ...
+
+    monkeypatch.setattr(asyncio, "sleep", at_once)
+    work = Work(ValueError(1), ValueError(2), ValueError(3), returns=True)
+    coroutine = kept_up("looking", work)
+    # by hand: the loop's own clock has stopped
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+    monkeypatch.undo()
+    # the third had gone on for 31 seconds
+    assert [line["seconds"] for line in log()] == [1, 2, 1]
+
+
+async def test_a_cancelled_one_is_not_begun_again(log: Any) -> None:
+    work = Work()
+    task = asyncio.create_task(kept_up("looking", work))
+    await work.well.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert work.begun == 1
+    assert log() == []
+
+
+async def test_beside_a_block_work_goes_on_until_its_end() -> None:
+    first, second = Work(RuntimeError("once")), Work()
+    ended = asyncio.Event()
+
+    async def tidy() -> None:
+        try:
+            await second()
+        finally:
+            await asyncio.sleep(0)
+            ended.set()
+
+    async with beside(first=first, second=tidy):
+        await first.well.wait()
+        await second.well.wait()
+    assert ended.is_set()
+    assert first.begun == 2
+
+
+async def test_a_failure_that_nobody_waits_for_is_said_and_counted(meter: metrics.Meter, log: Any) -> None:
+    unheard(asyncio.get_running_loop(), {"message": "Task exception was never retrieved", "exception": ValueError("x")})
+    (line,) = log()
+    assert line["event"] == "background.unheard"
+    assert "ValueError: x" in line["exception"]
+    assert b'local2_background_failures_total{work="unheard"} 1.0' in meter.text()
+
+
+def own_tasks(source: str) -> list[str]:
+    """Calls that make a task which no group waits for."""
+    return [
+        ast.unparse(call.func)
+        for call in ast.walk(ast.parse(source))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("create_task", "ensure_future")
+        and ast.unparse(call.func.value).endswith(("asyncio", "loop"))
+    ]
+
+
+def test_no_task_is_left_to_itself() -> None:
+    found = {
+        str(path.relative_to(ROOT))
+        for folder in ("services", "shared")
+        for path in (ROOT / folder).rglob("*.py")
+        if own_tasks(path.read_text(encoding="utf-8"))
+    }
+    # a new one: use shared/participant/background.py or a task group, or say here who hears of its failure
+    assert not found - set(HEARD)
