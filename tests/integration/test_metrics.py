@@ -210,7 +210,7 @@ def test_promtool_finds_no_fault_in_the_names(scraped: Scraped) -> None:
 def test_labels_hold_no_ids_and_no_words_of_a_user(scraped: Scraped) -> None:
     allowed = {
         "stream", "group", "participant", "outcome", "tool", "model", "direction", "type", "le", "method", "route",
-        "status", "mode", "reason", "version", "score", "winner", "asked", "sentiment",
+        "status", "mode", "reason", "version", "score", "winner", "asked", "work", "sentiment",
     }  # fmt: skip
     values = set()
     for found in scraped.families.values():
