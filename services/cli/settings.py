@@ -10,6 +10,7 @@ from pydantic import AliasChoices, Field, SecretStr
 
 from shared.errors import SettingsError
 from shared.llm.settings import BackendSettings
+from shared.llm.usual import embedding_model
 from shared.participant.settings import Settings
 
 
@@ -119,7 +120,12 @@ class MemoryWish(BackendSettings):
 
     whole: ClassVar[bool] = False
 
-    embedding_model: str = Field(default="nomic-embed-text", description="Name of the embedding model")
+    embedding_model: str | None = Field(default=None, description="Name of the embedding model")
+
+    @property
+    def embedder(self) -> str:
+        """The name of the embedding model."""
+        return self.embedding_model or embedding_model(self.backend, self.base_url)
 
 
 class CriticWish(BackendSettings):

@@ -20,9 +20,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.demo_model.catalog import CARDS, CHAT, EMBEDDING, VERSION, NotFound, find
 from services.demo_model.conversation import Conversation, Event, ToolCalled
-from services.demo_model.embedder import MAX_TOKENS, Embedder
 from services.demo_model.llama import Busy, Done, Refused, Text
 from shared.errors import ModelError
+from shared.llm.minilm import MAX_TOKENS, Embedder
 
 MAX_BODY = 8 * 1024 * 1024
 MAX_TEXTS = 4096

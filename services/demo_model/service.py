@@ -63,9 +63,9 @@ def _serve(listener: socket.socket, chat: os.PathLike[str], embedding: os.PathLi
     from services.demo_model.api import Api
     from services.demo_model.catalog import CARDS
     from services.demo_model.conversation import Conversation
-    from services.demo_model.embedder import Embedder, give_back_memory
     from services.demo_model.llama import Llama
     from services.demo_model.tools import ExampleIndex, shipped_examples
+    from shared.llm.minilm import Embedder, give_back_memory
 
     started = time.perf_counter()
     _say(

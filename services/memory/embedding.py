@@ -1,4 +1,9 @@
-"""Texts to vectors: what each embedding model wants, batches, and patience while the model is away."""
+"""Texts to vectors: what each embedding model wants, batches, patience while the model is away, and who stands in.
+
+A server that cannot embed at all (it was started without, does not have the model, refuses the key) is not waited for:
+the built-in model stands in where it is installed, else memories are kept without a vector and found by their words.
+The server is looked at again now and then; `space` says whose vectors are made now.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from services.memory.pace import Pace
-from shared.errors import ModelError, PermanentError
+from services.memory.vectors import NO_VECTOR, Space, Vector
+from shared.errors import ModelError
+from shared.llm.builtin import NAME as BUILT_IN
 from shared.llm.factory import ClosableEmbeddingModel
-from shared.llm.port import ContextOverflow, ModelRejected
+from shared.llm.port import (
+    AccessRefused,
+    ContextOverflow,
+    EmbeddingModel,
+    ModelMissing,
+    ModelRejected,
+    NotOffered,
+)
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -18,10 +32,13 @@ log = get_logger()
 # A search does not wait longer than this for its vector: it goes on with the words alone.
 QUERY_TIMEOUT = 4.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 10.0
-_PROBE_SECONDS = 5.0
+# How often a server is looked at that is away; of one that cannot embed ever more rarely.
+_PROBE_SECONDS, _LONGEST_PROBE = 5.0, 60.0
+_PROBE = "ping"
 # A text this short that the model refuses is not refused for its length.
 _SHORT = 200
-_NO_TEXT = "-"
+# With one of these the server says no for good, whatever the text.
+_FINAL = (NotOffered, ModelMissing, AccessRefused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,33 +70,66 @@ def profile(model: str) -> Profile:
 @dataclass(slots=True)
 class _Wish:
     text: str
-    vector: asyncio.Future[list[float]]
+    vector: asyncio.Future[Vector]
 
 
 class Embedder:
-    """`documents` waits as long as the model is away; `query` does not."""
+    """`documents` waits as long as the model is away; `query` does not.
 
-    def __init__(self, backend: ClosableEmbeddingModel, model: str, batch: int, pace: Pace) -> None:
+    stand_in: the built-in model, None where it is not installed or not wanted.
+    """
+
+    def __init__(
+        self,
+        backend: ClosableEmbeddingModel,
+        model: str,
+        batch: int,
+        pace: Pace,
+        stand_in: EmbeddingModel | None = None,
+    ) -> None:
         self._backend = backend
         self.model = model
-        self.profile = profile(model)
         self._batch = batch
         self._pace = pace
+        self._stand_in = stand_in
         self._wishes: asyncio.Queue[_Wish] = asyncio.Queue()
         self._running: list[_Wish] = []
+        # why nothing can be embedded just now
         self.away: str | None = None
-        # whether the model has answered once
-        self.known = False
+        # why the server does not embed at all, and since when (the loop's time)
+        self.lacking: str | None = None
+        self.lacking_since = 0.0
+        # measured; None until the first vector, and where there is no model
+        self.space: Space | None = None
+        # set whenever `space` is another one than before
+        self.moved = asyncio.Event()
 
     @property
     def waiting(self) -> int:
         return self._wishes.qsize() + len(self._running)
 
-    async def documents(self, texts: Sequence[str]) -> list[list[float]]:
-        """One vector a text; texts of several callers share a call. Raises PermanentError for a text that the model
-        refuses."""
+    @property
+    def using(self) -> str:
+        """Whose vectors are made now; nobody's is ''."""
+        if self.lacking is None:
+            return self.model
+        return "" if self._stand_in is None else BUILT_IN
+
+    @property
+    def trouble(self) -> str | None:
+        """What is not as it should be, as a sentence for people; None when all is well."""
+        if self.lacking is None:
+            return self.away and f"embedding model {self.model}: {self.away}"
+        instead = "by their words alone" if self._stand_in is None else f"by the small built-in model {BUILT_IN}"
+        return f"embedding model {self.model}: {self.lacking}; until then memories are found {instead}" + (
+            f" ({self.away})" if self.away else ""
+        )
+
+    async def documents(self, texts: Sequence[str]) -> list[Vector]:
+        """One vector a text, NO_VECTOR where there is no model or it refuses the text; texts of several callers share
+        a call."""
         loop = asyncio.get_running_loop()
-        wishes = [_Wish(self._document(text), loop.create_future()) for text in texts]
+        wishes = [_Wish(text, loop.create_future()) for text in texts]
         for wish in wishes:
             self._wishes.put_nowait(wish)
         try:
@@ -88,40 +138,69 @@ class Embedder:
             for wish in wishes:
                 wish.vector.cancel()
 
-    async def soon(self, texts: Sequence[str], timeout: float = QUERY_TIMEOUT) -> list[list[float]] | None:
-        """The same without waiting for a model that is away: None then."""
-        return await self._at_once([self._document(text) for text in texts], timeout)
+    async def soon(self, texts: Sequence[str], timeout: float = QUERY_TIMEOUT) -> list[Vector] | None:
+        """The same without waiting for a model that is away: None then, and when it refuses one of the texts."""
+        return await self._at_once(texts, timeout, query=False)
 
-    async def query(self, text: str) -> list[float] | None:
-        """The vector of a question; None while the model is away."""
-        found = await self._at_once([self.profile.query + text[: self.profile.max_chars]], QUERY_TIMEOUT)
-        return found[0] if found else None
+    async def query(self, text: str) -> Vector | None:
+        """The vector of a question; None while there is no model that answers."""
+        found = await self._at_once([text], QUERY_TIMEOUT, query=True)
+        return found[0] if found and found[0] is not NO_VECTOR else None
 
-    async def _at_once(self, texts: Sequence[str], timeout: float) -> list[list[float]] | None:
+    async def _at_once(self, texts: Sequence[str], timeout: float, *, query: bool) -> list[Vector] | None:
         if self.away is not None:
             return None
         try:
             async with asyncio.timeout(timeout):
-                return await self._embed(texts)
+                return await self._embed(texts, query=query)
         except (ModelError, TimeoutError) as exc:
             if not isinstance(exc, ModelRejected | ContextOverflow):
-                self._note(str(exc) or f"{self.model} did not answer within {timeout:g} s")
+                self._note(str(exc) or f"{self.using} did not answer within {timeout:g} s")
             return None
 
-    def _document(self, text: str) -> str:
-        return self.profile.document + text[: self.profile.max_chars]
+    async def _embed(self, texts: Sequence[str], *, query: bool = False) -> list[Vector]:
+        """Raises ModelError: the model is away, or refuses one of the texts."""
+        if self.lacking is None:
+            try:
+                return await self._asked(self._backend, self.model, texts, query=query)
+            except _FINAL as exc:
+                self._lack(str(exc))
+        if self._stand_in is not None:
+            try:
+                return await self._asked(self._stand_in, BUILT_IN, texts, query=query)
+            except ModelError as exc:
+                # it is in this process: what fails once fails again
+                log.error("embedding.no_stand_in", reason=str(exc))
+                self._stand_in, self.space = None, None
+        return [NO_VECTOR for _ in texts]
 
-    async def _embed(self, texts: Sequence[str]) -> list[list[float]]:
-        vectors = await self._backend.embed(self.model, texts)
-        self.known = True
+    async def _asked(self, source: EmbeddingModel, name: str, texts: Sequence[str], *, query: bool) -> list[Vector]:
+        wants = profile(name)
+        prefix = wants.query if query else wants.document
+        found = await source.embed(name, [prefix + text[: wants.max_chars] for text in texts])
+        if source is self._backend and self.lacking is not None:
+            self.lacking = None
+            log.info("embedding.back", model=name)
         self._note(None)
+        vectors = [Vector(name, values) for values in found]
+        if vectors and name == self.using and self.space != vectors[0].space:
+            self.space = vectors[0].space
+            self.moved.set()
         return vectors
+
+    def _lack(self, reason: str) -> None:
+        if self.lacking is None:
+            log.warning("embedding.none", model=self.model, reason=reason, instead=self._stand_in and BUILT_IN)
+            self.lacking_since = asyncio.get_running_loop().time()
+            self.space = None
+        self.lacking = reason
+        self._note(None)
 
     def _note(self, reason: str | None) -> None:
         if reason is not None and self.away is None:
-            log.warning("embedding.away", model=self.model, reason=reason)
+            log.warning("embedding.away", model=self.using, reason=reason)
         elif reason is None and self.away is not None:
-            log.info("embedding.back", model=self.model)
+            log.info("embedding.back", model=self.using)
         self.away = reason
 
     async def run(self) -> None:
@@ -139,7 +218,7 @@ class Embedder:
 
     async def _serve(self, wishes: list[_Wish]) -> None:
         pause = _FIRST_PAUSE
-        while True:
+        while wishes := [wish for wish in wishes if not wish.vector.done()]:
             try:
                 vectors = await self._embed([wish.text for wish in wishes])
             except (ModelRejected, ContextOverflow) as exc:
@@ -149,9 +228,6 @@ class Embedder:
                 self._note(str(exc))
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
-                wishes = [wish for wish in wishes if not wish.vector.done()]
-                if not wishes:
-                    return
             else:
                 for wish, vector in zip(wishes, vectors, strict=True):
                     if not wish.vector.done():
@@ -159,44 +235,76 @@ class Embedder:
                 return
 
     async def _refused(self, wishes: list[_Wish], exc: ModelError) -> None:
-        """One of the texts is too much for the model: each by itself, and that one shorter, until nothing is left."""
+        """One of the texts is too much for the model: each by itself, and that one shorter. A model that refuses the
+        plainest of texts refuses all."""
         if len(wishes) > 1:
             for wish in wishes:
                 await self._serve([wish])
             return
         (wish,) = wishes
-        if len(wish.text) > _SHORT:
-            wish.text = wish.text[: len(wish.text) // 2]
-        elif wish.text != _NO_TEXT:
-            # it is still found by its words
-            log.warning("embedding.refused", model=self.model, reason=str(exc))
-            wish.text = _NO_TEXT
+        try:
+            await self._embed([_PROBE])
+        except (ModelRejected, ContextOverflow) as always:
+            self._lack(str(always))
+        except ModelError as passing:
+            self._note(str(passing))
         else:
-            if not wish.vector.done():
-                wish.vector.set_exception(PermanentError(f"{self.model} refuses every text: {exc}"))
-            return
+            limit = min(len(wish.text), profile(self.using).max_chars)
+            if limit <= _SHORT:
+                # it is still found by its words
+                log.warning("embedding.refused", model=self.using, reason=str(exc))
+                wish.vector.set_result(NO_VECTOR)
+                return
+            wish.text = wish.text[: limit // 2]
         await self._serve(wishes)
 
     async def probe(self) -> None:
-        """Looks now and then whether a model that is away, or was never asked, is there; until cancelled."""
+        """Looks now and then whether a model that is away, cannot embed, or was never asked, is there; until
+        cancelled."""
+        pause = _PROBE_SECONDS
         while True:
-            if self.away is not None or not self.known:
-                try:
-                    async with asyncio.timeout(QUERY_TIMEOUT * 3):
-                        await self._embed(["ping"])
-                except (ModelError, TimeoutError) as exc:
-                    self._note(str(exc) or f"{self.model} does not answer")
-            await asyncio.sleep(_PROBE_SECONDS)
+            if self.lacking is not None:
+                pause = min(2 * pause, _LONGEST_PROBE)
+                await self._look_again()
+            elif self.away is not None or self.space is None:
+                pause = _PROBE_SECONDS
+                await self._look()
+            await asyncio.sleep(pause)
+
+    async def _look(self) -> None:
+        try:
+            async with asyncio.timeout(QUERY_TIMEOUT * 3):
+                await self._embed([_PROBE])
+        except (ModelRejected, ContextOverflow) as exc:
+            self._lack(str(exc))
+        except (ModelError, TimeoutError) as exc:
+            self._note(str(exc) or f"{self.using} does not answer")
+
+    async def _look_again(self) -> None:
+        try:
+            async with asyncio.timeout(QUERY_TIMEOUT * 3):
+                await self._asked(self._backend, self.model, [_PROBE], query=False)
+        except (ModelRejected, ModelMissing) as exc:
+            self.lacking = str(exc)
+        except (ModelError, TimeoutError) as exc:
+            # one that is away now may still not embed when it is back
+            log.info("embedding.still_none", model=self.model, reason=str(exc) or "no answer")
 
 
 @asynccontextmanager
-async def open_embedder(backend: ClosableEmbeddingModel, model: str, batch: int, pace: Pace) -> AsyncIterator[Embedder]:
-    embedder = Embedder(backend, model, batch, pace)
-    tasks = [asyncio.create_task(embedder.run()), asyncio.create_task(embedder.probe())]
+async def open_embedder(
+    backend: ClosableEmbeddingModel, model: str, batch: int, pace: Pace, stand_in: EmbeddingModel | None = None
+) -> AsyncIterator[Embedder]:
+    """An embedder with what it does in the background. A failure there that is not a model's is a bug, and ends the
+    block: nothing would be taken in any more."""
+    embedder = Embedder(backend, model, batch, pace, stand_in)
     try:
-        yield embedder
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(embedder.run()), group.create_task(embedder.probe())]
+            try:
+                yield embedder
+            finally:
+                for task in tasks:
+                    task.cancel()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         await backend.aclose()

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from services.memory.engram import Engram
 from services.memory.pace import Pace
+from services.memory.vectors import Vector
 from shared.errors import TransientError
 
-Vector = Sequence[float]
 # As `Keeper.put`: writes engrams of one user, and gives those that are in the store then. It may be repeated.
 Write = Callable[[str, Sequence[tuple[Engram, Vector]]], Awaitable[list[Engram]]]
 

@@ -17,8 +17,9 @@ import orjson
 from services.memory.catalog import Catalog
 from services.memory.engram import Engram
 from services.memory.keywords import Entry, KeywordHit, KeywordIndex, KeywordIndexDamaged
-from services.memory.store import Placed, Store, Vector
+from services.memory.store import Placed, Store
 from services.memory.text import keyword_text
+from services.memory.vectors import NOWHERE, Vector
 from shared.bus import order
 from shared.contracts import MEMORY_CHANGED, MemoryChanged
 from shared.envelope import Envelope
@@ -32,12 +33,14 @@ _MARK_SECONDS = 2.0
 _RETRY_SECONDS = 1.0
 
 
-def entry(engram: Engram, vector: Vector | None = None, model: str = "") -> Entry:
+def entry(engram: Engram, vector: Vector | None = None) -> Entry:
     at = datetime.fromtimestamp(engram.time / 1000, UTC)
     data = orjson.dumps(engram.flat()).decode()
     # half precision is enough to compare by
-    place = None if vector is None else np.asarray(vector, dtype=np.float16).tobytes()
-    return Entry(engram.id, keyword_text(*engram.said(), at), engram.before, data, place, model if place else "")
+    place, model = None, ""
+    if vector is not None and vector.space != NOWHERE:
+        place, model = np.asarray(vector.values, dtype=np.float16).tobytes(), vector.model
+    return Entry(engram.id, keyword_text(*engram.said(), at), engram.before, data, place, model)
 
 
 def engrams_of(found: Mapping[str, str], user_id: str) -> dict[str, Engram]:
@@ -46,22 +49,21 @@ def engrams_of(found: Mapping[str, str], user_id: str) -> dict[str, Engram]:
     return {engram.id: engram for engram in read if engram.user_id == user_id}
 
 
-def similarities(hits: Iterable[KeywordHit], vector: Vector, model: str) -> dict[str, float]:
-    """The cosine of each hit with the vector, where its own is known and of this model."""
-    size = 2 * len(vector)
-    placed = [hit for hit in hits if hit.vector is not None and hit.model == model and len(hit.vector) == size]
+def similarities(hits: Iterable[KeywordHit], vector: Vector) -> dict[str, float]:
+    """The cosine of each hit with the vector, where its own is known and can be compared."""
+    size = 2 * len(vector.values)
+    placed = [hit for hit in hits if hit.vector is not None and hit.model == vector.model and len(hit.vector) == size]
     if not placed:
         return {}
     places = np.frombuffer(b"".join(hit.vector or b"" for hit in placed), dtype=np.float16).reshape(len(placed), -1)
-    found = places.astype(np.float32) @ np.asarray(vector, dtype=np.float32)
+    found = places.astype(np.float32) @ np.asarray(vector.values, dtype=np.float32)
     return {hit.id: float(value) for hit, value in zip(placed, found, strict=True)}
 
 
 class Index:
-    def __init__(self, context: Context[Any], store: Store, keywords: KeywordIndex, model: str) -> None:
+    def __init__(self, context: Context[Any], store: Store, keywords: KeywordIndex) -> None:
         self._context = context
         self._store = store
-        self._model = model
         self._keywords = keywords
         self.catalog = Catalog()
         self.ready = asyncio.Event()
@@ -127,7 +129,7 @@ class Index:
             await self._repair(user_id)
 
     def _entries(self, placed: Iterable[Placed]) -> list[Entry]:
-        return [entry(one.engram, one.vector, self._model) for one in placed]
+        return [entry(one.engram, one.vector) for one in placed]
 
     async def _remove(self, user_id: str, ids: Sequence[str]) -> None:
         if not self.ready.is_set():
@@ -148,7 +150,7 @@ class Index:
 
     async def _repair(self, user_id: str) -> None:
         ids = self.catalog.ids(user_id)
-        placed = await self._store.placed(user_id, self._model, ids)
+        placed = await self._store.placed(user_id, ids)
         await asyncio.to_thread(lambda: self._keywords.replace(user_id, self._entries(placed.values())))
 
     # ── the store and the other replicas ─────────────────────────────────────────────────────────────────────
@@ -191,7 +193,7 @@ class Index:
     # both in a thread: a page's dictionary writes are short, and each is complete in itself
 
     def _scanned(self) -> Iterator[tuple[str, Sequence[Entry]]]:
-        for user_id, placed in self._store.scan_placed(self._model):
+        for user_id, placed in self._store.scan_placed():
             self.catalog.add([one.engram for one in placed])
             yield user_id, self._entries(placed)
 
@@ -233,7 +235,7 @@ class Index:
                 if change.all:
                     await self._remove_user(change.user_id)
                     return
-                found = await self._store.placed(change.user_id, self._model, change.put)
+                found = await self._store.placed(change.user_id, change.put)
                 if found:
                     await self._add(change.user_id, list(found.values()))
                 if gone := [*change.removed, *(one for one in change.put if one not in found)]:

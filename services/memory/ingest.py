@@ -129,7 +129,7 @@ class Ingest:
     # ── how ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _remember(self, engram: Engram) -> list[Engram]:
-        """What is stored then: nothing, when it was deleted meanwhile."""
+        """What is stored then: nothing, when it was deleted meanwhile. Without a model it is found by its words."""
         (vector,) = await self._embedder.documents([embedded_text(engram)])
         return await _patiently(lambda: self._gathering.put(engram, vector))
 
@@ -218,6 +218,7 @@ async def _patiently(work: Callable[[], Awaitable[R]]) -> R:
         try:
             return await work()
         except TransientError as exc:
-            log.warning("ingest.waits", reason=str(exc))
+            if pause == _FIRST_PAUSE:
+                log.warning("ingest.waits", reason=str(exc))
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -13,11 +13,11 @@ from services.memory.engram import Engram, Note, NoteKind
 from services.memory.index import Index
 from services.memory.notes import State, States
 from services.memory.store import Store
+from services.memory.vectors import Vector
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-Vector = Sequence[float]
 # Called at each step with its name: where tests let a process die.
 Hook = Callable[[str], None]
 
@@ -27,11 +27,10 @@ def _nothing(_step: str) -> None:
 
 
 class Keeper:
-    def __init__(self, store: Store, states: States, index: Index, model: str, fault: Hook = _nothing) -> None:
+    def __init__(self, store: Store, states: States, index: Index, fault: Hook = _nothing) -> None:
         self.store = store
         self.states = states
         self.index = index
-        self._model = model
         self._fault = fault
 
     async def put(self, user_id: str, items: Sequence[tuple[Engram, Vector]]) -> list[Engram]:
@@ -68,7 +67,7 @@ class Keeper:
                 places[engram_id] = vector
                 kept[engram_id] = whole
             if writing:
-                await self.store.put(user_id, self._model, writing)
+                await self.store.put(user_id, writing)
             self._fault("stored")
             if open_items:
                 # before the second look: whoever deletes from now on takes it out of the index again, or is seen there

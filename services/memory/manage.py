@@ -192,7 +192,7 @@ class Manage:
     async def _take(self, user_id: str, engrams: Sequence[Engram]) -> int:
         vectors = await self._embedder.soon([embedded_text(engram) for engram in engrams], _IMPORT_SECONDS)
         if vectors is None:
-            raise ToolError(f"unavailable: {self._embedder.away or 'the embedding model does not answer'}")
+            raise ToolError(f"unavailable: {self._embedder.trouble or 'the embedding model does not answer'}")
         await self._keeper.states.restore([engram.id for engram in engrams])
         for engram in engrams:
             if engram.kind == "topic":
@@ -249,7 +249,11 @@ class Manage:
         await self._indexed()
         catalog = self._keeper.index.catalog
         users = catalog.users() if args.all_users else [request.user_id]
-        return {"engrams": sum(map(catalog.count, users)), "users": len(users), "embedding_model": self._embedder.model}
+        return {
+            "engrams": sum(map(catalog.count, users)),
+            "users": len(users),
+            "embedding_model": self._embedder.using or None,
+        }
 
     async def _indexed(self) -> None:
         """Raises ToolError while the store is still being read after a start."""

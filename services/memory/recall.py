@@ -15,6 +15,7 @@ from services.memory.index import Index, similarities
 from services.memory.ranking import Candidate, Hit, min_score_for, promising, rank
 from services.memory.settings import MemorySettings
 from services.memory.store import Near, Store, StoreUnavailable
+from services.memory.vectors import Vector
 from shared.envelope import now_ms
 from shared.telemetry.logging import get_logger
 
@@ -56,7 +57,7 @@ class Recall:
         similarity = {one.id: one.similarity for one in near}
         by_word = {hit.id: hit for hit in words}
         if vector is not None:
-            similarity = similarities(words, vector, self._embedder.model) | similarity
+            similarity = similarities(words, vector) | similarity
         candidates = {
             one: Candidate(
                 one,
@@ -66,7 +67,7 @@ class Recall:
             )
             for one in dict.fromkeys([*similarity, *by_word])
         }
-        least = min_score_for(self._embedder.model) if settings.min_score is None else settings.min_score
+        least = min_score_for(self._embedder.using) if settings.min_score is None else settings.min_score
         order = promising(candidates.values(), settings.weights, min_score=least)
         engrams: dict[str, Engram] = {}
         # an answer that only repeats what was remembered stands behind what it repeats
@@ -110,14 +111,12 @@ class Recall:
             read.append((judged, engram))
         return read
 
-    async def _dense(
-        self, user_id: str, query: str, limit: int
-    ) -> tuple[Sequence[Near], list[float] | None, str | None]:
+    async def _dense(self, user_id: str, query: str, limit: int) -> tuple[Sequence[Near], Vector | None, str | None]:
         vector = await self._embedder.query(query)
         if vector is None:
-            return (), None, f"searched by words only: {self._embedder.away or 'the question cannot be embedded'}"
+            return (), None, f"searched by words only: {self._embedder.trouble or 'the question cannot be embedded'}"
         try:
-            return await self._store.query(user_id, self._embedder.model, vector, limit), vector, None
+            return await self._store.query(user_id, vector, limit), vector, self._embedder.trouble
         except StoreUnavailable as exc:
             log.warning("recall.no_store", reason=str(exc))
             raise

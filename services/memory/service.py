@@ -34,6 +34,7 @@ from shared.contracts import (
     REWARD_EVENT,
 )
 from shared.errors import TransientError
+from shared.llm.builtin import BuiltInEmbeddings, installed
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
 from shared.telemetry.logging import get_logger
@@ -57,14 +58,15 @@ def builder(fault: Hook | None = None) -> Any:
             keywords = KeywordIndex(stack.enter_context(_index_folder(settings)))
             stack.callback(keywords.close)
             pace = Pace(answering(context))
+            model_name = settings.embedder
             embedder = await stack.enter_async_context(
-                open_embedder(settings.embeddings(), settings.embedding_model, settings.embed_batch, pace)
+                open_embedder(settings.embeddings(), model_name, settings.embed_batch, pace, _stand_in(settings))
             )
-            index = Index(context, store, keywords, settings.embedding_model)
+            index = Index(context, store, keywords)
             states = States(context.bus, settings.pending_days, settings.forget_days)
-            keeper = Keeper(store, states, index, settings.embedding_model, *([fault] if fault else []))
+            keeper = Keeper(store, states, index, *([fault] if fault else []))
             if settings.on_model_change == "refuse":
-                await refuse_other_models(keeper, settings.embedding_model)
+                await refuse_other_models(keeper, model_name)
             recall = Recall(store, index, embedder)
             model = settings.chat_model()
             stack.push_async_callback(model.aclose)
@@ -80,7 +82,7 @@ def builder(fault: Hook | None = None) -> Any:
 
             works = await stack.enter_async_context(open_tools(context, same))
             await _facts(context, store, embedder, index, 0)
-            reembedding = Reembedding(context, keeper, embedder)
+            reembedding = Reembedding(context, keeper, embedder, replace=settings.on_model_change == "reembed")
             async with _background(
                 index.run(), reembedding.run(), _watch(context, store, embedder, index, reembedding)
             ):
@@ -96,6 +98,13 @@ def builder(fault: Hook | None = None) -> Any:
                 ]
 
     return build
+
+
+def _stand_in(settings: MemorySettings) -> BuiltInEmbeddings | None:
+    """What makes vectors where the server makes none; not where vectors of another model are refused."""
+    wanted = settings.embedding_stand_in and settings.on_model_change == "reembed"
+    path = installed() if wanted else None
+    return BuiltInEmbeddings(path) if path else None
 
 
 @contextlib.contextmanager
@@ -140,13 +149,14 @@ async def _facts(context: Context[Any], store: Store, embedder: Embedder, index:
         trouble = str(exc) or "the store does not answer"
     reasons = [
         trouble,
-        embedder.away and f"embedding model {embedder.model}: {embedder.away}",
+        embedder.trouble,
         None if index.ready.is_set() else "the store is being read",
     ]
     context.facts.update(
         {
             "embedding_model": embedder.model,
-            "embedding_ok": embedder.away is None,
+            "embedding_in_use": embedder.using or None,
+            "embedding_ok": embedder.trouble is None,
             "store": "server" if context.settings.chroma_url else "embedded",
             "store_ok": trouble is None,
             "indexed": index.ready.is_set(),

@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr
 
 from services.memory.ranking import Weights
 from shared.llm.settings import BackendSettings
+from shared.llm.usual import embedding_model
 from shared.participant.settings import Settings
 
 
@@ -33,7 +34,15 @@ class MemorySettings(BackendSettings):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{1,60}[A-Za-z0-9]$",
         description="What the names of the collections begin with",
     )
-    embedding_model: str = Field(default="nomic-embed-text", min_length=1, description="Model of the vectors")
+    embedding_model: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Model of the vectors; unset: nomic-embed-text, or what Gemini and OpenAI have instead",
+    )
+    embedding_stand_in: bool = Field(
+        default=True,
+        description="Where the server has no embeddings, the built-in all-minilm makes them, if it is installed",
+    )
     on_model_change: Literal["reembed", "refuse"] = Field(
         default="reembed", description="What happens to engrams whose vectors are another model's"
     )
@@ -63,3 +72,8 @@ class MemorySettings(BackendSettings):
         default=30.0, gt=0, le=3650, description="How long what was deleted is kept from coming back by a late message"
     )
     demo: bool = Field(default=False, description="Set by `local2 run` when the demonstration model answers")
+
+    @property
+    def embedder(self) -> str:
+        """The name of the embedding model."""
+        return self.embedding_model or embedding_model(self.backend, self.base_url)

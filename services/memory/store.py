@@ -14,14 +14,14 @@ from services.memory.chroma import PAGE, Collection, Collections, StoreUnavailab
 from services.memory.engram import Engram
 from services.memory.folder import StoreLocked, locked
 from services.memory.settings import MemorySettings
+from services.memory.vectors import NOWHERE, Space, Vector
 from shared.telemetry.logging import get_logger
 
-__all__ = ["Near", "Placed", "Store", "StoreLocked", "StoreUnavailable", "Topic", "Vector", "open_store"]
+__all__ = ["Near", "Placed", "Store", "StoreLocked", "StoreUnavailable", "Topic", "open_store"]
 
 log = get_logger()
 
 R = TypeVar("R")
-Vector = Sequence[float]
 
 READERS = 4
 
@@ -36,10 +36,20 @@ class Near:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An engram with its vector; None when it is another model's."""
+    """An engram with its vector; None while it has none."""
 
     engram: Engram
     vector: Vector | None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One collection: whose engrams, its name, where their vectors are, and how many they are."""
+
+    user_id: str
+    name: str
+    space: Space
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +87,17 @@ class Store:
     async def get(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
         return await self.reading(self._get, user_id, ids)
 
-    async def placed(self, user_id: str, model: str, ids: Sequence[str]) -> dict[str, Placed]:
-        """The engrams that are there, with their vectors of this model."""
-        return await self.reading(self._placed, user_id, model, ids)
+    async def placed(self, user_id: str, ids: Sequence[str]) -> dict[str, Placed]:
+        """The engrams that are there, with their vectors."""
+        return await self.reading(self._placed, user_id, ids)
 
-    async def query(self, user_id: str, model: str, vector: Vector, limit: int) -> list[Near]:
-        """The nearest of the user's engrams that have vectors of this model."""
-        return await self.reading(self._query, user_id, model, vector, limit)
+    async def query(self, user_id: str, vector: Vector, limit: int) -> list[Near]:
+        """The nearest of the user's engrams whose vectors can be compared with this one."""
+        return await self.reading(self._query, user_id, vector, limit)
 
-    async def put(self, user_id: str, model: str, items: Sequence[tuple[Engram, Vector]]) -> None:
-        """Adds or replaces whole engrams of one user, with vectors of this model."""
-        await self.writing(self._put, user_id, model, items)
+    async def put(self, user_id: str, items: Sequence[tuple[Engram, Vector]]) -> None:
+        """Adds or replaces whole engrams of one user."""
+        await self.writing(self._put, user_id, items)
 
     async def update(self, user_id: str, engrams: Sequence[Engram]) -> None:
         """Replaces what is known of engrams that are there; their vectors stay. One that is not there is left out."""
@@ -110,13 +120,12 @@ class Store:
                 for page in pages(collection.handle, ("metadatas",)):
                     yield user_id, list(_engrams(page, user_id).values())
 
-    def scan_placed(self, model: str) -> Iterator[tuple[str, list[Placed]]]:
-        """The same with their vectors of this model."""
+    def scan_placed(self) -> Iterator[tuple[str, list[Placed]]]:
+        """The same with their vectors."""
         for user_id, collections in self._collections.everybody():
-            # those of this model last: of an engram that is just being given a new vector, that one counts
-            for collection in sorted(collections.values(), key=lambda one: one.model == model):
+            for collection in collections.values():
                 for page in pages(collection.handle, ("metadatas", "embeddings")):
-                    yield user_id, list(_placed(page, user_id, collection.model == model).values())
+                    yield user_id, list(_placed(page, user_id, collection.space).values())
 
     async def users(self) -> list[str]:
         """Everybody who has an engram or a topic, in the order of their ids."""
@@ -126,25 +135,24 @@ class Store:
 
         return await self.reading(listed)
 
-    async def foreign(self, model: str) -> list[tuple[str, str, int]]:
-        """Collections whose vectors are another model's: (user, collection, number of engrams)."""
+    async def collections(self) -> list[Kept]:
+        """All collections of engrams."""
 
-        def listed() -> list[tuple[str, str, int]]:
+        def listed() -> list[Kept]:
             return [
-                (user_id, name, collection.handle.count())
+                Kept(user_id, name, collection.space, collection.handle.count())
                 for user_id, collections in self._collections.everybody()
                 for name, collection in collections.items()
-                if collection.model != model
             ]
 
         return await self.reading(listed)
 
-    async def first_page(self, user_id: str, name: str) -> list[Engram]:
-        """Some engrams of one collection, none when it is empty or gone."""
+    async def page(self, user_id: str, name: str, offset: int) -> list[Engram]:
+        """Some engrams of one collection, behind so many others; none at its end, and when it is gone."""
 
         def read() -> list[Engram]:
             collection = self._collections.of(user_id).get(name)
-            page = collection.handle.get(limit=64, include=["metadatas"]) if collection else None
+            page = collection.handle.get(limit=64, offset=offset, include=["metadatas"]) if collection else None
             return list(_engrams(page, user_id).values()) if page else []
 
         return await self.reading(read)
@@ -201,24 +209,26 @@ class Store:
         self._collections.each(user_id, read)
         return found
 
-    def _placed(self, user_id: str, model: str, ids: Sequence[str]) -> dict[str, Placed]:
+    def _placed(self, user_id: str, ids: Sequence[str]) -> dict[str, Placed]:
         found: dict[str, Placed] = {}
 
         def read(collection: Collection) -> None:
-            # it may be in two collections for a moment, while it is given a vector of this model
+            # it may be in two collections for a moment, while it is given a vector
             for part in _parts([one for one in ids if one not in found or found[one].vector is None]):
                 page = collection.handle.get(ids=part, include=["metadatas", "embeddings"])
-                found.update(_placed(page, user_id, collection.model == model))
+                found.update(_placed(page, user_id, collection.space))
 
         self._collections.each(user_id, read)
         return found
 
-    def _query(self, user_id: str, model: str, vector: Vector, limit: int) -> list[Near]:
+    def _query(self, user_id: str, vector: Vector, limit: int) -> list[Near]:
         def search(collection: Collection) -> list[Near]:
-            if (collection.model, collection.dimension) != (model, len(vector)):
+            if collection.space != vector.space:
                 return []
             # ids alone: reading what is known of all candidates would cost more than finding them
-            page = collection.handle.query(query_embeddings=[list(vector)], n_results=limit, include=["distances"])
+            page = collection.handle.query(
+                query_embeddings=[list(vector.values)], n_results=limit, include=["distances"]
+            )
             return [
                 Near(one, 1.0 - float(distance))
                 for one, distance in zip(page["ids"][0], page["distances"][0], strict=True)
@@ -227,14 +237,18 @@ class Store:
         found = [hit for hits in self._collections.each(user_id, search) for hit in hits]
         return sorted(found, key=lambda hit: -hit.similarity)[:limit]
 
-    def _put(self, user_id: str, model: str, items: Sequence[tuple[Engram, Vector]]) -> None:
-        for part in _parts(items):
-            record = {
-                "ids": [engram.id for engram, _ in part],
-                "embeddings": [list(vector) for _, vector in part],
-                "metadatas": [engram.flat() for engram, _ in part],
-            }
-            self._collections.upsert(user_id, model, record)
+    def _put(self, user_id: str, items: Sequence[tuple[Engram, Vector]]) -> None:
+        by_space: dict[Space, list[tuple[Engram, Vector]]] = {}
+        for engram, vector in items:
+            by_space.setdefault(vector.space, []).append((engram, vector))
+        for space, alike in by_space.items():
+            for part in _parts(alike):
+                record = {
+                    "ids": [engram.id for engram, _ in part],
+                    "embeddings": [list(vector.values) for _, vector in part],
+                    "metadatas": [engram.flat() for engram, _ in part],
+                }
+                self._collections.upsert(user_id, space, record)
 
     def _update(self, user_id: str, engrams: Sequence[Engram]) -> None:
         by_id = {engram.id: engram for engram in engrams}
@@ -273,9 +287,12 @@ def _engrams(page: Any, user_id: str) -> dict[str, Engram]:
     return found
 
 
-def _placed(page: Any, user_id: str, same_model: bool) -> dict[str, Placed]:
+def _placed(page: Any, user_id: str, space: Space) -> dict[str, Placed]:
     places = dict(zip(page["ids"], page["embeddings"], strict=True))
-    return {one: Placed(engram, places[one] if same_model else None) for one, engram in _engrams(page, user_id).items()}
+    return {
+        one: Placed(engram, None if space == NOWHERE else Vector(space.model, places[one]))
+        for one, engram in _engrams(page, user_id).items()
+    }
 
 
 def _topic(name: str, flat: Any) -> Topic:

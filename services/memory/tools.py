@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
@@ -14,6 +14,7 @@ from services.memory.keeper import Keeper
 from services.memory.recall import NOTHING, Recall, shown_hit, told
 from services.memory.settings import MemorySettings
 from services.memory.store import StoreUnavailable, Topic
+from services.memory.vectors import NO_VECTOR
 from shared.contracts import MEMORY_SAVE, MemorySave, ToolRequest
 from shared.errors import ToolError
 from shared.participant.service import Context
@@ -25,6 +26,7 @@ log = get_logger()
 TOPIC_PREFIXES = ("user.", "project.", "constraint.")
 MAX_TOPIC, MAX_CONTENT = 200, 20_000
 _AWAY = "the memory is away; try again later"
+LATER = "The memory's store is away: this will be saved when it is back."
 
 
 class _Args(BaseModel):
@@ -92,6 +94,13 @@ def checked_topic(topic: str) -> str:
     return topic
 
 
+class _Kept(NamedTuple):
+    """kept: False while it only waits on the bus."""
+
+    id: str
+    kept: bool
+
+
 class MemoryTools:
     def __init__(self, context: Context[MemorySettings], keeper: Keeper, recall: Recall, embedder: Embedder) -> None:
         self._context = context
@@ -118,8 +127,8 @@ class MemoryTools:
 
     async def save(self, args: SaveMemory, request: ToolRequest) -> ToolResult:
         digest = hashlib.sha256(f"{request.user_id}\0{request.call_id}".encode()).hexdigest()[:32]
-        engram_id = await self._keep(request, "note", f"note:{digest}", args.content)
-        return ToolResult("Memory saved.", {"id": engram_id})
+        engram = await self._keep(request, "note", f"note:{digest}", args.content)
+        return ToolResult("Memory saved." if engram.kept else LATER, {"id": engram.id})
 
     async def save_topic(self, args: SaveTopic, request: ToolRequest) -> ToolResult:
         topic = checked_topic(args.topic)
@@ -154,8 +163,8 @@ class MemoryTools:
         content: str,
         topic: str = "",
         recorded: int | None = None,
-    ) -> str:
-        """At once where the model is there; else as soon as it is: then the wish stays on the bus."""
+    ) -> _Kept:
+        """At once; by its words alone while the model is away. Without the store the wish stays on the bus."""
         wish = MemorySave(
             id=engram_id,
             user_id=request.user_id,
@@ -170,14 +179,15 @@ class MemoryTools:
         if topic:
             # deleted once, it may be saved again
             await self._keeper.states.restore([engram.id])
-        vectors = await self._embedder.soon([embedded_text(engram)])
-        if vectors is not None:
-            try:
-                await self._keeper.put(request.user_id, [(engram, vectors[0])])
-            except StoreUnavailable as exc:
-                log.warning("memory.saved_later", reason=str(exc))
-            else:
-                return engram.id
-        once = f"{request.call_id}:{wish.recorded}"
-        await self._context.bus.publish(MEMORY_SAVE.of(wish, once=once, user_id=request.user_id))
-        return engram.id
+        (vector,) = await self._embedder.soon([embedded_text(engram)]) or [NO_VECTOR]
+        try:
+            await self._keeper.put(request.user_id, [(engram, vector)])
+        except StoreUnavailable as exc:
+            log.warning("memory.saved_later", reason=str(exc))
+            once = f"{request.call_id}:{wish.recorded}"
+            await self._context.bus.publish(MEMORY_SAVE.of(wish, once=once, user_id=request.user_id))
+            return _Kept(engram.id, False)
+        if vector is NO_VECTOR:
+            # it gets one as soon as there is a model
+            self._embedder.moved.set()
+        return _Kept(engram.id, True)

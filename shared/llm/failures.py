@@ -9,12 +9,14 @@ import orjson
 
 from shared.llm.discovery import prompt_of, window_of
 from shared.llm.port import (
+    AccessRefused,
     ContextOverflow,
     ModelError,
     ModelMissing,
     ModelOverloaded,
     ModelRejected,
     ModelUnavailable,
+    NotOffered,
     StreamInterrupted,
 )
 
@@ -40,6 +42,9 @@ _NO_THINKING = re.compile(
     r"does not support (thinking|reasoning)|thinking is not (enabled|supported)|only works in thinking mode"
     r"|thinking_?(config|budget|level)|chat_template_kwargs|enable_thinking|reasoning_effort",
     re.IGNORECASE,
+)
+_NO_EMBEDDINGS = re.compile(
+    r"does not support (the )?embeddings?|embeddings? (api )?(is|are) not (supported|enabled|available)", re.IGNORECASE
 )
 _BUSY = re.compile(r"server busy|overloaded|maximum pending requests|rate limit|too many requests", re.IGNORECASE)
 _MISSING = re.compile(r"models?[ /]['\"`]?[\w./:@-]+['\"`]? (is )?(not found|does not exist)", re.IGNORECASE)
@@ -82,9 +87,11 @@ def failure(status: int | None, text: str, missing: str) -> ModelError:
     if _MISSING.search(text):
         return ModelMissing(missing)
     if status == 403 and not text.strip():
-        return ModelRejected(_HOST)
+        return AccessRefused(_HOST)
     if status in (401, 403):
-        return ModelRejected(f"the model backend refuses the API key: {said}")
+        return AccessRefused(f"the model backend refuses the API key: {said}")
+    if status in (404, 405, 501) or _NO_EMBEDDINGS.search(text):
+        return NotOffered(f"the model backend does not offer this: {said}")
     if status is not None and 400 <= status < 500:
         return ModelRejected(f"the model backend refuses the request: {said}")
     return ModelError(f"the model backend failed: {said}")

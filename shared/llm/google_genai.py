@@ -34,7 +34,7 @@ from shared.llm.port import (
     ThinkingDelta,
 )
 from shared.llm.toolcalls import text_of
-from shared.llm.vectors import unit
+from shared.llm.vectors import unit_vectors
 
 # Signatures of thoughts that are kept to be sent back with their calls, newest last.
 _SIGNATURES = 256
@@ -213,10 +213,13 @@ class GoogleEmbeddings:
             raise failure(exc.code, _text(exc), _missing(model)) from exc
         except httpx.HTTPError as exc:
             raise ModelUnavailable(f"Google's API does not answer ({what(exc)})") from exc
-        vectors = [unit(entry.values or ()) for entry in answer.embeddings or ()]
-        if len(vectors) != len(texts):
-            raise ModelError(f"{model} gave {len(vectors)} vectors for {len(texts)} texts")
-        return vectors
+        except (ValueError, TypeError, AttributeError, KeyError) as exc:
+            # what the package raises for an answer that is not the API's
+            raise ModelError(f"the answer for {model} is not that of Google's API: {what(exc)}") from exc
+        try:
+            return unit_vectors([entry.values for entry in answer.embeddings or ()], len(texts))
+        except ValueError as exc:
+            raise ModelError(f"Google's API sent no embeddings of {model} that can be used ({exc})") from exc
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -16,7 +16,7 @@ from shared.llm.discovery import of_ollama
 from shared.llm.failures import error_text, failure, what
 from shared.llm.http import open_http
 from shared.llm.port import ModelError, ModelFacts, ModelUnavailable
-from shared.llm.vectors import unit
+from shared.llm.vectors import unit_vectors
 
 # Longest wait for an answer that needs no model: list, show.
 ADMIN_TIMEOUT = 10.0
@@ -136,10 +136,12 @@ class OllamaEmbeddings:
             batch = list(texts[start : start + _EMBED_BATCH])
             with _Mapped(self._url, model):
                 answer = await _json(self._http, "POST", "/api/embed", {"model": model, "input": batch, **kept})
-                found = [unit(vector) for vector in answer["embeddings"]]
-            if len(found) != len(batch):
-                raise ModelError(f"{model} gave {len(found)} vectors for {len(batch)} texts")
-            vectors.extend(found)
+                if answer.get("error"):
+                    raise failure(None, error_text(orjson.dumps(answer)), missing(model))
+                try:
+                    vectors.extend(unit_vectors(answer.get("embeddings"), len(batch)))
+                except ValueError as exc:
+                    raise ModelError(f"Ollama at {self._url} sent no embeddings of {model} ({exc})") from exc
         return vectors
 
     async def aclose(self) -> None:

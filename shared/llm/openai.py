@@ -29,7 +29,7 @@ from shared.llm.port import (
     ThinkingDelta,
 )
 from shared.llm.toolcalls import parsed, text_of
-from shared.llm.vectors import unit
+from shared.llm.vectors import unit_vectors
 
 # Longest wait for an answer that needs no model, in seconds.
 LOOK_TIMEOUT = 10.0
@@ -103,13 +103,14 @@ class OpenAIEmbeddings:
             return []
         body = {"model": model, "input": list(texts), "encoding_format": "float"}
         answer = await _asked(self._http, "POST", "embeddings", _missing(self._url, model), body, timeout=120.0)
+        if isinstance(answer, dict) and answer.get("error"):
+            raise failure(None, error_text(orjson.dumps(answer)), _missing(self._url, model))
         try:
-            vectors = [unit(entry["embedding"]) for entry in sorted(answer["data"], key=lambda entry: entry["index"])]
-        except (KeyError, TypeError) as exc:
-            raise ModelError(f"the server at {self._url} does not speak OpenAI's protocol") from exc
-        if len(vectors) != len(texts):
-            raise ModelError(f"{model} gave {len(vectors)} vectors for {len(texts)} texts")
-        return vectors
+            # some servers leave the number out, and keep the order
+            entries = sorted(answer["data"], key=lambda entry: entry.get("index", 0))
+            return unit_vectors([entry["embedding"] for entry in entries], len(texts))
+        except (KeyError, TypeError, AttributeError, ValueError) as exc:
+            raise ModelError(f"{self._url} sent no embeddings of {model} that can be used ({exc})") from exc
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -5,6 +5,8 @@ An adapter turns a backend's stream into deltas and its failures into the errors
     ModelError
     ├── ModelMissing        the backend does not have this model         → failed, with the command that gets it
     ├── ModelRejected       the request itself is wrong (HTTP 400)       → failed
+    │   ├── AccessRefused   whoever asks may not (401, 403)              → failed
+    │   └── NotOffered      the server does no such thing (404, 405, 501) → failed
     ├── ContextOverflow     the prompt does not fit the context          → half of the history, until it fits
     ├── ModelOverloaded     busy (429, 503)                              → back-off inside the deadline
     ├── ModelUnavailable    no connection, or none any more              → back-off inside the deadline
@@ -23,9 +25,9 @@ from shared.errors import ModelError
 from shared.llm.discovery import ModelFacts
 
 __all__ = [
-    "AnswerTooLong", "ChatModel", "ChatRequest", "ContextOverflow", "Delta", "EmbeddingModel", "EmptyAnswer", "Finish",
-    "ModelError", "ModelFacts", "ModelMissing", "ModelOverloaded", "ModelRejected", "ModelUnavailable", "Notice",
-    "StreamInterrupted", "TextDelta", "ThinkingDelta", "ToolCall",
+    "AccessRefused", "AnswerTooLong", "ChatModel", "ChatRequest", "ContextOverflow", "Delta", "EmbeddingModel",
+    "EmptyAnswer", "Finish", "ModelError", "ModelFacts", "ModelMissing", "ModelOverloaded", "ModelRejected",
+    "ModelUnavailable", "NotOffered", "Notice", "StreamInterrupted", "TextDelta", "ThinkingDelta", "ToolCall",
 ]  # fmt: skip
 
 
@@ -35,6 +37,14 @@ class ModelMissing(ModelError):
 
 class ModelRejected(ModelError):
     """The backend refuses the request, and would refuse it again."""
+
+
+class AccessRefused(ModelRejected):
+    """The backend wants another key, or is not to be reached under this name."""
+
+
+class NotOffered(ModelRejected):
+    """The server has nothing at this address: a wrong address, or an ability that it was started without."""
 
 
 class ContextOverflow(ModelError):

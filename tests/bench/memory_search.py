@@ -30,6 +30,7 @@ from services.memory.keywords import KeywordHit, KeywordIndex
 from services.memory.recall import Recall
 from services.memory.settings import MemorySettings
 from services.memory.store import Store, open_store
+from services.memory.vectors import Vector
 from shared.envelope import now_ms
 
 DIMENSION = 384
@@ -128,14 +129,14 @@ class Words:
 class Vectors:
     """In the place of the embedding model: the vector of the next question, at once."""
 
-    model = MODEL
-    away = None
+    using = MODEL
+    trouble = None
 
     def __init__(self) -> None:
         self.next: list[float] = []
 
-    async def query(self, _text: str) -> list[float]:
-        return self.next
+    async def query(self, _text: str) -> Vector:
+        return Vector(MODEL, self.next)
 
 
 async def fill(folder: Path, chroma_url: str, sizes: Sequence[int], questions: int) -> None:
@@ -152,8 +153,9 @@ async def fill(folder: Path, chroma_url: str, sizes: Sequence[int], questions: i
             for at in range(first, size, BATCH):
                 count = min(BATCH, size - at)
                 batch = list(zip(writer.engrams(at, count), writer.vectors(count), strict=True))
-                await store.put(USER, MODEL, [(engram, place.tolist()) for engram, place in batch])
-                await asyncio.to_thread(keywords.add, USER, [entry(engram, place, MODEL) for engram, place in batch])
+                placed = [(engram, Vector(MODEL, place.tolist())) for engram, place in batch]
+                await store.put(USER, placed)
+                await asyncio.to_thread(keywords.add, USER, [entry(*one) for one in placed])
                 # a few are asked about later; to keep all would be measured as the store's memory
                 there += batch[:: max(1, size // ASKED_ABOUT)]
             rate = (size - first) / (time.perf_counter() - began)

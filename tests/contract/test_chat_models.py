@@ -15,6 +15,7 @@ import pytest
 from shared.llm.adapter import WiredChatModel
 from shared.llm.factory import Backend, open_chat_model, open_embedding_model
 from shared.llm.port import (
+    AccessRefused,
     AnswerTooLong,
     ChatRequest,
     ContextOverflow,
@@ -236,7 +237,7 @@ async def test_a_model_that_is_there_is_reachable(model: WiredChatModel) -> None
         (429, "too many requests", ModelOverloaded),
         (502, "bad gateway", ModelUnavailable),
         (400, "invalid options: top_p", ModelRejected),
-        (401, "unauthorized", ModelRejected),
+        (401, "unauthorized", AccessRefused),
         (500, "llama runner process has terminated", StreamInterrupted),
         (500, "the tokenizer could not be read", ModelError),
         (400, "request (8889 tokens) exceeds the available context size (4096 tokens)", ContextOverflow),

@@ -327,7 +327,7 @@ async def test_a_memory_without_its_model_is_degraded_and_the_stack_is_ready(tmp
         kept = await site.http.put("/memory/topics/user.pet", json={"content": "A cat."})
         assert kept.status_code == 200
         found = (await site.http.get("/memory", params={"query": "cat"})).json()
-        assert (found["hits"], bool(found["degraded"])) == ([], True)
+        assert ([hit["topic"] for hit in found["hits"]], bool(found["degraded"])) == (["user.pet"], True)
         refused = await imported(site.http, {"query": "q", "answer": "a"})
         assert code(refused) == (503, "memory_unavailable")
         await stack.enter_async_context(model)

@@ -12,6 +12,7 @@ from services.memory.index import entry
 from services.memory.keywords import KeywordIndex
 from services.memory.settings import MemorySettings
 from services.memory.store import Store, open_store
+from services.memory.vectors import Vector
 
 USERS = ("ann", "bob", "Ann", "ann.", "b")
 DIMENSION = 8
@@ -19,10 +20,10 @@ DIMENSION = 8
 STEPS = int(os.environ.get("LOCAL2_TEST_INTERLEAVINGS", "400"))
 
 
-def vector(rng: random.Random) -> list[float]:
+def vector(rng: random.Random) -> Vector:
     place = [rng.gauss(0, 1) for _ in range(DIMENSION)]
     length = sum(x * x for x in place) ** 0.5
-    return [x / length for x in place]
+    return Vector("m", [x / length for x in place])
 
 
 async def step(store: Store, words: KeywordIndex, rng: random.Random, number: int) -> int:
@@ -31,7 +32,7 @@ async def step(store: Store, words: KeywordIndex, rng: random.Random, number: in
     match rng.choice(("put", "put", "delete", "near", "words", "get", "drop")):
         case "put":
             said = Engram(engram_id, user, "turn", number, number, query="the same words", answer=f"of {user}")
-            await store.put(user, "m", [(said, vector(rng))])
+            await store.put(user, [(said, vector(rng))])
             await asyncio.to_thread(words.add, user, [entry(said)])
         case "delete":
             await store.delete(user, [engram_id])
@@ -40,7 +41,7 @@ async def step(store: Store, words: KeywordIndex, rng: random.Random, number: in
             await store.drop_user(user)
             await asyncio.to_thread(words.remove_user, user)
         case "near":
-            found = await store.query(user, "m", vector(rng), 20)
+            found = await store.query(user, vector(rng), 20)
             return await seen(store, user, [one.id for one in found])
         case "words":
             hits = await asyncio.to_thread(words.search, user, "same words", 20)

@@ -210,7 +210,7 @@ async def _ollama(world: World) -> list[Finding]:
     if not has_model(there, wish.model):
         text = f"Ollama does not have {wish.model}; local2 run pulls it"
         findings.append(Finding("model", "note", text, f"ollama pull {wish.model}"))
-    embedding, judge = world.memory.embedding_model, world.critic.model
+    embedding, judge = world.memory.embedder, world.critic.model
     if world.memory.backend == "ollama" and not has_model(there, embedding):
         text = f"Ollama does not have {embedding}, which memory searches with; local2 run pulls it"
         findings.append(Finding("embedding model", "note", text, f"ollama pull {embedding}"))

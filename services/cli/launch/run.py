@@ -93,7 +93,7 @@ class Run:
 
     def _models(self, wish: ModelWish) -> Sequence[str]:
         remembering = MemoryWish.load("memory")
-        embedding = [remembering.embedding_model] if remembering.backend == "ollama" else []
+        embedding = [remembering.embedder] if remembering.backend == "ollama" else []
         if not self._options.respondent_b:
             return [wish.model, *embedding]
         second = self._options.model_b or self._options.model

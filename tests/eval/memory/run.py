@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from services.demo_model.embedder import Embedder
 
 from services.cli.commands.eval_data import DEPTH, DataSet, Measures, Question, Turn, load, report
-from services.demo_model.embedder import Embedder
 from services.demo_model.wheels import embedding_file
 from services.memory.keywords import Entry, KeywordIndex
 from services.memory.ranking import Candidate, Weights, min_score_for, rank

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from services.demo_model import wheels
-from services.demo_model.embedder import DIMENSIONS, MAX_TOKENS, Embedder
 from services.demo_model.service import listen, main, url_of
 from services.demo_model.wheels import WheelsMissing, chat_file, embedding_file
 from shared.errors import SettingsError
+from shared.llm.minilm import DIMENSIONS, MAX_TOKENS, Embedder
 
 
 @pytest.fixture(scope="module")

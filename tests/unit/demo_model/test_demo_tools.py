@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from services.demo_model.embedder import Embedder
 from services.demo_model.rules import Call, follow_up, names, search_query
 from services.demo_model.tools import ExampleIndex, choose, described_phrasings, shipped_examples
 from services.demo_model.wheels import embedding_file
+from shared.llm.minilm import Embedder
 
 pytestmark = pytest.mark.model
 

