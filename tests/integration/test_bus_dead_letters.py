@@ -247,6 +247,19 @@ async def test_replay_puts_the_identical_fields_back(
     assert await bus.replay(dead_id) is None
 
 
+async def test_a_letter_that_is_replayed_by_two_at_once_is_there_once(bus: Bus, raw: redis.Redis) -> None:
+    await bus.link.call(*bus.burying(STREAM, GROUP, "1-1", [b"payload", b"x"], 5, "why"))
+    (dead_id,) = [entry_id.decode() for entry_id, _ in raw.xrange(DEAD)]
+    fields = raw.xrange(DEAD)[0][1]
+    first = await bus.replay(dead_id)
+    # somebody died between putting it back and removing the letter, and somebody else does it again
+    raw.delete(DEAD)
+    raw.xadd(DEAD, fields, id=dead_id)
+    assert await bus.replay(dead_id) == first
+    assert raw.xlen(STREAM) == 1
+    assert raw.xlen(DEAD) == 0
+
+
 async def test_a_dropped_letter_is_gone_and_dropping_it_again_says_so(bus: Bus, raw: redis.Redis) -> None:
     await bus.link.call(*bus.burying(STREAM, GROUP, "1-1", [b"payload", b"x"], 5, "why"))
     dead_id = raw.xrange(DEAD)[0][0].decode()

@@ -19,6 +19,7 @@ from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus, ConnectionLost, Delivery
+from shared.errors import BusUnavailable
 from shared.participant.service import open_context
 from shared.participant.tool_client import Caller, ToolClient
 
@@ -183,6 +184,73 @@ async def test_a_command_that_may_not_be_repeated_fails_when_its_reply_is_lost(
             await sending
         proxy.drop_every = 0
         assert await bus.link.call("GET", "count") == b"1"
+
+
+async def test_what_had_no_answer_is_sent_again_in_its_order(redis_url: str, raw: redis.Redis) -> None:
+    async with through(redis_url) as proxy, Bus(proxy.url, "test/1", timeout=5.0) as bus:
+        await bus.link.call("PING")
+        proxy.freeze()
+        sending = []
+        for number in range(20):
+            sending.append(asyncio.create_task(bus.link.call("RPUSH", "order", number)))
+            # some in one write, some in later ones
+            await asyncio.sleep(0 if number % 4 else 0.02)
+        proxy.cut()
+        proxy.thaw()
+        await asyncio.gather(*sending)
+    assert [int(number) for number in raw.lrange("order", 0, -1)] == list(range(20))
+
+
+async def test_whoever_waits_on_a_connection_that_is_closed_is_told(redis_url: str) -> None:
+    async with through(redis_url) as proxy:
+        async with Bus(proxy.url, "test/1") as bus:
+            await bus.link.call("PING")
+            proxy.freeze()
+            sent = asyncio.create_task(bus.link.call("GET", "sent"))
+            await asyncio.sleep(0.05)
+            proxy.cut()
+            # no connection takes this one
+            queued = asyncio.create_task(bus.link.call("GET", "queued"))
+            await asyncio.sleep(0.05)
+        for waiting in (sent, queued):
+            with pytest.raises(BusUnavailable):
+                await asyncio.wait_for(waiting, 5.0)
+        with pytest.raises(BusUnavailable):
+            await asyncio.wait_for(bus.link.call("GET", "late"), 5.0)
+
+
+async def test_what_is_under_way_when_its_connection_is_closed_is_told(redis_url: str) -> None:
+    async with through(redis_url) as proxy:
+        async with Bus(proxy.url, "test/1") as bus:
+            await bus.link.call("PING")
+            proxy.freeze()
+            waiting = [
+                asyncio.create_task(bus.link.call("GET", "x")),
+                asyncio.create_task(bus.link.pipe([("GET", "x"), ("GET", "y")])),
+                asyncio.create_task(bus.link.commit([("SET", "x", "y")])),
+            ]
+            await asyncio.sleep(0.05)
+        for one in waiting:
+            with pytest.raises(BusUnavailable):
+                await asyncio.wait_for(one, 5.0)
+
+
+async def test_what_a_lost_reply_held_is_taken_up_and_uses_up_no_delivery(redis_url: str, raw: redis.Redis) -> None:
+    recorder = Recorder()
+    recorder.gate = asyncio.Event()
+    async with through(redis_url) as proxy, consuming(proxy.url, recorder, timeout=0.2, heartbeat=30.0) as consumer:
+        await eventually(lambda: raw.exists(STREAM) and raw.xinfo_groups(STREAM))
+        proxy.freeze()
+        ids = [raw.xadd(STREAM, {"payload": "x"}, id=f"{number}-1").decode() for number in (1, 2)]
+        # read by this replica, which never sees the reply
+        raw.xreadgroup(GROUP, "r1", {STREAM: ">"})
+        proxy.cut()
+        proxy.thaw()
+        await eventually(lambda: recorder.seen == ids)
+        assert [row["times_delivered"] for row in raw.xpending_range(STREAM, GROUP, "-", "+", 10)] == [1, 1]
+        recorder.gate.set()
+        await eventually(lambda: consumer.handled == 2)
+    assert recorder.deliveries == [1, 1]
 
 
 async def test_a_reply_lost_in_the_handshake_does_not_stall_the_connection(redis_url: str) -> None:

@@ -151,10 +151,11 @@ async def test_the_generators_backlog_is_kept_however_long_nobody_serves_it(
     stream = QUERY_RECEIVED.stream
     raw.xgroup_create(stream, "generator", "0", mkstream=True)
     raw.xgroup_create(stream, "respondent-b", "0", mkstream=True)
-    for _ in range(5):
-        raw.xadd(stream, {"payload": "x"})
+    # more than stays of a stream that nobody reads
+    waiting = QUERY_RECEIVED.keep + 2_000
+    await bus.link.pipe([("XADD", stream, "*", "payload", "x")] * waiting)
     await watching(Janitor(bus, 60), time, 10_000, 60)
-    assert raw.xlen(stream) == 5
+    assert raw.xlen(stream) == waiting
 
 
 async def test_one_janitor_keeps_the_office(redis_url: str, bus: Bus, raw: redis.Redis) -> None:

@@ -303,14 +303,24 @@ async def test_a_handler_that_swallows_its_cancellation_writes_nothing_for_a_los
     assert raw.lrange("effects", 0, -1) == [b"3"]
 
 
-async def test_a_silent_consumer_with_nothing_pending_is_removed(
+async def test_a_silent_consumer_is_removed_unless_it_still_holds_entries(
     redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shared.bus.claims._REAP_IDLE_MS", 100)
     raw.xgroup_create(STREAM, GROUP, "0", mkstream=True)
     raw.xgroup_createconsumer(STREAM, GROUP, "gone")
-    async with consuming(redis_url, Recorder(), heartbeat=0.05):
+    (held,) = add(raw, 1)
+    raw.xreadgroup(GROUP, "crashed", {STREAM: ">"})
+    recorder = Recorder()
+    recorder.gate = asyncio.Event()
+    # who is busy takes nothing over: what the crashed one holds stays its own for now
+    async with consuming(redis_url, recorder, heartbeat=0.05, concurrency=1):
+        add(raw, 1)
         await eventually(lambda: "gone" not in consumers(raw))
+        assert consumers(raw)["crashed"] == 1
+        recorder.gate.set()
+        await eventually(lambda: held in recorder.seen)
+        await eventually(lambda: "crashed" not in consumers(raw))
 
 
 async def test_a_process_uses_the_same_connections_however_much_it_does(redis_url: str, raw: redis.Redis) -> None:

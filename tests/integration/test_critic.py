@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 import redis
+from support.lives import unending
 from support.services import announced, running
 from support.stack import Client
 from support.waiting import eventually
@@ -22,7 +23,7 @@ from services.critic.service import app
 from services.critic.settings import CriticSettings
 from services.gateway.complaint import complaint
 from shared.bus import Bus
-from shared.bus.keys import PAIRS_WAITING, journal_key, schema_key, settings_key
+from shared.bus.keys import PAIRS_WAITING, journal_key, pair_key, schema_key, settings_key
 from shared.contracts import (
     CRITIQUE_RESULT,
     PAIRWISE_RESULT,
@@ -423,3 +424,43 @@ async def test_a_verdict_is_the_same_after_a_crash_and_asked_for_once(
         assert died.is_set()
         assert len(await on.verdicts()) == 1
     assert len(comparisons) == 2
+
+
+async def test_a_grade_is_the_same_after_a_crash_and_asked_for_once(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = Critic._publish_grade
+    deaths = 0
+
+    async def dies_twice(self: Critic, message: Any, grade: Any) -> None:
+        nonlocal deaths
+        if deaths < 2:
+            deaths += 1
+            raise RuntimeError("killed before the grade was published" if deaths == 1 else "and again")
+        await publish(self, message, grade)
+
+    monkeypatch.setattr(Critic, "_publish_grade", dies_twice)
+    async with court(redis_url) as on:
+        await on.submit(generation("1-1"))
+        await on.settled()
+        (critique,) = await on.critiques()
+        assert deaths == 2
+        assert len(on.server.requests) == 1
+    assert (critique.score, critique.feedback) == (4, "Plain and right.")
+
+
+async def test_nothing_that_judging_keeps_stays_for_ever(redis_url: str, raw: redis.Redis) -> None:
+    async with court(redis_url, retention=600) as on:
+        # one whose counterpart never comes
+        await on.submit(generation("1-1"))
+        await on.settled()
+        assert unending(raw) == []
+        assert 0 < raw.ttl(pair_key("1-1")) <= 600
+        assert 0 < raw.ttl(PAIRS_WAITING) <= 600
+        # one that is compared, and one that cannot be
+        await on.submit(generation("2-1"), generation("2-1", "B"), generation("3-1", answer=" "))
+        await on.settled()
+        assert len(await on.verdicts()) == 1
+        assert unending(raw) == []
+        for query_id in ("2-1", "3-1"):
+            assert raw.hkeys(pair_key(query_id)) == [b"closed"]

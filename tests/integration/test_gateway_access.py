@@ -164,9 +164,16 @@ async def test_only_the_hash_of_a_key_is_stored_and_a_revoked_key_stops_working(
     listed = (await site.http.get("/keys")).json()["keys"]
     assert {key["user_id"] for key in listed} == {"admin", "ann"}
     assert secret not in str(listed)
-    async with serving(gateway_settings(redis_url, tmp_path)) as other, client(other.url, secret) as ann:
+    async with (
+        serving(gateway_settings(redis_url, tmp_path)) as other,
+        client(other.url, secret) as ann,
+        client(site.url, secret) as here,
+    ):
         assert (await ann.get("/sessions")).status_code == 200
+        assert (await here.get("/sessions")).status_code == 200
         assert (await site.http.delete(f"/keys/{made['id']}")).status_code == 200
+        # at once where it was revoked, and soon wherever else it had been used
+        assert (await here.get("/sessions")).status_code == 401
 
         async def refused() -> bool:
             return (await ann.get("/sessions")).status_code == 401

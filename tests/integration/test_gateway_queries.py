@@ -363,6 +363,59 @@ async def test_a_followed_stream_goes_on_until_the_critique(site: Site, fake: Fa
     assert [event[1] for event in events(after.text)] == ["critique"]
 
 
+async def test_a_followed_stream_without_a_critique_ends_after_a_while(
+    redis_url: str, tmp_path: Path, fake: FakeGenerator
+) -> None:
+    async with serving(gateway_settings(redis_url, tmp_path, follow_seconds=0.3)) as site, asyncio.timeout(30):
+        live = await site.http.post("/query?follow=true", json={"query": "say hi"}, headers=SSE)
+        assert events(live.text)[-1][1] == "completed"
+        # and one that begins behind the end, long before the query's deadline
+        newest = {"Last-Event-ID": events(live.text)[-1][0]}
+        after = await site.http.get(f"/queries/{live.headers['x-query-id']}/events?follow=true", headers=newest)
+        assert events(after.text) == []
+
+
+async def test_nothing_of_a_stream_stays_behind_however_it_ends(
+    redis_url: str, tmp_path: Path, fake: FakeGenerator, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def followed() -> int:
+        return len(raw.pubsub_shardchannels())
+
+    monkeypatch.setattr("services.gateway.routes.queries.GRACE", 0.0)
+    async with serving(gateway_settings(redis_url, tmp_path, deadline_seconds=20)) as site:
+        # to its end, as a stream and as one answer
+        await site.http.post("/query", json={"query": "say one"}, headers=SSE)
+        await site.http.post("/query", json={"query": "say two"})
+        await eventually(lambda: followed() == 0)
+        # left by its client
+        async with site.http.stream("POST", "/query", json={"query": "slow"}, headers=SSE):
+            await eventually(lambda: followed() == 1)
+        await eventually(lambda: followed() == 0)
+        fake.gate.set()
+        # past the deadline, when nothing came
+        stop = {"query": "silent", "deadline_seconds": 0.3}
+        for headers in (SSE, {}):
+            fake.gate.clear()
+            await site.http.post("/query", json={**stop, "query": "slow again"}, headers=headers)
+            await eventually(lambda: followed() == 0)
+        fake.gate.set()
+
+
+@pytest.mark.parametrize(("asked", "given"), [(5_000, 60), (20, 20), (None, 60)])
+async def test_a_client_may_shorten_the_deadline_and_not_lengthen_it(
+    asked: float | None, given: float, redis_url: str, tmp_path: Path, fake: FakeGenerator, bus: Bus
+) -> None:
+    async with serving(gateway_settings(redis_url, tmp_path, deadline_seconds=60)) as site:
+        await bus.tell_time()
+        before = bus.now_ms()
+        body = {"query": "say hello", **({} if asked is None else {"deadline_seconds": asked})}
+        assert (await site.http.post("/query", json=body)).status_code == 200
+        after = bus.now_ms()
+    deadline = fake.queries[0].envelope.deadline
+    assert deadline is not None
+    assert before - 1_000 <= deadline - given * 1_000 <= after + 1_000
+
+
 async def test_silence_is_filled_with_keep_alive_comments(redis_url: str, tmp_path: Path, fake: FakeGenerator) -> None:
     async with (
         serving(gateway_settings(redis_url, tmp_path, keepalive=0.1)) as site,

@@ -7,7 +7,9 @@ from typing import Any
 import redis
 from support.stack import shown, stage
 
+from shared.bus.keys import journal_key
 from shared.contracts import AGENT_TRANSITION, ANSWER_DIALOG, RESPONSE_GENERATION
+from shared.records import lanes
 from shared.records.journal import EntryType
 
 PROBING = {
@@ -219,6 +221,7 @@ async def test_a_foreign_session_is_set_aside_and_its_history_is_not_used(redis_
         assert (end.type, end.value()["code"]) == (EntryType.FAILED, "abandoned")
         assert [r.query for r in on.server.requests] == ["my secret"]
         assert [t.query for t in await on.turns("s1")] == ["my secret"]
+        assert await lanes.unfinished(on.bus, "s1", "A") == []
         # the owner is not held up by it
         on.user = "u1"
         await on.answer(await on.ask("again", "s1"))
@@ -251,6 +254,18 @@ async def test_a_session_deleted_while_its_query_runs_does_not_come_back(redis_u
         assert await on.sessions.info("s1") is None
         assert await on.turns("s1") == []
         assert await on.journal(query_id) == []
+
+
+async def test_a_journal_lives_as_long_as_its_answer_may_take_and_then_as_long_as_results_are_kept(
+    redis_url: str, raw: redis.Redis
+) -> None:
+    slow = {"respond": {"text": "one two three four", "pace": 0.1}}
+    async with stage(redis_url, [slow], retention=30) as on:
+        query_id = await on.ask("go", deadline=600)
+        await on.seen(query_id, EntryType.ANSWER)
+        assert 500 < raw.ttl(journal_key(query_id, "A")) <= 630
+        await on.answer(query_id)
+        assert 0 < raw.ttl(journal_key(query_id, "A")) <= 30
 
 
 async def test_a_malformed_entry_stops_nobody(redis_url: str, raw: redis.Redis) -> None:

@@ -13,7 +13,7 @@ from support.services import announced, running
 from support.stack import Stage, order, respondent, shown, stage
 from support.waiting import eventually
 
-from shared.bus.keys import settings_key
+from shared.bus.keys import settings_key, waiting_key
 from shared.contracts import ANSWER_DIALOG, QUERY_RECEIVED, RESPONSE_GENERATION, SETTINGS_UPDATE, SettingsUpdate
 from shared.records.journal import EntryType
 
@@ -79,6 +79,23 @@ async def test_every_waiting_query_is_woken_when_its_turn_comes(redis_url: str, 
     # a lost wake would show as the second after which a waiting query looks by itself
     pauses = [start - end for end, start in zip(ends, starts[1:], strict=False)]
     assert max(pauses) < 800
+
+
+async def test_whoever_waits_for_its_turn_does_not_ask_without_a_pause(redis_url: str, raw: redis.Redis) -> None:
+    stall = {"when": {"user": "^hold"}, "respond": {"text": "x", "fault": {"kind": "stall"}}}
+    async with stage(redis_url, [stall], heartbeat=1.0) as on:
+        holding = await on.ask("hold", "s1")
+        await on.seen(holding, EntryType.STATE, action="START_GENERATION")
+        later = await on.ask("later", "s1")
+        (inbox,) = await eventually(lambda: raw.hvals(waiting_key("s1", "A")))
+        # woken though it is not its turn: it looks once, and waits again
+        raw.xadd(inbox, {"type": "wake", "session": "s1"})
+        before = raw.info("commandstats")["cmdstat_zrange"]["calls"]
+        await asyncio.sleep(2.0)
+        looks = raw.info("commandstats")["cmdstat_zrange"]["calls"] - before
+        assert looks <= 10
+        await on.cancel(holding)
+        assert await on.answer(later) == "You asked: later"
 
 
 async def test_an_answer_that_takes_many_times_the_claim_is_written_by_one_replica(redis_url: str) -> None:

@@ -13,8 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 from click.testing import Result
 from support.http_gateway import Site, client, events, gateway_settings, serving
+from support.lives import unending
 from support.services import announced, running
 from support.stack import Stage, respondent, stage
 from support.waiting import eventually
@@ -305,3 +307,11 @@ async def test_an_export_that_breaks_off_leaves_no_file(
             assert (await http.get("/health")).status_code == 200
     assert done.exit_code == 1
     assert files(tmp_path, "kto*") == []
+
+
+async def test_nothing_that_is_kept_for_a_query_stays_for_ever(house: House, raw: redis.Redis) -> None:
+    await judge_many(house)
+    assert len(list(raw.scan_iter("local2:journal:*"))) == 12
+    assert unending(raw) == []
+    assert (await house.ann.delete("/sessions/session-0")).status_code == 200
+    assert unending(raw) == []

@@ -137,6 +137,23 @@ async def test_what_came_from_the_web_is_recalled_as_a_quotation_and_stays_so(me
     assert (await memory.engrams())[again.response_id]["tainted"]
 
 
+async def test_an_answer_that_only_repeats_memory_stands_behind_what_it_repeats(memory: MemoryClient) -> None:
+    question = "Where is the harbour of Reykjavik?"
+    said = response("Tell me of the harbour of Reykjavik.", "Reykjavik has an old harbour in the west.")
+    # nearer to the question than what it repeats, and better rated
+    echoes = [response(question, f"{n}: In the west.", tool_calls=[used("search_memory")]) for n in range(3)]
+    await memory.publish(*echoes)
+    await memory.idle()
+    # better an echo than nothing
+    hits = (await memory.manage("search", query=question))["hits"]
+    assert {hit["id"] for hit in hits} <= {echo.response_id for echo in echoes}
+    assert hits
+    await memory.publish(said, *(critique(echo, 5) for echo in echoes))
+    await memory.idle()
+    hits = (await memory.manage("search", query=question))["hits"]
+    assert [hit["id"] for hit in hits] == [said.response_id]
+
+
 async def test_memories_are_found_by_the_turn_before_them(memory: MemoryClient) -> None:
     from shared.records.sessions import Sessions, Turn
 

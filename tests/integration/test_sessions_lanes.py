@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import redis
+from support.lives import unending
 from support.proxy import Proxy
 
 from shared.bus import Bus, ReplyError, order
-from shared.bus.keys import lane_key, once_key, queries_key, record_key
+from shared.bus.keys import lane_key, once_key, queries_key, record_key, waiting_key
 from shared.contracts import QUERY_RECEIVED, QueryReceived
 from shared.records import lanes
 from shared.records.lanes import Accepted
@@ -251,3 +252,14 @@ async def test_a_query_with_its_own_history_has_no_place_and_no_session(bus: Bus
         once_key(QUERY_RECEIVED.stream, "o"),
         record_key(found.query_id),
     }
+
+
+async def test_what_waits_in_a_lane_goes_by_itself_when_nobody_comes_back(bus: Bus, raw: redis.Redis) -> None:
+    first, second = [await accepted(bus) for _ in range(2)]
+    raw.delete(lane_key("s", "A"), lane_key("s", "B"))
+    # places that are taken late: by an entry that was in no lane, and by whoever waits behind it
+    for respondent in ("A", "B"):
+        assert await lanes.turn(bus, "s", respondent, first, "inbox") is None
+        assert await lanes.turn(bus, "s", respondent, second, "inbox") is not None
+        assert raw.hlen(waiting_key("s", respondent)) == 1
+    assert unending(raw) == []

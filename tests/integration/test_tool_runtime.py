@@ -245,6 +245,26 @@ async def test_the_querys_deadline_bounds_a_call(probing: ProbeSettings) -> None
     assert answer.result.startswith("[tool timeout after 0.")
 
 
+async def test_a_call_whose_deadline_has_passed_is_not_started_and_may_be_asked_for_again(
+    probing: ProbeSettings, raw: redis.Redis
+) -> None:
+    async with both(probing) as (_, context):
+        request = ToolRequest(
+            query_id="1-1", call_id="late", tool="probe", args={"text": "late"}, session_id="s", user_id="u",
+            reply_to=context.inbox,
+        )  # fmt: skip
+        answers: list[Any] = []
+        context.on_inbox("tool.result", lambda fields: answers.append(orjson.loads(fields[b"payload"])))
+        await context.bus.publish(TOOL_REQUEST.for_tool("probe").of(request, deadline=context.bus.now_ms() - 1))
+        await eventually(lambda: answers)
+        assert answers[0]["error"] == "the query's deadline has passed"
+        assert runs(raw, "late") == 0
+        # that it was not begun is no result of it
+        await context.bus.publish(TOOL_REQUEST.for_tool("probe").of(request, attempt=2))
+        await eventually(lambda: len(answers) == 2)
+        assert (answers[1]["error"], answers[1]["result"]) == (None, "you said late")
+
+
 async def test_cancelling_a_query_stops_its_calls_within_a_second_and_no_other(
     probing: ProbeSettings, raw: redis.Redis
 ) -> None:

@@ -62,7 +62,11 @@ class Detour(httpcore.AsyncNetworkBackend):
 
     def __init__(self) -> None:
         self.connected: list[tuple[str, int]] = []
+        # of each attempt
+        self.limits: list[float | None] = []
+        # refuse connections, and answer nothing at all
         self.dead: set[str] = set()
+        self.silent: set[str] = set()
 
     async def connect_tcp(
         self,
@@ -73,6 +77,10 @@ class Detour(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         self.connected.append((host, port))
+        self.limits.append(timeout)
+        if host in self.silent:
+            await asyncio.sleep(3600 if timeout is None else timeout)
+            raise httpcore.ConnectTimeout("nobody answers")
         if host in self.dead:
             raise httpcore.ConnectError("connection refused")
         return await httpcore.AnyIOBackend().connect_tcp("127.0.0.1", port, timeout)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.web_fetch.service import WebFetch
+from services.web_fetch import guard
+from services.web_fetch.service import WebFetch, WebFetchSettings
 from shared.errors import ToolError
 
 PUBLIC = "93.184.216.34"
@@ -219,6 +220,36 @@ async def test_the_next_address_is_tried_when_one_is_dead(
     detour.dead.add("2606:4700::1")
     run = fetcher(network=detour, resolver=names(open_example=[["2606:4700::1", PUBLIC]]))
     assert "public page" in (await run(WebFetch(url=site.url(host="open.example")))).text
+    assert [address for address, _ in detour.connected] == ["2606:4700::1", PUBLIC]
+
+
+async def test_a_silent_address_leaves_time_for_the_next_one(
+    site: Any, reply: Any, fetcher: Any, detour: Any, names: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.web_fetch.guard.ATTEMPT_SECONDS", 0.1)
+    site.replies["/"] = reply("<p>public page</p>")
+    detour.silent.update({"2606:4700::1", "2606:4700::2"})
+    addresses = ["2606:4700::1", "2606:4700::2", PUBLIC]
+    run = fetcher(network=detour, resolver=names(open_example=[addresses]), timeout=20)
+    assert "public page" in (await run(WebFetch(url=site.url(host="open.example")))).text
+    assert [address for address, _ in detour.connected] == addresses
+    # the last one has all the time that is left
+    *first, last = detour.limits
+    assert first == [0.1, 0.1]
+    assert last is None or last > 1
+
+
+def test_two_silent_addresses_are_passed_within_the_usual_time() -> None:
+    assert WebFetchSettings().timeout > 2 * guard.ATTEMPT_SECONDS
+
+
+async def test_every_address_that_is_dead_is_an_error(
+    site: Any, reply: Any, fetcher: Any, detour: Any, names: Any
+) -> None:
+    detour.dead.update({"2606:4700::1", PUBLIC})
+    run = fetcher(network=detour, resolver=names(open_example=[["2606:4700::1", PUBLIC]]))
+    with pytest.raises(ToolError):
+        await run(WebFetch(url=site.url(host="open.example")))
     assert [address for address, _ in detour.connected] == ["2606:4700::1", PUBLIC]
 
 

@@ -1,0 +1,156 @@
+"""Would the tests notice? `make mutants` changes the code in one place, runs the tests of that place, and counts.
+
+A sample of all small changes of meaning (`changes.py`), drawn by a seed, each tried in a copy of the checkout: of the
+tests that run the changed line the cheapest, and those that are most about that file, until one fails twice or hangs
+twice, or the change has had its share of time. Which test runs which line is recorded once (`recorded.py`), in
+`.mutants`, and again of test files that have changed. Prints the rate of each area, and what nobody noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mutants.changes import Change, changes
+from mutants.readers import Lines, Readers
+from mutants.recorded import Recorded, recorded
+from mutants.trial import Bench, Verdict
+
+ROOT = Path(__file__).resolve().parents[2]
+AREAS = {
+    "bus": ("shared/bus/*.py",),
+    "records": ("shared/records/*.py",),
+    "participant": (
+        *(f"shared/participant/{name}.py" for name in ("tool", "tool_client", "janitor", "registry")),
+        *(f"shared/participant/{name}.py" for name in ("presence", "inbox", "deadlines", "service")),
+    ),
+    "gateway": tuple(
+        f"services/gateway/{name}.py"
+        for name in ("accept", "admin_key", "auth", "cancel", "deletion", "keys", "sse", "tap")
+    ),
+    "generator": tuple(f"services/generator/{name}.py" for name in ("answering", "lane", "loop", "run", "steps")),
+    "judging": (
+        *(f"services/critic/{name}.py" for name in ("critic", "grading", "judge", "pairs")),
+        *(f"services/reward/{name}.py" for name in ("export", "leaderboard", "ranking", "service", "store")),
+    ),
+    "web_fetch": tuple(f"services/web_fetch/{name}.py" for name in ("address", "guard", "names", "url")),
+}
+
+
+def area_of(path: str) -> str | None:
+    return next((area for area, patterns in AREAS.items() if any(fnmatch(path, one) for one in patterns)), None)
+
+
+def sampled(found: Sequence[Change], count: int, seed: int) -> list[Change]:
+    """So many changes by chance, no two of one line."""
+    order = list(found)
+    random.Random(seed).shuffle(order)
+    return list({(change.path, change.line): change for change in reversed(order)}.values())[::-1][:count]
+
+
+def chosen(known: Recorded, lines: Lines, path: str, budget: float) -> list[str]:
+    """The tests of some lines, until they take more than `budget` seconds: in turn the cheapest one, and the one of
+    which most is about the file."""
+    names = {name for file, numbers in lines.items() for name in known.running(file, numbers)}
+    cheap = sorted(names, key=lambda name: (known.cases[name].seconds, name))
+    devoted = sorted(names, key=lambda name: (-_devotion(known, name, path), known.cases[name].seconds, name))
+    taken: dict[str, float] = {}
+    for pair in zip(cheap, devoted, strict=True):
+        for name in pair:
+            if taken and sum(taken.values()) + known.cases[name].seconds > budget:
+                continue
+            taken.setdefault(name, known.cases[name].seconds)
+        if len(taken) >= 150:
+            break
+    return sorted(taken, key=lambda name: (taken[name], name))
+
+
+def _devotion(known: Recorded, name: str, path: str) -> float:
+    case = known.cases[name]
+    return case.lines.get(path, 0).bit_count() / case.breadth
+
+
+async def tried(known: Recorded, sample: Sequence[Change], options: argparse.Namespace) -> list[Verdict]:
+    """What became of the changes, as far as the time sufficed."""
+    readers = Readers(known.sources)
+    seconds = {name: case.seconds for name, case in known.cases.items()}
+    quickest = sorted(seconds, key=lambda name: (seconds[name], name))[:5]
+    until = time.monotonic() + 60 * options.minutes
+    left, verdicts = list(reversed(sample)), list[Verdict]()
+
+    async def work() -> None:
+        async with Bench(ROOT) as bench:
+            await bench.check(quickest, seconds)
+            while left and time.monotonic() < until:
+                change = left.pop()
+                tests = chosen(known, readers.of(change.path, change.line), change.path, options.budget)
+                verdict = await bench.judge(change, tests, seconds) if tests else Verdict(change)
+                verdicts.append(verdict)
+                if verdict.by is None or options.verbose:
+                    told = f"{verdict.why}: {verdict.by}" if verdict.by else f"NOT NOTICED by {verdict.tried} tests"
+                    print(f"[{len(verdicts)}] {change}\n      {told}", flush=True)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(options.slots, len(sample))):
+            group.create_task(work())
+    return verdicts
+
+
+def report(verdicts: Iterable[Verdict]) -> str:
+    every = sorted(verdicts, key=lambda one: (one.change.path, one.change.line))
+    by_area: dict[str, list[Verdict]] = {}
+    for verdict in every:
+        by_area.setdefault(area_of(verdict.change.path) or "other", []).append(verdict)
+    rows = ["area         noticed  of   rate"]
+    for area, some in [*sorted(by_area.items()), ("all", every)]:
+        noticed = sum(verdict.by is not None for verdict in some)
+        rows.append(f"{area:12} {noticed:7} {len(some):3} {noticed / max(len(some), 1):6.1%}")
+    rows.append(f"{sum(verdict.why == 'hangs' for verdict in every)} of those noticed let a test hang.")
+    missed = [verdict for verdict in every if verdict.by is None]
+    if missed:
+        rows.append("Nobody noticed:")
+        rows += [f"  {one.change}" + ("" if one.tried else "   (no test runs it)") for one in missed]
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="which sample")
+    parser.add_argument("--count", type=int, default=500, help="how many changes (500)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="no trial begins after that time (30)")
+    parser.add_argument("--budget", type=float, default=40.0, help="seconds of tests for each change (40)")
+    parser.add_argument("--slots", type=int, default=3 * (os.cpu_count() or 2), help="trials at a time: tests wait")
+    parser.add_argument("--verbose", action="store_true", help="say of each change who noticed it")
+    parser.add_argument("only", nargs="*", help=f"areas ({', '.join(AREAS)}) or files; without them all areas")
+    options = parser.parse_args()
+
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "shared/*.py", "services/*.py"]
+    told = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    sources = [path for path in told.split() if (ROOT / path).exists()]
+    wanted = [p for p in sources if (p in options.only or area_of(p) in options.only if options.only else area_of(p))]
+    if not wanted:
+        parser.error(f"none of these is an area or a file of the product: {' '.join(options.only)}")
+    known = recorded(ROOT, sources, (os.cpu_count() or 2) + 1)
+    found = [change for path in wanted for change in changes(path, (ROOT / path).read_bytes())]
+    sample = sampled(found, options.count, options.seed)
+    print(f"seed {options.seed}: {len(sample)} of {len(found)} changes in {len(wanted)} files", flush=True)
+    began = time.monotonic()
+    verdicts = asyncio.run(tried(known, sample, options))
+    print(f"\n{report(verdicts)}")
+    print(
+        f"seed {options.seed}, {len(verdicts)} of {len(sample)} tried in {(time.monotonic() - began) / 60:.1f} minutes"
+    )
+
+
+if __name__ == "__main__":
+    main()
