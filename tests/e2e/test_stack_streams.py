@@ -89,7 +89,8 @@ def recorded(stack: HttpStack) -> tuple[str, bytes]:
     with stack.web(timeout=60) as web:
         response = web.post("/query", json={"query": "research everything"}, headers=SSE)
     assert answer_in(response.content) == ANSWER
-    return response.headers["x-query-id"], response.content
+    # without the comments that say, when it takes long, that the stream lives
+    return response.headers["x-query-id"], b"".join(blocks(response.content))
 
 
 async def test_a_finished_stream_resumes_after_every_event_on_the_other_gateway(
@@ -97,7 +98,6 @@ async def test_a_finished_stream_resumes_after_every_event_on_the_other_gateway(
 ) -> None:
     query_id, full = recorded
     parts = blocks(full)
-    assert b"".join(parts) == full
     kinds = event_types(full)
     assert kinds.count("tool.request") == kinds.count("tool.result") == 2
     assert kinds.count("thinking") >= 10
@@ -329,7 +329,8 @@ def test_a_conversation_of_twenty_turns_reaches_the_model_as_the_client_gave_it(
     assert [(m["role"], m["content"]) for m in last["body"]["messages"] if m["role"] != "system"] == [
         (m["role"], m["content"]) for m in messages[1:-1]
     ]
-    assert "Be brief." in [m["content"] for m in last["body"]["messages"] if m["role"] == "system"]
+    (system,) = [m["content"] for m in last["body"]["messages"] if m["role"] == "system"]
+    assert system.endswith("\n\nBe brief.")
     # nothing of it is kept
     with stack.web() as web:
         assert "turn 19" not in web.get("/sessions").text

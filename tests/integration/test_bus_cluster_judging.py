@@ -64,8 +64,10 @@ class House:
         return found
 
     async def engrams(self) -> dict[str, dict[str, Any]]:
-        found = (await self.http.get("/memory/engrams", params={"limit": 200})).json()["engrams"]
-        return {engram["id"]: engram for engram in found}
+        answer = await self.http.get("/memory/engrams", params={"limit": 200})
+        # while slots move it may be told to come again
+        assert answer.status_code in (200, 503), answer.text
+        return {engram["id"]: engram for engram in answer.json().get("engrams", ())}
 
     async def known(self, number: int, *wanted: str) -> dict[str, dict[str, Any]]:
         """The engrams, when there are so many and each has a score and what else is wanted."""

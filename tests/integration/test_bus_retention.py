@@ -133,7 +133,8 @@ async def test_a_group_that_was_watched_absent_for_an_hour_holds_nothing_back(
     janitor = Janitor(bus, 60)
     for seconds, left in ((3_500, 3), (300, 0)):
         for _ in range(seconds // 60):
-            raw.xreadgroup("critic", "c1", {WORK: ">"})
+            # a look at what is its own: before Redis 7.2 a read that finds nothing new is no sign of life
+            raw.xreadgroup("critic", "c1", {WORK: "0"})
             await watching(janitor, time, 60, 60)
         assert raw.xlen(WORK) == left
 
