@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -19,6 +20,8 @@ from shared.participant.settings import Settings
 from shared.telemetry.logging import configure
 
 HEARTBEAT = 0.2
+# nobody reads the answers of a test before he asks on
+os.environ.setdefault("LOCAL2_YIELD_REST", "0")
 # what went wrong is in a failed test's output, without a line per message
 configure("warning", "json")
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -22,15 +20,8 @@ from services.critic.grading import (
 from services.critic.rubrics import Rubric
 from services.critic.settings import CriticSettings
 from shared.errors import ModelError
-from shared.llm.courtesy import CourteousChatModel, Yielded
-from shared.llm.port import (
-    ChatRequest,
-    EmptyAnswer,
-    ModelOverloaded,
-    ModelUnavailable,
-    StreamInterrupted,
-    TextDelta,
-)
+from shared.llm.courtesy import CourteousChatModel
+from shared.llm.port import ChatRequest, EmptyAnswer, StreamInterrupted
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 
@@ -41,8 +32,6 @@ R = TypeVar("R")
 _LONGEST = 1024
 # A judge asked again at temperature 0 would say the same again.
 _WARMER = 0.3
-# A busy stack must not keep a grade from ever being given.
-_MOST_YIELDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,47 +101,33 @@ class Judge:
     ) -> tuple[R | None, str, int]:
         """What was read, what was said last, and how many attempts it took. Raises ModelError."""
         settings, said = self._settings(), ""
-        loop = asyncio.get_running_loop()
-        until, pause = loop.time() + settings.patience, 0.5
-        attempt = yielded = 0
-        while attempt < settings.attempts:
+        for attempt in range(settings.attempts):
             try:
-                said = await self._say(prompt, settings, attempt, yields=yielded < _MOST_YIELDS)
-            except Yielded:
-                yielded += 1
-                continue
-            except (ModelUnavailable, ModelOverloaded):
-                # a judge that is away is waited for; nobody waits for the grade
-                if loop.time() + pause > until:
-                    raise
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, 30.0)
-                continue
+                said = await self._say(prompt, settings, attempt)
             except TimeoutError:
                 said = f"(nothing within {settings.grade_timeout:g} s)"
             except (EmptyAnswer, StreamInterrupted) as exc:
                 said = f"({exc})"
-            attempt += 1
             found = read(said)
             if found is not None:
-                return found, said, attempt
+                return found, said, attempt + 1
             self.unread += 1
             if (meter := metrics.meter()) is not None:
                 meter.unread(asked)
-        return None, said, attempt
+        return None, said, settings.attempts
 
-    async def _say(self, prompt: JudgePrompt, settings: CriticSettings, attempt: int, *, yields: bool) -> str:
-        """Raises TimeoutError when the judge takes too long; waiting for its turn does not count."""
+    async def _say(self, prompt: JudgePrompt, settings: CriticSettings, attempt: int) -> str:
+        """Raises TimeoutError when the judge takes too long; waiting for its turn does not count, nor for a judge that
+        is away."""
+        # its own context length: nobody else asks the judge, and another one may not fit beside the other models
+        facts = await self._model.facts(settings.model)
         temperature = settings.temperature if attempt == 0 else max(settings.temperature, _WARMER * attempt)
         request = ChatRequest(
             model=settings.model,
             messages=prompt,
             think=False,
-            num_ctx=settings.num_ctx,
+            num_ctx=facts.context(min(settings.num_ctx, facts.preset or settings.num_ctx)),
             options={"temperature": min(temperature, 2.0), "num_predict": _LONGEST, "seed": attempt},
             idle_timeout=settings.grade_timeout,
-            yields=yields,
         )
-        await self._model.turn()
-        async with asyncio.timeout(settings.grade_timeout), aclosing(self._model.stream_now(request)) as deltas:
-            return "".join([delta.text async for delta in deltas if isinstance(delta, TextDelta)])
+        return await self._model.say(request, seconds=settings.grade_timeout, patience=settings.patience)

@@ -16,7 +16,7 @@ from shared.participant.settings import Settings
 class CriticSettings(BackendSettings, CourtesySettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "model", "temperature", "grade_timeout", "attempts", "skip_tool_answers", "judge_one_in", "pairwise_buffer",
-        "rubrics", "concurrency", "yield_above", "yield_seconds", "leave_ungraded_above",
+        "rubrics", "concurrency", "yield_above", "yield_rest", "yield_seconds", "leave_ungraded_above",
     }  # fmt: skip
 
     # not LOCAL2_MODEL, which names the respondents' model: a model that grades its own answers is no judge

@@ -29,7 +29,8 @@ class GeneratorSettings(BackendSettings, CourtesySettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "model", "think", "temperature", "max_tokens", "max_tool_iterations", "max_calls", "tool_timeout",
         "timeout_seconds", "concurrency",
-        "history_turns", "system_prompt", "rounds", "yield_above", "yield_seconds", "answer_one_in", "leave_out_above",
+        "history_turns", "system_prompt", "rounds", "yield_above", "yield_rest", "yield_seconds",
+        "answer_one_in", "leave_out_above",
     }  # fmt: skip
 
     respondent_id: Literal["A", "B"] = Field(default="A", description="A: its answer is shown; B: the shadow")

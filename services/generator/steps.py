@@ -43,8 +43,6 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 # A stream that breaks off this often breaks off for a reason that another try does not remove.
-# A busy stack must not keep the shadow from ever answering.
-_MOST_YIELDS = 5
 _MAX_INTERRUPTIONS = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 # The worker's own time-out says more than ours: give its answer the time to arrive.
@@ -107,12 +105,14 @@ class JournalSteps:
             return recorded
         await self._void_partial(step)
         schemas = await self._schemas() if with_tools else []
-        interruptions, yielded, pause = 0, 0, _FIRST_PAUSE
+        interruptions, pause = 0, _FIRST_PAUSE
+        clock = asyncio.get_running_loop().time
+        put_off_until = clock() + self.ports.context.settings.yield_seconds
         while True:
             facts = await self._facts()
             request = replace(
                 await self._request(current, schemas, facts),
-                yields=yielded < _MOST_YIELDS,
+                patience=max(0.0, put_off_until - clock()),
                 # where both are asked for at once, servers refuse it or never call a tool
                 response_schema=None if schemas else form,
             )
@@ -124,7 +124,7 @@ class JournalSteps:
                 # not every server takes every schema; the model has been told it as well
                 form = None
             except Yielded:
-                yielded += 1
+                log.debug("model.yielded", step=step)
             except StreamInterrupted as exc:
                 interruptions += 1
                 if interruptions >= _MAX_INTERRUPTIONS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +10,12 @@ from typing import Literal
 import orjson
 
 from services.memory.engram import Engram, Note, stamp
-from services.memory.pace import answering
 from services.memory.settings import MemorySettings
 from shared.contracts import MEMORY_CLASSIFY, MemoryClassify, Outgoing
 from shared.errors import ModelError
+from shared.llm.courtesy import CourteousChatModel
 from shared.llm.intents import Intent, intent_of
-from shared.llm.port import ChatModel, ChatRequest, TextDelta
+from shared.llm.port import ChatRequest
 from shared.participant.service import Context
 from shared.telemetry.logging import get_logger
 
@@ -26,8 +25,8 @@ MAX_ENTITIES = 12
 _SHOWN = 1_500
 # More than this many that wait are left with what the rules say.
 _LINE = 200
-# A generator that answers has the model to itself for so long; then the classification goes on all the same.
-_POLITE_SECONDS = 20.0
+# A model that is away is waited for so long, in seconds.
+_PATIENCE = 600.0
 
 SCHEMA = {
     "type": "object",
@@ -98,8 +97,8 @@ def parsed(text: str) -> Label | None:
     return Label(intent, tuple(dict.fromkeys(names))[:MAX_ENTITIES], "model")
 
 
-async def by_model(model: ChatModel, settings: MemorySettings, engram: Engram) -> Label | None:
-    """Raises ModelError; None when the answer cannot be read."""
+async def by_model(model: CourteousChatModel, settings: MemorySettings, engram: Engram) -> Label | None:
+    """Raises ModelError, and TimeoutError when the model takes too long; None when the answer cannot be read."""
     turn = f"User: {engram.query[:_SHOWN]}\n\nAssistant: {engram.answer[:_SHOWN]}"
     request = ChatRequest(
         model=settings.model,
@@ -110,21 +109,16 @@ async def by_model(model: ChatModel, settings: MemorySettings, engram: Engram) -
         options={"temperature": 0, "num_predict": 400},
         response_schema=SCHEMA,
     )
-    text = ""
-    async for delta in model.stream(request):
-        if isinstance(delta, TextDelta):
-            text += delta.text
-    return parsed(text)
+    return parsed(await model.say(request, seconds=settings.classify_timeout, patience=_PATIENCE))
 
 
 class Classifier:
-    """Has the model label stored engrams one at a time, while no generator is at work; the rules' label is there
+    """Has the model label stored engrams one at a time, while nobody waits for an answer; the rules' label is there
     before. What waits for it waits on the bus: a crash loses no label."""
 
-    def __init__(self, context: Context[MemorySettings], model: ChatModel) -> None:
+    def __init__(self, context: Context[MemorySettings], model: CourteousChatModel) -> None:
         self._context = context
         self._model = model
-        self._answering = answering(context)
 
     def _wanted(self) -> bool:
         settings = self._context.settings
@@ -146,10 +140,8 @@ class Classifier:
         """The model's label; None when it is not wanted any more, or the model has none: then the rules' stays."""
         if not self._wanted() or not self._lacking(engram):
             return None
-        await self._until_quiet()
         try:
-            async with asyncio.timeout(self._context.settings.classify_timeout):
-                label = await by_model(self._model, self._context.settings, engram)
+            label = await by_model(self._model, self._context.settings, engram)
         except (ModelError, TimeoutError) as exc:
             log.info("classify.by_rules", engram_id=engram.id, reason=str(exc) or "timeout")
             return None
@@ -157,9 +149,3 @@ class Classifier:
             log.info("classify.by_rules", engram_id=engram.id, reason="the model's answer is no label")
             return None
         return label.note(engram)
-
-    async def _until_quiet(self) -> None:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _POLITE_SECONDS
-        while loop.time() < until and await self._answering():
-            await asyncio.sleep(0.5)

@@ -35,6 +35,8 @@ from shared.contracts import (
 )
 from shared.errors import TransientError
 from shared.llm.builtin import BuiltInEmbeddings, installed
+from shared.llm.courtesy import CourteousChatModel
+from shared.llm.courtesy import answering as queries
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
 from shared.telemetry.logging import get_logger
@@ -68,7 +70,7 @@ def builder(fault: Hook | None = None) -> Any:
             if settings.on_model_change == "refuse":
                 await refuse_other_models(keeper, model_name)
             recall = Recall(store, index, embedder)
-            model = settings.chat_model()
+            model = CourteousChatModel(settings.chat_model(), queries(context.bus), lambda: context.settings)
             stack.push_async_callback(model.aclose)
             gathering = await stack.enter_async_context(open_gathering(keeper.put, pace))
             ingest = Ingest(context, keeper, gathering, embedder, Classifier(context, model))

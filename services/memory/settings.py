@@ -8,16 +8,18 @@ from typing import ClassVar, Literal
 from pydantic import Field, SecretStr
 
 from services.memory.ranking import Weights
+from shared.llm.courtesy import CourtesySettings
 from shared.llm.settings import BackendSettings
 from shared.llm.usual import embedding_model
 from shared.participant.settings import Settings
 
 
-class MemorySettings(BackendSettings):
+class MemorySettings(BackendSettings, CourtesySettings):
     """`backend` and its address are those of the embedding model, and of the model that classifies."""
 
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "top_k", "min_score", "weights", "classify", "model", "concurrency", "answer_chars", "question_chars",
+        "yield_above", "yield_rest", "yield_seconds",
     }  # fmt: skip
 
     chroma_path: Path | None = Field(

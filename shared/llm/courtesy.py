@@ -1,7 +1,8 @@
 """Letting somebody else go first: what nobody waits for does not slow down what somebody waits for.
 
-A model backend has no priorities. Respondent B and the critic therefore begin a model call only while few enough
-queries of users are being answered, and break one off when more come: closing the connection frees the GPU at once.
+A model backend has no priorities, and the usual one writes one answer at a time. Whatever runs in the background
+(respondent B, the judge, memory's labels) therefore begins a model call only while nobody waits for an answer, breaks
+it off when somebody does (closing the connection frees the GPU at once), and takes it up again later.
 """
 
 from __future__ import annotations
@@ -10,16 +11,29 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from shared.bus import Bus, ReplyError
 from shared.contracts import QUERY_RECEIVED
 from shared.errors import TransientError
 from shared.llm.adapter import WiredChatModel
-from shared.llm.port import ChatRequest, Delta, ModelFacts, StreamInterrupted
+from shared.llm.port import (
+    ChatRequest,
+    Delta,
+    ModelFacts,
+    ModelOverloaded,
+    ModelUnavailable,
+    StreamInterrupted,
+    TextDelta,
+)
 from shared.participant.settings import Settings
 
-_LOOK_SECONDS = 0.05
+# A call that is under way looks so often whether somebody has come, one that waits for its turn less often.
+_WATCH_SECONDS = 0.05
+_LOOK_SECONDS = 0.2
+# Nobody has looked for so long: whether it was quiet meanwhile is not known.
+_UNSEEN_SECONDS = 2.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 
 class CourtesySettings(Settings):
@@ -29,9 +43,27 @@ class CourtesySettings(Settings):
         default=0,
         ge=0,
         description="Model calls wait while more than so many queries are being answered; null: they never wait. "
-        "Raise it to what the backend answers at the same time without slowing down, less one",
+        "A model server that has more slots than one is taken to bear as many as it has, less one",
     )
-    yield_seconds: float = Field(default=60.0, ge=0, le=3600, description="Longest wait before each model call")
+    yield_rest: float = Field(
+        default=6.0,
+        ge=0,
+        le=600,
+        description="Seconds without a query before model calls begin, where the server has one slot: whoever reads "
+        "an answer may ask on, and finds the slot free and the conversation in the server's cache",
+    )
+    yield_seconds: float = Field(
+        default=900.0,
+        ge=0,
+        le=86_400,
+        description="Longest that a model call is put off; after that it begins, and is not broken off any more",
+    )
+    slots: int | None = Field(
+        default=None,
+        ge=1,
+        validation_alias=AliasChoices("OLLAMA_NUM_PARALLEL"),
+        description="Answers that the model server writes at the same time; unset: as it says, one where it does not",
+    )
 
 
 class Yielded(StreamInterrupted):
@@ -63,19 +95,76 @@ class CourteousChatModel:
         self._model = model
         self._queries = queries
         self._settings = settings
+        self._clock = asyncio.get_running_loop().time
+        self._quiet_since: float | None = None
+        self._looked = 0.0
         self.yielded = 0
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
-        """As the model's own, in its turn. Raises Yielded when it was broken off, which `request.yields` allows."""
-        await self.turn()
-        async with aclosing(self.stream_now(request)) as deltas:
+        """As the model's own, in its turn. Raises Yielded when it was broken off."""
+        until = self._until(request)
+        await self._turn(request.model, until)
+        async with aclosing(self._stream(request, until)) as deltas:
             async for delta in deltas:
                 yield delta
 
-    async def stream_now(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
-        """The same without waiting for the turn."""
-        above = self._settings().yield_above
-        watching = asyncio.create_task(self._watch(above)) if request.yields and above is not None else None
+    async def say(self, request: ChatRequest, *, seconds: float, patience: float) -> str:
+        """The whole text of an answer that nobody waits for: in its turn, and begun again when it was broken off.
+
+        seconds: longest time of one try; waiting for the turn does not count. patience: how long a backend that is away
+        or busy is waited for. Raises ModelError, and TimeoutError when a try takes too long.
+        """
+        until, away, pause = self._until(request), self._clock() + patience, _FIRST_PAUSE
+        while True:
+            await self._turn(request.model, until)
+            try:
+                async with asyncio.timeout(seconds), aclosing(self._stream(request, until)) as deltas:
+                    return "".join([delta.text async for delta in deltas if isinstance(delta, TextDelta)])
+            except Yielded:
+                continue
+            except (ModelUnavailable, ModelOverloaded):
+                if self._clock() + pause > away:
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _until(self, request: ChatRequest) -> float:
+        seconds = self._settings().yield_seconds
+        return self._clock() + (seconds if request.patience is None else min(request.patience, seconds))
+
+    async def _above(self, model: str) -> int | None:
+        """How many queries a call may run beside; None: any number."""
+        settings = self._settings()
+        if settings.yield_above is None:
+            return None
+        slots = settings.slots or (await self._model.facts(model)).slots or 1
+        return max(settings.yield_above, slots - 1)
+
+    async def _quiet(self, above: int) -> float | None:
+        """For how many seconds it has been quiet, as far as somebody looked; None when it is not."""
+        now, queries = self._clock(), await self._queries()
+        if queries > above:
+            self._quiet_since = None
+        elif self._quiet_since is None or now - self._looked > _UNSEEN_SECONDS:
+            self._quiet_since = now
+        self._looked = now
+        return None if self._quiet_since is None else now - self._quiet_since
+
+    async def _turn(self, model: str, until: float) -> None:
+        """Returns when it is quiet enough, or the call has been put off for long enough."""
+        above = await self._above(model)
+        while above is not None and self._clock() < until:
+            rest = 0.0 if above else self._settings().yield_rest
+            quiet = await self._quiet(above)
+            if quiet is not None and quiet >= rest:
+                return
+            await asyncio.sleep(_LOOK_SECONDS if quiet is None or rest - quiet > _LOOK_SECONDS else rest - quiet)
+
+    async def _stream(self, request: ChatRequest, until: float) -> AsyncGenerator[Delta, None]:
+        above = await self._above(request.model)
+        watching = None
+        if above is not None and self._clock() < until:
+            watching = asyncio.create_task(self._watch(above, until))
         try:
             async with aclosing(self._model.stream(request)) as deltas:
                 while (delta := await self._next(deltas, watching)) is not None:
@@ -84,15 +173,15 @@ class CourteousChatModel:
             if watching is not None:
                 watching.cancel()
 
-    async def _next(self, deltas: AsyncGenerator[Delta, None], watching: asyncio.Task[None] | None) -> Delta | None:
-        """The next delta, None at the end. Raises Yielded as soon as the watch ends."""
-        if watching is None:
+    async def _next(self, deltas: AsyncGenerator[Delta, None], watching: asyncio.Task[bool] | None) -> Delta | None:
+        """The next delta, None at the end. Raises Yielded as soon as somebody has come."""
+        if watching is None or (watching.done() and not watching.result()):
             return await anext(deltas, None)
         coming = asyncio.ensure_future(anext(deltas, None))
         try:
             await asyncio.wait({coming, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if coming.done():
-                return coming.result()
+            if coming.done() or not watching.result():
+                return await coming
             self.yielded += 1
             raise Yielded("a user's query came first")
         finally:
@@ -100,21 +189,13 @@ class CourteousChatModel:
                 coming.cancel()
                 await asyncio.gather(coming, return_exceptions=True)
 
-    async def turn(self) -> None:
-        """Returns when few enough queries are being answered, or the wait has been long enough."""
-        settings = self._settings()
-        until = asyncio.get_running_loop().time() + settings.yield_seconds
-        while settings.yield_above is not None and await self._queries() > settings.yield_above:
-            if asyncio.get_running_loop().time() >= until:
-                return
-            await asyncio.sleep(_LOOK_SECONDS)
-
-    async def _watch(self, above: int) -> None:
-        """Ends when more queries have come than there were to begin with, and than are allowed for."""
-        before = await self._queries()
-        while (now := await self._queries()) <= max(above, before):
-            before = min(before, now)
-            await asyncio.sleep(_LOOK_SECONDS)
+    async def _watch(self, above: int, until: float) -> bool:
+        """True as soon as more queries are there than may be, False when the call need not yield any more."""
+        while self._clock() < until:
+            if await self._quiet(above) is None:
+                return True
+            await asyncio.sleep(_WATCH_SECONDS)
+        return False
 
     async def facts(self, model: str) -> ModelFacts:
         return await self._model.facts(model)

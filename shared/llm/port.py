@@ -100,7 +100,8 @@ class ChatRequest:
     num_ctx: context length in tokens, always sent where the backend takes it.
     max_tokens: how many the answer may have, thinking included; None: what the backend thinks right.
     idle_timeout: longest silence of a stream in seconds, once the first byte has come (a model load may take longer).
-    yields: may be broken off in favour of others (see `shared.llm.courtesy`).
+    patience: for how many seconds more a call in the background may be put off (see `shared.llm.courtesy`); None: as
+        long as its settings say.
     """
 
     model: str
@@ -112,7 +113,7 @@ class ChatRequest:
     max_tokens: int | None = None
     idle_timeout: float = 120.0
     response_schema: Mapping[str, Any] | None = None
-    yields: bool = True
+    patience: float | None = None
 
     @property
     def length(self) -> int | None:

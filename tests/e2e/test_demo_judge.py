@@ -56,7 +56,7 @@ def answered(query_id: str, respondent: RespondentId, query: str, answer: str) -
 async def test_the_pipeline_runs_with_a_small_model_as_judge(redis_url: str, model_url: str) -> None:
     settings = CriticSettings(
         redis_url=redis_url, heartbeat=0.5, ollama_host=model_url, model="smollm2-135m-demo", num_ctx=4096,
-        grade_timeout=20, attempts=1,
+        grade_timeout=20, attempts=1, yield_rest=0,
     )  # fmt: skip
     responses = [
         answered("1-1", "A", "What is the capital of France?", "The capital of France is Paris."),

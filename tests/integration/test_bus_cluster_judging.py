@@ -105,7 +105,7 @@ async def house(cluster: Cluster, tmp_path: Path) -> AsyncIterator[House]:
         common: dict[str, Any] = {"redis_url": url, "heartbeat": 0.5, "drain": 0.5, "data_dir": tmp_path}
         b = GeneratorSettings(**stack.stage.settings.model_dump() | {"respondent_id": "B", "model": "shadow"})
         await people.enter_async_context(running(respondent(b), b))
-        await people.enter_async_context(running(critic, CriticSettings(**common, ollama_host=model.url)))
+        await people.enter_async_context(running(critic, CriticSettings(**common, yield_rest=0, ollama_host=model.url)))
         await people.enter_async_context(running(reward, RewardSettings(**common, samples=50)))
         await people.enter_async_context(running(memory, memory_settings(url, tmp_path, model.url)))
         for name in ("respondent-b", "critic", "reward", "memory"):

@@ -212,14 +212,14 @@ async def whole_run(
     most to be seen, and at the end."""
     async with ScriptedModelServer(RULES) as model:
         common: dict[str, Any] = {"redis_url": redis_url, "heartbeat": 0.2, "drain": 0.5, "data_dir": tmp_path}
-        generator = GeneratorSettings(**common, ollama_host=model.url)
+        generator = GeneratorSettings(**common, yield_rest=0, ollama_host=model.url)
         shadow = GeneratorSettings(**generator.model_dump() | {"respondent_id": "B"})
         searching = web_search.settings_cls(**common, provider="mock")
         async with (
             running(respondent(generator), generator),
             running(respondent(shadow), shadow),
             running(web_search, searching),
-            running(critic, CriticSettings(**common, ollama_host=model.url)),
+            running(critic, CriticSettings(**common, yield_rest=0, ollama_host=model.url)),
             running(reward, RewardSettings(**common)),
             running(memory, memory_settings(redis_url, tmp_path, model.url)),
             serving(gateway_settings(redis_url, tmp_path)) as site,

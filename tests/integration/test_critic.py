@@ -104,7 +104,13 @@ async def court(
         Bus(url, "test/client") as bus,
         contextlib.AsyncExitStack() as stack,
     ):
-        common: dict[str, Any] = {"redis_url": url, "heartbeat": 0.2, "drain": 0.2, "ollama_host": server.url}
+        common: dict[str, Any] = {
+            "redis_url": url,
+            "heartbeat": 0.2,
+            "drain": 0.2,
+            "ollama_host": server.url,
+            "yield_rest": 0,
+        }
         settings = CriticSettings(**{**common, "skip_tool_answers": True, **values})
         for _ in range(replicas):
             await stack.enter_async_context(running(app, settings))
@@ -247,7 +253,8 @@ async def test_a_judge_that_is_away_is_waited_for(redis_url: str, tmp_path: Path
         server = ScriptedModelServer([GRADE])
         async with server:
             port = int(server.url.rsplit(":", 1)[1])
-        values: dict[str, Any] = {"redis_url": redis_url, "heartbeat": 0.2, "ollama_host": f"http://127.0.0.1:{port}"}
+        values: dict[str, Any] = {"redis_url": redis_url, "heartbeat": 0.2, "yield_rest": 0}
+        values["ollama_host"] = f"http://127.0.0.1:{port}"
         async with running(app, CriticSettings(**values)):
             client = Court(bus, server, CriticSettings(**values))
             await client.submit(generation("1-1"))

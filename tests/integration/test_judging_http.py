@@ -91,7 +91,7 @@ async def house(redis_url: str, tmp_path: Path) -> AsyncIterator[House]:
         b = GeneratorSettings(
             **on.settings.model_dump() | {"respondent_id": "B", "model": "shadow", "temperature": 0.5}
         )
-        ollama = {"ollama_host": on.server.url}
+        ollama = {"ollama_host": on.server.url, "yield_rest": 0}
         await stack.enter_async_context(running(respondent(b), b))
         await stack.enter_async_context(running(critic, CriticSettings(**common, **ollama)))
         await stack.enter_async_context(running(reward, RewardSettings(**common, samples=50)))

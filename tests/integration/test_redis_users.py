@@ -99,7 +99,7 @@ async def system(users: AclRedis, tmp_path: Path) -> AsyncIterator[Site]:
             await announced(users.web, name)
         for letter in "AB":
             settings = GeneratorSettings(
-                respondent_id=letter, ollama_host=model.url, redis_url=users.core, concurrency=4, **common
+                respondent_id=letter, ollama_host=model.url, redis_url=users.core, concurrency=4, yield_rest=0, **common
             )
             await stack.enter_async_context(running(respondent(settings), settings))
         await announced(users.core, "generator")

@@ -106,7 +106,13 @@ async def town(redis_url: str, raw: redis.Redis, tmp_path: Path) -> AsyncIterato
     """A stack with both respondents, a tool and a judge."""
     async with stage(redis_url, RULES, probes=1, heartbeat=1) as on, contextlib.AsyncExitStack() as stack:
         shadow = GeneratorSettings(**on.settings.model_dump() | {"respondent_id": "B"})
-        judge: dict[str, Any] = {"redis_url": redis_url, "heartbeat": 1, "drain": 0.5, "ollama_host": on.server.url}
+        judge: dict[str, Any] = {
+            "redis_url": redis_url,
+            "heartbeat": 1,
+            "drain": 0.5,
+            "ollama_host": on.server.url,
+            "yield_rest": 0,
+        }
         await stack.enter_async_context(running(respondent(shadow), shadow))
         await stack.enter_async_context(running(critic, CriticSettings(**judge)))
         site = await stack.enter_async_context(serving(gateway_settings(redis_url, tmp_path)))

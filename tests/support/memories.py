@@ -188,6 +188,7 @@ def memory_settings(url: str, folder: Path, model_url: str, **values: Any) -> Me
         "heartbeat": HEARTBEAT,
         "drain": 1.0,
         "classify": "rules",
+        "yield_rest": 0,
     }
     return MemorySettings(**{**common, "ollama_host": model_url, **values})
 

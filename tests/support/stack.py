@@ -192,7 +192,7 @@ async def stage(
     """Serves until the block ends. `values` are settings of the generator."""
     async with ScriptedModelServer(rules) as server, Bus(url, "test/client") as bus, AsyncExitStack() as stack:
         common: dict[str, Any] = {"redis_url": url, "heartbeat": heartbeat, "drain": 0.2}
-        settings = GeneratorSettings(**{**common, "ollama_host": server.url, **values})
+        settings = GeneratorSettings(**{**common, "ollama_host": server.url, "yield_rest": 0, **values})
         for _ in range(probes):
             await stack.enter_async_context(running(probe, ProbeSettings(**common)))
         if probes:
