@@ -9,6 +9,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from services.gateway.errors import error_body
+from services.gateway.plain_http import PlainParser
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -32,6 +33,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser: Any = PlainParser(self)
         self._refused = False
         # None: no request is on its way
         self._since: float | None = self.loop.time()
@@ -96,7 +98,7 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._refused or not self._check(complete=True):
+        if self._refused or self.parser.wishes_upgrade or not self._check(complete=True):
             return
         self._in_body, self._between = True, 0
         super().on_headers_complete()
@@ -107,7 +109,7 @@ class Connection(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._refused:
+        if not self._refused and not self.parser.wishes_upgrade:
             self._in_body, self._between, self._since = False, 0, None
             super().on_message_complete()
 

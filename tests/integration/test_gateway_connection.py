@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,69 @@ async def test_an_answer_that_takes_longer_and_a_connection_kept_for_the_next_re
         async with asyncio.timeout(20):
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
         writer.close()
+
+
+# ── wishes for another protocol ──────────────────────────────────────────────────────────────────────────────────
+
+# As Java's HttpClient sends it; curl and OkHttp differ in the order of headers only.
+WISH = (
+    b"POST /query HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nContent-Length: %d\r\nHost: x\r\n"
+    b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: %b\r\nUser-Agent: Java-http-client/21\r\n"
+    b"Content-Type: application/json\r\nAuthorization: Bearer %b\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"TLS/1.0"])
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+async def test_a_request_that_wishes_an_upgrade_is_served_with_its_body(
+    site: Site, redis_url: str, tmp_path: Path, protocol: bytes, size: int
+) -> None:
+    body = json.dumps({"query": "say " + "x" * 5_000}).encode()
+    raw = (WISH % (len(body), protocol, ADMIN_KEY.encode()) + body) * 2
+    async with generating(redis_url, tmp_path):
+        reader, writer = await connect(site)
+        for at in range(0, len(raw), size):
+            writer.write(raw[at : at + size])
+            if size > 1 or at % 500 == 0:
+                await writer.drain()
+        for _ in range(2):
+            async with asyncio.timeout(20):
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                assert head.startswith(b"http/1.1 200")
+                length = int(head.partition(b"content-length:")[2].split()[0])
+                assert json.loads(await reader.readexactly(length))["answer"] == "You said: " + "x" * 5_000
+        writer.close()
+
+
+async def test_an_upgrade_of_a_chunked_request_and_of_one_without_a_body(site: Site) -> None:
+    reader, writer = await connect(site)
+    auth = b"Authorization: Bearer " + ADMIN_KEY.encode() + b"\r\n"
+    wish = b"Connection: Upgrade\r\nUpgrade: h2c\r\n" + auth
+    writer.write(b"GET /sessions HTTP/1.1\r\nHost: x\r\n" + wish + b"\r\n")
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    writer.close()
+    reader, writer = await connect(site)
+    chunks = b"d\r\n" + b'{"query": ""}' + b"\r\n0\r\n\r\n"
+    writer.write(CHUNKED.removesuffix(b"\r\n") + wish + b"\r\n" + chunks)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 422")
+    writer.close()
+
+
+async def test_a_connect_is_no_way_through(site: Site) -> None:
+    reader, writer = await connect(site)
+    writer.write(b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 1_000)
+    async with asyncio.timeout(10):
+        assert (await reader.readuntil(b"\r\n"))[9:12] in (b"400", b"404", b"405")
+    writer.close()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+async def test_curl_with_http2_is_served(site: Site, redis_url: str, tmp_path: Path) -> None:
+    async with generating(redis_url, tmp_path):
+        curl = await asyncio.create_subprocess_exec(
+            "curl", "-sS", "--max-time", "20", "--http2", f"{site.url}/query", "-H", "Content-Type: application/json",
+            "-H", f"Authorization: Bearer {ADMIN_KEY}", "-d", '{"query": "say hello"}',
+            stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, _ = await curl.communicate()
+    assert json.loads(out)["answer"] == "You said: hello"
