@@ -45,4 +45,12 @@ class SettingsError(Local2Error):
 
 
 class ModelError(Local2Error):
-    """The model backend failed; subclasses in `shared.llm.port` say how."""
+    """The model backend failed; subclasses in `shared.llm.port` say how.
+
+    remedy: what to do about it, where that is known; the error's text ends with it. cause: the text without it.
+    """
+
+    def __init__(self, text: str = "", remedy: str = "") -> None:
+        super().__init__(f"{text}; {remedy}" if remedy else text)
+        self.cause = text
+        self.remedy = remedy

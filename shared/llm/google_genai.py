@@ -19,7 +19,7 @@ from google.genai.errors import APIError
 
 from shared.errors import SettingsError
 from shared.llm.adapter import RawCall, WireEvent
-from shared.llm.address import google_url
+from shared.llm.address import google_url, shown
 from shared.llm.failures import ThinkingUnsupported, error_text, failure, what
 from shared.llm.http import Bound, Bounded, open_http
 from shared.llm.port import (
@@ -28,11 +28,11 @@ from shared.llm.port import (
     ModelError,
     ModelFacts,
     ModelRejected,
-    ModelUnavailable,
     StreamInterrupted,
     TextDelta,
     ThinkingDelta,
 )
+from shared.llm.server import GOOGLE, away, other, refused
 from shared.llm.toolcalls import text_of
 from shared.llm.vectors import unit_vectors
 
@@ -79,7 +79,8 @@ async def _note_response(response: httpx.Response) -> None:
 
 class GoogleWire:
     def __init__(self, base_url: str | None, api_key: str | None, ca_file: Path | None = None) -> None:
-        self._client, self._http = _client(base_url, api_key, None, ca_file)
+        self._server = _Google(base_url, api_key, None, ca_file)
+        self._client = self._server.client
         self._signatures: OrderedDict[str, bytes] = OrderedDict()
 
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
@@ -98,18 +99,15 @@ class GoogleWire:
                 async for event in events:
                     answering = True
                     yield event
-        except APIError as exc:
-            status = None if answering else exc.code
-            error = failure(status, _text(exc), _missing(request.model))
+        except _FOREIGN as exc:
+            if answering and isinstance(exc, httpx.HTTPError):
+                raise StreamInterrupted(f"the connection to Google was lost: {what(exc)}") from exc
+            if not isinstance(exc, APIError | httpx.HTTPError):
+                raise StreamInterrupted(*self._server.other("an event that cannot be read")) from exc
+            error = self._server.error(exc, request.model, answering=answering)
             if isinstance(error, ThinkingUnsupported) and not wish:
                 raise ModelRejected(str(error)) from exc
             raise error from exc
-        except httpx.HTTPError as exc:
-            if answering:
-                raise StreamInterrupted(f"the connection to Google was lost: {what(exc)}") from exc
-            raise ModelUnavailable(f"Google's API does not answer ({what(exc)})") from exc
-        except ValueError as exc:
-            raise StreamInterrupted(f"Google sent an event that cannot be read: {what(exc)}") from exc
         finally:
             for response in exchange.responses:
                 await response.aclose()
@@ -117,15 +115,14 @@ class GoogleWire:
     async def facts(self, model: str) -> ModelFacts:
         try:
             found = await self._client.aio.models.get(model=model)
-        except APIError as exc:
-            raise failure(exc.code, _text(exc), _missing(model)) from exc
-        except httpx.HTTPError as exc:
-            raise ModelUnavailable(f"Google's API does not answer ({what(exc)})") from exc
+        except _FOREIGN as exc:
+            raise self._server.error(exc, model) from exc
+        if not found.name:
+            raise self._server.error(ValueError(), model)
         return ModelFacts("Gemini API", window=found.input_token_limit)
 
     async def aclose(self) -> None:
-        await self._http.aclose()
-        self._client.close()
+        await self._server.aclose()
 
     async def _read(self, chunks: AsyncIterator[Any], model: str) -> AsyncGenerator[WireEvent, None]:
         reason = ""
@@ -202,41 +199,65 @@ class GoogleEmbeddings:
     """`embedContent`. Raises ModelError."""
 
     def __init__(self, base_url: str | None, api_key: str | None, ca_file: Path | None = None) -> None:
-        self._client, self._http = _client(base_url, api_key, 120.0, ca_file)
+        self._server = _Google(base_url, api_key, 120.0, ca_file)
+        self._client = self._server.client
 
     async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
         if not texts:
             return []
         try:
             answer = await self._client.aio.models.embed_content(model=model, contents=list(texts))
-        except APIError as exc:
-            raise failure(exc.code, _text(exc), _missing(model)) from exc
-        except httpx.HTTPError as exc:
-            raise ModelUnavailable(f"Google's API does not answer ({what(exc)})") from exc
-        except (ValueError, TypeError, AttributeError, KeyError) as exc:
-            # what the package raises for an answer that is not the API's
-            raise ModelError(f"the answer for {model} is not that of Google's API: {what(exc)}") from exc
+        except _FOREIGN as exc:
+            raise self._server.error(exc, model) from exc
         try:
             return unit_vectors([entry.values for entry in answer.embeddings or ()], len(texts))
         except ValueError as exc:
             raise ModelError(f"Google's API sent no embeddings of {model} that can be used ({exc})") from exc
 
     async def aclose(self) -> None:
+        await self._server.aclose()
+
+
+# What the package and its connection raise; for answers that are not the API's, whatever its parsing stumbles over.
+_FOREIGN = (APIError, httpx.HTTPError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+
+
+class _Google:
+    """The package's client over a connection of ours, and our errors for its own."""
+
+    def __init__(
+        self, base_url: str | None, api_key: str | None, read_timeout: float | None, ca_file: Path | None
+    ) -> None:
+        if not api_key:
+            raise SettingsError(
+                "the google_genai backend needs an API key: set GEMINI_API_KEY or LOCAL2_BACKEND_API_KEY"
+            )
+        url = google_url(base_url)
+        self._url = shown(url)
+        # the package sends the key itself, in a header of Google's own
+        self._http = open_http(url, None, timeout=read_timeout, ca_file=ca_file)
+        self._http.event_hooks = {"response": [_note_response]}
+        options = types.HttpOptions(base_url=url, httpx_async_client=self._http)
+        self.client = genai.Client(api_key=api_key, vertexai=False, http_options=options)
+
+    def error(self, exc: Exception, model: str, *, answering: bool = False) -> ModelError:
+        """Our error. answering: the answer had begun, so that its status says nothing."""
+        match exc:
+            case APIError() if answering:
+                return failure(None, _text(exc), _missing(model))
+            case APIError():
+                return refused(GOOGLE, self._url, exc.code, _text(exc).encode(), _missing(model))
+            case httpx.HTTPError():
+                return away(GOOGLE, self._url, exc)
+            case _:
+                return ModelError(*self.other("something else"))
+
+    def other(self, answered: str) -> tuple[str, str]:
+        return other(GOOGLE, self._url, answered)
+
+    async def aclose(self) -> None:
         await self._http.aclose()
-        self._client.close()
-
-
-def _client(
-    base_url: str | None, api_key: str | None, read_timeout: float | None, ca_file: Path | None
-) -> tuple[genai.Client, httpx.AsyncClient]:
-    if not api_key:
-        raise SettingsError("the google_genai backend needs an API key: set GEMINI_API_KEY or LOCAL2_BACKEND_API_KEY")
-    url = google_url(base_url)
-    # the package sends the key itself, in a header of Google's own
-    http = open_http(url, None, timeout=read_timeout, ca_file=ca_file)
-    http.event_hooks = {"response": [_note_response]}
-    options = types.HttpOptions(base_url=url, httpx_async_client=http)
-    return genai.Client(api_key=api_key, vertexai=False, http_options=options), http
+        self.client.close()
 
 
 def _config(request: ChatRequest, wish: bool) -> types.GenerateContentConfig:

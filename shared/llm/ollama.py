@@ -7,28 +7,22 @@ and drops call ids; therefore it is not used there.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import httpx
-import orjson
-
 from shared.llm.adapter import RawCall, WireEvent, merged
-from shared.llm.address import ollama_url
-from shared.llm.failures import error_text, failure, what
-from shared.llm.http import Bound, lines_of, open_http, refusal_of
-from shared.llm.ollama_admin import OllamaAdmin, keep_alive_value, missing, unreachable
+from shared.llm.failures import error_text, failure
+from shared.llm.http import Bound
+from shared.llm.ollama_admin import OllamaAdmin, keep_alive_value, missing
 from shared.llm.port import (
     ChatRequest,
     Finish,
-    ModelError,
     ModelFacts,
-    ModelUnavailable,
     StreamInterrupted,
     TextDelta,
     ThinkingDelta,
 )
+from shared.llm.server import NDJSON
 from shared.llm.toolcalls import parsed, text_of
 
 
@@ -42,38 +36,22 @@ class OllamaWire:
         keep_alive: str | None = None,
         ca_file: Path | None = None,
     ) -> None:
-        self._url = ollama_url(base_url)
         self._keep_alive = keep_alive_value(keep_alive)
-        self._admin = OllamaAdmin(self._url, api_key, ca_file)
+        self._admin = OllamaAdmin(base_url, api_key, ca_file)
         # Silence is watched by the adapter: a model load is allowed to take longer than a pause.
-        self._http = open_http(self._url, api_key, ca_file=ca_file)
+        self._server = self._admin.server
 
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
-        body = orjson.dumps(self._body(request, wish))
-        headers = {"content-type": "application/json"}
-        answering = False
-        try:
-            async with self._http.stream("POST", "/api/chat", content=body, headers=headers) as response:
-                if response.status_code != 200:
-                    text = error_text(await refusal_of(response))
-                    raise failure(response.status_code, text, missing(request.model))
-                if response.headers.get("content-type", "").startswith("text/html"):
-                    raise ModelError(f"the server at {self._url} does not speak Ollama's protocol")
-                answering = True
-                async with aclosing(lines_of(response, Bound(request.length))) as arrived:
-                    async for lines in arrived:
-                        for event in merged(event for line in lines for event in _events(line, request.model)):
-                            yield event
-        except httpx.HTTPError as exc:
-            if answering:
-                raise StreamInterrupted(f"the connection to Ollama was lost: {what(exc)}") from exc
-            raise ModelUnavailable(unreachable(self._url, exc)) from exc
+        asked, bound = self._body(request, wish), Bound(request.length)
+        async with self._server.lines("/api/chat", asked, bound, NDJSON, missing(request.model)) as arrived:
+            async for lines in arrived:
+                for event in merged(event for line in lines for event in _events(line, request.model)):
+                    yield event
 
     async def facts(self, model: str) -> ModelFacts:
         return await self._admin.facts(model)
 
     async def aclose(self) -> None:
-        await self._http.aclose()
         await self._admin.aclose()
 
     def _body(self, request: ChatRequest, wish: bool) -> dict[str, Any]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import orjson
 
 from shared.llm.adapter import RawCall, WireEvent, merged
 from shared.llm.address import openai_url
 from shared.llm.discovery import is_llama, of_openai, same_model
-from shared.llm.failures import ThinkingUnsupported, error_text, failure, what
-from shared.llm.http import Bound, lines_of, open_http, refusal_of
+from shared.llm.failures import ThinkingUnsupported, error_text, failure
+from shared.llm.http import Bound
 from shared.llm.port import (
     ChatRequest,
     Finish,
@@ -23,16 +21,18 @@ from shared.llm.port import (
     ModelFacts,
     ModelMissing,
     ModelRejected,
-    ModelUnavailable,
     StreamInterrupted,
     TextDelta,
     ThinkingDelta,
 )
+from shared.llm.server import OPENAI, SSE, ModelServer
 from shared.llm.toolcalls import parsed, text_of
 from shared.llm.vectors import unit_vectors
 
 # Longest wait for an answer that needs no model, in seconds.
 LOOK_TIMEOUT = 10.0
+# A model may have to be loaded before it embeds.
+EMBED_TIMEOUT = 120.0
 
 # Ollama's names of options that have another one here.
 _RENAMED = {"num_predict": "max_tokens"}
@@ -42,40 +42,29 @@ class OpenAIWire:
     """One connection pool to one server; retries are the caller's."""
 
     def __init__(self, base_url: str | None, api_key: str | None, ca_file: Path | None = None) -> None:
-        self._url = openai_url(base_url)
         # Silence is watched by the adapter: a model load is allowed to take longer than a pause.
-        self._http = open_http(self._url, api_key, ca_file=ca_file)
+        self._server = ModelServer(OPENAI, openai_url(base_url), api_key, ca_file)
 
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
-        body = orjson.dumps(_body(request, wish))
-        headers = {"content-type": "application/json", "accept": "text/event-stream"}
-        answering = False
+        missing = _missing(self._server.url, request.model)
+        asked, bound, reading = _body(request, wish), Bound(request.length), _Reading(request.model, missing)
         try:
-            async with self._http.stream("POST", "chat/completions", content=body, headers=headers) as response:
-                if response.status_code != 200:
-                    text = error_text(await refusal_of(response))
-                    error = failure(response.status_code, text, _missing(self._url, request.model))
-                    raise _explained(error, wish)
-                answering = True
-                reading = _Reading(request.model, _missing(self._url, request.model))
-                async with aclosing(lines_of(response, Bound(request.length))) as arrived:
-                    async for lines in arrived:
-                        for event in merged(event for line in lines for event in reading.events(line)):
-                            yield event
-                for event in reading.end():
-                    yield event
-        except httpx.HTTPError as exc:
-            if answering:
-                raise StreamInterrupted(f"the connection to {self._url} was lost: {what(exc)}") from exc
-            raise ModelUnavailable(_unreachable(self._url, exc)) from exc
+            async with self._server.lines("chat/completions", asked, bound, SSE, missing) as arrived:
+                async for lines in arrived:
+                    for event in merged(event for line in lines for event in reading.events(line)):
+                        yield event
+        except ThinkingUnsupported as exc:
+            raise exc if wish else ModelRejected(str(exc)) from exc
+        for event in reading.end():
+            yield event
 
     async def facts(self, model: str) -> ModelFacts:
-        missing = _missing(self._url, model)
-        listed = await _asked(self._http, "GET", "models", missing, timeout=LOOK_TIMEOUT)
+        missing = _missing(self._server.url, model)
+        listed = await self._server.ask("GET", "models", missing, timeout=LOOK_TIMEOUT)
         try:
             entries = {str(entry["id"]): dict(entry) for entry in listed["data"]}
         except (KeyError, TypeError, ValueError) as exc:
-            raise ModelError(f"the server at {self._url} does not speak OpenAI's protocol") from exc
+            raise self._server.strange() from exc
         entry = next((entry for name, entry in entries.items() if same_model(name, model)), None)
         if entry is None:
             raise ModelMissing(f"{missing}; it has: {', '.join(entries) or 'none'}")
@@ -83,58 +72,40 @@ class OpenAIWire:
 
     async def _props(self) -> dict[str, Any] | None:
         """What llama.cpp's server says of itself; None when it does not."""
-        with contextlib.suppress(ModelError, ValueError, TypeError):
-            return dict(await _asked(self._http, "GET", f"{root_of(self._url)}/props", "", timeout=LOOK_TIMEOUT))
+        with contextlib.suppress(ModelError):
+            return await self._server.ask("GET", f"{root_of(self._server.url)}/props", timeout=LOOK_TIMEOUT)
         return None
 
     async def aclose(self) -> None:
-        await self._http.aclose()
+        await self._server.aclose()
 
 
 class OpenAIEmbeddings:
     """`/embeddings`. Raises ModelError."""
 
     def __init__(self, base_url: str | None, api_key: str | None, ca_file: Path | None = None) -> None:
-        self._url = openai_url(base_url)
-        self._http = open_http(self._url, api_key, ca_file=ca_file)
+        self._server = ModelServer(OPENAI, openai_url(base_url), api_key, ca_file)
 
     async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
         if not texts:
             return []
         body = {"model": model, "input": list(texts), "encoding_format": "float"}
-        answer = await _asked(self._http, "POST", "embeddings", _missing(self._url, model), body, timeout=120.0)
-        if isinstance(answer, dict) and answer.get("error"):
-            raise failure(None, error_text(orjson.dumps(answer)), _missing(self._url, model))
+        missing = _missing(self._server.url, model)
+        answer = await self._server.ask("POST", "embeddings", missing, body, timeout=EMBED_TIMEOUT)
         try:
             # some servers leave the number out, and keep the order
             entries = sorted(answer["data"], key=lambda entry: entry.get("index", 0))
             return unit_vectors([entry["embedding"] for entry in entries], len(texts))
         except (KeyError, TypeError, AttributeError, ValueError) as exc:
-            raise ModelError(f"{self._url} sent no embeddings of {model} that can be used ({exc})") from exc
+            raise ModelError(f"{self._server.url} sent no embeddings of {model} that can be used ({exc})") from exc
 
     async def aclose(self) -> None:
-        await self._http.aclose()
+        await self._server.aclose()
 
 
 def root_of(url: str) -> str:
     """Where the server's own routes are: the address without the protocol's `/v1`."""
     return url.rstrip("/").removesuffix("/v1")
-
-
-async def _asked(
-    http: httpx.AsyncClient, method: str, path: str, missing: str, body: Any = None, *, timeout: float
-) -> Any:
-    """The value of an answer that comes as a whole. Raises ModelError."""
-    try:
-        response = await http.request(method, path, json=body, timeout=timeout)
-    except httpx.HTTPError as exc:
-        raise ModelUnavailable(_unreachable(str(http.base_url).rstrip("/"), exc)) from exc
-    if response.status_code != 200:
-        raise failure(response.status_code, error_text(response.content), missing)
-    try:
-        return orjson.loads(response.content)
-    except orjson.JSONDecodeError as exc:
-        raise ModelError(f"the server at {http.base_url} does not speak OpenAI's protocol") from exc
 
 
 def _body(request: ChatRequest, wish: bool) -> dict[str, Any]:
@@ -278,14 +249,5 @@ def _is_json(value: Any) -> bool:
         return False
 
 
-def _explained(error: ModelError, wish: bool) -> ModelError:
-    """A refusal of a wish that was not sent is an ordinary refusal."""
-    return ModelRejected(str(error)) if isinstance(error, ThinkingUnsupported) and not wish else error
-
-
 def _missing(url: str, model: str) -> str:
     return f"the server at {url} does not have the model {model}"
-
-
-def _unreachable(url: str, exc: BaseException) -> str:
-    return f"no model server answers at {url} ({what(exc)})"

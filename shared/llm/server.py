@@ -1,0 +1,256 @@
+"""One model server over HTTP: every answer that is not what was asked becomes a ModelError that says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+
+from shared.llm.address import is_loopback, shown
+from shared.llm.failures import error_text, failure, what
+from shared.llm.http import CONNECT_TIMEOUT, Bound, lines_of, open_http, refusal_of
+from shared.llm.port import ModelError, ModelMissing, ModelUnavailable, StreamInterrupted
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A backend in sentences. name: where it has one. address, key: the variables that set them."""
+
+    name: str
+    who: str
+    protocol: str
+    address: str
+    key: str
+    start: str
+    listens: str
+
+
+OLLAMA = Kind(
+    name="Ollama",
+    who="Ollama",
+    protocol="Ollama's protocol",
+    address="OLLAMA_HOST",
+    key="OLLAMA_API_KEY",
+    start="start it with: ollama serve",
+    listens="start it there with OLLAMA_HOST=0.0.0.0, so that it listens for other machines",
+)
+OPENAI = Kind(
+    name="",
+    who="a model server",
+    protocol="OpenAI's protocol",
+    address="LOCAL2_BASE_URL",
+    key="LOCAL2_BACKEND_API_KEY",
+    start="start it",
+    listens="start it there, so that it listens for other machines",
+)
+GOOGLE = Kind(
+    name="Google",
+    who="Google's API",
+    protocol="the Gemini API's protocol",
+    address="LOCAL2_BASE_URL",
+    key="GEMINI_API_KEY",
+    start="start it",
+    listens="start it there",
+)
+
+# What the first line of a stream begins with.
+NDJSON = (b"{",)
+SSE = (b"data:", b":", b"event:", b"id:", b"retry:")
+
+
+class ModelServer:
+    """A client of one server, with the sentences for what goes wrong.
+
+    url: its base, without a path's last slash.
+    """
+
+    def __init__(self, kind: Kind, url: str, key: str | None, ca_file: Path | None = None) -> None:
+        self.kind = kind
+        self.url = shown(url)
+        self._http = open_http(url, key, ca_file=ca_file)
+
+    async def ask(
+        self, method: str, path: str, missing: str = "", body: Any = None, *, timeout: float
+    ) -> dict[str, Any]:
+        """The JSON object that an answer is.
+
+        missing: the sentence for a model that the server does not have. timeout: seconds for the whole answer.
+        Raises ModelError.
+        """
+        content = None if body is None else orjson.dumps(body)
+        headers = {"content-type": "application/json"} if content else {}
+        try:
+            async with asyncio.timeout(timeout):
+                async with self._http.stream(method, path, content=content, headers=headers) as response:
+                    if not response.is_success:
+                        raise await self._refusal(response, missing)
+                    bound, pieces = Bound(None), []
+                    async for piece in response.aiter_bytes():
+                        bound.take(piece)
+                        pieces.append(piece)
+        except TimeoutError:
+            raise away(self.kind, self.url, httpx.ReadTimeout(f"silent for {timeout:g}s")) from None
+        except httpx.HTTPError as exc:
+            raise away(self.kind, self.url, exc) from exc
+        return self._object(b"".join(pieces), missing)
+
+    @asynccontextmanager
+    async def lines(
+        self,
+        path: str,
+        body: Any,
+        bound: Bound,
+        begins: tuple[bytes, ...],
+        missing: str = "",
+        *,
+        silence: float | None = None,
+    ) -> AsyncIterator[AsyncGenerator[list[bytes], None]]:
+        """The lines of a streamed answer as they arrive together, see `lines_of`; leaving the block closes the
+        connection.
+
+        begins: what the first line may begin with. silence: the longest, in seconds; None where somebody else watches
+        it. Raises ModelError: StreamInterrupted once the answer has begun.
+        """
+        headers = {"content-type": "application/json", "accept": "text/event-stream" if begins is SSE else "*/*"}
+        content, limits = orjson.dumps(body), httpx.Timeout(silence, connect=CONNECT_TIMEOUT)
+        answering = False
+        try:
+            async with self._http.stream("POST", path, content=content, headers=headers, timeout=limits) as response:
+                if response.status_code != 200:
+                    raise await self._refusal(response, missing)
+                answering = True
+                async with aclosing(self._lines(response, bound, begins, missing)) as arrived:
+                    yield arrived
+        except httpx.HTTPError as exc:
+            if answering:
+                raise StreamInterrupted(
+                    f"the connection to {self.kind.name or self.url} was lost: {what(exc)}"
+                ) from exc
+            raise away(self.kind, self.url, exc) from exc
+
+    async def _lines(
+        self, response: httpx.Response, bound: Bound, begins: tuple[bytes, ...], missing: str
+    ) -> AsyncGenerator[list[bytes], None]:
+        begun = False
+        async with aclosing(lines_of(response, bound)) as arrived:
+            async for lines in arrived:
+                first = b"" if begun else next((line for line in lines if line.strip()), b"")
+                if first and not first.startswith(begins):
+                    rest = [line async for more in arrived for line in more]
+                    self._object(b"\n".join([*lines, *rest]), missing)
+                    raise ModelError(*self._other("something else than a stream"))
+                begun = begun or bool(first)
+                yield lines
+        if not begun:
+            # a server that is just being stopped does that too: another try may bring an answer
+            raise StreamInterrupted(*self._other("nothing"))
+
+    def _object(self, content: bytes, missing: str) -> dict[str, Any]:
+        """Raises ModelError: what the server says went wrong, or that it is none."""
+        try:
+            value = orjson.loads(content)
+        except orjson.JSONDecodeError:
+            value = None
+        if isinstance(value, dict):
+            if value.get("error"):
+                raise failure(None, error_text(content), missing)
+            return value
+        if not content.strip():
+            raise ModelError(*self._other("nothing"))
+        raise ModelError(*self._other("a web page" if is_page(content) else "something else"))
+
+    async def _refusal(self, response: httpx.Response, missing: str) -> ModelError:
+        content = await refusal_of(response)
+        to = str(response.headers.get("location", "")) if response.is_redirect else None
+        return refused(self.kind, self.url, response.status_code, content, missing, to)
+
+    def _other(self, answered: str) -> tuple[str, str]:
+        return other(self.kind, self.url, answered)
+
+    def strange(self) -> ModelError:
+        """For an answer whose JSON is not the protocol's."""
+        return ModelError(*self._other("something else"))
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+
+def refused(kind: Kind, url: str, status: int, content: bytes, missing: str, redirect: str | None = None) -> ModelError:
+    """Our error for an answer that says no, by its status and what it says. redirect: where the server sends us."""
+    if redirect is not None or 300 <= status < 400:
+        to = shown(redirect or "").partition("?")[0]
+        return ModelError(
+            f"the server at {url} answers with a redirect" + (f" to {to[:200]}" if to else ""),
+            f"set {kind.address} to where {kind.who} itself answers",
+        )
+    if status < 300:
+        return ModelError(*other(kind, url, "nothing"))
+    if is_page(content):
+        # a proxy has pages of its own; a sign-in page comes with any status
+        page = f"a web page (HTTP {status})"
+        return failure(status, page, missing) if status >= 429 else ModelError(*other(kind, url, page))
+    error = failure(status, error_text(content), missing)
+    if status in (401, 403) and content.strip():
+        return type(error)(str(error), f"set {kind.key} to a key of the server at {url}")
+    if status in (404, 405) and not isinstance(error, ModelMissing):
+        return type(error)(str(error), f"check {kind.address}, which makes it {url}")
+    return error
+
+
+def other(kind: Kind, url: str, answered: str) -> tuple[str, str]:
+    """What to say of a server that is not of this kind."""
+    return (
+        f"the server at {url} does not speak {kind.protocol}: it answered with {answered}",
+        f"set {kind.address} to the address of {kind.who}",
+    )
+
+
+def is_page(content: bytes) -> bool:
+    """Whether an answer is for browsers."""
+    return re.match(rb"\s*<(!doctype|html|head|body|\?xml)", content, re.IGNORECASE) is not None
+
+
+_REFUSED = re.compile(r"refused|connect call failed|all connection attempts failed", re.IGNORECASE)
+_NO_NAME = re.compile(
+    r"name or service not known|nodename nor servname|name resolution|no address associated|getaddrinfo|idna|label",
+    re.IGNORECASE,
+)
+_CERTIFICATE = re.compile(r"certificate[ _]verify[ _]failed", re.IGNORECASE)
+_OTHER_NAME = re.compile(r"(hostname|ip address) mismatch|not valid for", re.IGNORECASE)
+_EXPIRED = re.compile(r"has expired|not yet valid", re.IGNORECASE)
+_NO_TLS = re.compile(r"\bssl\b|wrong version number|record layer", re.IGNORECASE)
+
+
+def away(kind: Kind, url: str, exc: Exception) -> ModelUnavailable:
+    """Why a server cannot be asked, and what to do, by what its connection ended with."""
+    said, address = what(exc), kind.address
+    there = f"{kind.who[0].upper()}{kind.who[1:]} does not answer at {url} ({said})"
+    if isinstance(exc, httpx.ProxyError):
+        remedy = "check the proxy (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY), or add the host to NO_PROXY"
+    elif _CERTIFICATE.search(said):
+        if _OTHER_NAME.search(said):
+            remedy = f"its certificate is for another name: use that one in {address}"
+        elif _EXPIRED.search(said):
+            remedy = "its certificate is not valid now: renew it there, and check the clocks"
+        else:
+            remedy = "give the certificate of its authority (a PEM file) in LOCAL2_CA_FILE"
+    elif _NO_NAME.search(said):
+        remedy = f"check the spelling of the host in {address}"
+    elif _NO_TLS.search(said):
+        remedy = f"it speaks no TLS there: begin {address} with http://"
+    elif isinstance(exc, httpx.RemoteProtocolError):
+        remedy = f"another program may listen there, or one that wants https://: check {address}"
+    elif _REFUSED.search(said):
+        remedy = kind.start if is_loopback(url) else f"{kind.listens}, or correct {address}"
+    elif isinstance(exc, httpx.ReadTimeout):
+        remedy = "it took the question and said nothing: see its log"
+    else:
+        remedy = f"see that the machine is on and no firewall stands between, or correct {address}"
+    return ModelUnavailable(there, remedy)
