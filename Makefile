@@ -18,7 +18,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast lint format types imports docs-keys stories bench bench-shadow eval-memory eval-ranking mutants soak chaos judging-chaos compose-test lock env up down logs clean
+.PHONY: help setup run test test-fast lint format types imports docs-keys pins stories bench bench-shadow eval-memory eval-ranking mutants soak chaos judging-chaos compose-test lock env up down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -75,6 +75,9 @@ imports: $(DEV_STAMP) ## who may import whom
 
 docs-keys: $(DEV_STAMP) ## write the table of keys into docs/bus.md
 	@$(PY) deploy/docs_keys.py
+
+pins: $(VENV)/bin/python ## what is pinned, and how long ago each was looked up (docs/pins.md)
+	@$(PY) deploy/pins.py $(ARGS)
 
 stories: $(DEV_STAMP) ## the acceptance stories against a stack with the scripted model
 	@$(PY) tests/e2e/stories_stack.py $(ARGS)

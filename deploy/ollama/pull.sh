@@ -33,6 +33,8 @@ progress() {
 
 seen=' '
 for model in $MODELS; do
+	# the judge's name in earlier releases, which no library has
+	case $model in prometheus | prometheus:7b) model=ggozad/prometheus2 ;; esac
 	case $seen in *" $model "*) continue ;; esac
 	seen="$seen$model "
 	if here "$model"; then

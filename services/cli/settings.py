@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import AliasChoices, Field, SecretStr
 
 from shared.errors import SettingsError
-from shared.llm.settings import BackendSettings
+from shared.llm.settings import JUDGE, BackendSettings, JudgeName
 from shared.llm.usual import embedding_model
 from shared.participant.settings import Settings
 
@@ -133,8 +133,8 @@ class CriticWish(BackendSettings):
 
     whole: ClassVar[bool] = False
 
-    model: str = Field(
-        default="prometheus:7b", validation_alias=AliasChoices("LOCAL2_CRITIC_MODEL"), description="Name of the judge"
+    model: JudgeName = Field(
+        default=JUDGE, validation_alias=AliasChoices("LOCAL2_CRITIC_MODEL"), description="Name of the judge"
     )
 
 

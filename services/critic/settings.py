@@ -9,7 +9,7 @@ from pydantic import AliasChoices, Field, model_validator
 
 from services.critic.rubrics import check_choice, load_rubrics
 from shared.llm.courtesy import CourtesySettings
-from shared.llm.settings import BackendSettings
+from shared.llm.settings import JUDGE, BackendSettings, JudgeName
 from shared.participant.settings import Settings
 
 
@@ -20,9 +20,8 @@ class CriticSettings(BackendSettings, CourtesySettings):
     }  # fmt: skip
 
     # not LOCAL2_MODEL, which names the respondents' model: a model that grades its own answers is no judge
-    model: str = Field(
-        default="prometheus:7b",
-        min_length=1,
+    model: JudgeName = Field(
+        default=JUDGE,
         validation_alias=AliasChoices("LOCAL2_CRITIC_MODEL"),
         description="The judge's name at the backend",
     )

@@ -21,7 +21,7 @@ DIMENSIONS = 256
 _USUAL = {
     "gemma4:e4b": ["completion", "tools", "thinking"],
     "gemma4:e2b": ["completion", "tools", "thinking"],
-    "prometheus:7b": ["completion"],
+    "ggozad/prometheus2:latest": ["completion"],
     "nomic-embed-text:latest": ["embedding"],
 }
 _WORD = re.compile(r"\w+")

@@ -30,6 +30,7 @@ pull)
 		printf '\342\226\225\342\226\210 \342\226\217 1.2 GB/9.6 GB\033[K' >&2
 	done
 	printf '\nsuccess \033[K\n' >&2
+	mkdir -p "$(dirname "$STATE/$2")"
 	touch "$STATE/$2"
 	;;
 esac
@@ -59,6 +60,11 @@ def pulled(state: Path, models: str, **environment: str) -> subprocess.Completed
 
 def pulls(state: Path) -> list[str]:
     return [line for line in (state / "calls").read_text().splitlines() if line.startswith("pull")]
+
+
+def test_the_old_name_of_the_judge_downloads_the_one_that_there_is(state: Path) -> None:
+    assert pulled(state, "prometheus:7b ggozad/prometheus2").returncode == 0
+    assert pulls(state) == ["pull ggozad/prometheus2"]
 
 
 def test_models_that_are_there_are_not_pulled(state: Path) -> None:

@@ -84,13 +84,13 @@ async def test_a_data_folder_that_cannot_be_written_is_missing(tmp_path: Path) -
 async def test_it_says_what_each_model_of_ollama_can_do(tmp_path: Path) -> None:
     from shared.testing.script import Script
 
-    script = Script(models={"gemma4:e4b": ["tools", "thinking"], "prometheus:7b": []})
+    script = Script(models={"gemma4:e4b": ["tools", "thinking"], "ggozad/prometheus2:latest": []})
     async with ScriptedModelServer(script) as server:
         findings = await doctor.model(world(tmp_path, model=ModelWish(ollama_host=server.url)))
         lacking = await doctor.model(world(tmp_path, model=ModelWish(ollama_host=server.url, model="llama4")))
     said = {finding.about.strip(): finding.text for finding in findings}
     assert said["gemma4:e4b"] == "tools: yes, thinking: yes (the one to be used)"
-    assert said["prometheus:7b"] == "tools: no, thinking: no"
+    assert said["ggozad/prometheus2:latest"] == "tools: no, thinking: no"
     assert [(f.level, f.remedy) for f in lacking if f.about == "model"] == [("note", "ollama pull llama4")]
     assert said["embedding model"].startswith("Ollama does not have nomic-embed-text")
     assert "judge" not in said
@@ -105,7 +105,7 @@ async def test_a_judge_that_ollama_does_not_have_is_named_unless_it_is_elsewhere
         elsewhere = await doctor.model(world(tmp_path, model=here, critic=CriticWish(backend="openai")))
     (judge,) = [f for f in found if f.level != "ok"]
     assert (judge.about, judge.level) == ("judge", "note")
-    assert judge.remedy.startswith("ollama pull prometheus:7b")
+    assert judge.remedy.startswith("ollama pull ggozad/prometheus2")
     assert all(f.level == "ok" for f in elsewhere)
 
 

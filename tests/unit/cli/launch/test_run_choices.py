@@ -60,9 +60,9 @@ async def test_a_missing_model_is_pulled_and_the_progress_is_told() -> None:
 async def test_a_missing_judge_is_named_and_not_waited_for() -> None:
     async with ScriptedModelServer(Script(models={"gemma4:e4b": []})) as server:
         wish = ModelWish(ollama_host=server.url)
-        _, without, said = await chosen(wish, judge="prometheus:7b")
+        _, without, said = await chosen(wish, judge="ggozad/prometheus2")
         _, there, _ = await chosen(wish, judge="gemma4:e4b")
-    assert without.endswith("get it with: ollama pull prometheus:7b")
+    assert without.endswith("get it with: ollama pull ggozad/prometheus2")
     assert (said, "judge" in there) == ([], False)
 
 
