@@ -25,12 +25,16 @@ ONCE = "A request that is repeated with the same key asks once; another request 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 # A request may come again as long as its first one is under way; no retention is shorter than that.
 _ONCE_AT_LEAST = 60
+_LATER = frozenset({"following", "client_tools", "answer_schema", "think", "plain"})
 _NAMESPACE = uuid.UUID("6f3c2f0e-9d0a-4f5e-8a53-6c6f63616c32")
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A validated query. `messages`: the client's own history; then nothing is stored and there is no lane."""
+    """A validated query. `messages`: the client's own history; then nothing is stored and there is no lane.
+
+    given: what is to be kept of the request beside the query.
+    """
 
     query: str
     session_id: str | None = None
@@ -47,6 +51,7 @@ class Ask:
     answer_schema: dict[str, Any] | None = None
     think: bool | None = None
     plain: bool = False
+    given: str = ""
 
     @property
     def whole(self) -> bool:
@@ -55,7 +60,9 @@ class Ask:
 
     def digest(self) -> str:
         """What makes two requests the same. Not the model: which ones are there may change before a repeat."""
-        said = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "model"}
+        said = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("model", "given")}
+        # a request without them has the digest that the last release gave it
+        said = {name: value for name, value in said.items() if name not in _LATER or value not in (None, False)}
         said["messages"] = said["messages"] or []
         return digest(orjson.dumps(said, default=_fields, option=orjson.OPT_SORT_KEYS).decode())
 
@@ -141,6 +148,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
     accepted, asked = gateway.bus.now_ms(), ask.digest()
     seconds = min(ask.deadline_seconds or settings.deadline_seconds, settings.deadline_seconds)
     record = QueryRecord("", user, session_id, ask.query, ask.mode, accepted, accepted + int(seconds * 1000), asked)
+    record = replace(record, given=ask.given)
     payload = QueryReceived(
         session_id=session_id,
         query=ask.query,

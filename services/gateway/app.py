@@ -9,6 +9,7 @@ from services.gateway.auth import UserDep
 from services.gateway.entrance import Entrance
 from services.gateway.errors import install
 from services.gateway.gateway import Gateway
+from services.gateway.orphans import Orphans
 from services.gateway.routes import (
     backup,
     bus,
@@ -60,6 +61,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.gateway = gateway
+    app.state.orphans = Orphans(gateway)
     app.state.routes = [route for router in _ROUTERS for route in router.routes]
     install(app)
     for router in _ROUTERS:

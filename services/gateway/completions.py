@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 
 from services.gateway.errors import error_body, openai_fields
-from shared.bus import order
-from shared.records.journal import EntryType, JournalEntry
+from services.gateway.telling import Broken, Ended, Said, Telling
+from shared.records.journal import JournalEntry
 
 DONE = b"data: [DONE]\n\n"
 
@@ -106,9 +106,6 @@ def usage(counts: Any) -> dict[str, int]:
 class Chunks:
     """A journal as `chat.completion.chunk` events.
 
-    What was sent cannot be taken back: when a model call is started again, the new text is compared with what the
-    client already has of that call, and only what goes beyond it is sent.
-
     whole: the text is sent when it is complete, because it has to have a form that is looked at first.
     legacy: a call of the client's is told as a function call.
     """
@@ -120,15 +117,8 @@ class Chunks:
         self._model = model
         self._created = int(time.time())
         self._include_usage = include_usage
-        self._whole = whole
         self._legacy = legacy
-        self._thought = False
-        self._pause = False
-        self._sent: list[tuple[tuple[int, int], str, str]] = []
-        self._replayed: dict[str, str] = {}
-        self._again: dict[str, str] = {}
-        self._gap = False
-        self._any_answer = False
+        self._telling = Telling(whole=whole)
         self.done = False
 
     def opening(self) -> bytes:
@@ -138,75 +128,31 @@ class Chunks:
         """The chunks of some journal entries; `done` is set after the terminal one."""
         out: list[bytes] = []
         for entry in entries:
-            match entry.type:
-                case _ if b'"persona"' in entry.data and "persona" in entry.value():
-                    # what the committee says among itself is not the answer
-                    continue
-                case EntryType.CLAIMED:
-                    self._model = entry.value().get("model") or self._model
-                case EntryType.THINKING | EntryType.ANSWER:
-                    out.append(self._delta(entry))
-                case EntryType.MESSAGE:
-                    self._pause = self._thought
-                    self._sent.clear()
-                    self._replayed.clear()
-                    self._gap = self._any_answer and bool(entry.value().get("tool_calls"))
-                case EntryType.RESTARTED:
-                    self._restart(entry.valid_until())
-                case EntryType.COMPLETED | EntryType.CANCELLED:
-                    out.append(self._end(entry.value()))
-                case EntryType.FAILED:
-                    out.append(self._failed(entry.value()))
-                case _:
-                    pass
+            for said in self._telling.take(entry):
+                out.append(self._said(said))
+                self.done = not isinstance(said, Said)
+            self._model = self._telling.model or self._model
             if self.done:
                 break
         return b"".join(out)
 
-    def _delta(self, entry: JournalEntry) -> bytes:
-        kind, text = str(entry.type), entry.text()
-        self._sent.append((order(entry.id), kind, text))
-        text = self._beyond(kind, text)
-        if not text:
-            return b""
-        if entry.type is EntryType.THINKING:
-            if self._pause:
-                text, self._pause = f"\n\n{text}", False
-            self._thought = True
-            return self._chunk({"reasoning": text, "reasoning_content": text})
-        if self._whole:
-            return b""
-        if self._gap:
-            # what was said before a tool call and the answer are two paragraphs
-            text, self._gap = f"\n\n{text}", False
-        self._any_answer = True
-        return self._chunk({"content": text})
+    def _said(self, said: Said | Ended | Broken) -> bytes:
+        match said:
+            case Said("thinking", text):
+                return self._chunk({"reasoning": text, "reasoning_content": text})
+            case Said(_, text):
+                return self._chunk({"content": text})
+            case Ended(value):
+                return self._end(value)
+            case Broken(code, message):
+                return self.broken(code, message)
 
-    def _restart(self, after: tuple[int, int]) -> None:
-        self._again.clear()
-        self._replayed = {
-            kind: "".join(text for at, of, text in self._sent if of == kind and at > after)
-            for kind in (EntryType.THINKING.value, EntryType.ANSWER.value)
-        }
-        self._sent = [sent for sent in self._sent if sent[0] <= after]
+    def broken(self, code: str, message: str) -> bytes:
+        """An error after the response has begun: clients of OpenAI raise it."""
+        return b"data: %b\n\n%b" % (error_body(code, message, openai_fields(500)), DONE)
 
-    def _beyond(self, kind: str, text: str) -> str:
-        """The part of a delta that the client does not have yet."""
-        known = self._replayed.get(kind, "")
-        if not known:
-            return text
-        said = self._again.get(kind, "") + text
-        self._again[kind] = said
-        if known.startswith(said):
-            return ""
-        self._replayed[kind] = ""
-        return said[len(known) :] if said.startswith(known) else f"\n\n{said}"
-
-    def _end(self, value: dict[str, Any]) -> bytes:
-        self.done = True
+    def _end(self, value: Mapping[str, Any]) -> bytes:
         out = []
-        if not self._any_answer and value.get("answer"):
-            out.append(self._chunk({"content": str(value["answer"])}))
         if sources := citations(value.get("tool_calls") or (), str(value.get("answer") or "")):
             out.append(self._chunk({"annotations": sources}))
         calls = tool_calls(value.get("client_calls") or ())
@@ -223,10 +169,6 @@ class Chunks:
             return [self._chunk({"function_call": calls[0]["function"]})]
         return [self._chunk({"tool_calls": [{"index": n, **call}]}) for n, call in enumerate(calls)]
 
-    def _failed(self, value: dict[str, Any]) -> bytes:
-        self.done = True
-        return failed(str(value.get("code", "internal")), str(value.get("message", "the query failed")))
-
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         extra: dict[str, Any] = {"usage": None} if self._include_usage else {}
@@ -235,8 +177,3 @@ class Chunks:
     def _event(self, body: dict[str, Any]) -> bytes:
         head = {"id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": self._model}
         return b"data: %b\n\n" % orjson.dumps({**head, **body})
-
-
-def failed(code: str, message: str) -> bytes:
-    """An error after the response has begun: clients of OpenAI raise it."""
-    return b"data: %b\n\n%b" % (error_body(code, message, openai_fields(500)), DONE)

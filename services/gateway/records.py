@@ -29,6 +29,7 @@ class QueryRecord:
     """`accepted` and `deadline` are in ms since the epoch, by the clock of the bus.
 
     asked: the digest of the whole request; empty in what an earlier release kept.
+    given: what else the route keeps of the request, as JSON.
     """
 
     query_id: str
@@ -39,6 +40,7 @@ class QueryRecord:
     accepted: int
     deadline: int
     asked: str = ""
+    given: str = ""
 
     def kept(self) -> dict[str, str | int]:
         """All of it but the id, under which it is kept."""
@@ -50,6 +52,7 @@ class QueryRecord:
             "accepted": self.accepted,
             "deadline": self.deadline,
             "asked": self.asked,
+            **({"given": self.given} if self.given else {}),
         }
 
     @staticmethod
@@ -63,6 +66,7 @@ class QueryRecord:
             accepted=number(values, "accepted"),
             deadline=number(values, "deadline"),
             asked=values.get("asked", ""),
+            given=values.get("given", ""),
         )
 
 

@@ -29,7 +29,9 @@ def is_key(text: str) -> bool:
 
 
 class GatewaySettings(Settings):
-    runtime: ClassVar[frozenset[str]] = Settings.runtime | {"max_backlog", "max_session_backlog", "deadline_seconds"}
+    runtime: ClassVar[frozenset[str]] = Settings.runtime | {
+        "max_backlog", "max_session_backlog", "deadline_seconds", "client_gone_seconds",
+    }  # fmt: skip
 
     host: str = Field(
         default="127.0.0.1",
@@ -51,6 +53,12 @@ class GatewaySettings(Settings):
     max_session_backlog: int = Field(default=100, ge=1, description="The same for the queries of one session")
     deadline_seconds: float = Field(
         default=900.0, gt=0, le=86_400, description="Seconds in which a query must be answered"
+    )
+    client_gone_seconds: float = Field(
+        default=3.0,
+        ge=0,
+        le=3_600,
+        description="Seconds after which a run of OpenAI's API ends whose client has gone; 0: never",
     )
     bus_wait: float = Field(default=3.0, gt=0, description="Seconds that a request waits for the bus before it fails")
     tool_timeout: float = Field(default=30.0, gt=0, description="Seconds that a tool call over HTTP may take")

@@ -121,15 +121,21 @@ def is_before(first: str, second: str) -> bool:
 
 
 class EventStream(Response):
-    """Sends what an iterator yields until it ends, the client goes or the gateway stops. Nobody is cancelled by it."""
+    """Sends what an iterator yields until it ends, the client goes or the gateway stops. Nobody is cancelled by it;
+    `left` is told when the client went before the end."""
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, gateway: Gateway, events: AsyncIterator[bytes], headers: Mapping[str, str] | None = None
+        self,
+        gateway: Gateway,
+        events: AsyncIterator[bytes],
+        headers: Mapping[str, str] | None = None,
+        left: Callable[[], None] | None = None,
     ) -> None:
         self._gateway = gateway
         self._events = events
+        self._left = left
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})})
@@ -137,10 +143,11 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
-        async def pump() -> None:
+        async def pump() -> bool:
             try:
                 async for chunk in self._events:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                return True
             finally:
                 close = getattr(self._events, "aclose", None)
                 if close is not None:
@@ -148,7 +155,9 @@ class EventStream(Response):
 
         self._gateway.metrics.streams.inc()
         try:
-            await self._gateway.race(pump(), gone(receive))
+            whole = await self._gateway.race(pump(), gone(receive))
+            if whole is None and self._left is not None and not self._gateway.stopping:
+                self._left()
         finally:
             self._gateway.metrics.streams.dec()
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -3,62 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from support.http_gateway import Site, gateway_settings, serving
-from support.stack import Stage, stage
+from support.openai_place import PARIS, Place, calling, open_place
 
 from shared.contracts import RESPONSE_GENERATION
-
-PARIS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-
-
-@dataclass
-class Place:
-    site: Site
-    on: Stage
-    ann: openai.AsyncOpenAI
-    bob: openai.AsyncOpenAI
-
-    def rules(self, *rules: dict[str, Any]) -> None:
-        self.on.server.set_rules(rules)
-
-    @property
-    def sent(self) -> list[dict[str, Any]]:
-        """What the model server was asked, in order."""
-        return [received.body for received in self.on.server.requests]
-
-    async def ask(self, said: str | Sequence[Any], client: openai.AsyncOpenAI | None = None, **fields: Any) -> Any:
-        messages: Any = [{"role": "user", "content": said}] if isinstance(said, str) else said
-        return await (client or self.ann).chat.completions.create(model="local2", messages=messages, **fields)
 
 
 @pytest.fixture
 async def place(redis_url: str, tmp_path: Path) -> AsyncIterator[Place]:
-    async with stage(redis_url, probes=1) as on, AsyncExitStack() as stack:
-        site = await stack.enter_async_context(serving(gateway_settings(redis_url, tmp_path)))
-        clients = []
-        for name in ("ann", "bob"):
-            made = await site.http.post("/keys", json={"name": name, "user_id": name, "role": "user"})
-            stock = openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key=made.json()["key"], max_retries=0)
-            clients.append(await stack.enter_async_context(stock))
-        yield Place(site, on, *clients)
+    async with open_place(redis_url, tmp_path) as place:
+        yield place
 
 
 def tool(name: str = "weather", **parameters: Any) -> dict[str, Any]:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, **parameters}
     return {"type": "function", "function": {"name": name, "description": f"Tells the {name}", "parameters": schema}}
-
-
-def calling(*names: str, **respond: Any) -> dict[str, Any]:
-    calls = [{"name": name, "args": {"text": "ping"} if name == "probe" else {"city": "Paris"}} for name in names]
-    return {"when": {"tool_results": 0}, "respond": {"tool_calls": calls, **respond}}
 
 
 async def test_a_clients_tool_ends_the_turn_and_its_result_is_taken_up(place: Place) -> None:

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, Header, Request, Response
+import orjson
+from fastapi import APIRouter, Header, Query, Request, Response
 
-from services.gateway.accept import ONCE, Origin, accept
+from services.gateway.accept import ONCE, Ask, Origin, accept
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
 from services.gateway.body import JsonRoute
-from services.gateway.chat_body import DEFAULT_MODEL, UTILITY_MODEL, ChatBody, asked
-from services.gateway.completions import Chunks, completion, failed
+from services.gateway.cancel import cancel_all
+from services.gateway.chat_body import DEFAULT_MODEL, UTILITY_MODEL, ChatBody, asked, backend_model, bad
+from services.gateway.completions import Chunks, completion
+from services.gateway.errors import not_found
 from services.gateway.gateway import Gateway, GatewayDep
-from services.gateway.records import QueryRecord, forgotten
+from services.gateway.keys import Principal
+from services.gateway.orphans import Orphans, OrphansDep
+from services.gateway.records import QueryRecord, forgotten, owned
+from services.gateway.responses import Answering, ResponseBody, query_of
+from services.gateway.responses import asked as asked_of_items
 from services.gateway.routes.queries import finished, loop_time_of
 from services.gateway.schemas import told
 from services.gateway.sse import KEEP_ALIVE, EventStream
 from shared.bus.keys import journal_key
-from shared.records.journal import JournalEntry
+from shared.contracts import MEMORY_FORGET, MemoryForget
+from shared.records.erasing import erase
+from shared.records.journal import JournalEntry, pages
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"])
 
@@ -39,28 +50,107 @@ _COMPLETION: dict[str, Any] = completion(
     },
     1_700_000_000,
 )
+_DELETED = {"id": "resp_1700000000000_0", "object": "response", "deleted": True}
+_RESPONSE: dict[str, Any] = {
+    "id": "resp_1700000000000_0",
+    "object": "response",
+    "status": "completed",
+    "output": [
+        {"id": "msg_1700000000000_0_0", "type": "message", "role": "assistant", "status": "completed",
+         "content": [{"type": "output_text", "text": "Paris.", "annotations": [], "logprobs": []}]}
+    ],
+    "usage": {"input_tokens": 412, "output_tokens": 23, "total_tokens": 435},
+}  # fmt: skip
+
+OnceHeader = Annotated[str | None, Header(description=ONCE)]
+TraceHeader = Annotated[str | None, Header(description="W3C trace context")]
+
+
+# ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def _models(gateway: Gateway) -> list[str]:
     """The models that live generators answer with."""
-    found = {
-        str(info.facts["model"]) for info in await gateway.context.registry.live("generator") if "model" in info.facts
-    }
-    return sorted(found)
+    async with gateway.reachable():
+        live = await gateway.context.registry.live("generator")
+    return sorted({str(info.facts["model"]) for info in live if "model" in info.facts})
+
+
+def _model(gateway: Gateway, name: str) -> dict[str, Any]:
+    return {**_MODEL, "id": name, "created": gateway.context.started // 1000}
 
 
 @router.get("/models", summary="The assistant, and the models behind it",
             responses=told("Models", {"object": "list", "data": [_MODEL]}, 503))  # fmt: skip
 async def models(gateway: GatewayDep, _user: UserDep) -> Response:
-    async with gateway.reachable():
-        names = [DEFAULT_MODEL, UTILITY_MODEL, *await _models(gateway)]
-    started = gateway.context.started // 1000
-    return reply({"object": "list", "data": [{**_MODEL, "id": name, "created": started} for name in names]})
+    names = [DEFAULT_MODEL, UTILITY_MODEL, *await _models(gateway)]
+    return reply({"object": "list", "data": [_model(gateway, name) for name in names]})
+
+
+@router.get("/models/{name:path}", summary="One of them", responses=told("A model", _MODEL, 404, 503))
+async def model(name: str, gateway: GatewayDep, _user: UserDep) -> Response:
+    backend_model(name, await _models(gateway))
+    return reply(_model(gateway, name))
+
+
+# ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Teller(Protocol):
+    """A journal as a stream of OpenAI's events."""
+
+    done: bool
+
+    def opening(self) -> bytes: ...
+
+    def feed(self, entries: Sequence[JournalEntry]) -> bytes: ...
+
+    def broken(self, code: str, message: str) -> bytes: ...
+
+
+async def _taken(gateway: Gateway, orphans: Orphans, origin: Origin, ask: Ask) -> QueryRecord:
+    """The run of a request: a new one, or that of the same request whose client has just gone."""
+    left = orphans.take(origin.principal.user_id, ask.digest()) if origin.idempotency_key is None else None
+    return left or await accept(gateway, origin, ask)
+
+
+def _named(record: QueryRecord) -> dict[str, str]:
+    return {"X-Query-Id": record.query_id, "X-Request-Id": record.query_id}
+
+
+def _stream(gateway: Gateway, record: QueryRecord, teller: Teller, orphans: Orphans | None = None) -> Response:
+    """`orphans`: where the run is left when its client goes; None: it goes on."""
+    left = partial(orphans.leave, record) if orphans else None
+    return EventStream(gateway, _events(gateway, record, teller), _named(record), left)
+
+
+async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> AsyncIterator[bytes]:
+    now = asyncio.get_running_loop().time
+    until = loop_time_of(gateway, record)
+    follower = gateway.bell.follow(journal_key(record.query_id, "A"))
+    try:
+        yield teller.opening()
+        while (left := until - now()) > 0:
+            found = await follower.next(min(gateway.settings.keepalive, left))
+            if not found:
+                if await forgotten(gateway, record.query_id):
+                    yield teller.broken("not_found", "the query was deleted before it was answered")
+                    return
+                yield KEEP_ALIVE
+                continue
+            text = teller.feed([JournalEntry.parse(entry) for entry in found])
+            if text:
+                yield text
+            if teller.done:
+                return
+        yield teller.broken("deadline", "the query was not answered by its deadline")
+    finally:
+        follower.close()
 
 
 @router.post(
     "/chat/completions",
-    summary="A chat completion by the whole agent; its tools run on this side",
+    summary="A chat completion by the whole agent; its tools run on this side, the client's own on the client's",
     responses=told("The completion; with `stream` its chunks as events", _COMPLETION,
                    400, 404, 409, 413, 415, 429, 502, 503, 504),
 )  # fmt: skip
@@ -68,44 +158,133 @@ async def chat(
     request: Request,
     body: ChatBody,
     gateway: GatewayDep,
+    orphans: OrphansDep,
     user: UserDep,
-    idempotency_key: Annotated[str | None, Header(description=ONCE)] = None,
-    traceparent: Annotated[str | None, Header(description="W3C trace context")] = None,
+    idempotency_key: OnceHeader = None,
+    traceparent: TraceHeader = None,
 ) -> Response:
-    async with gateway.reachable():
-        names = await _models(gateway)
-    ask = asked(body, names)
-    record = await accept(gateway, Origin(user, idempotency_key, traceparent), ask)
-    model = body.model or DEFAULT_MODEL
-    named = {"X-Query-Id": record.query_id, "X-Request-Id": record.query_id}
+    ask = asked(body, await _models(gateway))
+    record = await _taken(gateway, orphans, Origin(user, idempotency_key, traceparent), ask)
+    name = body.model or DEFAULT_MODEL
     if body.stream:
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        chunks = Chunks(record.query_id, model, include_usage, whole=ask.whole, legacy=body.legacy)
-        return EventStream(gateway, _streamed(gateway, record, chunks), named)
-    shown = await finished(request, gateway, record)
-    answer = completion(record.query_id, model, shown, int(time.time()), whole=ask.whole, legacy=body.legacy)
-    return reply(answer, headers=named)
+        chunks = Chunks(record.query_id, name, include_usage, whole=ask.whole, legacy=body.legacy)
+        return _stream(gateway, record, chunks, orphans)
+    shown = await finished(request, gateway, record, partial(orphans.leave, record))
+    answer = completion(record.query_id, name, shown, int(time.time()), whole=ask.whole, legacy=body.legacy)
+    return reply(answer, headers=_named(record))
 
 
-async def _streamed(gateway: Gateway, record: QueryRecord, chunks: Chunks) -> AsyncIterator[bytes]:
-    now = asyncio.get_running_loop().time
-    until = loop_time_of(gateway, record)
-    follower = gateway.bell.follow(journal_key(record.query_id, "A"))
-    try:
-        yield chunks.opening()
-        while (left := until - now()) > 0:
-            found = await follower.next(min(gateway.settings.keepalive, left))
-            if not found:
-                if await forgotten(gateway, record.query_id):
-                    yield failed("not_found", "the query was deleted before it was answered")
-                    return
-                yield KEEP_ALIVE
-                continue
-            text = chunks.feed([JournalEntry.parse(entry) for entry in found])
-            if text:
-                yield text
-            if chunks.done:
-                return
-        yield failed("deadline", "the query was not answered by its deadline")
-    finally:
-        follower.close()
+# ── responses ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.post(
+    "/responses",
+    summary="A response by the whole agent",
+    responses=told("The response; with `stream` its events", _RESPONSE, 400, 404, 409, 413, 415, 429, 502, 503, 504),
+)
+async def respond(
+    request: Request,
+    body: ResponseBody,
+    gateway: GatewayDep,
+    orphans: OrphansDep,
+    user: UserDep,
+    idempotency_key: OnceHeader = None,
+    traceparent: TraceHeader = None,
+) -> Response:
+    items = await _conversation(gateway, user, body)
+    ask = asked_of_items(body, items, await _models(gateway))
+    kept = {"items": items, "repeated": body.repeated(), "whole": ask.whole, "stored": body.store is not False}
+    ask = replace(ask, given=orjson.dumps(kept).decode())
+    record = await _taken(gateway, orphans, Origin(user, idempotency_key, traceparent), ask)
+    if body.stream:
+        return _stream(gateway, record, _answering(record), None if body.background else orphans)
+    if body.background:
+        return reply(_answering(record).shown, headers=_named(record))
+    await finished(request, gateway, record, partial(orphans.leave, record))
+    return reply((await _read(gateway, record)).shown, headers=_named(record))
+
+
+async def _conversation(gateway: Gateway, user: Principal, body: ResponseBody) -> list[dict[str, Any]]:
+    """All items that a request stands for: those of the response before it, and those that it refers to."""
+    found: list[dict[str, Any]] = []
+    if body.previous_response_id is not None:
+        before = await _owned(gateway, user, body.previous_response_id)
+        found = [*orjson.loads(before.given)["items"], *(await _read(gateway, before)).shown["output"]]
+    for item in body.items():
+        if item.get("type") != "item_reference":
+            found.append(item)
+            continue
+        name = str(item.get("id", ""))
+        answer = (await _read(gateway, await _owned(gateway, user, name))).shown["output"]
+        known = [one for one in answer if one["id"] == name]
+        if not known:
+            raise bad(f"input: there is no item {name[:100]!r}", "not_found")
+        found += known
+    return found
+
+
+async def _owned(gateway: Gateway, user: Principal, name: str) -> QueryRecord:
+    """The query of the user's own response, or of an item of one. Raises ApiError 404."""
+    async with gateway.reachable():
+        record = await owned(gateway, user, query_of(name))
+    if not record.given or not orjson.loads(record.given)["stored"]:
+        raise not_found("response, or its time of keeping is over")
+    return record
+
+
+def _answering(record: QueryRecord, after: int = -1) -> Answering:
+    kept = orjson.loads(record.given)
+    return Answering(record, kept["repeated"], whole=kept["whole"], after=after)
+
+
+async def _read(gateway: Gateway, record: QueryRecord) -> Answering:
+    """A response as far as it has come."""
+    answering = _answering(record)
+    async with gateway.reachable():
+        async for entries in pages(gateway.bus, journal_key(record.query_id, "A")):
+            answering.feed(entries)
+    return answering
+
+
+@router.get(
+    "/responses/{name}",
+    summary="A response, also while it is made; with `stream` its events from the start or behind one of them",
+    responses=told("The response so far", _RESPONSE, 404, 503),
+)
+async def response(
+    name: str,
+    gateway: GatewayDep,
+    user: UserDep,
+    stream: Annotated[bool, Query(description="Its events instead")] = False,
+    starting_after: Annotated[int, Query(ge=-1, description="Only the events behind this sequence number")] = -1,
+) -> Response:
+    record = await _owned(gateway, user, name)
+    if stream:
+        return _stream(gateway, record, _answering(record, starting_after))
+    return reply((await _read(gateway, record)).shown)
+
+
+@router.post("/responses/{name}/cancel", summary="Stop making a response",
+             responses=told("The response", _RESPONSE, 404, 503))  # fmt: skip
+async def cancel(name: str, gateway: GatewayDep, user: UserDep) -> Response:
+    record = await _owned(gateway, user, name)
+    answering = await _read(gateway, record)
+    if not answering.done:
+        async with gateway.reachable():
+            await cancel_all(gateway, [record.query_id])
+        answering.shown["status"] = "cancelled"
+    return reply(answering.shown)
+
+
+@router.delete("/responses/{name}", summary="Forget a response, and what was remembered of it",
+               responses=told("Forgotten", _DELETED, 404, 503))  # fmt: skip
+async def forget(name: str, gateway: GatewayDep, user: UserDep) -> Response:
+    record = await _owned(gateway, user, name)
+    async with gateway.reachable():
+        if not (await _read(gateway, record)).done:
+            await cancel_all(gateway, [record.query_id])
+        ended = MemoryForget(user_id=user.user_id, session_id=record.session_id, at=gateway.bus.now_ms())
+        await gateway.bus.publish(MEMORY_FORGET.of(ended, user_id=user.user_id, session_id=record.session_id))
+        await erase(gateway.bus, [record.query_id])
+    return reply({"id": name, "object": "response", "deleted": True})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -115,8 +116,10 @@ def _streaming(
     return EventStream(gateway, journal_events(follower, ending, settings.keepalive, lost), _ids(record))
 
 
-async def finished(request: Request, gateway: Gateway, record: QueryRecord) -> dict[str, Any]:
-    """The result, once it is there.
+async def finished(
+    request: Request, gateway: Gateway, record: QueryRecord, left: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    """The result, once it is there. `left` is told of a client that went before.
 
     Raises ApiError 504 at the deadline, 503 when the gateway stops, 404 when the query was deleted meanwhile, and what
     a failed query failed with.
@@ -127,6 +130,8 @@ async def finished(request: Request, gateway: Gateway, record: QueryRecord) -> d
     found = await gateway.race(waiting, gone(request.receive))
     extra = {"query_id": record.query_id, "session_id": record.session_id}
     if found is None:
+        if left is not None and not gateway.stopping:
+            left()
         raise ApiError(
             503, "stopping", "this gateway stops; the query goes on: ask for it by its id", _ids(record), **extra
         )

@@ -1,0 +1,74 @@
+"""Runs whose client has gone before the answer: stopped after a while, unless the same request comes again.
+
+Programs close the connection when their user says stop, or when their own limit of time is over; then many of them ask
+the same once more. The second request joins the run of the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from services.gateway.cancel import cancel_all
+from services.gateway.gateway import Gateway
+from services.gateway.records import QueryRecord
+from shared.errors import TransientError
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
+
+
+class Orphans:
+    """Of one gateway process: a request that comes again at another one begins a run of its own."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._waiting: dict[tuple[str, str], tuple[QueryRecord, asyncio.TimerHandle]] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    def leave(self, record: QueryRecord) -> None:
+        """The client of a run has gone."""
+        seconds = self._gateway.settings.client_gone_seconds
+        key = (record.user_id, record.asked)
+        if seconds == 0 or self._gateway.stopping:
+            return
+        if (before := self._waiting.pop(key, None)) is not None:
+            before[1].cancel()
+            self._stop(before[0])
+        timer = asyncio.get_running_loop().call_later(seconds, self._over, key)
+        self._waiting[key] = record, timer
+
+    def take(self, user_id: str, asked: str) -> QueryRecord | None:
+        """The run of the same request that somebody has just left; it is somebody's again."""
+        found = self._waiting.pop((user_id, asked), None)
+        if found is None:
+            return None
+        found[1].cancel()
+        return found[0]
+
+    def _over(self, key: tuple[str, str]) -> None:
+        record, _ = self._waiting.pop(key)
+        self._stop(record)
+
+    def _stop(self, record: QueryRecord) -> None:
+        task = asyncio.get_running_loop().create_task(self._cancel(record))
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+    async def _cancel(self, record: QueryRecord) -> None:
+        log.info("query.left", query_id=record.query_id)
+        try:
+            async with self._gateway.reachable():
+                await cancel_all(self._gateway, [record.query_id])
+        except TransientError as exc:
+            log.warning("query.left_running", query_id=record.query_id, reason=str(exc))
+
+
+async def orphans_of(request: Request) -> Orphans:
+    orphans: Orphans = request.app.state.orphans
+    return orphans
+
+
+OrphansDep = Annotated[Orphans, Depends(orphans_of)]

@@ -1,0 +1,115 @@
+"""A journal as it is told to a client that cannot take anything back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shared.bus import order
+from shared.records.journal import EntryType, JournalEntry
+
+Kind = Literal["thinking", "answer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """More of what the model thinks, or says to the user."""
+
+    kind: Kind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What the terminal entry tells of an answer, or of one that was cancelled."""
+
+    value: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Why there is no answer."""
+
+    code: str
+    message: str
+
+
+class Telling:
+    """Takes a journal entry by entry; the same entries are always told the same way.
+
+    When a model call is started again, the new text is compared with what was told of that call, and only what goes
+    beyond it is told. What was said before a tool call and what is said after it are two paragraphs.
+
+    whole: the text is told when it is complete, because it has to have a form that is looked at first.
+    """
+
+    def __init__(self, *, whole: bool = False) -> None:
+        self.model = ""
+        self._whole = whole
+        self._told: list[tuple[tuple[int, int], Kind, str]] = []
+        self._replayed: dict[str, str] = {}
+        self._again: dict[str, str] = {}
+        self._any: set[Kind] = set()
+        self._gap: set[Kind] = set()
+
+    def take(self, entry: JournalEntry) -> Iterator[Said | Ended | Broken]:
+        if b'"persona"' in entry.data and "persona" in entry.value():
+            # what the committee says among itself is not the answer
+            return
+        match entry.type:
+            case EntryType.CLAIMED:
+                self.model = entry.value().get("model") or self.model
+            case EntryType.THINKING:
+                yield from self._more("thinking", entry)
+            case EntryType.ANSWER:
+                yield from self._more("answer", entry)
+            case EntryType.MESSAGE:
+                self._told.clear()
+                self._replayed.clear()
+                called = bool(entry.value().get("tool_calls"))
+                self._gap = {kind for kind in self._any if kind == "thinking" or called}
+            case EntryType.RESTARTED:
+                self._restart(entry.valid_until())
+            case EntryType.COMPLETED | EntryType.CANCELLED:
+                value = entry.value()
+                if "answer" not in self._any and (text := str(value.get("answer") or "")):
+                    yield Said("answer", text)
+                yield Ended(value)
+            case EntryType.FAILED:
+                value = entry.value()
+                yield Broken(str(value.get("code", "internal")), str(value.get("message", "the query failed")))
+            case _:
+                pass
+
+    def _more(self, kind: Kind, entry: JournalEntry) -> Iterator[Said]:
+        text = entry.text()
+        self._told.append((order(entry.id), kind, text))
+        text = self._beyond(kind, text)
+        if not text or (self._whole and kind == "answer"):
+            return
+        if kind in self._gap:
+            self._gap.discard(kind)
+            text = f"\n\n{text}"
+        self._any.add(kind)
+        yield Said(kind, text)
+
+    def _restart(self, after: tuple[int, int]) -> None:
+        self._again.clear()
+        kinds: tuple[Kind, ...] = ("thinking", "answer")
+        self._replayed = {
+            kind: "".join(text for at, of, text in self._told if of == kind and at > after) for kind in kinds
+        }
+        self._told = [told for told in self._told if told[0] <= after]
+
+    def _beyond(self, kind: Kind, text: str) -> str:
+        """The part of a text that was not told yet."""
+        known = self._replayed.get(kind, "")
+        if not known:
+            return text
+        said = self._again.get(kind, "") + text
+        self._again[kind] = said
+        if known.startswith(said):
+            return ""
+        self._replayed[kind] = ""
+        return said[len(known) :] if said.startswith(known) else f"\n\n{said}"
