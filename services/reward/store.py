@@ -235,9 +235,6 @@ class Store:
     def consents(self) -> dict[str, bool]:
         return {row["user_id"]: bool(row["given"]) for row in self.rows("SELECT user_id, given FROM consents")}
 
-    def intents(self) -> list[str]:
-        return [row["intent"] for row in self.rows("SELECT DISTINCT intent FROM responses ORDER BY intent")]
-
     def counts(self) -> dict[str, int]:
         return {table: self.rows(f"SELECT count(*) AS n FROM {table}")[0]["n"] for table in TABLES}
 

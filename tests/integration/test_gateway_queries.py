@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import redis
 from support.http_gateway import FakeGenerator, Site, events, gateway_settings, generating, serving
@@ -15,6 +18,8 @@ from support.waiting import eventually
 
 from shared.bus import Bus
 from shared.bus.keys import record_key
+from shared.participant.service import Context, open_context
+from shared.participant.settings import Settings
 from shared.records.journal import JournalEntry, read_result
 
 SSE = {"Accept": "text/event-stream"}
@@ -53,6 +58,51 @@ async def test_a_question_is_answered_as_json(site: Site, fake: FakeGenerator) -
     message = fake.queries[0]
     assert message.envelope.deadline is not None
     assert message.envelope.traceparent.startswith("00-")
+
+
+async def test_all_that_a_client_asks_for_reaches_the_generator(
+    site: Site, fake: FakeGenerator, redis_url: str, tmp_path: Path
+) -> None:
+    asked = {
+        "query": "say hello", "session_id": "s-1", "mode": "committee", "personas": ["Optimist"], "rounds": 2,
+        "model": "other:1b", "options": {"temperature": 0.25}, "tools": ["web_search"],
+    }  # fmt: skip
+    trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    response = await site.http.post("/query", json=asked, headers={"traceparent": trace})
+    assert response.status_code == 200, response.text
+    (message,) = fake.queries
+    got = message.payload.model_dump(exclude_none=True)
+    assert {name: got[name] for name in asked} == asked
+    assert (got["user_id"], "messages" in got) == ("admin", False)
+    envelope = message.envelope
+    assert (envelope.session_id, envelope.user_id, envelope.traceparent) == ("s-1", "admin", trace)
+    # what is not asked for is left to the generator
+    await site.http.post("/query", json={"query": "say more"}, headers={"traceparent": "00-zz"})
+    plain = fake.queries[1]
+    assert not plain.payload.model_dump(exclude_none=True).keys() & (asked.keys() - {"query", "session_id", "mode"})
+    assert plain.payload.mode == "chat"
+    assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", plain.envelope.traceparent)
+
+
+async def test_an_unknown_persona_is_refused_as_soon_as_a_generator_knows_its_own(
+    site: Site, redis_url: str, tmp_path: Path
+) -> None:
+    asked = {"query": "say hello", "mode": "committee", "personas": ["Pirate", "Optimist", "Clown"]}
+    known = {"personas": ["Sceptic", "Optimist"]}
+    context: Context[Any]
+    async with open_context("generator", Settings(redis_url=redis_url, data_dir=tmp_path, heartbeat=0.2)) as context:
+        context.facts.update(known)
+
+        async def refused() -> httpx.Response | None:
+            response = await site.http.post("/query?wait=false", json=asked)
+            return response if response.status_code == 400 else None
+
+        response = await eventually(refused)
+        error = response.json()["error"]
+        assert error["code"] == "unknown_persona"
+        assert error["message"] == "unknown personas: Clown, Pirate; there are Optimist, Sceptic"
+        allowed = await site.http.post("/query?wait=false", json={**asked, "personas": ["Sceptic"]})
+        assert allowed.status_code == 202
 
 
 async def test_events_are_the_journal_one_to_one(site: Site, fake: FakeGenerator, raw: redis.Redis) -> None:

@@ -1,0 +1,168 @@
+"""Who is alive, what each serves, and how long that is believed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+import redis
+
+from shared.bus import Bus
+from shared.bus.keys import KNOWN_TOOLS, REPLICAS, replica_key
+from shared.participant.registry import (
+    RELEASE,
+    Registry,
+    ReplicaInfo,
+    announcing,
+    leaving,
+    mend,
+    still_there,
+)
+
+
+def tool(name: str, **values: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": "d", "parameters": {}}, **values}
+
+
+def info(participant: str = "probe", replica: str = "r1", **values: Any) -> ReplicaInfo:
+    given = {"state": "ready", "started": 1, "seen": 1, "release": RELEASE, **values}
+    return ReplicaInfo(participant, replica, **given)
+
+
+async def announce(bus: Bus, *infos: ReplicaInfo, ttl_ms: int = 60_000) -> None:
+    for one in infos:
+        await bus.link.pipe(announcing(one, ttl_ms))
+
+
+async def test_the_live_ones_are_told_by_participant_and_age(bus: Bus, raw: redis.Redis) -> None:
+    await announce(
+        bus,
+        info("web", "c", started=9),
+        info("probe", "b", started=5),
+        info("probe", "a", started=5),
+        info("probe", "z", started=2),
+    )
+    registry = Registry(bus, 0.0)
+    assert [(one.participant, one.replica) for one in await registry.replicas()] == [
+        ("probe", "z"), ("probe", "a"), ("probe", "b"), ("web", "c"),
+    ]  # fmt: skip
+    assert [one.replica for one in await registry.live("web")] == ["c"]
+    # one leaves, of another the time runs out
+    await bus.link.pipe(leaving("web", "c"))
+    raw.delete(replica_key("probe", "z"))
+    assert [one.replica for one in await registry.replicas()] == ["a", "b"]
+    assert raw.zrange(REPLICAS, 0, -1) == [b"probe/a", b"probe/b"]
+
+
+async def test_a_sign_of_life_counts_for_its_time_and_may_be_lengthened(bus: Bus, raw: redis.Redis) -> None:
+    await announce(bus, info(), ttl_ms=900)
+    assert 0 < raw.pttl(replica_key("probe", "r1")) <= 900
+    assert (await bus.link.call(*still_there("probe", "r1", 2_400))) == 1
+    assert 2_000 < raw.pttl(replica_key("probe", "r1")) <= 3_000
+    # who is gone is not brought back by it
+    assert (await bus.link.call(*still_there("probe", "r2", 2_400))) == 0
+
+
+async def test_what_cannot_be_read_is_nobody_and_what_is_newer_is_passed_over(bus: Bus, raw: redis.Redis) -> None:
+    await announce(bus, info(replica="plain"))
+    odd = {"newer": {**orjson.loads(raw.get(replica_key("probe", "plain"))), "replica": "newer", "colour": "red"},
+           "list": [], "less": {"participant": "probe"}}  # fmt: skip
+    for name, value in odd.items():
+        raw.set(replica_key("probe", name), orjson.dumps(value))
+        raw.zadd(REPLICAS, {f"probe/{name}": 1})
+    raw.set(replica_key("probe", "torn"), b"{")
+    raw.lpush(replica_key("probe", "queue"), "x")
+    raw.zadd(REPLICAS, {"probe/torn": 1, "probe/queue": 1, "nonsense": 1, b"\xff/\xff": 1})
+    assert [one.replica for one in await Registry(bus, 0.0).replicas()] == ["newer", "plain"]
+
+
+async def test_only_a_ready_workers_tools_are_served_and_internal_ones_are_not_offered(bus: Bus) -> None:
+    old, new = tool("search"), tool("search")
+    old["function"]["description"] = "of the older"
+    await announce(
+        bus,
+        info(replica="new", started=5, tools=[new, tool("fetch")]),
+        info(replica="old", started=1, tools=[old, tool("manage", internal=True)]),
+        info(replica="going", started=0, state="stopping", tools=[tool("last")]),
+    )
+    registry = Registry(bus, 0.0)
+    offered = await registry.tools()
+    assert set(offered) == {"search", "fetch"}
+    assert offered["search"] == {"type": "function", "function": old["function"]}
+    served = await registry.served("manage")
+    assert served is not None
+    assert served["internal"] is True
+    assert await registry.served("last") is None
+    # that it was ever there is remembered
+    assert await registry.known("last")
+    assert await registry.known("manage")
+    assert not await registry.known("nothing")
+
+
+async def test_a_worker_that_announces_nonsense_spoils_nobody_elses_tools(bus: Bus, raw: redis.Redis) -> None:
+    await announce(bus, info(tools=[tool("fetch")]))
+    wrong = replace(info(replica="odd", started=0), tools=[{"function": "x"}, {"function": {"name": 3}}, {}])
+    raw.set(replica_key("probe", "odd"), orjson.dumps(wrong))
+    raw.zadd(REPLICAS, {"probe/odd": 1})
+    assert set(await Registry(bus, 0.0).tools()) == {"fetch"}
+
+
+@pytest.mark.parametrize(("release", "mixed"), [(RELEASE, False), (RELEASE + 1, False), (RELEASE - 1, True), (0, True)])
+async def test_one_of_an_earlier_release_makes_it_mixed(release: int, mixed: bool, bus: Bus) -> None:
+    registry = Registry(bus, 0.0)
+    assert not await registry.mixed()
+    await announce(bus, info(), info(replica="r2", release=release))
+    assert await registry.mixed() is mixed
+
+
+async def test_what_is_known_is_believed_for_a_moment_and_read_once_for_all_who_ask(bus: Bus, raw: redis.Redis) -> None:
+    await announce(bus, info())
+    registry = Registry(bus, 3600.0)
+    raw.config_resetstat()
+    found = await asyncio.gather(*(registry.replicas() for _ in range(10)))
+    assert all(len(one) == 1 for one in found)
+    assert raw.info("commandstats")["cmdstat_zrange"]["calls"] == 1
+    await announce(bus, info(replica="r2"))
+    assert len(await registry.replicas()) == 1
+    assert len(await registry.replicas(fresh=True)) == 2
+    assert len(await registry.replicas()) == 2
+
+
+async def test_it_is_kept_fresh_as_soon_as_somebody_has_asked(bus: Bus, raw: redis.Redis) -> None:
+    registry = Registry(bus, 0.05)
+    keeping = asyncio.create_task(registry.run())
+    await asyncio.sleep(0.2)
+    raw.config_resetstat()
+    await asyncio.sleep(0.2)
+    # nobody needs it
+    assert "cmdstat_zrange" not in raw.info("commandstats")
+    await registry.replicas()
+    await announce(bus, info())
+    async with asyncio.timeout(10):
+        while not registry._snapshot:
+            await asyncio.sleep(0.01)
+    # a Redis that refuses stops nothing
+    raw.delete(REPLICAS)
+    raw.set(REPLICAS, "in the way")
+    await asyncio.sleep(0.2)
+    assert not keeping.done()
+    keeping.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await keeping
+
+
+async def test_what_stands_in_the_place_of_an_index_is_taken_away_and_nothing_else(bus: Bus, raw: redis.Redis) -> None:
+    await mend(bus.link)
+    await announce(bus, info(tools=[tool("fetch")]))
+    await mend(bus.link)
+    assert raw.zcard(REPLICAS) == 1
+    assert raw.smembers(KNOWN_TOOLS) == {b"fetch"}
+    raw.set(REPLICAS, "x")
+    raw.delete(KNOWN_TOOLS)
+    raw.lpush(KNOWN_TOOLS, "x")
+    await mend(bus.link)
+    assert not raw.exists(REPLICAS, KNOWN_TOOLS)

@@ -1,0 +1,74 @@
+"""Errors of a server as the errors that callers know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hiredis
+import pytest
+
+from shared.bus.port import (
+    BusFull,
+    ReplyError,
+    Script,
+    as_values,
+    checked,
+    committed,
+    error_of,
+    refused,
+)
+from shared.bus.streams import order
+from shared.errors import BusUnavailable
+
+
+def error(text: str) -> Any:
+    return hiredis.ReplyError(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("OOM command not allowed", BusFull),
+        ("MISCONF Redis is configured to save", BusFull),
+        ("BUSY Redis is busy running a script", BusUnavailable),
+        ("BUSYGROUP Consumer Group name already exists", ReplyError),
+        ("WRONGTYPE Operation", ReplyError),
+    ],
+)
+def test_an_error_says_what_its_caller_can_do(text: str, kind: type[Exception]) -> None:
+    assert type(error_of(error(text))) is kind
+    with pytest.raises(kind, match=text):
+        checked(error(text))
+    if kind is ReplyError:
+        assert ReplyError(text).code == text.split()[0]
+
+
+def test_what_is_no_error_passes() -> None:
+    assert checked(b"x") == b"x"
+    assert checked(None) is None
+    assert refused(b"x") is None
+    assert refused(error("ERR no")) == "ERR no"
+    first, second = as_values([b"x", error("ERR no")])
+    assert first == b"x"
+    assert isinstance(second, ReplyError)
+
+
+def test_a_transaction_gives_its_commands_replies_or_the_reason_why_there_are_none() -> None:
+    assert committed([b"OK", b"QUEUED", b"QUEUED", [b"1", error("WRONGTYPE no")]])[0] == b"1"
+    # the server refused one of them, and then all
+    with pytest.raises(BusFull, match="OOM"):
+        committed([b"OK", error("OOM no room"), b"QUEUED", error("EXECABORT because of previous errors")])
+    with pytest.raises(ReplyError, match="EXECABORT"):
+        committed([b"OK", b"QUEUED", error("EXECABORT on its own")])
+
+
+def test_a_script_is_called_by_its_sum_with_the_number_of_its_keys() -> None:
+    script = Script("return 1")
+    assert script(("a", "b"), 3) == ("EVALSHA", "e0e1f9fabfc9d4800c877a703b823ac0578ff8db", 2, "a", "b", 3)
+    assert Script.known[script.sha] is script
+    del Script.known[script.sha]
+
+
+def test_ids_are_ordered_by_their_numbers() -> None:
+    ids = ["10-0", "9-10", "9-9", "9"]
+    assert sorted(ids, key=order) == ["9", "9-9", "9-10", "10-0"]

@@ -1,0 +1,109 @@
+"""One server's URL: where it listens, as whom it is spoken to, and what is refused."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import pytest
+
+from shared.bus.endpoint import Address
+from shared.bus.wire import Server
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("redis://", {}),
+        ("redis://there", {"host": "there"}),
+        ("redis://there:7000/3", {"host": "there", "port": 7000, "database": 3}),
+        ("redis://[::1]:7000", {"host": "::1", "port": 7000}),
+        ("redis://there?db=4", {"host": "there", "database": 4}),
+        ("redis://there/3?db=4", {"host": "there", "database": 4}),
+        ("redis://me:p%40ss@there/", {"host": "there", "username": "me", "password": "p@ss"}),
+        ("redis://:secret@there", {"host": "there", "password": "secret"}),
+        ("redis://there?username=me&password=p", {"host": "there", "username": "me", "password": "p"}),
+        ("redis://old:old@there?username=me&password=p", {"host": "there", "username": "me", "password": "p"}),
+        ("unix:///run/my%20redis.sock", {"path": "/run/my redis.sock", "port": 0}),
+        ("unix://me:p@/run/r.sock?db=2", {"path": "/run/r.sock", "port": 0, "username": "me", "password": "p",
+                                          "database": 2}),
+        ("redis://there?socket_timeout=5&client_name=x&protocol=3", {"host": "there"}),
+    ],
+)  # fmt: skip
+def test_a_url_is_read_as_other_clients_write_it(url: str, wanted: dict[str, Any]) -> None:
+    assert Server.parse(url) == Server(**wanted)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://there/first", "must be a number, not 'first'"),
+        ("redis://there?db=-1", "must be a number"),
+        ("http://there", "begins with redis://"),
+        ("redis://there?colour=red&shape=round", "unknown options: colour, shape"),
+        # of TLS, though there is none
+        ("redis://there?ssl_cert_reqs=none", "unknown options: ssl_cert_reqs"),
+        ("rediss://there?ssl_cert_reqs=maybe", "must be one of none, optional, required"),
+    ],
+)
+def test_what_a_url_cannot_say_is_refused_in_a_sentence(url: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Server.parse(url)
+
+
+@pytest.mark.parametrize(
+    ("options", "mode", "checks"),
+    [
+        ("", ssl.CERT_REQUIRED, True),
+        ("?ssl_cert_reqs=Required", ssl.CERT_REQUIRED, True),
+        ("?ssl_cert_reqs=optional", ssl.CERT_OPTIONAL, True),
+        ("?ssl_cert_reqs=none", ssl.CERT_NONE, False),
+        ("?ssl_check_hostname=no", ssl.CERT_REQUIRED, False),
+        ("?ssl_check_hostname=yes", ssl.CERT_REQUIRED, True),
+    ],
+)
+def test_tls_checks_everything_unless_told_otherwise(options: str, mode: ssl.VerifyMode, checks: bool) -> None:
+    tls = Server.parse(f"rediss://there{options}").tls
+    assert tls is not None
+    assert (tls.verify_mode, tls.check_hostname) == (mode, checks)
+
+
+def test_a_file_of_certificates_that_is_not_there_is_an_error() -> None:
+    for option in ("ssl_ca_certs", "ssl_certfile"):
+        with pytest.raises(OSError, match="No such file"):
+            Server.parse(f"rediss://there?{option}=/nowhere.pem")
+
+
+@pytest.mark.parametrize(
+    ("server", "greeting"),
+    [
+        (Server(), []),
+        (Server(password="p"), [("AUTH", "p")]),
+        (Server(username="me", password="p", database=3), [("AUTH", "me", "p"), ("SELECT", 3)]),
+        (Server(username="me"), []),
+    ],
+)
+def test_a_connection_introduces_itself(server: Server, greeting: list[Any]) -> None:
+    assert server.greeting() == greeting
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("one:7001", ("one", 7001)), ("one", ("one", 9)), ("[::1]:7001", ("::1", 7001)), ("[::1]", ("::1", 9)),
+     ("one:1", ("one", 1)), ("one:65535", ("one", 65_535))],
+)  # fmt: skip
+def test_an_address_may_leave_its_port_out(text: str, wanted: tuple[str, int]) -> None:
+    found = Address.parse(text, 9)
+    assert (found.host, found.port) == wanted
+    assert Address.parse(str(found)) == found
+
+
+@pytest.mark.parametrize("text", ["one:0", "one:65536", "one:x", "one:-1"])
+def test_a_port_is_between_1_and_65535(text: str) -> None:
+    with pytest.raises(ValueError):
+        Address.parse(text, 9)
+
+
+def test_without_a_usual_port_one_must_be_told() -> None:
+    with pytest.raises(ValueError, match="a port is missing"):
+        Address.parse("one")

@@ -1,0 +1,223 @@
+"""Rows for trainers: what is chosen, what is left out, and what each row says of its origin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from services.reward.export import Filters, critique_rows, dpo_rows, kto_rows, row_digest
+
+ANYBODY: dict[str, bool] = {}
+
+
+def answer(name: str = "1-0:A", **values: Any) -> dict[str, Any]:
+    query_id, _, respondent = name.partition(":")
+    return {
+        "response_id": name,
+        "query_id": query_id,
+        "session_id": f"s{query_id}",
+        "user_id": "ann",
+        "answer": f"answer of {respondent}",
+        "messages": orjson.dumps([{"role": "user", "content": f"question {query_id}"}]).decode(),
+        "config": f"config {respondent}",
+        "intent": "question",
+        "time": 1_000,
+        "vote": None,
+        "score": None,
+        "feedback": "Clear.",
+        "rubric": "realistic",
+        **values,
+    }
+
+
+def pair(winner: str = "A", query: str = "1-0", **values: Any) -> dict[str, Any]:
+    given = {"vote_a": None, "vote_b": None, "score_a": None, "score_b": None, **values}
+    a, b = given.pop("a", {}), given.pop("b", {})
+    return {"winner": winner, "a": answer(f"{query}:A", **a), "b": answer(f"{query}:B", **b), **given}
+
+
+def dpo(*pairs: dict[str, Any], consents: dict[str, bool] = ANYBODY, **filters: Any) -> list[dict[str, Any]]:
+    return list(dpo_rows(pairs, consents, Filters(**filters)))
+
+
+def kto(*answers: dict[str, Any], consents: dict[str, bool] = ANYBODY, **filters: Any) -> list[dict[str, Any]]:
+    return list(kto_rows(answers, consents, Filters(**filters)))
+
+
+def critiques(*answers: dict[str, Any], consents: dict[str, bool] = ANYBODY, **filters: Any) -> list[dict[str, Any]]:
+    return list(critique_rows(answers, consents, Filters(**filters)))
+
+
+@pytest.mark.parametrize(("winner", "loser"), [("A", "B"), ("B", "A")])
+def test_the_winner_is_chosen_and_the_loser_rejected(winner: str, loser: str) -> None:
+    (row,) = dpo(pair(winner, score_a=4, score_b=2))
+    assert row["prompt"] == [{"role": "user", "content": "question 1-0"}]
+    assert row["chosen"] == [{"role": "assistant", "content": f"answer of {winner}"}]
+    assert row["rejected"] == [{"role": "assistant", "content": f"answer of {loser}"}]
+    assert row["provenance"] == {
+        "query_id": "1-0",
+        "session_id": "s1-0",
+        "intent": "question",
+        "time": 1_000,
+        "source": "judge",
+        "graded": True,
+        "margin": 2.0 if winner == "A" else -2.0,
+        "same_prompt": True,
+        "chosen_config": f"config {winner}",
+        "rejected_config": f"config {loser}",
+        "chosen_id": f"1-0:{winner}",
+        "rejected_id": f"1-0:{loser}",
+    }
+
+
+def test_what_teaches_nothing_is_left_out_and_the_rest_goes_on() -> None:
+    same = pair("A", "2-0", a={"answer": "Yes. "}, b={"answer": "Yes."})
+    rows = dpo(pair("tie", "1-0"), same, pair("B", "3-0"))
+    assert [row["provenance"]["query_id"] for row in rows] == ["3-0"]
+
+
+@pytest.mark.parametrize(
+    ("winner", "votes", "wanted"),
+    [
+        # for the winner, against the loser: a person says the same
+        ("A", (1.0, None), "judge and person"),
+        ("A", (None, -1.0), "judge and person"),
+        ("B", (None, 1.0), "judge and person"),
+        ("B", (-1.0, None), "judge and person"),
+        ("B", (-0.5, 0.5), "judge and person"),
+        # against the winner, for the loser: the verdict is not used
+        ("A", (-1.0, None), None),
+        ("A", (None, 1.0), None),
+        ("B", (None, -1.0), None),
+        ("B", (1.0, None), None),
+        ("A", (1.0, 1.0), None),
+        ("A", (-1.0, -1.0), None),
+        # neither
+        ("A", (0.0, 0.0), "judge"),
+        ("B", (None, None), "judge"),
+    ],
+)
+def test_a_persons_vote_bears_a_verdict_out_or_takes_it_out(
+    winner: str, votes: tuple[float | None, float | None], wanted: str | None
+) -> None:
+    judged = pair(winner, vote_a=votes[0], vote_b=votes[1])
+    assert [row["provenance"]["source"] for row in dpo(judged)] == ([] if wanted is None else [wanted])
+    borne_out = wanted == "judge and person"
+    assert len(dpo(judged, human_only=True)) == borne_out
+
+
+def test_a_margin_is_the_winners_lead_and_an_ungraded_pair_has_none() -> None:
+    led = pair("B", "1-0", score_a=2, score_b=5)
+    behind = pair("B", "2-0", score_a=5, score_b=2)
+    half = pair("A", "3-0", score_a=5)
+    other_half = pair("A", "4-0", score_b=1)
+    every = dpo(led, behind, half, other_half)
+    assert [(row["provenance"]["graded"], row["provenance"]["margin"]) for row in every] == [
+        (True, 3.0), (True, -3.0), (False, 0.0), (False, 0.0),
+    ]  # fmt: skip
+    assert [row["provenance"]["query_id"] for row in dpo(led, behind, half, min_margin=3)] == ["1-0"]
+    assert dpo(led, min_margin=3.5) == []
+
+
+def test_it_is_told_when_the_two_went_on_from_different_conversations() -> None:
+    (row,) = dpo(pair("A", b={"messages": "[]"}))
+    assert row["provenance"]["same_prompt"] is False
+
+
+def test_filters_admit_from_one_time_to_before_another_and_only_who_agreed() -> None:
+    answers = [answer(f"{n}-0:A", time=n, vote=1, score=5, user_id=user) for n, user in ((1, "ann"), (2, "bob"))]
+    pairs = [pair("A", f"{n}-0", a={"time": n, "user_id": user}) for n, user in ((1, "ann"), (2, "bob"))]
+    for rows, items in ((kto, answers), (critiques, answers), (dpo, pairs)):
+        for filters, wanted in (
+            ({}, ["1-0", "2-0"]),
+            ({"since": 2}, ["2-0"]),
+            ({"until": 2}, ["1-0"]),
+            ({"since": 1, "until": 2}, ["1-0"]),
+            ({"since": 2, "until": 2}, []),
+            ({"consent": True}, ["2-0"]),
+            ({"consent": False}, ["1-0", "2-0"]),
+        ):
+            found = rows(*items, consents={"bob": True, "ann": False}, **filters)  # type: ignore[arg-type]
+            assert [row["provenance"]["query_id"] for row in found] == wanted, (rows, filters)
+    assert kto(answers[0], consent=True) == [], "who was never asked has not agreed"
+
+
+def test_a_share_of_the_sessions_is_for_testing_each_as_a_whole() -> None:
+    names = [f"session-{n}" for n in range(400)]
+    assert {Filters().split(name) for name in names} == {"train"}
+    assert {Filters(test_share=1.0).split(name) for name in names} == {"test"}
+    tested = {name for name in names if Filters(test_share=0.25).split(name) == "test"}
+    assert 60 < len(tested) < 140
+    # a larger share takes more in and none out
+    assert tested < {name for name in names if Filters(test_share=0.5).split(name) == "test"}
+    (row,) = kto(answer(vote=1), test_share=1.0)
+    assert row["split"] == "test"
+
+
+@pytest.mark.parametrize(
+    ("vote", "score", "label", "value", "source"),
+    [
+        (1.0, None, True, 1.0, "person"),
+        (-0.5, 5, False, -0.5, "person"),
+        (0.0, 5, True, 1.0, "judge"),
+        (None, 4, True, 0.5, "judge"),
+        (None, 1, False, -1.0, "judge"),
+    ],
+)
+def test_a_persons_vote_outweighs_a_grade(
+    vote: float | None, score: int | None, label: bool, value: float, source: str
+) -> None:
+    (row,) = kto(answer(vote=vote, score=score))
+    assert row["label"] is label
+    assert row["completion"] == [{"role": "assistant", "content": "answer of A"}]
+    assert {name: row["provenance"][name] for name in ("source", "value", "config", "response_id")} == {
+        "source": source,
+        "value": value,
+        "config": "config A",
+        "response_id": "1-0:A",
+    }
+
+
+def test_an_answer_that_nobody_thought_well_or_ill_of_is_no_row() -> None:
+    rows = kto(answer(vote=None, score=3), answer(vote=0.0), answer(), answer("2-0:A", vote=1.0))
+    assert [row["provenance"]["query_id"] for row in rows] == ["2-0"]
+    assert kto(answer(score=5), human_only=True) == []
+    assert len(kto(answer(vote=-1.0, score=5), human_only=True)) == 1
+
+
+def test_the_least_distance_from_the_middle_is_asked_of_votes_and_grades_alike() -> None:
+    answers = [answer("1-0:A", score=4), answer("2-0:A", score=1), answer("3-0:A", vote=0.5)]
+    assert [row["provenance"]["query_id"] for row in kto(*answers, min_margin=1)] == ["1-0", "2-0", "3-0"]
+    assert [row["provenance"]["query_id"] for row in kto(*answers, min_margin=2)] == ["2-0"]
+    graded = [answer("1-0:A", score=4), answer("2-0:A", score=1), answer("3-0:A", score=3)]
+    assert [row["provenance"]["query_id"] for row in critiques(*graded)] == ["1-0", "2-0", "3-0"]
+    assert [row["provenance"]["query_id"] for row in critiques(*graded, min_margin=1)] == ["1-0", "2-0"]
+    assert [row["provenance"]["query_id"] for row in critiques(*graded, min_margin=2)] == ["2-0"]
+
+
+def test_a_critique_is_the_judges_words_on_the_whole_conversation() -> None:
+    (row,) = critiques(answer(score=4, vote=-0.5))
+    assert row["prompt"] == [
+        {"role": "user", "content": "question 1-0"},
+        {"role": "assistant", "content": "answer of A"},
+    ]
+    assert row["completion"] == [{"role": "assistant", "content": "Clear. [RESULT] 4"}]
+    assert row["score"] == 4
+    told = row["provenance"]
+    assert (told["source"], told["rubric"], told["voted"], told["vote"]) == ("judge", "realistic", True, -0.5)
+    assert (told["config"], told["response_id"]) == ("config A", "1-0:A")
+    (unvoted,) = critiques(answer(score=4))
+    assert (unvoted["provenance"]["voted"], unvoted["provenance"]["vote"]) == (False, 0.0)
+    rows = critiques(answer(), answer("2-0:A", score=2), answer("3-0:A", score=2, vote=0.0), human_only=True)
+    assert [row["provenance"]["query_id"] for row in rows] == ["3-0"]
+
+
+def test_rows_of_the_same_words_have_the_same_digest_wherever_they_come_from() -> None:
+    (row,) = kto(answer("1-0:A", vote=1))
+    (spaced,) = kto(answer("1-0:A", vote=1, answer="answer\n of   A", time=5, session_id="other"), test_share=1.0)
+    assert row_digest(row) == row_digest(spaced)
+    for change in ({"vote": -1}, {"answer": "another"}, {"messages": '[{"role": "user", "content": "else"}]'}):
+        (different,) = kto(answer("1-0:A", **{"vote": 1, **change}))
+        assert row_digest(row) != row_digest(different), change

@@ -1,0 +1,213 @@
+"""What is kept of answers, verdicts and votes, and what goes again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.reward.store import TABLES, Store, config_name
+from shared.errors import SettingsError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "p.sqlite")
+    yield store
+    store.close()
+
+
+def response(name: str = "1-0:A", **values: Any) -> dict[str, Any]:
+    query_id, _, respondent = name.partition(":")
+    return {
+        "response_id": name, "query_id": query_id, "session_id": "s", "user_id": "ann", "respondent": respondent,
+        "query": "q", "answer": "a", "messages": "[]", "config": f"config {respondent}", "intent": "question",
+        "tools": 0, "time": 1, **values,
+    }  # fmt: skip
+
+
+def pair(query_id: str = "1-0", **values: Any) -> dict[str, Any]:
+    return {
+        "query_id": query_id, "response_a": f"{query_id}:A", "response_b": f"{query_id}:B", "winner": "A",
+        "forward": "A", "swapped": "A", "score_a": 4, "score_b": 2, "reason": "r", "config_a": "config A",
+        "config_b": "config B", "session_id": "s", "time": 1, **values,
+    }  # fmt: skip
+
+
+def critique(name: str = "1-0:A", **values: Any) -> dict[str, Any]:
+    return {
+        "response_id": name, "query_id": name.partition(":")[0], "session_id": "s", "score": 4, "feedback": "f",
+        "rubric": "r", "time": 1, **values,
+    }  # fmt: skip
+
+
+def vote(name: str = "1-0:A", reward: float = 1.0, cast: tuple[int, int] = (1, 0), **values: Any) -> dict[str, Any]:
+    return {
+        "response_id": name, "query_id": name.partition(":")[0], "session_id": "s", "user_id": "ann", "reward": reward,
+        "stars": None, "comment": None, "cast_ms": cast[0], "cast_no": cast[1], **values,
+    }  # fmt: skip
+
+
+def everything(store: Store) -> None:
+    for name in ("1-0:A", "1-0:B"):
+        store.put("responses", response(name))
+    store.put("pairs", pair())
+    store.put("critiques", critique())
+    store.vote(vote())
+
+
+def test_a_row_that_comes_again_replaces_the_earlier_one_under_its_key(store: Store) -> None:
+    assert store.put("responses", response(answer="first"))
+    assert store.put("responses", response(answer="second"))
+    assert store.put("responses", response("2-0:A"))
+    found = store.response("1-0:A")
+    assert found is not None
+    assert found["answer"] == "second"
+    assert store.response("3-0:A") is None
+    assert store.counts() == {**dict.fromkeys(TABLES, 0), "responses": 2}
+
+
+@pytest.mark.parametrize(
+    ("second", "wins"), [((2, 0), True), ((1, 1), True), ((1, 0), True), ((0, 9), False), ((0, 0), False)]
+)
+def test_the_vote_that_was_cast_last_counts_whichever_comes_last(
+    second: tuple[int, int], wins: bool, store: Store
+) -> None:
+    assert store.vote(vote(reward=1.0, cast=(1, 0)))
+    assert store.vote(vote(reward=-1.0, cast=second)) is wins
+    (row,) = store.page("votes", "", 10)
+    assert row["reward"] == (-1.0 if wins else 1.0)
+
+
+def test_what_a_session_left_goes_with_it_and_does_not_come_back(store: Store) -> None:
+    everything(store)
+    store.put("responses", response("1-5:A", session_id="other"))
+    store.put("consents", {"user_id": "ann", "given": 1, "time": 1})
+    store.forget("s", 10)
+    assert store.counts() == {**dict.fromkeys(TABLES, 0), "responses": 1, "consents": 1, "forgotten": 1}
+    # what comes late of a query up to then, and what comes of a session of that name made anew
+    late, new = response("10-0:A"), response("11-0:A")
+    assert not store.put("responses", late)
+    assert not store.vote(vote("9-3:A"))
+    assert store.put("responses", new)
+    assert store.gone("s", "10-0")
+    assert not store.gone("s", "11-0")
+    assert not store.gone("other", "1-0")
+    # an id that tells no time is older than any deletion
+    assert store.gone("s", "my-id")
+    assert store.load("responses", [late, response("12-0:A")], replace=False) == 1
+
+
+def test_only_what_nobody_compared_or_rated_is_pruned(store: Store) -> None:
+    everything(store)
+    for name in ("2-0:A", "3-0:A", "4-0:A"):
+        store.put("responses", response(name))
+        store.put("critiques", critique(name))
+    store.vote(vote("2-0:A"))
+    store.put("responses", response("5-0:A", time=100))
+    store.put("critiques", critique("5-0:A", time=100))
+    assert store.prune(before=100) == 2
+    assert [row["response_id"] for row in store.page("responses", "", 10)] == ["1-0:A", "1-0:B", "2-0:A", "5-0:A"]
+    assert [row["response_id"] for row in store.page("critiques", "", 10)] == ["1-0:A", "2-0:A", "5-0:A"]
+
+
+def test_verdicts_come_with_both_answers_and_the_vote_on_each(store: Store) -> None:
+    everything(store)
+    store.vote(vote("1-0:B", reward=-1.0))
+    # one of whose answers is not known
+    store.put("pairs", pair("2-0"))
+    store.put("responses", response("2-0:A"))
+    (row,) = store.pair_rows("", 10)
+    assert (row["vote_a"], row["vote_b"]) == (1.0, -1.0)
+    assert (row["a"]["response_id"], row["b"]["response_id"]) == ("1-0:A", "1-0:B")
+    assert store.pair_rows("1-0", 10) == []
+    store.put("responses", response("2-0:B"))
+    assert [row["query_id"] for row in store.pair_rows("", 1)] == ["1-0"]
+    assert [row["query_id"] for row in store.pair_rows("1-0", 1)] == ["2-0"]
+    (unvoted,) = store.pair_rows("1-0", 1)
+    assert (unvoted["vote_a"], unvoted["vote_b"]) == (None, None)
+
+
+def test_answers_that_were_graded_or_rated_are_told_page_by_page(store: Store) -> None:
+    for name in ("1-0:A", "2-0:A", "3-0:A", "4-0:A"):
+        store.put("responses", response(name))
+    store.put("critiques", critique("1-0:A"))
+    store.put("critiques", critique("2-0:A", score=None))
+    store.vote(vote("3-0:A", reward=-0.5))
+    rows = store.answer_rows("", 10)
+    assert [(row["response_id"], row["score"], row["vote"]) for row in rows] == [
+        ("1-0:A", 4, None),
+        ("3-0:A", None, -0.5),
+    ]
+    assert [row["response_id"] for row in store.answer_rows("1-0:A", 1)] == ["3-0:A"]
+    assert store.judged_and_rated() == []
+    store.vote(vote("1-0:A", reward=1.0))
+    assert store.judged_and_rated() == [{"score": 4, "reward": 1.0}]
+
+
+def test_what_rankings_are_made_of(store: Store) -> None:
+    everything(store)
+    store.put("pairs", pair("2-0", winner="B", forward=None, swapped=None))
+    assert store.comparisons() == [
+        {"config_a": "config A", "config_b": "config B", "winner": "A", "forward": "A", "swapped": "A",
+         "intent": "question"},
+        {"config_a": "config A", "config_b": "config B", "winner": "B", "forward": None, "swapped": None,
+         "intent": None},
+    ]  # fmt: skip
+    assert store.ratings() == [{"config": "config A", "respondent": "A", "reward": 1.0, "intent": "question"}]
+
+
+def test_tallies_count_each_value_and_those_that_nobody_gave(store: Store) -> None:
+    everything(store)
+    store.put("critiques", critique("2-0:A", score=None))
+    store.put("pairs", pair("2-0", winner="tie"))
+    for number, reward in ((2, -0.5), (3, 0.0), (4, 0.5)):
+        store.vote(vote(f"{number}-0:A", reward=reward))
+    assert store.tallies() == {
+        "grades": {"1": 0, "2": 0, "3": 0, "4": 1, "5": 0, "none": 1},
+        "verdicts": {"A": 1, "B": 0, "tie": 1},
+        "sentiments": {"positive": 2, "negative": 1, "neutral": 1},
+    }
+
+
+def test_a_user_who_was_never_asked_has_said_nothing(store: Store) -> None:
+    assert store.consent("ann") is None
+    for given in (1, 0):
+        store.put("consents", {"user_id": "ann", "given": given, "time": 1})
+        assert store.consent("ann") is bool(given)
+        assert store.consents() == {"ann": bool(given)}
+
+
+def test_rows_of_a_backup_leave_what_is_there_unless_they_replace_it(store: Store) -> None:
+    store.put("responses", response(answer="here"))
+    rows = [response(answer="of the backup"), response("2-0:A")]
+    assert store.load("responses", rows, replace=False) == 1
+    assert store.rows("SELECT answer FROM responses ORDER BY response_id") == [{"answer": "here"}, {"answer": "a"}]
+    assert store.load("responses", rows, replace=True) == 2
+    assert store.rows("SELECT answer FROM responses WHERE query_id='1-0'") == [{"answer": "of the backup"}]
+    assert store.page("responses", "1-0:A", 10)[0]["response_id"] == "2-0:A"
+    with pytest.raises(ValueError, match="nothing"):
+        store.load("nothing", [], replace=False)
+    # a row is taken in as a whole or not at all, with those beside it
+    with pytest.raises(ValueError, match="colour"):
+        store.load("responses", [response("3-0:A"), response("4-0:A", colour="red")], replace=False)
+    assert store.counts()["responses"] == 2
+    assert store.clear() == 2
+    assert sum(store.counts().values()) == 0
+
+
+def test_a_file_that_is_no_database_is_told_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(SettingsError, match=r"p\.sqlite"):
+        Store(path)
+
+
+def test_a_configuration_has_one_name_in_whatever_order_it_is_told() -> None:
+    one = config_name({"model": "m", "options": {"top_p": 1, "temperature": 0.5}, "prompt_version": ""})
+    assert one == config_name({"options": {"temperature": 0.5, "top_p": 1}, "model": "m", "prompt_version": None})
+    assert one == '{"model":"m","options":{"temperature":0.5,"top_p":1}}'
+    assert config_name({"model": "m", "options": {}}) == '{"model":"m"}'
+    assert config_name({"model": "m", "n": 0}) == '{"model":"m","n":0}'
