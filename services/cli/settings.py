@@ -114,6 +114,11 @@ class ModelWish(BackendSettings):
 
     model: str = Field(default="gemma4:e4b", description="Name of the model")
 
+    @property
+    def named(self) -> bool:
+        """Whether somebody has said which server or model is to answer."""
+        return bool({"backend", "ollama_host", "model"} & self.model_fields_set)
+
 
 class MemoryWish(BackendSettings):
     """The part of memory's settings that decides which model must be there."""

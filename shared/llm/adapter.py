@@ -168,9 +168,13 @@ class WiredChatModel:
     async def facts(self, model: str) -> ModelFacts:
         return await self._discovered.facts(model)
 
+    async def look(self, model: str) -> ModelFacts:
+        """What the backend says of the model now. Raises ModelError when it is not there or does not have it."""
+        return await self._discovered.renewed(model)
+
     async def reachable(self, model: str) -> str | None:
         try:
-            await self._discovered.renewed(model)
+            await self.look(model)
         except ModelError as exc:
             return str(exc)
         return None

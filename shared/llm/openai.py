@@ -67,7 +67,7 @@ class OpenAIWire:
             raise self._server.strange() from exc
         entry = next((entry for name, entry in entries.items() if same_model(name, model)), None)
         if entry is None:
-            raise ModelMissing(f"{missing}; it has: {', '.join(entries) or 'none'}")
+            raise ModelMissing(missing, f"it has: {', '.join(entries) or 'none'}")
         return of_openai(entry, await self._props() if is_llama(entry) else None)
 
     async def _props(self) -> dict[str, Any] | None:

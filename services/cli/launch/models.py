@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from services.cli.launch.plan import MODEL_USERS
 from services.cli.settings import ModelWish
-from shared.llm.ollama_admin import OllamaAdmin, PullProgress, ollama_url
+from services.cli.typed import typed
+from shared.llm.address import shown
+from shared.llm.ollama_admin import OllamaAdmin, PullProgress
 from shared.llm.port import ModelError, ModelUnavailable
 from shared.participant.settings import own_prefix
+
+# Between two looks whether an Ollama has come that was not there at the start, in seconds.
+_LOOK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """demo: the demonstration model is to be started. notes: sentences for the terminal."""
+    """demo: the demonstration model is to be started. away: Ollama is waited for. notes: sentences for the terminal."""
 
     demo: bool = False
+    away: bool = False
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What Ollama is to have.
+
+    models: those that are pulled when they are missing. judge: one that is not, because everything but grading works
+    without it. named: somebody has said which server or model is to answer; no other one ever answers then.
+    """
+
+    models: Sequence[str]
+    judge: str | None = None
+    named: bool = False
 
 
 class Progress(Protocol):
@@ -27,42 +48,68 @@ class Progress(Protocol):
     def __call__(self, model: str, part: PullProgress) -> None: ...
 
 
-async def choose_model(
-    wish: ModelWish, models: Sequence[str], say: Callable[[str], None], progress: Progress, judge: str | None = None
-) -> ModelChoice:
-    """Uses the backend that is configured; with Ollama it pulls what is missing, without one the demo is chosen.
-
-    judge: a model of Ollama that is not waited for: without it everything works but grading.
-    """
+async def choose_model(wish: ModelWish, wanted: Wanted, say: Callable[[str], None], progress: Progress) -> ModelChoice:
+    """Uses the backend that is configured; with Ollama it pulls what is missing. Without one the demonstration model is
+    chosen, unless a server or a model was named: then that is waited for."""
     if wish.backend != "ollama":
         return ModelChoice(notes=(f"model {wish.model} from the {wish.backend} backend",))
-    url = ollama_url(wish.ollama_host)
-    admin = OllamaAdmin(wish.ollama_host, wish.key, wish.ca_file)
-    try:
-        there = await admin.models()
-    except ModelUnavailable:
-        return ModelChoice(demo=True, notes=(f"Ollama does not answer at {url}",))
-    except ModelError as exc:
-        return ModelChoice(notes=(str(exc),))
-    else:
-        notes = []
-        for model in dict.fromkeys(models):
-            if has_model(there, model):
-                notes.append(f"model {model} from Ollama at {url}")
-                continue
-            say(f"Ollama does not have {model} yet: pulling it")
-            try:
-                async for part in admin.pull(model):
-                    progress(model, part)
-            except ModelError as exc:
-                notes.append(f"{model} could not be pulled ({exc}); get it with: ollama pull {model}")
-            else:
-                notes.append(f"model {model} from Ollama at {url} (pulled now)")
-        if judge is not None and not has_model(there, judge):
-            notes.append(f"no judge: answers are graded once Ollama has {judge}; get it with: ollama pull {judge}")
-        return ModelChoice(notes=tuple(notes))
-    finally:
-        await admin.aclose()
+    url = shown(wish.address)
+    async with aclosing(OllamaAdmin(wish.address, wish.key, wish.ca_file)) as admin:
+        try:
+            there = await admin.models()
+        except ModelError as exc:
+            if isinstance(exc, ModelUnavailable) and not wanted.named:
+                return ModelChoice(demo=True, notes=(f"Ollama does not answer at {url}",))
+            return ModelChoice(away=True, notes=(f"{exc}; waiting for it",))
+        return ModelChoice(notes=tuple(await _provided(admin, url, there, wanted, say, progress)))
+
+
+async def late_model(
+    wish: ModelWish, wanted: Wanted, say: Callable[[str], None], progress: Progress, pause: float = _LOOK_SECONDS
+) -> None:
+    """Waits until Ollama answers, and pulls what it lacks; the participants see for themselves that it is there."""
+    async with aclosing(OllamaAdmin(wish.address, wish.key, wish.ca_file)) as admin:
+        there = await _when_there(admin, pause)
+        say(f"Ollama answers now at {shown(wish.address)}")
+        for note in await _provided(admin, shown(wish.address), there, wanted, say, progress):
+            say(note)
+
+
+async def instead_of_demo(wish: ModelWish, say: Callable[[str], None], pause: float = _LOOK_SECONDS) -> None:
+    """Says, once Ollama answers, how to use it instead of the demonstration model."""
+    async with aclosing(OllamaAdmin(wish.address, wish.key, wish.ca_file)) as admin:
+        await _when_there(admin, pause)
+    url = shown(wish.address)
+    say(f"Ollama answers now at {url}; to use it instead of the demonstration model: Ctrl-C, then {typed('run')}")
+
+
+async def _when_there(admin: OllamaAdmin, pause: float) -> list[str]:
+    while True:
+        with suppress(ModelError):
+            return await admin.models()
+        await asyncio.sleep(pause)
+
+
+async def _provided(
+    admin: OllamaAdmin, url: str, there: Sequence[str], wanted: Wanted, say: Callable[[str], None], progress: Progress
+) -> list[str]:
+    notes = []
+    for model in dict.fromkeys(wanted.models):
+        if has_model(there, model):
+            notes.append(f"model {model} from Ollama at {url}")
+            continue
+        say(f"Ollama does not have {model} yet: pulling it")
+        try:
+            async for part in admin.pull(model):
+                progress(model, part)
+        except ModelError as exc:
+            notes.append(f"{model} could not be pulled ({exc}); get it with: ollama pull {model}")
+        else:
+            notes.append(f"model {model} from Ollama at {url} (pulled now)")
+    judge = wanted.judge
+    if judge is not None and not has_model(there, judge):
+        notes.append(f"no judge: answers are graded once Ollama has {judge}; get it with: ollama pull {judge}")
+    return notes
 
 
 def has_model(there: Sequence[str], wanted: str) -> bool:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 import httpx
 from rich.console import Console
 
 from services.cli.launch.embedded_redis import server_binary
 from services.cli.launch.log_view import LogView
-from services.cli.launch.models import choose_model, demo_env
-from services.cli.launch.plan import PARTICIPANTS, RunOptions, participants
+from services.cli.launch.models import ModelChoice, Wanted, choose_model, demo_env, instead_of_demo, late_model
+from services.cli.launch.plan import MODEL_USERS, PARTICIPANTS, RunOptions, participants
 from services.cli.launch.probes import port_state, redis_version, writable
 from services.cli.launch.pull_view import PullView
 from services.cli.launch.run_lock import REDIS_ENDS, UnusableFolder, run_lock
@@ -23,6 +25,7 @@ from services.cli.launch.supervisor import StartError, Supervisor, grace, until_
 from services.cli.settings import ClientSettings, CriticWish, DrainWish, MemoryWish, ModelWish, SearchWish
 from services.cli.typed import typed
 from shared.errors import Local2Error, SettingsError
+from shared.llm.settings import BackendSettings
 from shared.participant.settings import misspelt_sections
 
 
@@ -65,20 +68,35 @@ class Run:
             # what is missing is better told before a model is pulled
             await asyncio.to_thread(server_binary)
         wish = ModelWish.load("generator", {"model": options.model} if options.model else None)
+        wanted = self._wanted(wish)
         with PullView(say, self._console) as progress:
-            choice = await choose_model(wish, self._models(wish), say, progress, judge())
+            choice = await choose_model(wish, wanted, say, progress)
         for note in choice.notes:
             say(note)
-        models = await self._demo(supervisor) if choice.demo else {}
+        models = await self._demo(supervisor, wish) if choice.demo else {}
         search = await choose_search(SearchWish.load("web_search"), options.search)
         say(search.note)
         # last, so that it is never without a participant, which ends it when this process was killed
         redis_url = await self._bus(supervisor)
         supervisor.start(participants(options, redis_url, models, search.provider))
-        client = self._client
-        await supervisor.wait_until_ready(client.base_url)
-        say(await welcome(client, with_link=self._terminal))
-        await stop.wait()
+        async with _beside(self._later(wish, wanted, choice)) as later:
+            client = self._client
+            await supervisor.wait_until_ready(client.base_url)
+            say(await welcome(client, with_link=self._terminal))
+            stopping = asyncio.ensure_future(stop.wait())
+            await asyncio.wait({stopping, later}, return_when=asyncio.FIRST_COMPLETED)
+            if later.done():
+                # its own failure ends the run, and its own end does not
+                later.result()
+            await stopping
+
+    async def _later(self, wish: ModelWish, wanted: Wanted, choice: ModelChoice) -> None:
+        """What an Ollama brings that comes after the start."""
+        if choice.away:
+            with PullView(self._view.say, self._console) as progress:
+                await late_model(wish, wanted, self._view.say, progress)
+        elif choice.demo:
+            await instead_of_demo(wish, self._view.say)
 
     async def _bus(self, supervisor: Supervisor) -> str:
         if not self._redis_url:
@@ -91,23 +109,26 @@ class Run:
             self._view.say(f"bus: the Redis of LOCAL2_REDIS_URL does not answer ({exc}); waiting for it")
         return self._redis_url
 
-    def _models(self, wish: ModelWish) -> Sequence[str]:
-        remembering = MemoryWish.load("memory")
-        embedding = [remembering.embedder] if remembering.backend == "ollama" else []
-        if not self._options.respondent_b:
-            return [wish.model, *embedding]
-        second = self._options.model_b or self._options.model
-        return [wish.model, second or ModelWish.load("respondent-b").model, *embedding]
+    def _wanted(self, wish: ModelWish) -> Wanted:
+        """What the Ollama of respondent A is to have; those of others are asked by the others."""
+        remembering, judging = MemoryWish.load("memory"), CriticWish.load("critic")
+        second = ModelWish.load("respondent-b")
+        models = [wish.model]
+        if self._options.respondent_b and _same_server(second, wish):
+            models.append(self._options.model_b or self._options.model or second.model)
+        if _same_server(remembering, wish):
+            models.append(remembering.embedder)
+        judge = judging.model if _same_server(judging, wish) else None
+        return Wanted(models, judge, named=wish.named or self._options.model_b is not None)
 
-    async def _demo(self, supervisor: Supervisor) -> dict[str, str]:
+    async def _demo(self, supervisor: Supervisor, wish: ModelWish) -> dict[str, str]:
         say = self._view.say
         say("starting the demonstration model instead: it is small, proves that the stack works, and knows little")
         url, model = await supervisor.start_demo_model()
-        named = (self._options.model, self._options.model_b)
-        wanted = " and ".join(dict.fromkeys(name for name in named if name)) or "the configured model"
-        say(f"DEMO MODEL {model} answers, not {wanted}; start Ollama for real use")
+        say(f"DEMO MODEL {model} answers, not {wish.model}; start Ollama for real use")
         say("it is respondent B and the judge too: expect no grades, its judgements can hardly ever be read")
-        return demo_env(url, model)
+        # who has a server of its own keeps it
+        return demo_env(url, model, [user for user in MODEL_USERS if _same_server(ModelWish.load(user), wish)])
 
     async def _check_port(self) -> None:
         host, port = self._options.api_host, self._options.api_port
@@ -127,10 +148,19 @@ def longest_drain() -> float:
     return max(DrainWish.load(name).drain for name in PARTICIPANTS)
 
 
-def judge() -> str | None:
-    """The critic's model, when it is Ollama's."""
-    wish = CriticWish.load("critic")
-    return wish.model if wish.backend == "ollama" else None
+def _same_server(one: BackendSettings, other: BackendSettings) -> bool:
+    return (one.backend, one.address) == (other.backend, other.address)
+
+
+@contextlib.asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+    """Runs the work beside the block, and no longer."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _where(settings: ClientSettings) -> str:

@@ -189,10 +189,22 @@ function showReadiness({ status, parts }) {
   shown.className = status === "ready" ? "ready" : "not-ready";
   const text = status === "ready" ? `ready · ${model.model}` : troubles.join("; ") || status;
   if (shown.textContent !== text) shown.textContent = text;
-  shown.title = text;
+  shown.title = status === "ready" ? text + described(model.facts) : text;
   const demo = model?.demo ? `Demo model ${model.model}: ${model.note ?? "it is not a good model"}` : "";
   byId("demo").hidden = !demo;
   if (byId("demo").textContent !== demo) byId("demo").textContent = demo;
+}
+
+/** What the server has said of the model, in brackets. */
+function described(facts) {
+  if (!facts) return "";
+  const parts = [
+    facts.server,
+    facts.window && `window ${facts.window.toLocaleString("en")} tokens`,
+    facts.slots && `${facts.slots} at a time`,
+    facts.abilities && `can: ${facts.abilities.join(", ")}`,
+  ].filter(Boolean);
+  return parts.length ? ` (${parts.join("; ")})` : "";
 }
 
 // ── start ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -22,7 +22,14 @@ _READY = {
     "parts": {
         "bus": {"ok": True, "reason": None, "readable": True},
         "generator": {"ok": True, "reason": None, "replicas": 1},
-        "model": {"ok": True, "reason": None, "backend": "ollama", "model": "gemma4:e4b", "demo": False},
+        "model": {
+            "ok": True,
+            "reason": None,
+            "backend": "ollama",
+            "model": "gemma4:e4b",
+            "demo": False,
+            "facts": {"server": "Ollama", "window": 131_072, "abilities": ["chat", "thinking", "tools"]},
+        },
         "memory": {"ok": True, "reason": None, "replicas": 1},
     },
 }
@@ -109,6 +116,8 @@ def _model(generators: list[ReplicaInfo]) -> dict[str, Any]:
         "model": facts.get("model"),
         "demo": bool(facts.get("demo")),
     }
+    if known := facts.get("model_facts"):
+        part["facts"] = known
     if part["demo"]:
         part["note"] = "this is the small demonstration model: it proves the stack, it is not a good model"
     return part

@@ -91,7 +91,9 @@ async def test_it_says_what_each_model_of_ollama_can_do(tmp_path: Path) -> None:
     said = {finding.about.strip(): finding.text for finding in findings}
     assert said["gemma4:e4b"] == "tools: yes, thinking: yes (the one to be used)"
     assert said["ggozad/prometheus2:latest"] == "tools: no, thinking: no"
-    assert [(f.level, f.remedy) for f in lacking if f.about == "model"] == [("note", "ollama pull llama4")]
+    assert [(f.level, f.remedy) for f in lacking if f.about == "model"] == [
+        ("note", "ollama pull llama4, or LOCAL2_MODEL=gemma4:e4b, which is there")
+    ]
     assert said["embedding model"].startswith("Ollama does not have nomic-embed-text")
     assert "judge" not in said
 
@@ -170,3 +172,106 @@ async def test_what_the_running_stack_says_of_its_model_counts(
     assert (found.level, "the demonstration model" in found.text) == ("note", True)
     part["ok"] = False
     assert "the running stack" not in " ".join(f.text for f in await examine(at))
+
+
+def ollama_says(*models: str) -> dict[str, Any]:
+    return {"models": [{"name": name, "model": name} for name in models]}
+
+
+@pytest.mark.parametrize(
+    ("host", "named", "advice"),
+    [
+        # the usual address, where nobody has named one: Ollama is to be started, or the demonstration model answers
+        (NOWHERE, False, {"ollama": "start it with: ollama serve"}),
+        # one that was named is never replaced
+        (NOWHERE, True, {"ollama": "start it with: ollama serve", "model": "start it with: ollama serve"}),
+        ("http://no-such-host.invalid:11434", True, {"ollama": "check the spelling of the host in OLLAMA_HOST"}),
+    ],
+)
+async def test_the_advice_on_an_ollama_that_does_not_answer_fits_its_address(
+    tmp_path: Path, host: str, named: bool, advice: dict[str, str]
+) -> None:
+    wish = ModelWish(ollama_host=host)
+    findings = await doctor.model(world(tmp_path, model=wish if named else _unnamed(wish)))
+    said = {finding.about: finding for finding in findings}
+    assert {about: said[about].remedy for about in advice} == advice
+    assert "waited for" in said["model"].text if named else "waited for" not in said["model"].text
+
+
+def _unnamed(wish: ModelWish) -> ModelWish:
+    return ModelWish.model_construct(_fields_set=set(), **dict(wish))
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "headers", "level", "remedy"),
+    [
+        (401, {"error": "unauthorized"}, {}, "missing", "set OLLAMA_API_KEY to a key of the server"),
+        (404, {"detail": "Not Found"}, {}, "missing", "check OLLAMA_HOST, which makes it http://127.0.0.1:"),
+        (200, {"status": "ok"}, {}, "missing", "set OLLAMA_HOST to the address of Ollama"),
+        (200, {"error": "no"}, {}, "missing", "see its log"),
+        (200, ollama_says(), {}, "note", "ollama pull gemma4:e4b"),
+        (200, ollama_says("qwen3:8b"), {}, "note", "ollama pull gemma4:e4b, or LOCAL2_MODEL=qwen3:8b, which is there"),
+        (200, ollama_says("gemma4:e4b"), {}, "ok", ""),
+    ],
+)
+async def test_the_advice_fits_what_answers_at_ollamas_address(
+    tmp_path: Path, loopback_gateway: Any, json_answer: Callable[..., bytes], status: int, body: dict[str, Any],
+    headers: dict[str, str], level: str, remedy: str,
+) -> None:  # fmt: skip
+    async def play(heard: Any, writer: Any) -> None:
+        shown = {"capabilities": ["completion", "tools"], "details": {}, "model_info": {"general.architecture": "q",
+                 "q.context_length": 8192}, "version": "0.33.0"}  # fmt: skip
+        # the list comes first; what follows is about one model
+        writer.write(json_answer(body if "/api/tags" in heard.path else shown, status))
+
+    loopback_gateway.play = play
+    wish = ModelWish(ollama_host=f"http://127.0.0.1:{loopback_gateway.port}")
+    (found,) = [f for f in await doctor.model(world(tmp_path, model=wish)) if f.about == "model"]
+    assert found.level == level
+    assert found.remedy.startswith(remedy)
+    assert "ollama serve" not in found.remedy
+    if level == "ok":
+        assert found.text.endswith("(window 8,192 tokens; can: tools)")
+
+
+async def test_a_path_in_ollamas_address_is_left_out_and_told(tmp_path: Path) -> None:
+    async with ScriptedModelServer() as server:
+        findings = await doctor.model(world(tmp_path, model=ModelWish(ollama_host=f"{server.url}/v1")))
+    said = {finding.about: finding for finding in findings}
+    assert (said["OLLAMA_HOST"].level, said["OLLAMA_HOST"].remedy) == ("note", f"set OLLAMA_HOST={server.url}")
+    assert said["model"].level == "ok"
+
+
+async def test_a_server_of_the_judges_own_is_looked_at_too(tmp_path: Path) -> None:
+    async with ScriptedModelServer() as server:
+        there = CriticWish(backend="openai", base_url=f"{server.url}/v1")
+        away = CriticWish(backend="openai", base_url=f"{NOWHERE}/v1")
+        (good,) = await doctor.others(world(tmp_path, critic=there))
+        (bad,) = await doctor.others(world(tmp_path, critic=away))
+    assert (good.about, good.level) == ("judge", "ok")
+    assert (bad.about, bad.level) == ("judge", "note")
+    assert bad.remedy == "start it; its own variables begin with LOCAL2_CRITIC_"
+
+
+async def test_a_gemini_without_a_key_is_told_which_variable_to_set(tmp_path: Path) -> None:
+    (found,) = await doctor.model(world(tmp_path, model=ModelWish(backend="google_genai", model="gemini-x")))
+    assert (found.level, found.remedy) == ("missing", "set GEMINI_API_KEY")
+
+
+async def test_while_the_demonstration_model_answers_an_ollama_that_is_there_is_not_to_be_started(
+    tmp_path: Path, loopback_gateway: Any, json_answer: Callable[..., bytes]
+) -> None:
+    part: dict[str, Any] = {"ok": True, "backend": "ollama", "model": "smol", "demo": True}
+
+    async def play(_heard: Any, writer: Any) -> None:
+        writer.write(json_answer({"status": "ready", "parts": {"bus": {"ok": True}, "model": part}}))
+
+    loopback_gateway.play = play
+    client = loopback_gateway.settings(data_dir=tmp_path)
+    async with ScriptedModelServer() as server:
+        there = await doctor.running_model(world(tmp_path, client=client, model=ModelWish(ollama_host=server.url)))
+    away = await doctor.running_model(world(tmp_path, client=client, model=ModelWish(ollama_host=NOWHERE)))
+    assert there is not None
+    assert away is not None
+    assert there.remedy.startswith("Ollama is there now: stop local2 run (Ctrl-C) and start it again")
+    assert away.remedy.startswith("start it with: ollama serve; then stop local2 run")

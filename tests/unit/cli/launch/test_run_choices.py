@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import os
@@ -15,13 +16,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from services.cli.launch.models import choose_model, demo_env
+from services.cli.launch.models import Wanted, choose_model, demo_env, instead_of_demo, late_model
 from services.cli.launch.plan import PARTICIPANTS, RunOptions, participants
 from services.cli.launch.probes import port_state, writable
 from services.cli.launch.pull_view import PullView
 from services.cli.launch.run_lock import UnusableFolder, run_lock
 from services.cli.launch.search_choice import choose_search
 from services.cli.settings import ClientSettings, ModelWish, SearchWish
+from services.cli.typed import typed
 from shared.errors import SettingsError
 from shared.llm.ollama_admin import PullProgress
 from shared.testing.model_server import ScriptedModelServer
@@ -31,14 +33,24 @@ NOWHERE = "http://127.0.0.1:9"
 OPTIONS = RunOptions(Path("data"), api_port=9000)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def ignored(_model: str, _part: PullProgress) -> None:
     """A download nobody watches."""
 
 
-async def chosen(wish: ModelWish, *models: str, judge: str | None = None) -> tuple[bool, str, list[str]]:
+async def chosen(
+    wish: ModelWish, *models: str, judge: str | None = None, named: bool = False
+) -> tuple[bool, str, list[str]]:
     said: list[str] = []
     with PullView(said.append, None) as progress:
-        choice = await choose_model(wish, models or [wish.model], said.append, progress, judge)
+        choice = await choose_model(wish, Wanted(models or [wish.model], judge, named), said.append, progress)
+    assert choice.away == choice.notes[0].endswith("; waiting for it")
     return choice.demo, "\n".join(choice.notes), said
 
 
@@ -76,6 +88,94 @@ async def test_a_pull_that_fails_shows_the_exact_command() -> None:
 async def test_without_ollama_the_demonstration_model_is_chosen() -> None:
     demo, notes, _ = await chosen(ModelWish(ollama_host=NOWHERE))
     assert (demo, notes) == (True, "Ollama does not answer at http://127.0.0.1:9")
+
+
+async def test_an_ollama_that_was_named_is_waited_for_and_never_replaced_by_the_demonstration_model() -> None:
+    demo, notes, _ = await chosen(ModelWish(ollama_host=NOWHERE), named=True)
+    assert not demo
+    assert notes.startswith("Ollama does not answer at http://127.0.0.1:9 (")
+    assert notes.endswith("; start it with: ollama serve; waiting for it")
+
+
+async def test_another_program_at_ollamas_address_is_waited_for_too(
+    loopback_gateway: Any, json_answer: Callable[..., bytes]
+) -> None:
+    async def play(_heard: Any, writer: Any) -> None:
+        writer.write(json_answer({"detail": "sign in"}, 401))
+
+    loopback_gateway.play = play
+    demo, notes, _ = await chosen(ModelWish(ollama_host=f"127.0.0.1:{loopback_gateway.port}"))
+    assert (demo, notes.endswith("; waiting for it")) == (False, True)
+    assert "OLLAMA_API_KEY" in notes
+
+
+@pytest.mark.parametrize(
+    ("environment", "file", "named"),
+    [
+        ({}, "", False),
+        ({"OLLAMA_HOST": "gpu-box"}, "", True),
+        ({"LOCAL2_GENERATOR_OLLAMA_HOST": "gpu-box"}, "", True),
+        ({"LOCAL2_MODEL": "qwen3:8b"}, "", True),
+        ({"LOCAL2_BACKEND": "ollama"}, "", True),
+        ({"OLLAMA_HOST": "", "LOCAL2_NUM_CTX": "9000"}, "", False),
+        ({}, "generator: {model: qwen3:8b}", True),
+        ({}, "defaults: {ollama_host: gpu-box}", True),
+        ({}, "critic: {ollama_host: gpu-box}", False),
+    ],
+)
+def test_a_server_or_a_model_is_named_by_any_setting(
+    environment: dict[str, str], file: str, named: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [*os.environ]:
+        if name.startswith(("LOCAL2_", "OLLAMA_")):
+            monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "local2.yaml").write_text(file)
+    assert ModelWish.load("generator").named == named
+
+
+async def test_an_ollama_that_comes_later_is_given_what_it_lacks() -> None:
+    said: list[str] = []
+    port = free_port()
+    wish = ModelWish(ollama_host=f"http://127.0.0.1:{port}")
+    with PullView(said.append, None) as progress:
+        waiting = asyncio.create_task(late_model(wish, Wanted(["gemma4:e4b"], "judge:7b"), said.append, progress, 0.01))
+        await asyncio.sleep(0)
+        assert not said
+        async with ScriptedModelServer(Script(models={"other": []}), port=port):
+            await asyncio.wait_for(waiting, 60)
+    assert said[0] == f"Ollama answers now at http://127.0.0.1:{port}"
+    assert said[1] == "Ollama does not have gemma4:e4b yet: pulling it"
+    assert f"model gemma4:e4b from Ollama at http://127.0.0.1:{port} (pulled now)" in said
+    assert said[-1].endswith("get it with: ollama pull judge:7b")
+
+
+async def test_while_the_demonstration_model_answers_an_ollama_that_comes_is_one_line_that_says_what_to_type() -> None:
+    said: list[str] = []
+    port = free_port()
+    waiting = asyncio.create_task(instead_of_demo(ModelWish(ollama_host=f"127.0.0.1:{port}"), said.append, 0.01))
+    async with ScriptedModelServer(port=port):
+        await asyncio.wait_for(waiting, 60)
+    (line,) = said
+    assert line.startswith(f"Ollama answers now at http://127.0.0.1:{port}; to use it instead of the demonstration")
+    assert line.endswith(f"Ctrl-C, then {typed('run')}")
+
+
+def test_who_has_a_model_server_of_its_own_keeps_it_beside_the_demonstration_model() -> None:
+    env = demo_env("http://d", "smol", ["generator", "respondent-b", "memory"])
+    specs = {spec.name: spec.env for spec in participants(OPTIONS, "redis://x", env, None)}
+    assert "LOCAL2_CRITIC_ATTEMPTS" not in specs["critic"]
+    assert not any("BACKEND" in name or "OLLAMA" in name for name in specs["critic"])
+    assert (
+        specs["memory"]["LOCAL2_MEMORY_OLLAMA_HOST"] == specs["generator"]["LOCAL2_GENERATOR_OLLAMA_HOST"] == "http://d"
+    )
+
+
+def test_the_gateway_listens_where_the_options_say_whatever_its_own_variables_say() -> None:
+    gateway = next(s for s in participants(OPTIONS, "redis://x", {}, None) if s.name == "gateway")
+    assert gateway.env["LOCAL2_GATEWAY_PORT"] == gateway.env["LOCAL2_API_PORT"] == "9000"
 
 
 async def test_another_backend_is_never_replaced_by_the_demonstration_model() -> None:
