@@ -17,11 +17,10 @@ from shared.bus import ReplyError
 from shared.contracts import RESPONSE_GENERATION
 from shared.errors import TransientError
 from shared.llm.courtesy import CourteousChatModel, answering
+from shared.llm.factory import LOOK_SECONDS
 from shared.participant.background import beside
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.telemetry import metrics
-
-_CHECK_SECONDS = 5.0
 
 
 @contextlib.asynccontextmanager
@@ -48,7 +47,7 @@ async def _tell_choice(context: Context[CriticSettings], names: list[str]) -> No
 
 async def _watch(context: Context[CriticSettings], model: CourteousChatModel, critic: Critic, judge: Judge) -> None:
     while True:
-        await asyncio.sleep(_CHECK_SECONDS)
+        await asyncio.sleep(LOOK_SECONDS)
         await _look(context, model, critic, judge)
 
 

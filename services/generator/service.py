@@ -19,6 +19,7 @@ from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, Outgoing, QueryCancel
 from shared.envelope import Message
 from shared.errors import SettingsError
 from shared.llm.courtesy import CourteousChatModel, answering
+from shared.llm.factory import LOOK_SECONDS
 from shared.llm.port import ChatModel
 from shared.participant.background import beside
 from shared.participant.service import Context, Service, Subscription, Work
@@ -29,7 +30,6 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 PARTICIPANTS = {"A": "generator", "B": "respondent-b"}
-_CHECK_SECONDS = 5.0
 
 
 @contextlib.asynccontextmanager
@@ -70,7 +70,7 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
 
 async def _watch_backend(context: Context[GeneratorSettings], model: ChatModel) -> None:
     while True:
-        await asyncio.sleep(_CHECK_SECONDS)
+        await asyncio.sleep(LOOK_SECONDS)
         await _look(context, model)
 
 

@@ -17,6 +17,10 @@ Backend = Literal["ollama", "openai", "google_genai"]
 # Longest wait for the first byte of an answer: a big model is read from disk in it.
 LOAD_TIMEOUT = 600.0
 
+# Between two looks at a participant's model server: less than the five seconds after which uvicorn, and vLLM with it,
+# closes an idle connection, so that one connection serves all of them.
+LOOK_SECONDS = 4.0
+
 # As OpenTelemetry's GenAI conventions call them; a server that speaks OpenAI's protocol is not told apart.
 PROVIDERS: dict[Backend, str] = {"ollama": "ollama", "openai": "openai", "google_genai": "gcp.gemini"}
 

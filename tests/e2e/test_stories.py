@@ -242,3 +242,47 @@ def test_a_second_run_on_the_same_folder_is_refused(client: dict[str, str]) -> N
     done = run.local2(client, "run", "--headless", "--api-port", str(run.free_port()))
     assert done.returncode == 1
     assert "LoCAL2 already runs on the data folder" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_named_ollama_that_comes_after_the_start_is_waited_for_and_used(tmp_path: Path) -> None:
+    log = tmp_path / "stack.log"
+    model_port, api_port = run.free_port(), run.free_port()
+    env = run.clean_environment(tmp_path) | {
+        "OLLAMA_HOST": f"http://127.0.0.1:{model_port}",
+        "LOCAL2_API_PORT": str(api_port),
+        "LOCAL2_WEB_SEARCH_PROVIDER": "mock",
+    }
+    url = f"http://127.0.0.1:{api_port}"
+    with (
+        log.open("ab") as out,
+        run.program([sys.executable, "-m", "services.cli", "run", "--headless"], env, out) as one,
+    ):
+        deadline = time.monotonic() + run.START
+        while True:
+            assert one.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            try:
+                ready = httpx.get(f"{url}/ready", trust_env=False, timeout=5)
+            except httpx.TransportError:
+                time.sleep(0.05)
+                continue
+            if "Ollama does not answer" in str(ready.json()["parts"]["model"].get("reason")):
+                break
+            time.sleep(0.05)
+        assert ready.status_code == 503
+        doctor = run.local2(env, "doctor")
+        assert doctor.returncode == 1
+        assert "waited for" in doctor.stdout
+        model = [sys.executable, "-m", "shared.testing.model_server", "--port", str(model_port)]
+        with run.program(model, env, out):
+            run.wait_until_ready(url, one)
+            part = httpx.get(f"{url}/ready", trust_env=False, timeout=5).json()["parts"]["model"]
+            assert (part["demo"], part["facts"]["server"]) == (False, "Ollama")
+            asked = run.local2(env, "ask", "What is the capital of France?", "--json")
+            assert "Paris" in json.loads(asked.stdout)["answer"]
+    said = log.read_text()
+    assert f"Ollama does not answer at http://127.0.0.1:{model_port} (" in said
+    assert "; waiting for it" in said
+    assert f"Ollama answers now at http://127.0.0.1:{model_port}" in said
+    assert "DEMO" not in said

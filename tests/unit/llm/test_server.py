@@ -214,6 +214,46 @@ async def test_a_stream_of_nothing_is_asked_for_again() -> None:
             await chat("openai", url)
 
 
+@pytest.mark.parametrize("backend", ["ollama", "openai"])
+async def test_looks_and_answers_share_one_connection(backend: Backend) -> None:
+    connections = 0
+    tasks: set[asyncio.Task[None]] = set()
+    said = {
+        b"/api/show": b'{"capabilities": ["completion"]}',
+        b"/api/ps": b'{"models": []}',
+        b"/api/chat": b'{"message": {"content": "hi"}, "done": true, "done_reason": "stop"}\n',
+        b"/v1/models": b'{"data": [{"id": "m"}]}',
+        b"/v1/chat/completions": b'data: {"choices": [{"delta": {"content": "hi"}, "finish_reason": "stop"}]}\n\n',
+    }
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        with suppress(asyncio.IncompleteReadError, OSError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                lengths = [line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+                await reader.readexactly(int(lengths[0]) if lengths else 0)
+                body = said[head.split(b" ")[1]]
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        model = open_chat_model(backend, base_url=url, api_key="key")
+        for _ in range(3):
+            assert await model.reachable("m") is None
+            assert [delta async for delta in model.stream(ASK)]
+        await model.aclose()
+        await asyncio.wait(tasks)
+    assert connections == 1
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3)
