@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.bus import Bus, Command, ReplyError, Script
-from shared.bus.keys import STARTS
+from shared.bus.keys import starts_key
 from shared.bus.streams import order
 from shared.contracts import DEAD_LETTER
 
@@ -40,7 +40,7 @@ class GroupReading:
 class BusReading:
     """lengths, ages: of each stream; ages in seconds. dead, buried: dead letters now, and ever.
 
-    starts: replicas started, by participant. redis: what the server says of its memory and clients.
+    redis: what the server says of its memory and clients.
     """
 
     lengths: dict[str, int]
@@ -48,8 +48,13 @@ class BusReading:
     groups: list[GroupReading]
     dead: int
     buried: int
-    starts: dict[str, int]
     redis: dict[str, float] = field(default_factory=dict)
+
+
+async def read_starts(bus: Bus, participants: Sequence[str]) -> dict[str, int]:
+    """How many replicas of each were ever started."""
+    counts = await bus.link.pipe_raw([("GET", starts_key(name)) for name in participants])
+    return {name: _number(count) for name, count in zip(participants, counts, strict=True)}
 
 
 async def read_bus(bus: Bus) -> BusReading:
@@ -65,7 +70,6 @@ async def read_bus(bus: Bus) -> BusReading:
     tail: list[Command] = [
         ("XLEN", DEAD_LETTER.stream),
         ("XINFO", "STREAM", DEAD_LETTER.stream),
-        ("HGETALL", STARTS),
         ("INFO", "memory"),
         ("INFO", "clients"),
     ]
@@ -82,7 +86,7 @@ async def read_bus(bus: Bus) -> BusReading:
         lengths[stream] = length
         ages[stream] = _age(now, _first_id(first))
         rows += [(stream, row) for row in found]
-    dead, about, starts, memory, clients = replies[len(asked) :]
+    dead, about, memory, clients = replies[len(asked) :]
     dead_letters = {key.decode(): value for key, value in _pairs(about)}
     return BusReading(
         lengths=lengths,
@@ -90,7 +94,6 @@ async def read_bus(bus: Bus) -> BusReading:
         groups=await _groups(bus, rows, now),
         dead=dead if isinstance(dead, int) else 0,
         buried=_number(dead_letters.get("entries-added")),
-        starts={name.decode(errors="replace"): _number(count) for name, count in _pairs(starts)},
         redis={**_figures(memory, _MEMORY), **_figures(clients, _CLIENTS)},
     )
 

@@ -87,7 +87,9 @@ class Gateway:
             async with asyncio.timeout(self.settings.bus_wait + extra):
                 yield
         except TimeoutError as exc:
-            raise BusUnavailable("the bus does not answer; try again in a moment") from exc
+            busy = "BUSY " in self.bus.link.trouble
+            what = "is kept busy by a script" if busy else "does not answer"
+            raise BusUnavailable(f"the bus {what}; try again in a moment") from exc
 
     async def full(self) -> str | None:
         """Why the bus takes no writes, as of the last heartbeat; None while it does. Raises BusUnavailable."""

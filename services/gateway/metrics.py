@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.gateway.bus_state import BusReading, read_bus
+from services.gateway.bus_state import BusReading, read_bus, read_starts
 from shared.bus import Bus
 from shared.contracts import QUERY_RECEIVED
 from shared.participant.registry import Registry, ReplicaInfo
@@ -21,15 +21,21 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a scrape shows of the bus."""
+    """What a scrape shows of the bus. starts: replicas ever started, by participant.
+
+    Also of those that have work but no replica: that is a 0 to be seen, not a gap. The answering one always.
+    """
 
     bus: BusReading
     replicas: Sequence[ReplicaInfo]
+    starts: dict[str, int]
 
 
 async def take(bus: Bus, registry: Registry) -> Reading:
     """Raises BusUnavailable."""
-    return Reading(await read_bus(bus), await registry.replicas(fresh=True))
+    reading, replicas = await read_bus(bus), await registry.replicas(fresh=True)
+    names = {info.participant for info in replicas} | {one.group for one in reading.groups} | {"generator"}
+    return Reading(reading, replicas, await read_starts(bus, sorted(names)))
 
 
 class Metrics:
@@ -121,12 +127,12 @@ def _of_replicas(reading: Reading) -> Iterator[Metric]:
     busy = GaugeMetricFamily("local2_replicas_in_flight", "Messages in the replicas' hands", labels=["participant"])
     room = GaugeMetricFamily("local2_replicas_concurrency", "Messages they can have", labels=["participant"])
     starts = CounterMetricFamily("local2_replica_starts", "Replicas started ever", labels=["participant"])
-    for name in _participants(reading):
+    for name, started in reading.starts.items():
         found = [info for info in reading.replicas if info.participant == name]
         live.add_metric([name], len(found))
         busy.add_metric([name], sum(info.in_flight for info in found))
         room.add_metric([name], sum(info.concurrency for info in found))
-        starts.add_metric([name], reading.bus.starts.get(name, 0))
+        starts.add_metric([name], started)
     yield from (live, busy, room, starts)
 
 
@@ -151,12 +157,6 @@ def _tally(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metri
     for value, count in sorted(counts.items()):
         family.add_metric([value], count)
     return family
-
-
-def _participants(reading: Reading) -> Collection[str]:
-    """Also those that have work but no replica: that is a 0 to be seen, not a gap. The answering one always."""
-    names = {info.participant for info in reading.replicas} | {one.group for one in reading.bus.groups}
-    return sorted(names | {"generator"})
 
 
 def _of_redis(bus: BusReading) -> Iterator[Metric]:

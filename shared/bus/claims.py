@@ -188,8 +188,11 @@ class Claims:
 
     async def hand_over(self) -> None:
         """Makes what is still held anybody's at once, and leaves no consumer behind."""
-        leaving = [HAND_OVER((stream,), self._group, self._replica, HEIR) for stream in self._streams]
-        await self._bus.link.pipe_raw(leaving)
+        leaving = self._streams
+        while leaving:
+            scripts = [HAND_OVER((stream,), self._group, self._replica, HEIR) for stream in leaving]
+            moved = await self._bus.link.pipe_raw(scripts)
+            leaving = [name for name, count in zip(leaving, moved, strict=True) if isinstance(count, int) and count]
         for stream in self._delivered:
             removed: Any = 1
             while removed and not isinstance(removed, ReplyError):

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 from shared.bus.endpoint import Address, Endpoint
 from shared.bus.hash_slots import EVERY, NOWHERE, SLOTS, name_of, slot_of, stages
-from shared.bus.link import Link, ended, loading
-from shared.bus.port import Command, ConnectionLost, Reply, ReplyError, as_values, checked, refused
+from shared.bus.link import Link, ended
+from shared.bus.port import Command, ConnectionLost, Reply, ReplyError, Script, as_values, checked, loading, refused
 from shared.bus.wire import Server
 from shared.errors import BusUnavailable
 from shared.telemetry.logging import get_logger
@@ -25,7 +25,7 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 # Answers of a node that could not carry out a command just now.
-_NOT_NOW = ("TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED")
+_NOT_NOW = ("BUSY", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED")
 _MAX_BACKOFF = 0.25
 # Two nodes that send each other what neither wants are not asked faster than this.
 _HOPS = 4
@@ -164,6 +164,10 @@ class ClusterLink:
         # whoever waits for the map is told
         self.connected.set()
         await self._lines.close()
+
+    @property
+    def trouble(self) -> str:
+        return self._complaint
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -312,7 +316,7 @@ class ClusterLink:
                 for line in (self._lines, *self._others):
                     for link in line.all():
                         if link.address == asked:
-                            link.submit(loading(), False).add_done_callback(_heard)
+                            link.submit(loading(list(Script.known.values())), False).add_done_callback(_heard)
                 return "again"
         return "later" if word in _NOT_NOW else None
 
@@ -326,7 +330,8 @@ class ClusterLink:
             return await self._scan(command)
         if name in EVERY:
             replies = await asyncio.gather(*(self._tell(address, command, retry) for address in self._masters))
-            return next((reply for reply in replies if refused(reply) is not None), replies[0])
+            # of several numbers the lowest: what one of them does not have is missing
+            return next((reply for reply in replies if refused(reply) is not None), min(replies))
         links = sorted(self._lines.all(), key=lambda link: not link.connected.is_set())
         return await self._tell(links[0].address if links else self._masters[0], command, retry)
 

@@ -457,9 +457,17 @@ def replica_key(participant: str, replica: str) -> str:
 REPLICAS = _family(
     "replicas", "sorted set", "index of the above", owner="all", lasting="cleaned by whoever reads it"
 ).key()
-STARTS = _family("starts", "hash", "participant → how many replicas were ever started", owner="all", lasting="no").key()
+_STARTS = _family(
+    "starts:<participant>", "string", "how many replicas of it were ever started", owner="the replica", lasting="no"
+)
+
+
+def starts_key(participant: str) -> str:
+    return _STARTS.key(participant)
+
+
 KNOWN_TOOLS = _family(
-    "tools", "set", "names of tools that were ever announced", owner="tool workers", lasting="no"
+    "tools", "set", "names of tools that were ever announced", owner="whoever reads the registry", lasting="no"
 ).key()
 JANITOR = _family(
     "janitor",

@@ -12,12 +12,24 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import hiredis
 
 from shared.bus.clock import BusClock
-from shared.bus.port import Command, ConnectionLost, Reply, Script, as_values, checked, committed
+from shared.bus.port import (
+    Command,
+    ConnectionLost,
+    Reply,
+    Script,
+    as_values,
+    checked,
+    committed,
+    loading,
+    missing,
+    there,
+)
 from shared.bus.wire import Desync, Server, Wire, open_wire
 from shared.errors import BusUnavailable, Local2Error, PermanentError
 from shared.telemetry.logging import get_logger
@@ -25,7 +37,7 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 # Errors that speak of the server's condition, not of the command: a new connection and another try will help.
-CONDITIONS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOSCRIPT", "UNBLOCKED")
+CONDITIONS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOSCRIPT", "UNBLOCKED", "BUSY ")
 _FIRST_BACKOFF = 0.02
 _MAX_BACKOFF = 0.5
 # Seconds after which a task that goes on is cancelled again.
@@ -136,6 +148,10 @@ class Link:
         assert self._task is not None
         await ended(self._task)
         self._fail_all(BusUnavailable("the bus is closed"))
+
+    @property
+    def trouble(self) -> str:
+        return "" if self.connected.is_set() else self._reason
 
     async def unblock(self, other: Link) -> bool:
         """Ends the blocking read that `other` waits in, a connection to the same server; False when there is none."""
@@ -251,17 +267,23 @@ class Link:
             served, self._useful = self.generation, False
             try:
                 asked = time.monotonic()
-                handshake = [("CLIENT", "ID"), *self.greeting, ("CLIENT", "SETNAME", self._name), *loading(), ("TIME",)]
+                scripts = list(Script.known.values())
+                handshake = [("CLIENT", "ID"), *self.greeting, ("CLIENT", "SETNAME", self._name)]
                 async with asyncio.timeout(self._timeout):
-                    wire, replies = await open_wire(await self.server(), handshake)
-                told = replies.pop()
-                self._check(replies)
+                    server = await self.server()
+                    wire, replies = await open_wire(server, [*handshake, there(scripts), ("TIME",)])
+                    told, known = replies.pop(), replies.pop()
+                    # a user who may not even ask loads them all
+                    self._check(replies if _refused(known) else [*replies, known])
+                    await _load(wire, missing(scripts, known))
                 if not isinstance(told, hiredis.ReplyError):
                     self._clock.learn(told, asked)
                 await self._serve(wire, int(replies[0]))
             except Exception as exc:
                 # whatever a server answers, this goes on
                 self._report(str(exc) or type(exc).__name__, served)
+                if str(exc).startswith("BUSY "):
+                    await self._end_script()
             finally:
                 self._wire = None
                 self.connected.clear()
@@ -271,6 +293,18 @@ class Link:
             # a server that takes connections and serves nothing is not asked faster than one that is away
             delay = _FIRST_BACKOFF if self._useful else min(_MAX_BACKOFF, delay * 2 or _FIRST_BACKOFF)
             await asyncio.sleep(delay)
+
+    async def _end_script(self) -> None:
+        """Ends the script that keeps everybody waiting, where this user may, and it has written nothing yet."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(self._timeout):
+                # a busy server lets nobody choose a database
+                wire, (told,) = await open_wire(replace(await self.server(), database=0), [("SCRIPT", "KILL")])
+            wire.abort()
+            if not isinstance(told, hiredis.ReplyError):
+                log.error("bus.script_ended", reason="it kept Redis from serving anybody for too long")
+            elif str(told).startswith("UNKILLABLE"):
+                log.error("bus.script_cannot_be_ended", reason=str(told))
 
     async def server(self) -> Server:
         """The server to connect to now."""
@@ -394,6 +428,18 @@ async def ended(task: asyncio.Task[None]) -> None:
         task.result()
 
 
-def loading() -> list[Command]:
-    """The commands that make every script known to a server."""
-    return [("SCRIPT", "LOAD", script.source) for script in Script.known.values()]
+def _refused(reply: Reply) -> bool:
+    """Whether this user of Redis may not."""
+    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOPERM")
+
+
+async def _load(wire: Wire, scripts: Sequence[Script]) -> None:
+    """Makes scripts known to a server. Raises ConnectionError when it does not take them."""
+    for reply in await wire.ask(loading(scripts)) if scripts else ():
+        if isinstance(reply, hiredis.ReplyError):
+            if _refused(reply):
+                raise ConnectionError(
+                    "Redis does not have the scripts of the bus yet, and this user of it may not load them: "
+                    "the next participant that may (a gateway or generator of this release, say) does"
+                )
+            raise ConnectionError(str(reply))

@@ -35,7 +35,11 @@ class ConnectionLost(Local2Error):
 
 
 class Script:
-    """A Lua script, loaded once per connection. All its keys share a hash slot."""
+    """A Lua script. All its keys share a hash slot.
+
+    Whoever connects sees to it that the server knows those of his process, and every heartbeat that it still does; a
+    user of Redis who may not load scripts waits for one who may.
+    """
 
     known: ClassVar[dict[str, Script]] = {}
 
@@ -46,6 +50,23 @@ class Script:
 
     def __call__(self, keys: Sequence[str], *args: Any) -> Command:
         return ("EVALSHA", self.sha, len(keys), *keys, *args)
+
+
+def there(scripts: Sequence[Script]) -> Command:
+    """Asks which scripts a server knows."""
+    return ("SCRIPT", "EXISTS", *[script.sha for script in scripts])
+
+
+def missing(scripts: Sequence[Script], reply: Reply) -> list[Script]:
+    """Those of which `there` has not been told that they are."""
+    if isinstance(reply, Exception):
+        return list(scripts)
+    return [script for script, known in zip(scripts, reply, strict=True) if not known]
+
+
+def loading(scripts: Sequence[Script]) -> list[Command]:
+    """The commands that make scripts known to a server."""
+    return [("SCRIPT", "LOAD", script.source) for script in scripts]
 
 
 class Port(Protocol):
@@ -59,6 +80,10 @@ class Port(Protocol):
 
     @property
     def connected(self) -> asyncio.Event: ...
+
+    @property
+    def trouble(self) -> str:
+        """Why a connection was lost or could not be made, the last time; empty while that is not so."""
 
     async def call(self, *command: Any, retry: bool = True, block: float = 0.0) -> Reply:
         """One command's reply. Raises ReplyError, BusFull, BusUnavailable, ConnectionLost.

@@ -1,4 +1,9 @@
-"""The few operations that must be atomic. Each touches keys of one hash slot only."""
+"""The few operations that must be atomic. Each touches keys of one hash slot only.
+
+A tool worker may need all of these and no other ones: its user of Redis may not load any, and every participant that
+may load them knows these. They take an amount of work that their caller cannot choose, because a script keeps everybody
+else waiting.
+"""
 
 from shared.bus.port import Script
 
@@ -92,23 +97,23 @@ return {t[1] * 1000 + math.floor(t[2] / 1000), left, idle, delivered, lost, remo
 """
 )
 
-# Makes what a leaving consumer still holds claimable at once, then removes the consumer. The interrupted delivery does
-# not count as an attempt. KEYS: stream. ARGV: group, consumer, heir.
+# Makes what a leaving consumer still holds claimable at once, five hundred entries a time, then removes the consumer.
+# The interrupted delivery does not count as an attempt. KEYS: stream. ARGV: group, consumer, heir.
+# Returns how many entries were moved; 0 when there were none, and the consumer is gone.
 HAND_OVER = Script("""
-while true do
-  local p = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 500, ARGV[2])
-  if #p == 0 then break end
-  for _, row in ipairs(p) do
-    redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[3], 0, row[1],
-               'IDLE', 1000000000, 'RETRYCOUNT', math.max(row[4] - 1, 0), 'JUSTID')
-    local moved = redis.call('XPENDING', KEYS[1], ARGV[1], row[1], row[1], 1)
-    if moved[1] and moved[1][2] == ARGV[2] then redis.call('XACK', KEYS[1], ARGV[1], row[1]) end
-  end
+local p = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 500, ARGV[2])
+for _, row in ipairs(p) do
+  redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[3], 0, row[1],
+             'IDLE', 1000000000, 'RETRYCOUNT', math.max(row[4] - 1, 0), 'JUSTID')
+  local moved = redis.call('XPENDING', KEYS[1], ARGV[1], row[1], row[1], 1)
+  if moved[1] and moved[1][2] == ARGV[2] then redis.call('XACK', KEYS[1], ARGV[1], row[1]) end
 end
-return redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
+if #p == 0 then redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2]) end
+return #p
 """)
 
-# Removes consumers that hold nothing and have been silent for a while. KEYS: stream. ARGV: group, idle ms.
+# Removes consumers that hold nothing and have been silent for a while, a hundred at most. KEYS: stream.
+# ARGV: group, idle ms.
 REAP = Script("""
 local removed = 0
 for _, row in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
@@ -117,7 +122,27 @@ for _, row in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
   if c['pending'] == 0 and c['idle'] > tonumber(ARGV[2]) then
     redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], c['name'])
     removed = removed + 1
+    if removed == 100 then break end
   end
 end
 return removed
+""")
+
+# The entries between two ids in which a text occurs, of the next two hundred; of a longer text its first 200 bytes, so
+# that looking for it takes no longer. KEYS: stream. ARGV: first id, id behind the last, text.
+# Returns the id to go on from ('' at the end), and those that were found.
+MENTIONING = Script("""
+local found = {''}
+local text = string.sub(ARGV[3], 1, 200)
+local page = redis.call('XRANGE', KEYS[1], ARGV[1], '(' .. ARGV[2], 'COUNT', 200)
+for _, entry in ipairs(page) do
+  for i = 2, #entry[2], 2 do
+    if string.find(entry[2][i], text, 1, true) then
+      found[#found + 1] = entry[1]
+      break
+    end
+  end
+end
+if #page == 200 then found[1] = '(' .. page[#page][1] end
+return found
 """)

@@ -16,7 +16,7 @@ from shared.bus.cluster_reads import ClusterReader, ClusterTailer
 from shared.bus.endpoint import Endpoint
 from shared.bus.keys import KNOWN_TOOLS, once_key, stream_key
 from shared.bus.link import Link
-from shared.bus.port import Command, ConnectionLost, Port, Reader, Reply, ReplyError
+from shared.bus.port import Command, ConnectionLost, Port, Reader, Reply, ReplyError, Script, loading, missing, there
 from shared.bus.scripts import PUBLISH_ONCE
 from shared.bus.sentinel import SentinelLink
 from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, Outgoing, Subject
@@ -117,6 +117,13 @@ class Bus:
         asked = time.monotonic()
         with suppress(ConnectionLost):
             self._clock.learn(await self.pulse.call("TIME", retry=False), asked)
+
+    async def keep_scripts(self) -> None:
+        """Loads the scripts that Redis has lost, for those who may not (see Script)."""
+        scripts = list(Script.known.values())
+        (known,) = await self.pulse.pipe_raw([there(scripts)])
+        for command in loading(missing(scripts, known)):
+            await self.pulse.pipe_raw([command])
 
     async def end_tailing(self) -> bool:
         """Ends the read of the tail that is in progress; False when it does not wait in Redis."""

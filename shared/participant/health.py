@@ -44,11 +44,13 @@ async def check(participant: str, url: str, patience: float = PATIENCE, *, alive
     from shared.errors import BusUnavailable
     from shared.participant.registry import Registry
 
-    try:
-        async with asyncio.timeout(patience), Bus(url, f"health/{participant}", timeout=patience) as bus:
-            replicas = await Registry(bus, freshness=0).replicas()
-    except (TimeoutError, BusUnavailable):
-        return alive, "Redis does not answer"
+    async with Bus(url, f"health/{participant}", timeout=patience) as bus:
+        try:
+            async with asyncio.timeout(patience):
+                replicas = await Registry(bus, freshness=0).replicas()
+        except (TimeoutError, BusUnavailable):
+            busy = "BUSY " in bus.link.trouble
+            return alive, "Redis is kept busy by a script" if busy else "Redis does not answer"
     return verdict(replicas, participant, socket.gethostname())
 
 
@@ -61,6 +63,8 @@ def quick(participant: str, *, alive: bool, patience: float = PATIENCE) -> tuple
         found = health_quick.announced(url, participant, patience)
     except health_quick.NotPlain:
         return None
+    except health_quick.Busy:
+        return alive, "Redis is kept busy by a script"
     except OSError:
         return alive, "Redis does not answer"
     return verdict(found, participant, socket.gethostname())

@@ -28,6 +28,10 @@ class NotPlain(Exception):
     """This way cannot tell."""
 
 
+class Busy(OSError):
+    """A script keeps Redis from answering anybody."""
+
+
 def url_of(participant: str) -> str | None:
     """The bus's URL where the environment names one; it goes before every file."""
     own = f"LOCAL2_{participant.upper().replace('-', '_')}_REDIS_URL"
@@ -35,7 +39,7 @@ def url_of(participant: str) -> str | None:
 
 
 def announced(url: str, participant: str, patience: float) -> list[Announced]:
-    """The participant's live replicas. Raises OSError when Redis is away, and NotPlain."""
+    """The participant's live replicas. Raises OSError when Redis is away or Busy, and NotPlain."""
     try:
         place = urlsplit(url)
         host, port, database = place.hostname, place.port or 6379, int(place.path.strip("/") or 0)
@@ -82,5 +86,7 @@ def _reply(replies: IO[bytes]) -> Any:
             return None if length < 0 else replies.read(length + 2)[:-2]
         case b"*":
             return [_reply(replies) for _ in range(int(rest))]
+        case b"-" if rest.startswith(b"BUSY "):
+            raise Busy
         case _:
             raise NotPlain

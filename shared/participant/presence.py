@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 
 from shared.bus import Bus, BusFull, Command, ReplyError
-from shared.bus.keys import STARTS, schema_key
+from shared.bus.keys import schema_key, starts_key
 from shared.errors import TransientError
 from shared.participant.inbox import INBOX_LENGTH
 from shared.participant.registry import ReplicaInfo, announcing, leaving, mend, still_there
@@ -53,7 +53,7 @@ class Presence:
                     return
             await asyncio.sleep(1.0)
         # a statistic: a user of the bus who may not write it can do without
-        await self._bus.pulse.pipe_raw([("HINCRBY", STARTS, self._participant, 1)])
+        await self._bus.pulse.pipe_raw([("INCR", starts_key(self._participant))])
 
     def _opening(self) -> list[Command]:
         return [
@@ -89,6 +89,7 @@ class Presence:
             try:
                 await self.announce(heartbeat())
                 await self._bus.tell_time()
+                await self._bus.keep_scripts()
             except (TransientError, ReplyError) as exc:
                 log.warning("service.heartbeat_failed", reason=str(exc))
                 if isinstance(exc, ReplyError) and exc.code == "WRONGTYPE":
@@ -100,4 +101,4 @@ class Presence:
         """Takes the entry and the inbox away, when Redis answers within a second."""
         with contextlib.suppress(TimeoutError, TransientError, ReplyError):
             async with asyncio.timeout(1):
-                await self._bus.pulse.pipe([*leaving(self._participant, self._replica), ("DEL", self._inbox)])
+                await self._bus.pulse.pipe_raw([*leaving(self._participant, self._replica), ("DEL", self._inbox)])

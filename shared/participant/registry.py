@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -20,6 +21,9 @@ log = get_logger()
 
 # Which records a process can read. It grows with a release whose records the one before does not find.
 RELEASE = 2
+# A name that models and users can use. So many are remembered.
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MOST_TOOLS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +61,10 @@ def _parsed(value: bytes) -> ReplicaInfo | None:
 def announcing(info: ReplicaInfo, ttl_ms: int) -> list[Command]:
     """Says that a replica lives, for `ttl_ms`."""
     member = f"{info.participant}/{info.replica}"
-    names = [tool["function"]["name"] for tool in info.tools]
-    commands: list[Command] = [
+    return [
         ("SET", replica_key(info.participant, info.replica), orjson.dumps(asdict(info)), "PX", ttl_ms),
         ("ZADD", REPLICAS, info.seen, member),
     ]
-    if names:
-        commands.append(("SADD", KNOWN_TOOLS, *names))
-    return commands
 
 
 def still_there(participant: str, replica: str, ttl_ms: int) -> Command:
@@ -73,6 +73,7 @@ def still_there(participant: str, replica: str, ttl_ms: int) -> Command:
 
 
 def leaving(participant: str, replica: str) -> list[Command]:
+    """Takes a replica out; from the index whoever reads it does that too."""
     return [("DEL", replica_key(participant, replica)), ("ZREM", REPLICAS, f"{participant}/{replica}")]
 
 
@@ -117,6 +118,7 @@ class Registry:
                     self._snapshot = await self._read()
                     self._served = _served(self._snapshot)
                     self._taken = time.monotonic()
+                    await self._remember(sorted(self._served))
         return self._snapshot
 
     async def _read(self) -> list[ReplicaInfo]:
@@ -130,6 +132,19 @@ class Registry:
             await self._bus.link.pipe_raw([("ZREM", REPLICAS, *gone)])
         found = [info for value in values if isinstance(value, bytes) and (info := _parsed(value)) is not None]
         return sorted(found, key=lambda info: (info.participant, info.started, info.replica))
+
+    async def _remember(self, names: Sequence[str]) -> None:
+        """Notes the names of tools for the time when nobody serves them. A tool worker need not be allowed to."""
+        if not names:
+            return
+        known, count = await self._bus.link.pipe_raw([("SMISMEMBER", KNOWN_TOOLS, *names), ("SCARD", KNOWN_TOOLS)])
+        if isinstance(known, ReplyError):
+            if known.code == "WRONGTYPE":
+                await mend(self._bus.link)
+            return
+        new = [name for name, there in zip(names, known, strict=True) if not there]
+        if new and count + len(new) <= _MOST_TOOLS:
+            await self._bus.link.pipe_raw([("SADD", KNOWN_TOOLS, *new)])
 
     async def live(self, participant: str) -> list[ReplicaInfo]:
         return [info for info in await self.replicas() if info.participant == participant]
@@ -163,6 +178,6 @@ def _served(replicas: Sequence[ReplicaInfo]) -> dict[str, dict[str, Any]]:
     for info in replicas:
         for schema in info.tools if info.state == "ready" else ():
             function = schema.get("function")
-            if isinstance(function, dict) and isinstance(function.get("name"), str):
+            if isinstance(function, dict) and _NAME.fullmatch(str(function.get("name"))):
                 found.setdefault(function["name"], schema)
     return found

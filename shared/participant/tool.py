@@ -13,8 +13,9 @@ from typing import Any, Generic, TypeVar
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from shared.bus import START, Command, Delivery, Entry, Route, Script, order
+from shared.bus import START, Command, Delivery, Entry, Route, order
 from shared.bus.keys import result_key
+from shared.bus.scripts import MENTIONING
 from shared.contracts import (
     QUERY_CANCEL,
     TOOL_ALIASES,
@@ -48,7 +49,6 @@ _INTERNAL_SECONDS = 300
 # A large result (in bytes) is kept as long as its query may ask for it again, and then some.
 _LARGE = 65_536
 _LARGE_SECONDS = 3_600
-_PAGE = 200
 _TOO_LATE = "the query's deadline has passed"
 # Where a result will be, workers of the last release say that they are at it.
 RUNNING = b"running:"
@@ -122,24 +122,6 @@ def failure(request: ToolRequest, error: str, duration_ms: int = 0) -> ToolResul
         duration_ms=duration_ms,
         session_id=request.session_id,
     )
-
-
-# The entries between two ids in which a text occurs. KEYS: stream. ARGV: first id, id behind the last, text, how many
-# to look at. Returns the id to go on from ('' at the end), and those that were found.
-_MENTIONING = Script("""
-local found = {''}
-local page = redis.call('XRANGE', KEYS[1], ARGV[1], '(' .. ARGV[2], 'COUNT', ARGV[4])
-for _, entry in ipairs(page) do
-  for i = 2, #entry[2], 2 do
-    if string.find(entry[2][i], ARGV[3], 1, true) then
-      found[#found + 1] = entry[1]
-      break
-    end
-  end
-end
-if #page == tonumber(ARGV[4]) then found[1] = '(' .. page[#page][1] end
-return found
-""")
 
 
 class NotRun(ToolError):
@@ -227,7 +209,7 @@ class ToolWork(Generic[A]):
         bus = self._context.bus
         after = "-"
         while after:
-            found = await bus.link.call(*_MENTIONING((self.stream,), after, delivery.entry_id, request.call_id, _PAGE))
+            found = await bus.link.call(*MENTIONING((self.stream,), after, delivery.entry_id, request.call_id))
             after = found[0].decode()
             for entry_id in found[1:]:
                 for entry in await bus.range(self.stream, entry_id.decode(), entry_id.decode()):

@@ -96,7 +96,7 @@ async def system(users: AclRedis, tmp_path: Path) -> AsyncIterator[Site]:
         await stack.enter_async_context(running(web_search, WebSearchSettings(provider="mock", **on_web)))
         await stack.enter_async_context(running(web_fetch, WebFetchSettings(**on_web)))
         for name in WORKERS:
-            await announced(users.web, name)
+            await announced(users.core, name)
         for letter in "AB":
             settings = GeneratorSettings(
                 respondent_id=letter, ollama_host=model.url, redis_url=users.core, concurrency=4, yield_rest=0, **common
@@ -150,11 +150,9 @@ async def test_a_worker_on_the_web_side_hears_new_settings(system: Site) -> None
     await eventually(one_hit, 5, "the search gives one hit")
 
 
-async def test_an_entry_that_a_worker_cannot_read_becomes_a_dead_letter(
-    system: Site, core: redis.Redis, web: redis.Redis
-) -> None:
+async def test_an_entry_that_a_worker_cannot_read_becomes_a_dead_letter(system: Site, core: redis.Redis) -> None:
     stream = TOOL_REQUEST.for_tool("web_search").stream
-    entry = web.xadd(stream, {"payload": "no JSON"})
+    entry = core.xadd(stream, {"payload": "no JSON"})
 
     def buried() -> bool:
         letters = core.xrange(DEAD_LETTER.stream)
@@ -213,7 +211,7 @@ async def test_a_workers_health_check_works_as_its_own_user(system: Site, users:
 async def test_workers_leave_no_consumer_and_no_trace_of_themselves_behind(users: AclRedis, core: redis.Redis) -> None:
     settings = WebSearchSettings(provider="mock", heartbeat=0.2, drain=0.5, redis_url=users.web)
     async with running(web_search, settings):
-        await announced(users.web, "web_search")
+        await announced(users.core, "web_search")
     assert core.xinfo_consumers(TOOL_REQUEST.for_tool("web_search").stream, "web_search") == []
     assert not list(core.scan_iter("local2:replica:web_search:*"))
     assert not list(core.scan_iter("local2:inbox:web_search:*"))
@@ -325,7 +323,8 @@ def test_the_web_side_has_no_way_to_what_is_not_its_own(web: redis.Redis, comman
 
 
 def test_a_script_gives_the_web_side_no_way_around(core: redis.Redis, web: redis.Redis) -> None:
-    sha = web.script_load("return redis.call('HGETALL', 'local2:keys')")
+    assert refused(web, "SCRIPT", "LOAD", "return 1")
+    sha = core.script_load("return redis.call('HGETALL', 'local2:keys')")
     with pytest.raises(redis.exceptions.ResponseError, match=r"(?i)permission|ACL"):
         web.evalsha(sha, 0)
     with pytest.raises(redis.exceptions.ResponseError, match=r"(?i)permission|ACL"):

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,14 +27,22 @@ class AclRedis:
     web: str
     nobody: str
     folder: Path
+    port: int
+    admin: str = ""
 
 
-def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
-    """The script that the container runs, with the server of the tests in place of the image's."""
+def start(folder: Path, *arguments: str, users: str = "", **environment: str) -> subprocess.Popen[bytes]:
+    """The script that the container runs, with the server of the tests in place of the image's.
+
+    users: further lines for its file of users.
+    """
     commands = folder / "bin"
     commands.mkdir(parents=True, exist_ok=True)
-    (commands / "redis-server").unlink(missing_ok=True)
-    (commands / "redis-server").symlink_to(server_binary())
+    server = commands / "redis-server"
+    server.unlink(missing_ok=True)
+    # how the script calls it: its settings, --aclfile, the file of users, more
+    server.write_text(f"#!/bin/sh\nprintf '%s\\n' '{users}' >>\"$3\"\nexec {server_binary()} \"$@\"\n")
+    server.chmod(0o755)
     return subprocess.Popen(
         ["/bin/sh", str(DEPLOY / "start.sh"), "--dir", str(folder), *arguments],
         env={"PATH": f"{commands}:{os.environ['PATH']}", "TMPDIR": str(folder), **PASSWORDS, **environment},
@@ -46,17 +54,21 @@ def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen
 
 
 @contextlib.contextmanager
-def acl_redis(folder: Path) -> Iterator[AclRedis]:
+def acl_redis(folder: Path, *, admin: bool = False, arguments: Sequence[str] = ()) -> Iterator[AclRedis]:
+    """admin: with a further user who may do everything. arguments: further ones of the server."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     place = f"127.0.0.1:{port}/0"
-    server = start(folder, "--bind", "127.0.0.1", "--port", str(port))
+    users = "user admin on nopass allkeys allchannels +@all" if admin else ""
+    server = start(folder, "--bind", "127.0.0.1", "--port", str(port), *arguments, users=users)
     urls = AclRedis(
         core=f"redis://core:{PASSWORDS['LOCAL2_REDIS_PASSWORD']}@{place}",
         web=f"redis://web:{PASSWORDS['LOCAL2_REDIS_WEB_PASSWORD']}@{place}",
         nobody=f"redis://{place}",
         folder=folder,
+        port=port,
+        admin=f"redis://admin:x@{place}" if admin else "",
     )
     try:
         with redis.Redis.from_url(urls.core) as client:

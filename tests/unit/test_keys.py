@@ -24,17 +24,15 @@ READ_BY_THE_WEB = {
     "result:{local2:tool.request.web_search}:1-1:A:0:0",
     "inbox:web_search:r1",
     "replica:web_search:r1",
-    "replica:generator:r1",
-    "replica:gateway:r1",
     "settings-schema:web_search",
     "settings:web_search",
     "settings.update",
     "query.cancel",
     "tool.schema.request",
     "dead.letter",
-    "once:{local2:dead.letter}:x",
+    "once:{local2:dead.letter}:local2:tool.request.web_search:web_search:1-1",
     "replicas",
-    "starts",
+    "starts:web_search",
 }
 STREAMS = [subject.stream for subject in SUBJECTS] + [
     base.for_tool(tool).stream for base in (TOOL_REQUEST, TOOL_RESULT) for tool in ("web_search", "search_memory")
@@ -53,7 +51,7 @@ EXAMPLES = {
     "session": ["s:1"],
     "user": ["ann"],
     "stream": STREAMS,
-    "name": ["x"],
+    "name": ["x", "local2:tool.request.web_search:web_search:1-1"],
     "sums": ["counts", "sums"],
 }
 

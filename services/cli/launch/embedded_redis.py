@@ -256,6 +256,8 @@ class EmbeddedRedis:
             "aof-load-truncated": "yes",
             "save": "",
             "maxmemory-policy": "noeviction",
+            # Milliseconds after which a script that goes on may be ended, and everybody is told.
+            "busy-reply-threshold": "1000",
             **({"requirepass": self._password} if self._password else {}),
             **self._extra,
         }

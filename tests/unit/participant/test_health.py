@@ -107,6 +107,9 @@ async def test_the_short_way_gives_the_verdict_of_the_long_one(
 ) -> None:
     with acl_redis(tmp_path) as users:
         monkeypatch.setenv("LOCAL2_REDIS_URL", users.web)
+        async with Bus(users.core, "test") as bus:
+            # the scripts are there from here on
+            await bus.link.call("PING")
         assert health.quick("web_fetch", alive=False) == await health.check("web_fetch", users.web)
         async with Bus(users.web, "test") as bus:
             await bus.link.pipe(announcing(replica(state), 10_000))

@@ -1,0 +1,218 @@
+"""What somebody can do who has taken over a web worker, and holds the password of the user `web`: every command of the
+server on every kind of key, and the attacks that do not show in a list of rights."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from support.acl_redis import AclRedis, acl_redis
+
+import services.critic.service
+import services.gateway.service
+import services.generator.service
+import services.memory.service  # noqa: F401 (all scripts that there are)
+from shared.bus.keys import FAMILIES
+from shared.bus.port import Script
+from shared.contracts import PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "containers.md"
+NO_KEY = "no key"
+# What fills the places of a key: of the worker itself, and of somebody else.
+PLACES = {
+    "query_id": ["1-1"],
+    "respondent": ["A"],
+    "replica": ["r1"],
+    "session": ["s"],
+    "user": ["ann"],
+    "response_id": ["1-1:A"],
+    "engram_id": ["1-1:A"],
+    "call_id": ["c"],
+    "sums": ["counts"],
+    "participant": ["web_search", "generator"],
+    "tool": ["web_search", "search_memory"],
+    "subject": [
+        *(subject.name for subject in SUBJECTS),
+        *(f"{base.name}.{tool}" for base in (TOOL_REQUEST, TOOL_RESULT) for tool in ("web_search", "search_memory")),
+    ],
+    "stream": ["local2:dead.letter", "local2:query.received"],
+    "name": ["local2:tool.request.web_search:web_search:1-1", "local2:query.received:generator:1-1"],
+}
+# Commands whose keys do not stand at fixed places.
+MOVABLE = {
+    **{name: ["x", "1", "KEY"] for name in ("eval", "eval_ro", "evalsha", "evalsha_ro", "fcall", "fcall_ro")},
+    **{name: ["1", "KEY"] for name in ("zunion", "zinter", "zdiff", "sintercard", "zintercard", "msetex")},
+    **{name: ["KEY", "1", "KEY"] for name in ("zunionstore", "zinterstore", "zdiffstore")},
+    **{name: ["1", "KEY", "MIN"] for name in ("zmpop", "lmpop")},
+    **{name: ["1", "1", "KEY", "MIN"] for name in ("bzmpop", "blmpop")},
+    "xread": ["STREAMS", "KEY", "0"],
+    "xreadgroup": ["GROUP", "g", "c", "STREAMS", "KEY", ">"],
+    "migrate": ["host", "1", "KEY", "0", "1"],
+}
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AclRedis]:
+    with acl_redis(tmp_path_factory.mktemp("captured"), admin=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def admin(users: AclRedis) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(users.admin) as client:
+        # replies as the server gives them
+        client.response_callbacks.clear()
+        yield client
+
+
+@pytest.fixture
+def web(users: AclRedis) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(users.web) as client:
+        yield client
+
+
+@pytest.fixture
+def core(users: AclRedis) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(users.core) as client:
+        yield client
+
+
+def keys() -> list[str]:
+    """One key of every kind there is, of the worker's own and of others', and one of somebody else's program."""
+    found = ["elsewhere"]
+    for family in FAMILIES:
+        parts = re.findall(r"<([a-z_]+)>", family.pattern)
+        for values in product(*(PLACES[part] for part in parts)):
+            key = family.pattern
+            for part, value in zip(parts, values, strict=True):
+                key = key.replace(f"<{part}>", value, 1)
+            found.append(key)
+    return found
+
+
+def commands(admin: redis.Redis) -> dict[str, Any]:
+    """Every command of the server that does something itself, by name (`xinfo|groups`), as COMMAND INFO tells it."""
+    names = admin.execute_command("COMMAND", "LIST")
+    containers = {name.partition(b"|")[0] for name in names if b"|" in name}
+    wanted = sorted(name for name in names if name not in containers)
+    return {
+        name.decode(): row for name, row in zip(wanted, admin.execute_command("COMMAND", "INFO", *wanted), strict=True)
+    }
+
+
+def words(name: str, row: Any, key: str) -> list[str] | None:
+    """A command on a key; None when it takes none."""
+    arity, first, last, step = abs(row[1]), row[3], row[4], row[5]
+    if name in MOVABLE:
+        said = [*name.split("|"), *(key if word == "KEY" else word for word in MOVABLE[name])]
+    elif first == 0:
+        assert b"movablekeys" not in row[2], f"say above where {name} has its keys"
+        return None
+    else:
+        said = [*name.split("|"), *["1"] * (max(arity, first + 1, last + 1) - name.count("|") - 1)]
+        end = last if last >= 0 else len(said) + last
+        for place in range(first, max(end, first) + 1, step):
+            said[place] = key
+    return said + ["1"] * (arity - len(said))
+
+
+def allowed(admin: redis.Redis, said: list[str]) -> bool:
+    told = admin.execute_command("ACL", "DRYRUN", "web", *said)
+    assert told == b"OK" or b"has no permissions" in told, (said, told)
+    return bool(told == b"OK")
+
+
+def documented() -> dict[str, set[str]]:
+    """The table of the docs: key → commands."""
+    table = PAGE.read_text(encoding="utf-8").partition("<!-- what web may -->")[2].partition("<!-- until here -->")[0]
+    found: dict[str, set[str]] = {}
+    for line in table.strip().splitlines()[2:]:
+        _, key, can, _ = re.split(r"(?<!\\)\|", line)
+        found[key.strip().strip("`")] = {word.replace("\\|", "|").lower() for word in re.findall(r"`([^`]+)`", can)}
+    return found
+
+
+def test_every_command_on_every_kind_of_key_is_refused_but_those_of_the_docs(admin: redis.Redis) -> None:
+    rows = commands(admin)
+    assert len(rows) > 200
+    found: dict[str, set[str]] = defaultdict(set)
+    for name, row in rows.items():
+        for key in keys():
+            said = words(name, row, key)
+            if said is None:
+                plain = [*name.split("|")]
+                if allowed(admin, plain + ["1"] * (abs(row[1]) - len(plain))):
+                    found[NO_KEY].add(name)
+                break
+            if allowed(admin, said):
+                found[key.removeprefix(PREFIX)].add(name)
+    # what is gone from the command list of newer servers, and what only they have, is none of them
+    assert dict(found) == documented()
+
+
+def test_no_script_of_the_bus_keeps_redis_busy_whatever_it_is_given(
+    web: redis.Redis, core: redis.Redis, admin: redis.Redis
+) -> None:
+    """They are loaded for everybody; whoever calls them chooses keys and arguments."""
+    admin.execute_command("CONFIG", "SET", "busy-reply-threshold", "300")
+    stream = "local2:tool.request.web_search"
+    once = "local2:once:{local2:dead.letter}:local2:tool.request.web_search:x"
+    for n in range(3_000):
+        core.xadd(stream, {"payload": "a" * 100 if n % 2 else str(n)})
+    web.xgroup_create(stream, "web_search", "0")
+    web.xreadgroup("web_search", "r1", {stream: ">"}, count=3_000)
+    hostile = ["web_search", "r1", "r1", "999999999999", "-1", "1e308", "nan", "", "0-0", "+", "x" * 100_000]
+    watching = core.pipeline(transaction=False)
+    for script in Script.known.values():
+        core.script_load(script.source)
+        for keys_given in ([], [stream], [stream, once], ["local2:dead.letter", once]):
+            for shift in range(len(hostile)):
+                arguments = hostile[shift:] + hostile[:shift]
+                with contextlib.suppress(redis.exceptions.ResponseError):
+                    web.evalsha(script.sha, len(keys_given), *keys_given, *arguments)
+                # BUSY would be an error here
+                watching.ping().execute()
+
+
+def test_the_scripts_of_others_do_nothing_for_the_web(core: redis.Redis, web: redis.Redis) -> None:
+    """A script runs with the rights of whoever calls it."""
+    core.hset("local2:keys", "a", "b")
+    for body in ("return redis.call('HGETALL', 'local2:keys')", "return redis.call('DEL', 'local2:keys')"):
+        with pytest.raises(redis.exceptions.ResponseError, match=r"(?i)permission|ACL"):
+            web.evalsha(core.script_load(body), 0)
+    assert core.hgetall("local2:keys") == {b"a": b"b"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("SCRIPT", "LOAD", "while true do end"),
+        ("EVAL", "while true do end", "0"),
+        ("FUNCTION", "LOAD", "#!lua name=x\nredis.register_function('x', function() end)"),
+        ("SET", "local2:dead.letter", "x"),
+        ("XTRIM", "local2:tool.request.search_memory", "MAXLEN", "0"),
+        ("XDEL", "local2:inbox:generator:r1", "1-1"),
+        ("XTRIM", "local2:inbox:generator:r1", "MAXLEN", "0"),
+        ("ZREM", "local2:replicas", "generator/r1"),
+        ("GET", "local2:replica:generator:r1"),
+        ("SADD", "local2:tools", "junk"),
+        ("HINCRBY", "local2:starts", "generator", "1000"),
+        ("INCR", "local2:starts:generator"),
+        ("SET", "local2:result:{local2:tool.request.search_memory}:c", "forged"),
+        ("XADD", "local2:tool.request.web_search", "*", "payload", "{}"),
+        ("XADD", "local2:junk", "*", "a", "b"),
+        ("SET", "local2:once:{local2:dead.letter}:local2:query.received:generator:1-1", "1-1"),
+        ("CLIENT", "UNBLOCK", "1"),
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_what_it_could_do_once_is_refused(web: redis.Redis, command: tuple[str, ...]) -> None:
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        web.execute_command(*command)
