@@ -18,7 +18,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast lint format types imports docs-keys pins stories bench bench-shadow eval-memory eval-ranking mutants soak chaos judging-chaos compose-test lock env up down logs clean
+.PHONY: help setup run test test-fast lint format types imports docs-keys docs-settings pins stories bench bench-shadow eval-memory eval-ranking mutants soak chaos judging-chaos compose-test lock env up down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -76,6 +76,9 @@ imports: $(DEV_STAMP) ## who may import whom
 docs-keys: $(DEV_STAMP) ## write the table of keys into docs/bus.md
 	@$(PY) deploy/docs_keys.py
 
+docs-settings: $(DEV_STAMP) ## write the tables of settings into docs/settings.md
+	@$(PY) deploy/docs_settings.py
+
 pins: $(VENV)/bin/python ## what is pinned, and how long ago each was looked up (docs/pins.md)
 	@$(PY) deploy/pins.py $(ARGS)
 
@@ -126,7 +129,8 @@ env: .env ## write .env with fresh secrets, if there is none
 up: .env ## the containers: build, start, wait until healthy
 	@given() { [ -n "$${!1:-}" ] || grep -q "^$$1=." .env; }; \
 	if given COMPOSE_FILE; then :; \
-	elif given LOCAL2_OLLAMA_HOST || given LOCAL2_BASE_URL; then \
+	elif given LOCAL2_OLLAMA_HOST || given LOCAL2_BASE_URL || \
+		grep -q '^LOCAL2_BACKEND=google_genai' .env || [ "$${LOCAL2_BACKEND:-}" = google_genai ]; then \
 		echo 'A model server elsewhere: with compose.remote.yaml'; export COMPOSE_FILE=compose.yaml:compose.remote.yaml; \
 	elif docker info --format '{{json .Runtimes}}' 2>/dev/null | grep nvidia >/dev/null; then \
 		echo 'NVIDIA runtime found: with compose.gpu.yaml'; export COMPOSE_FILE=compose.yaml:compose.gpu.yaml; \

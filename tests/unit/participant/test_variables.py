@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from services.web_fetch.service import WebFetchSettings
 from services.web_search.service import WebSearchSettings
 from shared.participant.settings import Settings, _Environment
 
+ROOT = Path(__file__).parents[3]
 CLASSES: dict[str, type[Settings]] = {
     "gateway": GatewaySettings,
     "generator": GeneratorSettings,
@@ -78,3 +80,13 @@ def test_no_name_means_two_settings_of_one_participant() -> None:
     for participant, settings in CLASSES.items():
         names = [name for field in settings.model_fields for name in settings.variables(field, participant)]
         assert len(names) == len(set(names)), participant
+
+
+def test_the_tables_of_the_docs_are_made_from_the_settings() -> None:
+    """When they are not: make docs-settings."""
+    script = runpy.run_path(str(ROOT / "deploy" / "docs_settings.py"))
+    page = script["PAGE"].read_text()
+    assert script["filled"](page) == page
+    for participant, field in FIELDS:
+        general = CLASSES[participant].variables(field, participant)[1:]
+        assert all(f"`{name}`" in page for name in general), (participant, field)
