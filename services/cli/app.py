@@ -20,6 +20,7 @@ from services.cli.commands.backup import backup, restore
 from services.cli.commands.doctor import World, configured_redis, examine
 from services.cli.commands.memory import memory
 from services.cli.commands.preferences import leaderboard
+from services.cli.commands.repair import repair
 from services.cli.launch.plan import RunOptions
 from services.cli.launch.run import Run
 from services.cli.launch.run_lock import UnusableFolder
@@ -146,8 +147,18 @@ def stories(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    mend: Annotated[
+        bool, typer.Option("--repair", help="Saves what can be read of damaged data, with the stack stopped")
+    ] = False,
+) -> None:
     """What is reachable, what is missing, and what to do about it; exit code 1 when something needed is missing."""
+    if mend:
+        client = ClientSettings.load("cli")
+        said = repair(client.data_dir, embedded=configured_redis(client) is None)
+        for line in said or [f"nothing is damaged in {client.data_dir}"]:
+            console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        return
     found = asyncio.run(examine(World.load()))
     marks = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "missing": ("MISSING", "bold red")}
     for finding in found:

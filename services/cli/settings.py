@@ -133,6 +133,31 @@ class MemoryWish(BackendSettings):
         return self.embedding_model or embedding_model(self.backend, self.base_url)
 
 
+class StoreWish(Settings):
+    """The part of memory's settings that says where it keeps what it knows."""
+
+    whole: ClassVar[bool] = False
+
+    chroma_path: Path | None = Field(default=None, description="Folder of the embedded store")
+    chroma_url: str | None = Field(default=None, description="Address of a Chroma server")
+
+    @property
+    def folder(self) -> Path:
+        return self.chroma_path or self.data_dir / "chroma"
+
+
+class RewardWish(Settings):
+    """The part of reward's settings that says where its database is."""
+
+    whole: ClassVar[bool] = False
+
+    database: Path | None = Field(default=None, description="SQLite file")
+
+    @property
+    def path(self) -> Path:
+        return self.database or self.data_dir / "preferences.sqlite"
+
+
 class CriticWish(BackendSettings):
     """The part of the critic's settings that decides which model must be there."""
 

@@ -26,6 +26,7 @@ from chromadb.errors import ChromaError, InvalidDimensionException, NotFoundErro
 from services.memory.settings import MemorySettings
 from services.memory.vectors import Space
 from shared.errors import TransientError
+from shared.participant.kept import note
 
 R = TypeVar("R")
 
@@ -36,8 +37,18 @@ TOPICS = "topics"
 _BELIEVED = 5.0
 
 
+# How Chroma says that what it reads is broken; everything else may pass.
+_DAMAGED = re.compile(
+    r"malformed|not a database|\(code: (11|26)\)|hnsw segment reader|deserializ|unsupported opcode", re.IGNORECASE
+)
+
+
 class StoreUnavailable(TransientError):
     """The Chroma server does not answer, or the folder cannot be written just now."""
+
+
+class StoreDamaged(StoreUnavailable):
+    """What is on disk cannot be read, or has vanished: nothing gets better by itself."""
 
 
 @dataclass(slots=True)
@@ -201,6 +212,8 @@ def mapped(work: Callable[..., R], *args: Any) -> R:
     except InvalidDimensionException:
         raise
     except (httpx.HTTPError, ConnectionError, ChromaError) as exc:
+        if isinstance(exc, ChromaError) and _DAMAGED.search(str(exc)):
+            raise StoreDamaged(str(exc)) from exc
         raise StoreUnavailable(f"the store does not work: {type(exc).__name__}: {exc}") from exc
     except ValueError as exc:
         # how the client says that it cannot connect
@@ -225,4 +238,6 @@ def server(settings: MemorySettings) -> Any:
 
 def embedded(path: Path) -> Any:
     """Chroma in this process, in a folder that no other process uses."""
-    return chromadb.PersistentClient(path, settings=ChromaSettings(anonymized_telemetry=False))
+    client = chromadb.PersistentClient(path, settings=ChromaSettings(anonymized_telemetry=False))
+    note(path)
+    return client

@@ -150,14 +150,20 @@ class Index:
 
     async def _repair(self, user_id: str) -> None:
         ids = self.catalog.ids(user_id)
-        placed = await self._store.placed(user_id, ids)
+        while True:
+            try:
+                placed = await self._store.placed(user_id, ids)
+                break
+            except TransientError as exc:
+                log.warning("index.waits", reason=str(exc))
+                await asyncio.sleep(_RETRY_SECONDS)
         await asyncio.to_thread(lambda: self._keywords.replace(user_id, self._entries(placed.values())))
 
     # ── the store and the other replicas ─────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
         """Reads the store, then follows the changes of other replicas; until cancelled."""
-        follower = None
+        follower, said = None, ""
         while True:
             try:
                 if follower is None:
@@ -165,7 +171,9 @@ class Index:
                     follower = self._context.tail.follow(MEMORY_CHANGED.stream, start)
                 await self._follow(follower)
             except TransientError as exc:
-                log.warning("index.waits", reason=str(exc))
+                if str(exc) != said:
+                    log.warning("index.waits", reason=str(exc))
+                    said = str(exc)
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _start(self) -> str:
@@ -180,6 +188,7 @@ class Index:
         else:
             assert mark is not None
             await self._store.reading(self._list)
+            await self._complete()
             start = mark
         self.ready.set()
         removed, self._removed = self._removed, []
@@ -189,6 +198,18 @@ class Index:
             await asyncio.to_thread(self._keywords.set_mark, start)
         log.info("index.ready", engrams=len(self.catalog), users=len(self.catalog.users()))
         return start
+
+    async def _complete(self) -> None:
+        """Makes anew the words of users whose file has vanished, was emptied or has not everything."""
+        for user_id in self.catalog.users():
+            try:
+                count = await asyncio.to_thread(self._keywords.count, user_id)
+            except KeywordIndexDamaged as exc:
+                log.error("keywords.damaged", reason=str(exc))
+                count = -1
+            if count != self.catalog.count(user_id):
+                log.warning("index.incomplete", user_id=user_id, words=count, engrams=self.catalog.count(user_id))
+                await self._repair(user_id)
 
     # both in a thread: a page's dictionary writes are short, and each is complete in itself
 

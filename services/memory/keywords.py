@@ -135,7 +135,7 @@ class KeywordIndex:
         """How far the index follows the store, as `set_mark` was told; None: it has to be rebuilt."""
         try:
             version, _, mark = self._mark_path.read_text(encoding="utf-8").partition("\n")
-        except FileNotFoundError:
+        except (FileNotFoundError, UnicodeDecodeError):
             return None
         return mark if version == str(VERSION) else None
 

@@ -256,7 +256,9 @@ class Manage:
         }
 
     async def _indexed(self) -> None:
-        """Raises ToolError while the store is still being read after a start."""
+        """Raises ToolError while the store is still being read after a start, or cannot be."""
+        if self._keeper.store.damage:
+            raise ToolError(f"unavailable: {self._keeper.store.damage}")
         if not self._keeper.index.ready.is_set():
             raise ToolError("unavailable: the memory is still reading its store")
 

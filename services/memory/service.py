@@ -67,7 +67,7 @@ def builder(fault: Hook | None = None) -> Any:
             index = Index(context, store, keywords)
             states = States(context.bus, settings.pending_days, settings.forget_days)
             keeper = Keeper(store, states, index, *([fault] if fault else []))
-            if settings.on_model_change == "refuse":
+            if settings.on_model_change == "refuse" and store.damage is None:
                 await refuse_other_models(keeper, model_name)
             recall = Recall(store, index, embedder)
             model = CourteousChatModel(settings.chat_model(), queries(context.bus), lambda: context.settings)
@@ -113,8 +113,7 @@ def _stand_in(settings: MemorySettings) -> BuiltInEmbeddings | None:
 def _index_folder(settings: MemorySettings) -> Any:
     """Beside the embedded store, whose one replica keeps it; else one of this process, which goes with it."""
     if settings.chroma_url is None:
-        path = (settings.chroma_path or settings.data_dir / "chroma").absolute()
-        yield path.with_name(f"{path.name}-words")
+        yield settings.words
         return
     with tempfile.TemporaryDirectory(prefix="local2-words-") as folder:
         yield Path(folder)
@@ -152,7 +151,7 @@ async def _facts(context: Context[Any], store: Store, embedder: Embedder, index:
     reasons = [
         trouble,
         embedder.trouble,
-        None if index.ready.is_set() else "the store is being read",
+        None if index.ready.is_set() or store.damage else "the store is being read",
     ]
     context.facts.update(
         {

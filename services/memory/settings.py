@@ -79,3 +79,13 @@ class MemorySettings(BackendSettings, CourtesySettings):
     def embedder(self) -> str:
         """The name of the embedding model."""
         return self.embedding_model or embedding_model(self.backend, self.base_url)
+
+    @property
+    def folder(self) -> Path:
+        """Of the embedded store."""
+        return (self.chroma_path or self.data_dir / "chroma").absolute()
+
+    @property
+    def words(self) -> Path:
+        """Of the keyword index, beside the embedded store."""
+        return self.folder.with_name(f"{self.folder.name}-words")

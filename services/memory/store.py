@@ -10,7 +10,18 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from services.memory.chroma import PAGE, Collection, Collections, StoreUnavailable, embedded, mapped, pages, server
+from services.memory.chroma import (
+    PAGE,
+    Collection,
+    Collections,
+    StoreDamaged,
+    StoreUnavailable,
+    embedded,
+    mapped,
+    pages,
+    server,
+)
+from services.memory.damage import damage_of
 from services.memory.engram import Engram
 from services.memory.folder import StoreLocked, locked
 from services.memory.settings import MemorySettings
@@ -60,10 +71,16 @@ class Topic:
 
 
 class Store:
-    """Open it with `open_store`. Every method may raise StoreUnavailable."""
+    """Open it with `open_store`. Every method may raise StoreUnavailable.
 
-    def __init__(self, collections: Collections) -> None:
+    damage: why nothing can be read any more, until somebody repairs it.
+    """
+
+    def __init__(self, collections: Collections, damage: str | None = None) -> None:
         self._collections = collections
+        self.damage: str | None = None
+        if damage is not None:
+            self._damaged(damage)
         # Writers take turns: one transaction at a time is what SQLite has. Searches do not stand in their line.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-write")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-read")
@@ -79,8 +96,21 @@ class Store:
         return await self._in(self._writer, work, *args)
 
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[..., R], *args: Any) -> R:
+        if self.damage is not None:
+            raise StoreDamaged(self.damage)
         call = functools.partial(mapped, work, *args)
-        return await asyncio.get_running_loop().run_in_executor(pool, call)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, call)
+        except StoreDamaged as exc:
+            self._damaged(str(exc))
+            raise StoreDamaged(self.damage) from exc
+
+    def _damaged(self, what: str) -> None:
+        self.damage = (
+            f"the memory's store is damaged: {what}. Stop the stack; `local2 doctor --repair` saves what can be read, "
+            "a backup (`local2 restore`) brings back the rest"
+        )
+        log.error("memory.damaged", reason=self.damage)
 
     # ── engrams ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -310,15 +340,16 @@ async def open_store(settings: MemorySettings) -> AsyncIterator[Store]:
         with _opened(Collections(lambda: server(settings), settings.collection, shared=True)) as store:
             yield store
         return
-    path = (settings.chroma_path or settings.data_dir / "chroma").absolute()
+    path = settings.folder
     async with locked(path):
-        with _opened(Collections(lambda: embedded(path), settings.collection, shared=False)) as store:
+        damage = await asyncio.to_thread(damage_of, path)
+        with _opened(Collections(lambda: embedded(path), settings.collection, shared=False), damage) as store:
             yield store
 
 
 @contextmanager
-def _opened(collections: Collections) -> Iterator[Store]:
-    store = Store(collections)
+def _opened(collections: Collections, damage: str | None = None) -> Iterator[Store]:
+    store = Store(collections, damage)
     try:
         yield store
     finally:

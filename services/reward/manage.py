@@ -15,7 +15,7 @@ from services.reward.settings import RewardSettings
 from services.reward.store import TABLES, Store, key_of
 from shared.contracts import ToolRequest
 from shared.envelope import now_ms
-from shared.errors import ToolError
+from shared.errors import SettingsError, ToolError, TransientError
 from shared.participant.tool import ToolResult
 
 R = TypeVar("R")
@@ -56,13 +56,25 @@ class Desk:
         self._store = store
         self._settings = settings
         self._lock = threading.Lock()
+        self._damaged = asyncio.Event()
 
     async def with_store(self, work: Callable[[Store], R]) -> R:
         def locked() -> R:
             with self._lock:
                 return work(self._store)
 
-        return await asyncio.to_thread(locked)
+        try:
+            return await asyncio.to_thread(locked)
+        except TransientError:
+            if self._store.damage is not None:
+                self._damaged.set()
+            raise
+
+    async def whole(self) -> None:
+        """Returns never; raises SettingsError once the database turns out to be broken: nothing may be read from the
+        bus that cannot be kept."""
+        await self._damaged.wait()
+        raise SettingsError(self._store.damage)
 
     async def manage(self, args: Manage, request: ToolRequest) -> ToolResult:
         match args.op:

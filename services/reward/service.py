@@ -205,6 +205,7 @@ async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work
     store = await asyncio.to_thread(Store, context.settings.path)
     desk = Desk(store, lambda: context.settings)
     rewarding = Rewarding(context, desk)
+    context.background.create_task(desk.whole(), name="database")
 
     @contextlib.asynccontextmanager
     async def tools(_settings: RewardSettings) -> AsyncIterator[Sequence[Tool[Any]]]:

@@ -16,6 +16,7 @@ import orjson
 
 from shared.errors import SettingsError, TransientError
 from shared.participant.file_lock import FileLock
+from shared.participant.kept import note, noted, sqlite_damage, sqlite_missing, sqlite_trouble
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -50,13 +51,8 @@ def config_name(config: Mapping[str, Any]) -> str:
     return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS).decode()
 
 
-@contextmanager
-def _in_the_way() -> Iterator[None]:
-    """A full disk or a locked file passes: what was to be written is tried again, not given up."""
-    try:
-        yield
-    except sqlite3.OperationalError as exc:
-        raise TransientError(f"the database cannot be used just now: {exc}") from exc
+# What to do about a database that is broken.
+REMEDY = "stop the stack: `local2 doctor --repair` saves what can be read, `local2 restore` brings a backup back"
 
 
 class Store:
@@ -64,15 +60,23 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         """Raises SettingsError when the file cannot be used, or another process uses it."""
+        self._path = path
+        self.damage: str | None = None
         try:
             self._hold(path.resolve())
+            new = sqlite_missing(path) is not None and not noted(path)
+            if not new and (what := sqlite_trouble(path)):
+                self._lock.close()
+                raise SettingsError(f"database: {what} (in {path.parent}); {REMEDY}")
             self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False, isolation_level=None)
             self._db.row_factory = sqlite3.Row
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
+            note(path)
         except (OSError, sqlite3.Error) as exc:
-            raise SettingsError(f"database: {path} cannot be used: {exc}") from exc
+            remedy = f"; {REMEDY}" if sqlite_damage(exc) else ""
+            raise SettingsError(f"database: {path} cannot be used: {exc}{remedy}") from exc
 
     def close(self) -> None:
         self._db.close()
@@ -92,8 +96,22 @@ class Store:
         )
 
     @contextmanager
+    def _in_the_way(self) -> Iterator[None]:
+        """A full disk or a locked file passes, and a broken file is repaired by somebody: what was to be written is
+        tried again, not given up."""
+        try:
+            yield
+        except sqlite3.OperationalError as exc:
+            raise TransientError(f"the database cannot be used just now: {exc}") from exc
+        except sqlite3.DatabaseError as exc:
+            if not sqlite_damage(exc):
+                raise
+            self.damage = f"database: {self._path} is damaged ({exc}); {REMEDY}"
+            raise TransientError(self.damage) from exc
+
+    @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with _in_the_way():
+        with self._in_the_way():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -105,7 +123,7 @@ class Store:
                 raise
 
     def rows(self, sql: str, *values: Any) -> list[dict[str, Any]]:
-        with _in_the_way(), closing(self._db.execute(sql, values)) as found:
+        with self._in_the_way(), closing(self._db.execute(sql, values)) as found:
             return [dict(row) for row in found]
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -178,7 +196,7 @@ class Store:
 
     def gone(self, session_id: str, query_id: str) -> bool:
         """Whether nothing is kept any more of this query, because its session was deleted."""
-        with _in_the_way():
+        with self._in_the_way():
             return self._gone(self._db, session_id, query_id)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ from pathlib import Path
 import redis
 from support.http_stack import until
 
-from services.cli.launch.embedded_redis import server_binary
+from services.cli.launch.redis_servers import server_binary
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "redis"
 PASSWORDS = {"LOCAL2_REDIS_PASSWORD": "secretOfCore1", "LOCAL2_REDIS_WEB_PASSWORD": "secretOfWeb2"}

@@ -15,7 +15,7 @@ from typing import Any, Self
 import redis
 from redis.exceptions import RedisError
 
-from services.cli.launch.embedded_redis import server_binary
+from services.cli.launch.redis_servers import server_binary
 from shared.bus.hash_slots import SLOTS, slot_of_key
 
 _LAST_PORT = 55_500

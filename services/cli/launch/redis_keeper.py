@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable
 
 from services.cli.launch.child import Backoff
-from services.cli.launch.embedded_redis import EmbeddedRedis, EmbeddedRedisError
+from services.cli.launch.embedded_redis import EmbeddedRedis
+from services.cli.launch.redis_servers import EmbeddedRedisError
 
 _LOOK = 0.1
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from services.cli.launch.embedded_redis import server_binary
+from services.cli.launch.embedded_redis import can_start
 from services.cli.launch.log_view import LogView
 from services.cli.launch.models import ModelChoice, Wanted, choose_model, demo_env, instead_of_demo, late_model
 from services.cli.launch.plan import MODEL_USERS, PARTICIPANTS, RunOptions, participants
@@ -66,7 +66,7 @@ class Run:
         options, say = self._options, self._view.say
         if not self._redis_url:
             # what is missing is better told before a model is pulled
-            await asyncio.to_thread(server_binary)
+            await asyncio.to_thread(can_start, options.data_dir / "redis")
         wish = ModelWish.load("generator", {"model": options.model} if options.model else None)
         wanted = self._wanted(wish)
         with PullView(say, self._console) as progress:

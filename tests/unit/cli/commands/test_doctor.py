@@ -13,7 +13,7 @@ import pytest
 
 from services.cli.commands import doctor
 from services.cli.commands.doctor import World, abilities, examine
-from services.cli.launch.embedded_redis import EmbeddedRedisError
+from services.cli.launch.redis_servers import EmbeddedRedisError
 from services.cli.settings import ClientSettings, CriticWish, ModelWish, SearchWish
 from shared.testing.model_server import ScriptedModelServer
 

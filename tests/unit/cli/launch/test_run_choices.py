@@ -339,6 +339,23 @@ def test_a_folder_in_which_nothing_can_be_made_is_found_out_by_trying(
     assert writable(tmp_path / "new") == f"nothing can be made in {tmp_path} (Read-only file system)"
 
 
+def test_a_disk_without_room_is_found_out_by_trying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("services.cli.launch.probes.os.fsync", full)
+    assert writable(tmp_path / "new") == f"nothing can be made in {tmp_path} (No space left on device)"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("leads", ["nowhere", "link"])
+def test_a_link_that_leads_nowhere_is_told(tmp_path: Path, leads: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / leads)
+    assert writable(tmp_path / "link") == f"{tmp_path / 'link'} is a link that leads nowhere"
+    (tmp_path / "whole").symlink_to(tmp_path)
+    assert writable(tmp_path / "whole") is None
+
+
 async def test_a_lock_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "run.lock").mkdir()
     with pytest.raises(UnusableFolder, match="cannot be used: Is a directory"):

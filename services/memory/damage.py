@@ -1,0 +1,40 @@
+"""Whether an embedded store is what it was, at a look that costs next to nothing. Only files are read."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+from shared.participant.kept import noted, sqlite_damage, sqlite_missing
+
+DATABASE = "chroma.sqlite3"
+# Of one collection's vectors; the links are empty while there are few.
+_FILES = ("header.bin", "data_level0.bin", "length.bin", "index_metadata.pickle")
+# Collections with more records than wait in the queue to be written to files: their vectors are in a folder.
+_WRITTEN = """
+SELECT segments.id, collections.name FROM segments JOIN collections ON collections.id = segments.collection
+WHERE segments.scope = 'VECTOR' AND
+    (SELECT count(*) FROM embeddings JOIN segments AS own ON own.id = embeddings.segment_id
+     WHERE own.collection = collections.id)
+    > (SELECT count(DISTINCT id) FROM embeddings_queue WHERE topic LIKE '%' || collections.id)
+"""
+
+
+def damage_of(folder: Path) -> str | None:
+    """What is missing of a store that has been there; None when nothing is, and for a folder that is new."""
+    database = folder / DATABASE
+    if (what := sqlite_missing(database)) is not None:
+        return f"{what} from {folder}" if noted(folder) else None
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as db:
+            written = db.execute(_WRITTEN).fetchall()
+    except sqlite3.Error as exc:
+        # another version's tables are read by that version
+        return f"{DATABASE}: {exc}" if sqlite_damage(exc) else None
+    for segment, name in written:
+        for file in (folder / segment / part for part in _FILES):
+            if not file.exists() or not file.stat().st_size:
+                return f"{file.relative_to(folder)}, with vectors of {name}, is {'empty' if file.exists() else 'gone'}"
+    return None

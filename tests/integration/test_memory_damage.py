@@ -1,0 +1,185 @@
+"""A memory whose files were broken: it says so, loses nothing that comes meanwhile, and is repaired."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from chromadb.api.client import SharedSystemClient
+from support.memories import MemoryClient, asking, critique, memory_settings, remembering, response
+from support.services import announced, running
+from support.waiting import eventually
+
+from services.memory.damage import damage_of
+from services.memory.engram import Engram
+from services.memory.repair import _stored
+from services.memory.service import app
+from shared.contracts import DEAD_LETTER, ResponseGeneration
+from shared.testing.model_server import ScriptedModelServer
+
+# more than Chroma keeps in its queue: the vectors are in files of their own
+MANY = 1_100
+
+
+@pytest.fixture(autouse=True)
+def _opened_anew() -> Iterator[None]:
+    """Chroma keeps folders open that this process has used."""
+    SharedSystemClient.clear_system_cache()
+    yield
+    SharedSystemClient.clear_system_cache()
+
+
+def garble(path: Path, at: int = 0, length: int = 20_000) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(os.urandom(length))
+
+
+def in_database(change: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda folder: change(folder / "chroma.sqlite3")
+
+
+# what was done to Chroma's folder
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "garbled": in_database(garble),
+    "cut off": in_database(lambda path: os.truncate(path, path.stat().st_size // 2)),
+    "emptied": in_database(lambda path: os.truncate(path, 0)),
+    "gone": in_database(os.unlink),
+    "folder gone": shutil.rmtree,
+}
+
+
+async def filled(redis_url: str, folder: Path) -> list[ResponseGeneration]:
+    said = [response("Which harbour is nearest?", "Bergen."), response("Tea?", "Mint.", user_id="ben")]
+    async with remembering(redis_url, folder) as client:
+        await client.publish(*said, critique(said[0], 5))
+        await client.idle()
+        assert (await client.tool("save_topic", topic="user.pet", content="A cat.")).error is None
+    SharedSystemClient.clear_system_cache()
+    return said
+
+
+def repaired(folder: Path) -> str:
+    """What the repair says."""
+    environment = {**os.environ, "LOCAL2_DATA_DIR": str(folder)}
+    command = [sys.executable, "-m", "services.memory.repair"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    SharedSystemClient.clear_system_cache()
+    return done.stdout
+
+
+async def degraded(client: MemoryClient) -> bool:
+    return "the memory's store is damaged" in ((await client.facts()).get("degraded") or "")
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_a_broken_store_says_so_waits_and_is_repaired(redis_url: str, tmp_path: Path, damage: str) -> None:
+    said = await filled(redis_url, tmp_path)
+    DAMAGE[damage](tmp_path / "chroma")
+    later = response("Where is the station?", "In Oslo.")
+    async with (
+        ScriptedModelServer() as server,
+        running(app, memory_settings(redis_url, tmp_path, server.url)),
+        asking(redis_url, tmp_path, server) as client,
+    ):
+        await announced(redis_url, "memory")
+        await eventually(lambda: degraded(client), 20, "the memory says that it is damaged")
+        assert "local2 doctor --repair" in (await client.facts())["degraded"]
+        assert (await client.tool("search_memory", query="harbour")).error is not None
+        assert "damaged" in str((await client.managed("list")).error)
+        assert (await client.tool("save_memory", content="A note.")).result != "Memory saved."
+        await client.publish(later)
+        await asyncio.sleep(0.5)
+        assert await client.bus.link.call("XLEN", DEAD_LETTER.stream) == 0
+    SharedSystemClient.clear_system_cache()
+
+    told = await asyncio.to_thread(repaired, tmp_path)
+    assert "saved: 3 memories of 2 users" in told
+    assert "chroma.broken-" in told
+    assert await asyncio.to_thread(repaired, tmp_path) == ""
+    async with remembering(redis_url, tmp_path) as client:
+        await client.idle()
+        engrams = await client.engrams()
+        assert {said[0].response_id, later.response_id} < set(engrams)
+        assert engrams[said[0].response_id]["score"] == 5
+        assert (await client.tool("recall_topic", topic="user.pet")).result.endswith("A cat.")
+        hits = (await client.manage("search", query="harbour Bergen"))["hits"]
+        assert hits[0]["answer"] == "Bergen."
+        assert hits[0]["why"]["similarity"] is not None
+        assert set(await client.engrams("ben")) == {said[1].response_id}
+
+
+async def test_chromas_own_tables_tell_everything_but_the_vectors(redis_url: str, tmp_path: Path) -> None:
+    said = await filled(redis_url, tmp_path)
+    found = list(_stored(tmp_path / "chroma" / "chroma.sqlite3", "local2.memory"))
+    engrams = {one.id: one for one in found if isinstance(one, Engram)}
+    assert {each.response_id for each in said} < set(engrams)
+    assert engrams[said[0].response_id].score == 5
+    assert [(user, topic.content) for user, topic in (one for one in found if isinstance(one, tuple))] == [
+        ("ann", "A cat.")
+    ]
+
+
+async def test_when_nothing_can_be_read_that_is_said(redis_url: str, tmp_path: Path) -> None:
+    await filled(redis_url, tmp_path)
+    shutil.rmtree(tmp_path / "chroma-words")
+    os.truncate(tmp_path / "chroma" / "chroma.sqlite3", 0)
+    assert "the memory begins anew" in await asyncio.to_thread(repaired, tmp_path)
+    async with remembering(redis_url, tmp_path) as client:
+        assert await client.engrams() == {}
+        assert (await client.facts())["degraded"] is None
+
+
+def test_a_folder_that_is_new_or_whole_is_left_alone(tmp_path: Path) -> None:
+    assert repaired(tmp_path) == ""
+    assert list(tmp_path.iterdir()) == []
+    assert damage_of(tmp_path / "chroma") is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["gone", "emptied", "garbled"])
+async def test_vectors_in_files_that_are_broken_are_missed(redis_url: str, tmp_path: Path, change: str) -> None:
+    async with remembering(redis_url, tmp_path) as client:
+        lines = [{"content": f"Note number {n} about harbours.", "user_id": "ann"} for n in range(MANY)]
+        for at in range(0, MANY, 100):
+            assert (await client.manage("import", lines=lines[at : at + 100]))["errors"] == []
+    SharedSystemClient.clear_system_cache()
+    (vectors,) = [path for path in (tmp_path / "chroma").iterdir() if path.is_dir()]
+    match change:
+        case "gone":
+            shutil.rmtree(vectors)
+        case "emptied":
+            for file in vectors.iterdir():
+                os.truncate(file, 0)
+        case _:
+            for file in vectors.iterdir():
+                garble(file, 0, min(5_000, file.stat().st_size))
+    told = await asyncio.to_thread(repaired, tmp_path)
+    assert f"saved: {MANY} memories of 1 users" in told
+    async with remembering(redis_url, tmp_path) as client:
+        hits = (await client.manage("search", query="note number 7", limit=50))["hits"]
+        assert hits
+        assert all(hit["why"]["similarity"] is not None for hit in hits)
+
+
+async def test_words_that_have_vanished_are_made_anew(redis_url: str, tmp_path: Path) -> None:
+    await filled(redis_url, tmp_path)
+    for file in (tmp_path / "chroma-words").glob("*.db"):
+        # with its mark there, an empty file would pass for a user without words
+        os.truncate(file, 0)
+    for file in (tmp_path / "chroma-words").glob("*.db-*"):
+        file.unlink()
+    async with remembering(redis_url, tmp_path) as client:
+        hits = (await client.manage("search", query="harbour"))["hits"]
+        assert [hit["why"]["keyword_rank"] for hit in hits] == [1]
+    SharedSystemClient.clear_system_cache()
+    (tmp_path / "chroma-words" / "mark").write_bytes(os.urandom(40))
+    async with remembering(redis_url, tmp_path) as client:
+        assert (await client.manage("search", query="harbour"))["hits"]

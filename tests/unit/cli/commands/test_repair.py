@@ -1,0 +1,65 @@
+"""`local2 doctor --repair` over all stores of a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+import redis
+
+from services.cli.commands.repair import damages, repair
+from services.cli.launch.embedded_redis import EmbeddedRedis
+from services.cli.launch.redis_data import DataDamaged
+from services.cli.launch.run_lock import AlreadyRunning, run_lock
+from services.reward.store import Store
+from shared.participant import kept
+
+
+def filled(folder: Path) -> None:
+    with EmbeddedRedis(folder / "redis") as server, redis.Redis.from_url(server.url) as db:
+        db.set("key", "value")
+    kept.note(folder / "redis")
+    Store(folder / "preferences.sqlite").close()
+
+
+def test_what_is_damaged_is_named_and_repaired(tmp_path: Path) -> None:
+    filled(tmp_path)
+    assert damages(tmp_path, embedded=True) == []
+    assert repair(tmp_path, embedded=True) == []
+    (tmp_path / "redis" / "appendonlydir" / "appendonly.aof.manifest").unlink()
+    os.truncate(tmp_path / "preferences.sqlite", 0)
+    named = dict(damages(tmp_path, embedded=True))
+    assert set(named) == {"data of the bus", "preferences"}
+    assert dict(damages(tmp_path, embedded=False)).keys() == {"preferences"}
+    said = "\n".join(repair(tmp_path, embedded=True))
+    assert "1 keys are there again" in said
+    assert "the database of preferences was damaged" in said
+    assert damages(tmp_path, embedded=True) == []
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        assert server.keys() == 1
+
+
+def test_a_bus_whose_whole_folder_was_emptied_is_missed(tmp_path: Path) -> None:
+    filled(tmp_path)
+    for path in sorted((tmp_path / "redis").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    with pytest.raises(DataDamaged, match="appendonlydir is gone"):
+        EmbeddedRedis(tmp_path / "redis").start()
+    assert "the bus begins anew" in "\n".join(repair(tmp_path, embedded=True))
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        assert server.keys() == 0
+
+
+async def test_nothing_is_repaired_under_a_stack_that_runs(tmp_path: Path) -> None:
+    await asyncio.to_thread(filled, tmp_path)
+    async with run_lock(tmp_path):
+        with pytest.raises(AlreadyRunning):
+            await asyncio.to_thread(repair, tmp_path, embedded=True)
+
+
+def test_a_folder_that_is_not_there_has_nothing_to_repair(tmp_path: Path) -> None:
+    assert repair(tmp_path / "new", embedded=True) == []
+    assert damages(tmp_path / "new", embedded=True) == []
+    assert list(tmp_path.iterdir()) == []

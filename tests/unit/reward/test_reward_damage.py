@@ -1,0 +1,114 @@
+"""A database of preferences that was broken: refused with a sentence, and repaired."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from services.reward.manage import Desk
+from services.reward.repair import main, repair
+from services.reward.settings import RewardSettings
+from services.reward.store import Store
+from shared.errors import Local2Error, SettingsError, TransientError
+
+ROWS = 400
+
+
+def vote(number: int) -> dict[str, object]:
+    return {
+        "response_id": f"{number}-0:A", "query_id": f"{number}-0", "session_id": "s", "user_id": "ann",
+        "reward": 1.0, "stars": None, "comment": "good " * 20, "cast_ms": number, "cast_no": 0,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    database = tmp_path / "preferences.sqlite"
+    store = Store(database)
+    store.load("votes", [vote(number) for number in range(ROWS)], replace=True)
+    store.put("consents", {"user_id": "ann", "given": 1, "time": 1})
+    store.close()
+    return database
+
+
+def garble(database: Path, share: float) -> None:
+    size = database.stat().st_size
+    with database.open("r+b") as file:
+        file.seek(int(size * share) // 4096 * 4096)
+        file.write(os.urandom(8192 if share else 100))
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], range]] = {
+    "header garbled": (lambda path: garble(path, 0), range(1)),
+    "middle garbled": (lambda path: garble(path, 0.5), range(100, ROWS)),
+    "cut off": (lambda path: os.truncate(path, path.stat().st_size // 2 // 4096 * 4096), range(ROWS)),
+    "emptied": (lambda path: os.truncate(path, 0), range(1)),
+    "gone": (lambda path: path.unlink(), range(1)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_refused_with_a_way_out_and_repaired(path: Path, damage: str) -> None:
+    change, comes_back = DAMAGE[damage]
+    change(path)
+    before = path.read_bytes() if path.exists() else None
+    with pytest.raises(SettingsError, match=r"database: .*local2 doctor --repair.*local2 restore"):
+        Store(path)
+    assert (path.read_bytes() if path.exists() else None) == before
+    said = "\n".join(repair(path))
+    assert "was damaged" in said
+    if before is not None:
+        (aside,) = path.parent.glob("preferences.sqlite.broken-*")
+        assert aside.read_bytes() == before
+    store = Store(path)
+    votes = store.counts()["votes"]
+    assert votes in comes_back, said
+    assert (f"saved: {votes} votes" in said) == bool(votes)
+    store.close()
+    assert repair(path) == []
+
+
+def test_a_new_database_is_no_damage(tmp_path: Path) -> None:
+    assert repair(tmp_path / "new.sqlite") == []
+    # as a first start that was broken off leaves it
+    (tmp_path / "new.sqlite").touch()
+    Store(tmp_path / "new.sqlite").close()
+
+
+def test_a_database_in_use_is_not_repaired(path: Path) -> None:
+    store = Store(path)
+    garble(path, 0.5)
+    with pytest.raises(Local2Error, match="in use by another process"):
+        repair(path)
+    store.close()
+
+
+async def test_a_database_that_breaks_while_it_is_used_ends_the_participant(path: Path) -> None:
+    store = Store(path)
+    desk = Desk(store, RewardSettings)
+    assert (await desk.with_store(lambda store: store.counts()))["votes"] == ROWS
+
+    def broken(_store: Store) -> None:
+        with store._in_the_way():
+            raise sqlite3.DatabaseError("database disk image is malformed")
+
+    with pytest.raises(TransientError, match="damaged"):
+        await desk.with_store(broken)
+    with pytest.raises(SettingsError, match=r"malformed.*local2 doctor --repair"):
+        await desk.whole()
+    store.close()
+
+
+def test_the_program_prints_what_it_did(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL2_DATA_DIR", str(path.parent))
+    assert main() == 0
+    assert capsys.readouterr().out == ""
+    os.truncate(path, 0)
+    assert main() == 0
+    assert "it begins anew" in capsys.readouterr().out
