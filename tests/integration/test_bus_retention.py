@@ -159,10 +159,56 @@ async def test_the_generators_backlog_is_kept_however_long_nobody_serves_it(
     assert raw.xlen(stream) == waiting
 
 
+async def test_who_loses_the_office_forgets_what_it_has_watched(
+    redis_url: str, bus: Bus, raw: redis.Redis, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_over(raw)
+    monkeypatch.setattr("shared.participant.janitor._SILENT_MS", 0)
+    janitor = Janitor(bus, 0.01)
+    watched = asyncio.Event()
+
+    async def first() -> None:
+        await Janitor.round(janitor)
+        watched.set()
+
+    monkeypatch.setattr(janitor, "round", first)
+    running = asyncio.create_task(janitor.run())
+    await asyncio.wait_for(watched.wait(), 10)
+    assert janitor._absent
+    # somebody else has it now: what is seen afterwards may have a gap
+    raw.set(JANITOR, "other/1", px=600_000)
+    await eventually(lambda: not janitor._absent)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_key_in_the_place_of_the_office_or_of_a_stream_stops_no_janitor(
+    bus: Bus, raw: redis.Redis, time: Time
+) -> None:
+    raw.xgroup_create(WORK, GROUP, "0", mkstream=True)
+    ids = [raw.xadd(WORK, {"payload": "x"}) for _ in range(3)]
+    raw.xreadgroup(GROUP, "c", {WORK: ">"})
+    raw.xack(WORK, GROUP, *ids)
+    raw.lpush(JANITOR, "x")
+    raw.set(QUERY_RECEIVED.stream, "x")
+    time.now += 120_000
+    running = asyncio.create_task(Janitor(bus, 0.05).run())
+    await eventually(lambda: raw.xlen(WORK) == 0)
+    await eventually(lambda: raw.get(JANITOR) == bus.source.encode())
+    assert 0 < raw.pttl(JANITOR) <= 150
+    assert raw.get(QUERY_RECEIVED.stream) == b"x"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_one_janitor_keeps_the_office(redis_url: str, bus: Bus, raw: redis.Redis) -> None:
     async with Bus(redis_url, "other/1") as second:
         first, other = Janitor(bus, 5), Janitor(second, 5)
         assert [await first._elected(), await other._elected(), await first._elected()] == [True, False, True]
+        # each round keeps it for three more, so that it goes with whoever dies
+        raw.pexpire(JANITOR, 1_000)
+        assert await first._elected()
+        assert 14_000 < raw.pttl(JANITOR) <= 15_000
         raw.delete(JANITOR)
         assert [await other._elected(), await first._elected()] == [True, False]
 

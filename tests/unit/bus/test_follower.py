@@ -1,0 +1,234 @@
+"""A follower's position: what it is offered, what it reads itself, and when it waits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from shared.bus import ReplyError, order
+from shared.bus.follow import Follower, next_page
+from shared.bus.streams import Entry, entries, event_length, size_of
+
+
+def entry(number: int, size: int = 1) -> Entry:
+    return f"1-{number}", [b"x" * size]
+
+
+class Feed:
+    """A stream in memory, which tells its followers when it is told to."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.held = [entry(number) for number in numbers]
+        self.reads: list[tuple[str, int]] = []
+        self.joined: list[Follower] = []
+        self.left: list[Follower] = []
+        self.failing: list[Exception] = []
+        self.bus: Any = self
+
+    async def range(self, stream: str, start: str, *, count: int) -> list[Entry]:
+        self.reads.append((start, count))
+        await asyncio.sleep(0)
+        if self.failing:
+            raise self.failing.pop()
+        after = order(start.removeprefix("("))
+        return [one for one in self.held if order(one[0]) > after][:count]
+
+    def join(self, follower: Follower) -> None:
+        self.joined.append(follower)
+
+    def leave(self, follower: Follower) -> None:
+        self.left.append(follower)
+
+
+def follow(feed: Feed, after: str = "0-0") -> Follower:
+    return Follower(feed, "stream", after)
+
+
+def numbers(found: list[Entry]) -> list[int]:
+    return [order(one[0])[1] for one in found]
+
+
+def offer(follower: Follower, after: int, *new: int, size: int = 1) -> None:
+    follower.offer((1, after), [((1, n), entry(n, size)) for n in new], size * len(new))
+
+
+async def caught_up(feed: Feed, *there: int) -> Follower:
+    follower = follow(feed)
+    for number in there:
+        assert number in numbers(await follower.next())
+        break
+    assert await follower.next(within=0.01) == []
+    assert feed.joined == [follower]
+    assert follower.waiting
+    return follower
+
+
+async def test_what_is_there_is_read_and_then_what_comes_is_waited_for() -> None:
+    feed = Feed(1, 2, 3)
+    follower = follow(feed, "1-1")
+    assert numbers(await follower.next()) == [2, 3]
+    assert follower.position == "1-3"
+    waiting = asyncio.create_task(follower.next())
+    while not feed.joined:
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    offer(follower, 3, 4, 5)
+    assert numbers(await waiting) == [4, 5]
+    # joined once for all, and what was offered is not read
+    assert await follower.next(within=0.01) == []
+    assert len(feed.joined) == 1
+    assert [start for start, _ in feed.reads] == ["(1-1"]
+
+
+async def test_what_is_offered_while_nobody_asks_is_kept() -> None:
+    feed = Feed(1)
+    follower = await caught_up(feed, 1)
+    offer(follower, 1, 2)
+    offer(follower, 2, 3)
+    assert not follower.waiting
+    assert numbers(await follower.next()) == [2, 3]
+    assert follower.waiting
+
+
+async def test_what_was_seen_already_is_not_told_again() -> None:
+    feed = Feed(1, 2)
+    follower = await caught_up(feed, 1)
+    offer(follower, 0, 1, 2, 3)
+    assert numbers(await follower.next()) == [3]
+    offer(follower, 1, 2, 3)
+    assert await follower.next(within=0.01) == []
+
+
+async def test_a_gap_before_what_is_offered_is_read_from_the_stream() -> None:
+    feed = Feed(1)
+    follower = await caught_up(feed, 1)
+    feed.held += [entry(2), entry(3), entry(4)]
+    offer(follower, 3, 4)
+    assert numbers(await follower.next()) == [2, 3, 4]
+    # what was offered has been read with the rest
+    assert await follower.next(within=0.01) == []
+    offer(follower, 4, 5)
+    assert numbers(await follower.next()) == [5]
+
+
+async def test_of_two_offers_with_a_gap_between_them_the_stream_is_asked() -> None:
+    feed = Feed(1)
+    follower = await caught_up(feed, 1)
+    feed.held += [entry(n) for n in (2, 3, 4)]
+    offer(follower, 1, 2)
+    offer(follower, 3, 4)
+    assert numbers(await follower.next()) == [2, 3, 4]
+
+
+async def test_being_told_to_look_is_believed_once() -> None:
+    feed = Feed(1)
+    follower = await caught_up(feed, 1)
+    reads = len(feed.reads)
+    follower.look()
+    assert not follower.waiting
+    assert await follower.next(within=0.01) == []
+    assert len(feed.reads) == reads + 1
+    feed.held.append(entry(2))
+    follower.look()
+    # the stream has it anyway
+    offer(follower, 1, 2)
+    assert numbers(await follower.next()) == [2]
+
+
+async def test_who_waits_is_woken_by_a_look() -> None:
+    feed = Feed(1)
+    follower = await caught_up(feed, 1)
+    waiting = asyncio.create_task(follower.next())
+    await asyncio.sleep(0)
+    feed.held.append(entry(2))
+    follower.look()
+    assert numbers(await asyncio.wait_for(waiting, 5)) == [2]
+
+
+async def test_a_reader_that_does_not_come_keeps_few_bytes_and_finds_the_rest_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shared.bus.follow._BEHIND", 100)
+    feed = Feed(1)
+    follower = await caught_up(feed, 1)
+    offer(follower, 1, 2, size=100)
+    assert len(follower._offered) == 1
+    offer(follower, 2, 3, size=1)
+    assert len(follower._offered) == 0
+    offer(follower, 3, 4, size=1)
+    assert len(follower._offered) == 0
+    feed.held += [entry(n) for n in (2, 3, 4)]
+    assert numbers(await follower.next()) == [2, 3, 4]
+    # a single one above the bound is taken: it must be handed out at some time
+    offer(follower, 4, 5, size=500)
+    assert numbers(await follower.next()) == [5]
+    # bytes that were handed out count no more
+    offer(follower, 5, 6, size=60)
+    assert numbers(await follower.next()) == [6]
+    offer(follower, 6, 7, size=60)
+    assert len(follower._offered) == 1
+
+
+async def test_a_read_that_fails_or_is_given_up_is_made_again() -> None:
+    feed = Feed(1)
+    follower = follow(feed)
+    feed.failing.append(ConnectionError("gone"))
+    with pytest.raises(ConnectionError):
+        await follower.next()
+    assert numbers(await follower.next()) == [1]
+    # a key that is no stream has nothing to read
+    feed.failing.append(ReplyError("WRONGTYPE no"))
+    follower.look()
+    assert await follower.next(within=0.01) == []
+
+
+async def test_a_wait_ends_in_time_and_a_slow_read_too() -> None:
+    feed = Feed()
+    slow = asyncio.Event()
+
+    async def never(*_args: Any, **_more: Any) -> list[Entry]:
+        await slow.wait()
+        return []
+
+    follower = follow(feed)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await follower.next(within=0.05) == []
+    feed.range = never  # type: ignore[method-assign]
+    follower.look()
+    assert await follower.next(within=0.05) == []
+    assert loop.time() - began >= 0.1
+    follower.close()
+    assert feed.left == [follower]
+
+
+async def test_a_stream_of_many_pages_is_read_to_its_end_before_joining() -> None:
+    feed = Feed(*range(1, 101))
+    follower = follow(feed)
+    got: list[int] = []
+    while len(got) < 100:
+        got += numbers(await follower.next())
+        assert not feed.joined
+    assert got == list(range(1, 101))
+    assert [count for _, count in feed.reads] == [16, 64, 256]
+
+
+def test_pages_grow_while_they_are_full_and_small() -> None:
+    small, large = [entry(n) for n in range(16)], [entry(n, 100_000) for n in range(16)]
+    assert next_page(small, 16) == 64
+    assert next_page(small[:5], 16) == 16
+    assert next_page([entry(n) for n in range(512)], 512) == 512
+    # so many that they come to a quarter of a megabyte
+    assert next_page(large, 16) == 2
+    assert next_page([entry(1, 10_000_000)], 16) == 1
+    assert size_of(large[0]) == 100_000
+    assert entries(None) == []
+
+
+def test_events_have_a_length_and_work_has_none() -> None:
+    assert event_length("query.received") is None
+    assert event_length("tool.request.probe") is None
+    assert event_length("tool.result.probe") == event_length("agent.transition") == 10_000
+    assert event_length("settings.update") == 1_000
