@@ -18,6 +18,7 @@ from support.stack import Client
 from support.waiting import eventually
 
 from services.critic.critic import Critic
+from services.critic.judge import Judge
 from services.critic.pairs import Half, Pairs
 from services.critic.service import app
 from services.critic.settings import CriticSettings
@@ -471,3 +472,45 @@ async def test_nothing_that_judging_keeps_stays_for_ever(redis_url: str, raw: re
         assert unending(raw) == []
         for query_id in ("2-1", "3-1"):
             assert raw.hkeys(pair_key(query_id)) == [b"closed"]
+
+
+async def test_a_verdict_that_was_reached_before_a_crash_is_published_after_it(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = Critic._compare
+    died = asyncio.Event()
+
+    async def dies_once(self: Critic, message: Any, instruction: str, a: Half, b: Half) -> bool:
+        if not died.is_set():
+            await self._compared(message.payload, instruction, a, b)
+            died.set()
+            raise RuntimeError("killed before the verdict was published")
+        return await compare(self, message, instruction, a, b)
+
+    monkeypatch.setattr(Critic, "_compare", dies_once)
+    async with court(redis_url) as on:
+        await on.submit(generation("1-1"), generation("1-1", "B"))
+        await on.settled()
+        assert died.is_set()
+        (verdict,) = await on.verdicts()
+        comparisons = [r for r in on.server.requests if "###Response B:" in r.query]
+    assert (verdict.winner, verdict.query_id_a, verdict.query_id_b) == ("tie", "1-1:A", "1-1:B")
+    assert len(comparisons) == 2
+
+
+async def test_an_answer_whose_handling_fails_every_time_is_told_as_not_graded_and_waits_for_nobody(
+    redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_args: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Judge, "grade", fails)
+    async with court(redis_url, max_deliveries=1) as on:
+        await on.submit(generation("1-1"), generation("1-1", "B"))
+        await on.settled()
+        critiques = await on.critiques()
+        assert [(c.response_id, c.score) for c in critiques] == [("1-1:A", None), ("1-1:B", None)]
+        assert all(c.feedback.startswith("not graded: ") for c in critiques)
+        assert await on.verdicts() == []
+    assert raw.hkeys(pair_key("1-1")) == [b"closed"]
+    assert raw.zcard(PAIRS_WAITING) == 0

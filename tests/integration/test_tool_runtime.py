@@ -34,6 +34,7 @@ from shared.contracts import (
     encode,
 )
 from shared.envelope import now_ms
+from shared.errors import BusUnavailable
 from shared.participant.service import Context, open_context
 from shared.participant.tool import failure
 from shared.participant.tool_client import Caller, ToolClient
@@ -406,6 +407,19 @@ async def test_older_names_of_a_tool_reach_it(probing: ProbeSettings, monkeypatc
     async with both(probing) as (client, _):
         answer = await client.call("old_probe", {"text": "x"}, call_id="c", caller=CALLER, timeout=3)
     assert (answer.tool, answer.result) == ("probe", "you said x")
+
+
+async def test_a_call_that_is_under_way_when_its_process_leaves_is_told(probing: ProbeSettings) -> None:
+    async with running(probe, probing), Proxy(probing.redis_url) as proxy:
+        await announced(probing.redis_url, "probe")
+        far = probing.model_copy(update={"redis_url": proxy.url, "redis_timeout": 0.5})
+        async with asking(far) as (client, _):
+            assert (await ask(client, "before")).error is None
+            proxy.freeze()
+            waiting = asyncio.create_task(ask(client, "during", "c2", timeout=60))
+            await asyncio.sleep(0.1)
+        with pytest.raises(BusUnavailable):
+            await asyncio.wait_for(waiting, 10)
 
 
 async def test_a_requesters_connections_do_not_grow_with_its_calls(probing: ProbeSettings, raw: redis.Redis) -> None:

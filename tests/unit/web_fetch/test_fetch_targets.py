@@ -262,3 +262,19 @@ async def test_proxies_of_the_environment_are_not_used(
     assert "direct" in (await fetcher([f"127.0.0.1:{site.port}"])(WebFetch(url=site.url()))).text
     with pytest.raises(ToolError, match=r"^blocked: "):
         await fetcher()(WebFetch(url="http://10.0.0.1/"))
+
+
+async def test_sockets_of_this_machine_are_never_opened() -> None:
+    backend = guard.GuardedBackend(guard.AllowedHosts(), resolver=_nobody)
+    with pytest.raises(ToolError, match="sockets of this machine"):
+        await backend.connect_unix_socket("/var/run/docker.sock")
+
+
+async def _nobody(host: str, port: int) -> list[str]:
+    return []
+
+
+async def test_a_name_without_an_address_is_told() -> None:
+    backend = guard.GuardedBackend(guard.AllowedHosts(), resolver=_nobody)
+    with pytest.raises(ToolError, match=r"the name nowhere\.example cannot be resolved"):
+        await backend.connect_tcp("nowhere.example", 80)
