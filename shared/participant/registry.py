@@ -47,15 +47,20 @@ class ReplicaInfo:
 
 
 _FIELDS = frozenset(item.name for item in fields(ReplicaInfo))
+# Of the others: numbers.
+_KINDS: dict[str, type] = {"participant": str, "replica": str, "state": str, "tools": list, "facts": dict}
 
 
 def _parsed(value: bytes) -> ReplicaInfo | None:
     """What a replica wrote, without what a newer version says in addition; None when it is not readable."""
     try:
         written = orjson.loads(value)
-        return ReplicaInfo(**{name: written[name] for name in _FIELDS & written.keys()})
+        info = ReplicaInfo(**{name: written[name] for name in _FIELDS & written.keys()})
     except (orjson.JSONDecodeError, AttributeError, TypeError):
         return None
+    # one that writes nonsense must not stop those who read it
+    right = all(isinstance(getattr(info, name), _KINDS.get(name, int)) for name in _FIELDS)
+    return info if right and all(isinstance(schema, dict) for schema in info.tools) else None
 
 
 def announcing(info: ReplicaInfo, ttl_ms: int) -> list[Command]:
@@ -157,8 +162,8 @@ class Registry:
         """Schemas (OpenAI form) of the tools that a live worker offers to models, by name."""
         await self.replicas()
         return {
-            schema["function"]["name"]: {"type": schema["type"], "function": schema["function"]}
-            for schema in self._served.values()
+            name: {"type": "function", "function": schema["function"]}
+            for name, schema in self._served.items()
             if not schema.get("internal")
         }
 
@@ -178,6 +183,7 @@ def _served(replicas: Sequence[ReplicaInfo]) -> dict[str, dict[str, Any]]:
     for info in replicas:
         for schema in info.tools if info.state == "ready" else ():
             function = schema.get("function")
-            if isinstance(function, dict) and _NAME.fullmatch(str(function.get("name"))):
-                found.setdefault(function["name"], schema)
+            name = function.get("name") if isinstance(function, dict) else None
+            if isinstance(name, str) and _NAME.fullmatch(name):
+                found.setdefault(name, schema)
     return found

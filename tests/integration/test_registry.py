@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -97,18 +97,45 @@ async def test_only_a_ready_workers_tools_are_served_and_internal_ones_are_not_o
     assert served is not None
     assert served["internal"] is True
     assert await registry.served("last") is None
-    # that it was ever there is remembered
-    assert await registry.known("last")
+    # that it was ever served is remembered
     assert await registry.known("manage")
-    assert not await registry.known("nothing")
+    assert not await registry.known("last")
+    await bus.link.pipe(leaving("probe", "old"))
+    assert await registry.served("manage") is None
+    assert await registry.known("manage")
 
 
-async def test_a_worker_that_announces_nonsense_spoils_nobody_elses_tools(bus: Bus, raw: redis.Redis) -> None:
-    await announce(bus, info(tools=[tool("fetch")]))
-    wrong = replace(info(replica="odd", started=0), tools=[{"function": "x"}, {"function": {"name": 3}}, {}])
-    raw.set(replica_key("probe", "odd"), orjson.dumps(wrong))
+ODD_TOOLS: list[Any] = [
+    [{"function": "x"}, {"function": {"name": 3}}, {"function": {"name": "a b"}}, {"function": {"name": None}}, {}],
+    ["search"],
+    [None],
+    {"function": {}},
+    7,
+]
+
+
+@pytest.mark.parametrize("tools", ODD_TOOLS, ids=repr)
+async def test_a_worker_that_announces_nonsense_spoils_nobody_elses_tools(
+    tools: Any, bus: Bus, raw: redis.Redis
+) -> None:
+    await announce(bus, info(tools=[tool("fetch"), {"function": tool("bare")["function"]}]))
+    written = asdict(info(replica="odd", started=0))
+    raw.set(replica_key("probe", "odd"), orjson.dumps({**written, "tools": tools}))
     raw.zadd(REPLICAS, {"probe/odd": 1})
-    assert set(await Registry(bus, 0.0).tools()) == {"fetch"}
+    offered = await Registry(bus, 0.0).tools()
+    assert offered == {name: {"type": "function", "function": tool(name)["function"]} for name in ("fetch", "bare")}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"started": "yesterday"}, {"participant": 3}, {"facts": []}, {"seen": None}], ids=str
+)
+async def test_a_replica_that_says_nonsense_of_itself_is_nobody(
+    wrong: dict[str, Any], bus: Bus, raw: redis.Redis
+) -> None:
+    await announce(bus, info())
+    raw.set(replica_key("probe", "odd"), orjson.dumps({**asdict(info(replica="odd")), **wrong}))
+    raw.zadd(REPLICAS, {"probe/odd": 1})
+    assert [one.replica for one in await Registry(bus, 0.0).replicas()] == ["r1"]
 
 
 @pytest.mark.parametrize(("release", "mixed"), [(RELEASE, False), (RELEASE + 1, False), (RELEASE - 1, True), (0, True)])
@@ -158,6 +185,8 @@ async def test_it_is_kept_fresh_as_soon_as_somebody_has_asked(bus: Bus, raw: red
 async def test_what_stands_in_the_place_of_an_index_is_taken_away_and_nothing_else(bus: Bus, raw: redis.Redis) -> None:
     await mend(bus.link)
     await announce(bus, info(tools=[tool("fetch")]))
+    await mend(bus.link)
+    await Registry(bus, 0.0).replicas()
     await mend(bus.link)
     assert raw.zcard(REPLICAS) == 1
     assert raw.smembers(KNOWN_TOOLS) == {b"fetch"}
