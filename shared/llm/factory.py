@@ -47,9 +47,9 @@ def open_chat_model(
 
             wire = OllamaWire(base_url, api_key, keep_alive, ca_file)
         case "openai":
-            from shared.llm.openai import OpenAIWire
+            from shared.llm.compatible import CompatibleWire
 
-            wire = OpenAIWire(base_url, api_key, ca_file)
+            wire = CompatibleWire(base_url, api_key, keep_alive, ca_file)
         case "google_genai":
             from shared.llm.google_genai import GoogleWire
 

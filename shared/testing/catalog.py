@@ -41,10 +41,15 @@ class Catalog:
             Route("/api/show", self._show, methods=["POST"]),
             Route("/api/pull", self._pull, methods=["POST"]),
             Route("/api/embed", self._embed, methods=["POST"]),
-            Route("/v1/models", self._openai_models),
-            Route("/v1/embeddings", self._openai_embed, methods=["POST"]),
+            *self.openai_routes(),
             Route("/v1/models/{name}", self._google_model),
             Route("/v1beta/models/{name}", self._google_model),
+        ]
+
+    def openai_routes(self) -> list[Route]:
+        return [
+            Route("/v1/models", self._openai_models),
+            Route("/v1/embeddings", self._openai_embed, methods=["POST"]),
         ]
 
     def _abilities(self, name: str) -> list[str] | None:

@@ -1,4 +1,5 @@
 """A model server that plays a script: Ollama's, OpenAI's and Gemini's protocols over real HTTP, with faults on demand.
+Under `/plain/v1` it is a server that has OpenAI's protocol and no other.
 
 In a test: `async with ScriptedModelServer(rules) as server: … server.url … server.requests …`
 As a program: `python -m shared.testing.model_server --port 11434 [--host 0.0.0.0] [--rules FILE]`; then
@@ -20,7 +21,7 @@ from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from uvicorn.server import ServerState
 
 from shared.testing.catalog import Catalog
@@ -52,10 +53,11 @@ class ScriptedModelServer:
         self._state = ServerState()
         self.requests: list[Received] = []
         self.set_rules(rules)
+        openai = [Route("/v1/chat/completions", self._openai, methods=["POST"])]
         self.app = Starlette(
             routes=[
                 Route("/api/chat", self._ollama, methods=["POST"]),
-                Route("/v1/chat/completions", self._openai, methods=["POST"]),
+                *openai,
                 Route("/v1/models/{call:path}", self._google, methods=["POST"]),
                 Route("/v1beta/models/{call:path}", self._google, methods=["POST"]),
                 Route("/script/rules", self._post_rules, methods=["POST"]),
@@ -63,6 +65,8 @@ class ScriptedModelServer:
                 Route("/script/state", self._get_state),
                 Route("/", lambda _request: PlainTextResponse("Ollama is running")),
                 *Catalog(lambda: self.director.script).routes(),
+                # a server that speaks OpenAI's protocol alone
+                Mount("/plain", routes=[*openai, *Catalog(lambda: self.director.script).openai_routes()]),
             ]
         )
 
@@ -169,7 +173,7 @@ class ScriptedModelServer:
         )
         self.requests.append(received)
         del self.requests[:-_KEPT]
-        refusal = self._refusal(asked)
+        refusal = self._refusal(received, asked)
         rule = self.director.choose(asked) if refusal is None else Rule(name="refused")
         received.rule = rule.name
         if rule.respond.status is not None:
@@ -182,7 +186,7 @@ class ScriptedModelServer:
         await self._note(received, "running")
         return performance
 
-    def _refusal(self, asked: Asked) -> tuple[int, str] | None:
+    def _refusal(self, received: Received, asked: Asked) -> tuple[int, str] | None:
         """What a real server says before it begins, by what the model is and can do."""
         models = self.director.script.models
         if models is None:

@@ -52,7 +52,7 @@ ASK_WITH_TOOLS = replace(ASK, tools=[SEARCH])
 
 
 def url_of(backend: Backend, server: ScriptedModelServer) -> str:
-    return f"{server.url}/v1" if backend == "openai" else server.url
+    return f"{server.url}/plain/v1" if backend == "openai" else server.url
 
 
 @pytest.fixture

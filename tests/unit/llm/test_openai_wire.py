@@ -56,7 +56,8 @@ def fragment(index: int, call_id: str | None = None, name: str | None = None, ar
 
 
 async def answer(server: ScriptedModelServer, request: ChatRequest = ASK) -> list[Delta]:
-    model = open_chat_model("openai", base_url=f"{server.url}/v1", api_key="secret")
+    path = "/v1" if isinstance(server, Server) else "/plain/v1"
+    model = open_chat_model("openai", base_url=server.url + path, api_key="secret")
     try:
         return [delta async for delta in model.stream(request)]
     finally:
@@ -196,7 +197,7 @@ async def test_a_server_that_refuses_the_thinking_switch_is_asked_without_it() -
 async def test_a_name_without_its_tag_is_the_same_model() -> None:
     async with ScriptedModelServer() as server:
         server.set_rules(Script.model_validate({"models": {"small:latest": []}}))
-        model = open_chat_model("openai", base_url=f"{server.url}/v1")
+        model = open_chat_model("openai", base_url=f"{server.url}/plain/v1")
         try:
             assert await model.reachable("small") is None
             complaint = await model.reachable("large")

@@ -1,0 +1,83 @@
+"""Servers that are asked by OpenAI's protocol, and may be an Ollama.
+
+Ollama's `/v1` cannot be told how long the context is to be, leaves out what does not fit without a word, and thinks
+whether it is wanted or not. Behind the same address it has its own protocol, which has none of these faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+
+from shared.llm.adapter import Wire, WireEvent
+from shared.llm.address import openai_url
+from shared.llm.http import open_http, refusal_of
+from shared.llm.ollama import OllamaWire
+from shared.llm.openai import LOOK_TIMEOUT, OpenAIWire, root_of
+from shared.llm.port import ChatRequest, ModelFacts
+
+# A server may be replaced by another one; an Ollama that was found is taken to stay one.
+_LOOK_AGAIN = 300.0
+# Of a server that did not answer: the next call asks, but not every one of many.
+_ASK_AGAIN = 5.0
+
+
+class CompatibleWire:
+    """OpenAI's protocol, or Ollama's where the server turns out to be one. For the arguments see
+    `shared.llm.factory.open_chat_model`."""
+
+    def __init__(
+        self, base_url: str | None, api_key: str | None, keep_alive: str | None, ca_file: Path | None = None
+    ) -> None:
+        root = root_of(openai_url(base_url))
+        self._openai = OpenAIWire(base_url, api_key, ca_file)
+        self._ollama = OllamaWire(root, api_key, keep_alive, ca_file)
+        self._http = open_http(root, api_key, ca_file=ca_file, timeout=LOOK_TIMEOUT)
+        self._found: Wire = self._openai
+        self._until = 0.0
+
+    async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
+        wire = await self._wire()
+        async with aclosing(wire.events(request, wish=wish)) as events:
+            async for event in events:
+                yield event
+
+    async def facts(self, model: str) -> ModelFacts:
+        return await (await self._wire()).facts(model)
+
+    async def aclose(self) -> None:
+        await self._openai.aclose()
+        await self._ollama.aclose()
+        await self._http.aclose()
+
+    async def _wire(self) -> Wire:
+        if self._found is not self._ollama and time.monotonic() >= self._until:
+            try:
+                self._found, pause = self._ollama if await self._is_ollama() else self._openai, _LOOK_AGAIN
+            except (httpx.HTTPError, TimeoutError):
+                # what is wrong with the server is said by the call itself
+                pause = _ASK_AGAIN
+            self._until = time.monotonic() + pause
+        return self._found
+
+    async def _is_ollama(self) -> bool:
+        """Others have one of the two at most: Open WebUI a version, llama.cpp a list of models."""
+        version, listed = await self._json("/api/version"), await self._json("/api/tags")
+        return isinstance(version.get("version"), str) and isinstance(listed.get("models"), list)
+
+    async def _json(self, path: str) -> dict[str, Any]:
+        """Raises httpx.HTTPError or TimeoutError when there is no answer."""
+        async with asyncio.timeout(LOOK_TIMEOUT), self._http.stream("GET", path) as answer:
+            body = await refusal_of(answer)
+        try:
+            value = orjson.loads(body) if answer.status_code == 200 else None
+        except orjson.JSONDecodeError:
+            value = None
+        return value if isinstance(value, dict) else {}
