@@ -129,6 +129,7 @@ class Critic:
             rubric = self._rubric(response)
             grade = await self._graded(response, instruction, rubric)
             if grade is None:
+                await self.pairs.close(response.query_id)
                 await step("RESET")
                 return ()
             await step("PUBLISH")
@@ -178,13 +179,13 @@ class Critic:
         return instruction_of(response.query, before)
 
     async def _graded(self, response: ResponseGeneration, instruction: str, rubric: Rubric) -> Grade | None:
-        """The grade, asked for once: a takeover after a crash finds it stored. None when the session was deleted while
-        the judge was reading."""
+        """The grade, asked for once: a takeover after a crash finds it stored. None when there is nothing to
+        publish: its session was deleted while the judge was reading, or the judge is missing, as was said before."""
         key = grade_key(response.response_id)
         if stored := _stored(Grade, await self._bus.link.call("GET", key)):
             return stored
         grade = await self._judge.grade(instruction, response.answer, reference_of(response), rubric)
-        if await self._deleted(response):
+        if grade is None or await self._deleted(response):
             return None
         await self._bus.link.call("SET", key, orjson.dumps(asdict(grade)), "EX", self._context.settings.retention)
         if (meter := metrics.meter()) is not None:

@@ -21,7 +21,7 @@ from services.critic.rubrics import Rubric
 from services.critic.settings import CriticSettings
 from shared.errors import ModelError
 from shared.llm.courtesy import CourteousChatModel
-from shared.llm.port import ChatRequest, EmptyAnswer, StreamInterrupted
+from shared.llm.port import ChatRequest, EmptyAnswer, ModelMissing, StreamInterrupted
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 
@@ -59,15 +59,22 @@ class Judge:
         self._model = model
         self._settings = settings
         self.unread = 0
+        self._missing: str | None = None
 
-    async def grade(self, instruction: str, answer: str, reference: str, rubric: Rubric) -> Grade:
-        """Never raises for the judge's sake: what cannot be judged has no score."""
+    async def grade(self, instruction: str, answer: str, reference: str, rubric: Rubric) -> Grade | None:
+        """Never raises for the judge's sake: what cannot be judged has no score. None: the judge is missing, which was
+        said of an answer before."""
         prompt = absolute_prompt(instruction, answer, rubric.text, reference)
         try:
             score, said, attempts = await self._ask(prompt, parse_score, "grade")
         except ModelError as exc:
-            log.warning("critic.judge_failed", reason=str(exc))
-            return Grade(None, f"not graded: {exc}", rubric.name, 0)
+            said_before = isinstance(exc, ModelMissing) and self._missing == str(exc)
+            self._missing = str(exc) if isinstance(exc, ModelMissing) else None
+            if said_before:
+                return None
+            log.warning("critic.judge_failed", reason=exc.cause)
+            return Grade(None, f"not graded: {exc.cause}", rubric.name, 0)
+        self._missing = None
         if score is None:
             log.warning("critic.unreadable_grade", attempts=attempts)
             return Grade(None, f"not graded: no score could be read from what the judge said: {said[:500]}",

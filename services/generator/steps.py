@@ -248,6 +248,9 @@ class JournalSteps:
                         refused = f"only the first {most} tool calls of a message are run"
                         taken.calls.append(delta if len(taken.calls) < most else replace(delta, error=refused))
                     case Notice(code):
+                        # what a model cannot do is said in a conversation's first answer
+                        if self.conversation.history:
+                            self.ports.recall.notices.add(code)
                         await self._notice(code, _NOTICES[code])
                     case Finish():
                         taken.finish = delta

@@ -314,7 +314,8 @@ def _name(value: Any) -> str:
 
 
 def _text(exc: APIError) -> str:
-    return exc.message or error_text(str(exc.details))
+    # what the package found under that name may be anything
+    return exc.message if isinstance(exc.message, str) and exc.message else error_text(str(exc.details))
 
 
 def _missing(model: str) -> str:

@@ -6,6 +6,7 @@ and drops call ids; therefore it is not used there.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from shared.llm.ollama_admin import OllamaAdmin, keep_alive_value, missing
 from shared.llm.port import (
     ChatRequest,
     Finish,
+    ModelError,
     ModelFacts,
+    ModelMissing,
     StreamInterrupted,
     TextDelta,
     ThinkingDelta,
@@ -43,10 +46,18 @@ class OllamaWire:
 
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
         asked, bound = self._body(request, wish), Bound(request.length)
-        async with self._server.lines("/api/chat", asked, bound, NDJSON, missing(request.model)) as arrived:
-            async for lines in arrived:
-                for event in merged(event for line in lines for event in _events(line, request.model)):
-                    yield event
+        try:
+            async with self._server.lines("/api/chat", asked, bound, NDJSON, missing(request.model)) as arrived:
+                async for lines in arrived:
+                    for event in merged(event for line in lines for event in _events(line, request.model)):
+                        yield event
+        except ModelMissing as exc:
+            there: list[str] = []
+            with contextlib.suppress(ModelError):
+                there = await self._admin.chat_models()
+            if not there:
+                raise
+            raise ModelMissing(exc.cause, f"or use one that is there: LOCAL2_MODEL={there[0]}") from exc
 
     async def facts(self, model: str) -> ModelFacts:
         return await self._admin.facts(model)

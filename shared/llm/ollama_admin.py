@@ -59,6 +59,13 @@ class OllamaAdmin:
         """Names with tags, as `ollama list` shows them."""
         return self._names(await self.server.ask("GET", "/api/tags", timeout=ADMIN_TIMEOUT))
 
+    async def chat_models(self) -> list[str]:
+        """Names of the models that can answer, as far as the list says (older servers do not tell)."""
+        listed = await self.server.ask("GET", "/api/tags", timeout=ADMIN_TIMEOUT)
+        names = self._names(listed)
+        can = [model.get("capabilities") for model in listed["models"]]
+        return [name for name, able in zip(names, can, strict=True) if isinstance(able, list) and "completion" in able]
+
     async def loaded(self) -> list[str]:
         """Names of the models in memory."""
         return self._names(await self.server.ask("GET", "/api/ps", timeout=ADMIN_TIMEOUT))

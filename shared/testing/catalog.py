@@ -78,6 +78,7 @@ class Catalog:
                         "size": 9_600_000_000,
                         "digest": hashlib.sha256(name.encode()).hexdigest(),
                         "details": {"format": "gguf", "family": name.partition(":")[0]},
+                        "capabilities": self._abilities(name) or [],
                     }
                     for name in self._names()
                 ]

@@ -251,8 +251,9 @@ class _InLine(Response):
 
     async def _slot(self, leaving: asyncio.Future[Any]) -> _Slot | None:
         """None when the client left the line."""
-        turn: asyncio.Future[Any] = asyncio.ensure_future(self._free.get())
-        await asyncio.wait({turn, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        turn: asyncio.Future[_Slot] = asyncio.ensure_future(self._free.get())
+        both: set[asyncio.Future[Any]] = {turn, leaving}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not leaving.done():
             return turn.result()
         if turn.done():

@@ -331,11 +331,11 @@ async def test_the_first_byte_may_take_longer_than_the_idle_timeout(
 async def test_a_backend_that_never_begins_is_unavailable(server: ScriptedModelServer) -> None:
     play(server, {"respond": {"text": "late", "delay": 60}})
     for backend in BACKENDS:
-        model = open_chat_model(backend, base_url=url_of(backend, server), api_key="key", load_timeout=0.2)
-        with pytest.raises(ModelUnavailable, match=r"within 0\.2s"):
+        model = open_chat_model(backend, base_url=url_of(backend, server), api_key="key", load_timeout=2)
+        with pytest.raises(ModelUnavailable, match="within 2s"):
             await answer(model)
         await model.aclose()
-    await server.wait_until(lambda s: len(s.aborted) == len(BACKENDS), timeout=1)
+    await server.wait_until(lambda s: len(s.aborted) == len(BACKENDS), timeout=20)
 
 
 async def test_closing_the_iterator_closes_the_connection_within_a_second(

@@ -41,6 +41,7 @@ from shared.errors import SettingsError
 from shared.records.journal import EntryType, JournalWriter, read_journal
 from shared.records.sessions import Turn
 from shared.testing.model_server import Rules, ScriptedModelServer
+from shared.testing.script import Script
 
 GRADE = {"when": {"user": "###Score Rubrics"}, "respond": {"text": "Plain and right. [RESULT] 4"}}
 PREFERS_FIRST = {"when": {"user": "###Response B:"}, "respond": {"text": "The first is better. [RESULT] A"}}
@@ -247,6 +248,22 @@ async def test_a_missing_judge_is_said_and_does_not_hold_anything_up(redis_url: 
         (critique,) = await on.critiques()
     assert critique.score is None
     assert "nosuch:7b" in critique.feedback
+
+
+async def test_a_missing_judge_is_said_once_until_it_is_there(redis_url: str) -> None:
+    async with court(redis_url) as on:
+        on.server.set_rules(Script.model_validate({"models": {"other": []}}))
+        for number in (1, 2, 3):
+            await on.submit(generation(f"{number}-1"), generation(f"{number}-1", "B"))
+        await on.settled()
+        (said,) = await on.critiques()
+        assert said.score is None
+        assert "does not have the model" in said.feedback
+        assert await Pairs(on.bus).waiting() == 0
+        on.server.set_rules([GRADE, PREFERS_FIRST])
+        await on.submit(generation("4-1"))
+        await on.settled()
+        assert [one.score for one in await on.critiques()] == [None, 4]
 
 
 async def test_a_judge_that_is_away_is_waited_for(redis_url: str, tmp_path: Path) -> None:

@@ -96,9 +96,13 @@ async def test_a_model_that_lacks_an_ability_answers_without_it_and_the_journal_
 ) -> None:
     async with stage(redis_url, probes=1) as on:
         on.server.director.script.models = {"gemma4:e4b": has}
-        query_id = await on.ask("go")
+        query_id = await on.ask("go", "s1")
         assert await on.answer(query_id) == "You asked: go"
         notice = await on.seen(query_id, EntryType.NOTICE)
+        # the next answers of the conversation do not repeat it
+        again = await on.ask("on", "s1")
+        assert await on.answer(again) == "You asked: on"
+        assert "notice" not in await on.types(again)
     assert notice.value()["code"] == f"{lacks}_unsupported"
     assert notice.value()["message"]
 

@@ -128,8 +128,7 @@ def test_a_clients_history_is_split_before_each_user_message() -> None:
 NOW = [{"role": "user", "content": "now"}]
 
 
-@given(st.integers(0, 60))
-@settings(deadline=None)
+@pytest.mark.parametrize("turns", [0, 1, 2, 7, 60])
 def test_halving_comes_to_the_question_alone(turns: int) -> None:
     talk = Conversation([SYSTEM], [turn(number, 10) for number in range(turns)])
     sent = [talk.fit(NOW, [], 32_000).kept]

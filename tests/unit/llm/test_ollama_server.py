@@ -24,6 +24,7 @@ from shared.llm.port import (
     ContextOverflow,
     Delta,
     Finish,
+    ModelMissing,
     ModelRejected,
     StreamInterrupted,
     TextDelta,
@@ -207,6 +208,16 @@ async def test_a_slot_reads_only_what_it_does_not_hold() -> None:
         began = clock()
         await answer(model, replace(ASK, messages=talk))
         assert clock() - began >= 1.0
+
+
+async def test_a_missing_model_comes_with_one_that_is_there() -> None:
+    async with ollama() as server, asked(server) as model:
+        server.set_rules(Script.model_validate({"models": {"qwen:latest": ["tools"]}}))
+        with pytest.raises(ModelMissing, match=r"ollama pull small; or .*: LOCAL2_MODEL=qwen:latest$"):
+            await answer(model)
+        server.set_rules(Script.model_validate({"models": {}}))
+        with pytest.raises(ModelMissing, match=r"ollama pull small$"):
+            await answer(model)
 
 
 # ── behind /v1 ───────────────────────────────────────────────────────────────────────────────────────────────────
