@@ -18,7 +18,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast lint format types imports docs-keys docs-settings pins stories bench bench-shadow eval-memory eval-ranking mutants soak chaos judging-chaos compose-test lock env up down logs clean
+.PHONY: help setup run test test-fast lint format types imports docs-keys docs-settings pins stories bench bench-shadow eval-memory eval-fetch eval-ranking mutants soak chaos judging-chaos compose-test lock env up down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -96,6 +96,9 @@ eval-memory: $(DEV_STAMP) ## how well memories are found: recall and rank on que
 
 mutants: $(DEV_STAMP) ## would the tests notice? 500 small changes of the code, each tried; ARGS="--seed 7 --count 100 bus"
 	@$(PY) tests/mutants/run.py $(ARGS)
+
+eval-fetch: $(DEV_STAMP) ## how well the main text of pages is found, beside other readers; ARGS=DIR: labelled pages of yours
+	@$(PY) tests/eval/extraction.py $(ARGS)
 
 soak: $(DEV_STAMP) ## 20,000 queries: does any process or stream grow?
 	@$(PY) tests/soak/run.py $(ARGS)

@@ -34,12 +34,13 @@ def read(data: bytes, request: dict[str, Any]) -> dict[str, Any]:
     """The part of the page's text that is asked for."""
     text = to_text(data, request["declared"], request["cut"])
     content = extract(text, request["content_type"], plain=request["plain"])
-    offset = min(request["offset"], len(content.text))
-    shown, after = part(content.text, offset, request["max_chars"])
+    whole = content.headed
+    offset = min(request["offset"], len(whole))
+    shown, after = part(whole, offset, request["max_chars"])
     return {
         "title": content.title,
         "text": shown,
-        "chars": len(content.text),
+        "chars": len(whole),
         "after": after,
         "cut": request["cut"] or content.cut,
     }

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.web_fetch.extract import extract, tidy
+from services.web_fetch.extract import FILLED_TAGS, extract, filled, tidy
 from services.web_fetch.plain import MAX_TAGS
 
 PAGES = Path(__file__).parents[2] / "eval" / "pages"
@@ -35,7 +35,7 @@ def page(name: str) -> str:
     ],
 )
 def test_heading_and_text_are_kept_and_furniture_is_not(name: str, heading: str, kept: str) -> None:
-    text = extract(page(name), "text/html").text
+    text = extract(page(name), "text/html").headed
     assert heading in text[:200]
     assert kept in text
     assert not re.search(r"cookies to improve|All rights reserved|Privacy policy|Pricing", text)
@@ -47,25 +47,54 @@ def test_text_that_is_not_html_stays_as_it_is(name: str) -> None:
     assert extract(page(name), kind).text == page(name).strip()
 
 
-def test_a_heading_in_the_articles_own_header_is_put_first() -> None:
+def test_a_heading_in_the_articles_own_header_stands_above_the_text() -> None:
     html = "<title>Site</title><h1>Site name</h1><article><header><h1>The real heading</h1></header><p>" + "word " * 150
-    assert extract(html, "text/html").text.startswith("The real heading\n")
+    result = extract(html, "text/html")
+    assert result.headed.startswith("The real heading\nword word")
+    assert result.text.startswith("word word")
 
 
 def test_the_title_stands_in_for_a_missing_heading() -> None:
     result = extract("<title>Only a title</title><body><p>A short text.</p>", "text/html")
     assert result.title == "Only a title"
-    assert result.text == "Only a title\nA short text."
+    assert (result.text, result.headed) == ("A short text.", "Only a title\nA short text.")
 
 
 def test_a_heading_that_is_there_is_not_repeated() -> None:
-    text = extract(page("tiny.html"), "text/html").text
+    text = extract(page("tiny.html"), "text/html").headed
     assert text.count("Status page") == 1
+
+
+def test_what_the_careful_reading_lost_in_between_comes_from_the_usual_one() -> None:
+    careful = "First words of it.\nThe last words."
+    usual = "Menu and teaser\nFirst words of it.\nA table: 1 2\n\nThe last words.\nMore stories for you"
+    assert filled(careful, usual) == "First words of it.\nA table: 1 2\n\nThe last words."
+
+
+@pytest.mark.parametrize("usual", ["", "Something else", "Short one.\nother lines\nother lines"])
+def test_a_usual_reading_of_something_else_is_not_taken(usual: str) -> None:
+    careful = "Short one.\nA much longer line, which is the larger part of the text."
+    assert filled(careful, usual) == careful
+
+
+def test_an_article_is_whole_between_its_first_and_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever trafilatura makes of a page: both readings are asked for, a page with very many tags is read once."""
+    asked: list[bool] = []
+
+    def reading(_html: str, *, favor_precision: bool = False, **_options: bool) -> str:
+        asked.append(favor_precision)
+        return "begin " + "word " * 120 + "\n" + ("" if favor_precision else "between\n") + "end of it"
+
+    monkeypatch.setattr("trafilatura.extract", reading)
+    assert "\nbetween\n" in extract("<p>" + "word " * 120, "text/html").text
+    assert asked == [True, False]
+    assert "between" not in extract("<p>" * FILLED_TAGS + "<p>" + "word " * 120, "text/html").text
+    assert asked == [True, False, True]
 
 
 def test_a_page_with_too_many_tags_is_still_read() -> None:
     html = "<h1>Long list</h1><main>" + "<p>row</p>" * (MAX_TAGS // 2) + "</main>"
-    text = extract(html, "text/html").text
+    text = extract(html, "text/html").headed
     assert text.startswith("Long list\nrow")
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.web_fetch.extract import PLAIN_CHARS, extract
-from services.web_fetch.plain import MAX_ATTRIBUTES, MAX_DEPTH, MAX_TAGS, plain_text, too_heavy
+from services.web_fetch.plain import MAX_ATTRIBUTES, MAX_BRACKETS, MAX_DEPTH, MAX_TAGS, plain_text, too_heavy
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,12 @@ def test_the_title_is_found() -> None:
         ("<p" + " a=b" * MAX_ATTRIBUTES + ">", False),
         ("<p" + " a=b" * (MAX_ATTRIBUTES + 1) + ">", True),
         ("<p" + " a" * 5 * MAX_ATTRIBUTES + ">", True),
+        ("<script>for(i=0;i<n;i++){" + " a=b" * 5 * MAX_ATTRIBUTES + "}</SCRIPT >text", False),
+        ("<style>" + "<p>" * (MAX_TAGS + 1) + "</style>", False),
+        ("<script>" + "<p>" * (MAX_TAGS + 1), True),
+        ("<script>" + "<" * MAX_BRACKETS + "</script>", True),
+        ("<script></script>" + "<p>" * (MAX_TAGS + 1) + "<script></script>", True),
+        ("<scripted><p" + " a=b" * (MAX_ATTRIBUTES + 1) + "></scripted>", True),
     ],
 )
 def test_tags_depth_and_attributes_are_counted_before_any_parsing(html: str, heavy: bool) -> None:
@@ -52,7 +58,7 @@ def test_tags_depth_and_attributes_are_counted_before_any_parsing(html: str, hea
 
 def test_of_a_heavy_page_the_beginning_is_read() -> None:
     found = extract("<h1>Heading</h1>" + "<p>word" * (PLAIN_CHARS // 7 + 1), "text/html")
-    assert found.text.startswith("Heading\nword\nword\n")
+    assert found.headed.startswith("Heading\nword\nword\n")
     assert found.cut
 
 
