@@ -167,6 +167,8 @@ async def gateway(world: World) -> list[Finding]:
         findings.append(Finding("stack", "missing", f"not ready: {why}", "see the log of local2 run"))
     else:
         findings.append(Finding("stack", "ok", "ready to answer"))
+        # what it does without
+        findings += [Finding("stack", "note", f"without all of its {lacking}") for lacking in reasons(ready)]
     if client.key() is None:
         findings.append(
             Finding("API key", "note", "none found", "set LOCAL2_API_KEY, or LOCAL2_DATA_DIR to the stack's")

@@ -7,7 +7,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import httpx
@@ -19,6 +19,7 @@ from services.cli.launch.models import ModelChoice, Wanted, choose_model, demo_e
 from services.cli.launch.plan import MODEL_USERS, PARTICIPANTS, RunOptions, participants
 from services.cli.launch.probes import port_state, redis_version, writable
 from services.cli.launch.pull_view import PullView
+from services.cli.launch.readiness import reasons
 from services.cli.launch.run_lock import REDIS_ENDS, UnusableFolder, run_lock
 from services.cli.launch.search_choice import choose_search
 from services.cli.launch.supervisor import StartError, Supervisor, grace, until_signal
@@ -83,7 +84,7 @@ class Run:
             client = self._client
             await supervisor.wait_until_ready(client.base_url)
             say(await welcome(client, with_link=self._terminal))
-            stopping = asyncio.ensure_future(stop.wait())
+            stopping = asyncio.ensure_future(tell_what_lacks(client.base_url, say, stop))
             await asyncio.wait({stopping, later}, return_when=asyncio.FIRST_COMPLETED)
             if later.done():
                 # its own failure ends the run, and its own end does not
@@ -141,6 +142,26 @@ class Run:
                 raise StartError(f"port {port} on {host} is in use by another program; {other}")
             case "refused":
                 raise StartError(f"cannot listen on port {port} of {host} ({found.detail}); {other}")
+
+
+async def tell_what_lacks(base_url: str, say: Callable[[str], None], stop: asyncio.Event, *, look: float = 5.0) -> None:
+    """Until `stop`: says what a stack that answers does without (memory), each time that it is something else.
+
+    look: seconds between two looks; what is only passing is not said.
+    """
+    seen = told = ""
+    async with httpx.AsyncClient(base_url=base_url, timeout=look, trust_env=False) as http:
+        while not stop.is_set():
+            with contextlib.suppress(httpx.HTTPError):
+                ready = await http.get("/ready")
+                now = "; ".join(reasons(ready)) if ready.status_code == 200 else told
+                if now == seen and now != told:
+                    say(f"it answers, without all of its {now}" if now else "nothing is missing any more")
+                    told = now
+                seen = now
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(look):
+                    await stop.wait()
 
 
 def longest_drain() -> float:

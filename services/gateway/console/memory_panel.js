@@ -49,12 +49,16 @@ export class MemoryPanel {
   async #next(opened) {
     await this.#said(async () => {
       const after = this.#cursor ? `&cursor=${encodeURIComponent(this.#cursor)}` : "";
-      const { engrams, cursor, total } = await call("GET", `memory/engrams?limit=${PAGE}${after}`);
+      const [{ engrams, cursor, total }, { parts }] = await Promise.all([
+        call("GET", `memory/engrams?limit=${PAGE}${after}`),
+        call("GET", "ready").catch(() => ({ parts: {} })),
+      ]);
       if (opened !== this.#opened) return;
       this.#cursor = cursor;
       this.more.hidden = !cursor;
       this.list.append(...engrams.map((engram) => this.#row(engram)));
-      this.note.textContent = total ? `${total} remembered` : "Nothing is remembered yet.";
+      const count = total ? `${total} remembered` : "Nothing is remembered yet.";
+      this.note.textContent = [count, parts.memory?.reason].filter(Boolean).join(" · ");
     });
   }
 

@@ -275,3 +275,26 @@ async def test_while_the_demonstration_model_answers_an_ollama_that_is_there_is_
     assert away is not None
     assert there.remedy.startswith("Ollama is there now: stop local2 run (Ctrl-C) and start it again")
     assert away.remedy.startswith("start it with: ollama serve; then stop local2 run")
+
+
+async def test_what_a_running_stack_does_without_is_told(
+    tmp_path: Path, loopback_gateway: Any, json_answer: Callable[..., bytes]
+) -> None:
+    parts = {"bus": {"ok": True}, "memory": {"ok": False, "reason": "embedding model m: no such route"}}
+
+    async def play(_heard: Any, writer: Any) -> None:
+        writer.write(json_answer({"status": "ready", "parts": parts}))
+
+    loopback_gateway.play = play
+    found = await doctor.gateway(world(tmp_path, client=loopback_gateway.settings(data_dir=tmp_path)))
+    assert [one.text for one in found if one.level == "note" and one.about == "stack"] == [
+        "without all of its memory: embedding model m: no such route"
+    ]
+
+
+async def test_damaged_data_are_missing_with_a_way_out(tmp_path: Path) -> None:
+    (tmp_path / "preferences.sqlite").write_bytes(b"no database" * 1_000)
+    (found,) = await doctor.stores(world(tmp_path))
+    assert (found.about, found.level) == ("preferences", "missing")
+    assert "doctor --repair" in found.remedy
+    assert await doctor.stores(world(tmp_path / "new")) == []

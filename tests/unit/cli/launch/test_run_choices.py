@@ -20,6 +20,7 @@ from services.cli.launch.models import Wanted, choose_model, demo_env, instead_o
 from services.cli.launch.plan import PARTICIPANTS, RunOptions, participants
 from services.cli.launch.probes import port_state, writable
 from services.cli.launch.pull_view import PullView
+from services.cli.launch.run import tell_what_lacks
 from services.cli.launch.run_lock import UnusableFolder, run_lock
 from services.cli.launch.search_choice import choose_search
 from services.cli.settings import ClientSettings, ModelWish, SearchWish
@@ -361,3 +362,24 @@ async def test_a_lock_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UnusableFolder, match="cannot be used: Is a directory"):
         async with run_lock(tmp_path):
             pass
+
+
+async def test_what_a_stack_does_without_is_said_once_and_when_it_is_there_again(
+    loopback_gateway: Any, json_answer: Callable[..., bytes]
+) -> None:
+    lacking = {"memory": {"ok": False, "reason": "no embeddings"}}
+    passing = {"memory": {"ok": False, "reason": "the store is being read"}}
+    looks: list[tuple[dict[str, Any], int]] = [(passing, 200), (lacking, 200), (lacking, 200), (lacking, 200)]
+    looks += [(lacking, 503), ({}, 200), ({}, 200), ({}, 200)]
+    stop, said = asyncio.Event(), list[str]()
+
+    async def play(_heard: object, writer: asyncio.StreamWriter) -> None:
+        parts, status = looks.pop(0) if looks else ({}, 200)
+        writer.write(json_answer({"parts": parts}, status))
+        if not looks:
+            stop.set()
+
+    loopback_gateway.play = play
+    url = f"http://127.0.0.1:{loopback_gateway.port}"
+    await asyncio.wait_for(tell_what_lacks(url, said.append, stop, look=0.05), 60)
+    assert said == ["it answers, without all of its memory: no embeddings", "nothing is missing any more"]
