@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -16,6 +17,7 @@ from services.gateway.settings import GatewaySettings
 from shared.bus import Bell, Bus, BusFull
 from shared.contracts import QUERY_RECEIVED
 from shared.errors import BusUnavailable
+from shared.participant.registry import SETTLING
 from shared.participant.service import Context
 from shared.participant.tool_client import ToolClient
 from shared.records.sessions import Sessions
@@ -38,6 +40,7 @@ class Gateway:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._start_settings = settings
+        self._begun = time.monotonic()
         self._connected: _Connected | None = None
         self._streams: set[asyncio.Task[Any]] = set()
         self._backlog = 0
@@ -45,6 +48,11 @@ class Gateway:
         self.stopping = False
         self.metrics = Metrics()
         self.keys = Keys(self, settings)
+
+    @property
+    def settling(self) -> bool:
+        """Whether the stack around it may still be starting."""
+        return time.monotonic() - self._begun < SETTLING
 
     def attach(self, context: Context[GatewaySettings], bell: Bell) -> None:
         """The bus is there."""

@@ -33,6 +33,11 @@ class GatewaySettings(Settings):
         "max_backlog", "max_session_backlog", "deadline_seconds", "client_gone_seconds",
     }  # fmt: skip
 
+    expects: list[str] = Field(
+        default=[],
+        description="Participants with tools that are started together with this one: for a minute it is not ready "
+        "without them, so that the first question has all tools",
+    )
     host: str = Field(
         default="127.0.0.1",
         validation_alias=AliasChoices("LOCAL2_API_HOST", "LOCAL2_GATEWAY_HOST"),

@@ -56,6 +56,8 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
         answers.cancel(message.payload.query_id)
 
     context.observe(QUERY_CANCEL, cancel)
+    # who is asked something as soon as the stack is ready has all of its tools
+    await context.registry.replicas()
     await _look(context, model)
     rewards = Rewards(context.bus, context.participant, settings.respondent_id, settings.retention)
     try:

@@ -90,6 +90,11 @@ async def mend(port: Port) -> None:
             await port.call("DEL", key)
 
 
+# A stack has started after so many seconds; meanwhile its participants look so often who else is there.
+SETTLING = 60.0
+_SOON = 0.2
+
+
 class Registry:
     """The live replicas and their tools, as of at most `freshness` seconds ago.
 
@@ -108,9 +113,11 @@ class Registry:
     async def run(self) -> None:
         """Keeps the snapshot fresh, as soon as somebody has asked for it once, until cancelled."""
         await self._wanted.wait()
+        settled = time.monotonic() + SETTLING
         while True:
-            # a fifth of the time is left for reading it
-            await asyncio.sleep(self._freshness * 0.8)
+            # a fifth of the time is left for reading it; in a stack that starts, tools come one after the other
+            pause = self._freshness * 0.8
+            await asyncio.sleep(pause if time.monotonic() >= settled else min(pause, _SOON))
             with contextlib.suppress(TransientError, ReplyError):
                 await self.replicas(fresh=True)
 

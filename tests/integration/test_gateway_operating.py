@@ -32,6 +32,7 @@ from support.waiting import eventually
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.errors import ToolError
+from shared.participant.registry import Registry
 from shared.participant.settings import Settings
 from shared.participant.tool import Run, ToolResult, tool_service
 from shared.records.sessions import Sessions, Turn
@@ -326,6 +327,40 @@ async def test_ready_says_which_part_is_missing(redis_url: str, tmp_path: Path, 
         assert ready.json()["parts"]["model"] == {
             "ok": True, "reason": None, "backend": "scripted", "model": "scripted:1b", "demo": False
         }  # fmt: skip
+
+
+async def test_a_stack_that_starts_is_ready_when_its_tools_are_there(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(redis_url=redis_url, data_dir=tmp_path, heartbeat=0.2, drain=0.5, log_level="error")
+    expecting = gateway_settings(redis_url, tmp_path, expects=["echo"])
+    async with serving(expecting) as site, generating(redis_url, tmp_path):
+        early = await site.http.get("/ready")
+        assert early.status_code == 503
+        assert early.json()["parts"]["tools"] == {
+            "ok": False, "reason": "waiting for the tools of echo", "missing": ["echo"]
+        }  # fmt: skip
+        async with running(tool_service("echo", Echo, Settings, open_echo), settings):
+            await announced(redis_url, "echo")
+            there = await site.http.get("/ready")
+            assert there.status_code == 200
+            assert there.json()["parts"]["tools"] == {"ok": True, "reason": None, "missing": []}
+        # a tool that never comes, or goes later, does not keep the others from being used
+        monkeypatch.setattr("services.gateway.gateway.SETTLING", 0.0)
+        late = await site.http.get("/ready")
+        assert late.status_code == 200
+        assert late.json()["parts"]["tools"] == {"ok": True, "reason": None, "missing": ["echo"]}
+
+
+async def test_who_starts_hears_of_tools_as_soon_as_they_come(redis_url: str, tmp_path: Path, bus: Bus) -> None:
+    # without the look of a beginning nothing would be looked up for an hour
+    registry = Registry(bus, freshness=3600.0)
+    looking = asyncio.create_task(registry.run())
+    assert await registry.tools() == {}
+    settings = Settings(redis_url=redis_url, data_dir=tmp_path, heartbeat=0.2, drain=0.5, log_level="error")
+    async with running(tool_service("echo", Echo, Settings, open_echo), settings):
+        await eventually(registry.tools, 20, "the tool is offered")
+    looking.cancel()
 
 
 async def test_ready_says_what_the_model_lacks_and_that_it_is_the_demonstration_model(

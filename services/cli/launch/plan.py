@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from shared.participant.settings import own_prefix
 DEMO_EMBEDDING = "all-minilm"
 # Those that call a model.
 MODEL_USERS = ("generator", "respondent-b", "critic", "memory")
+WITH_TOOLS = ("web_search", "web_fetch", "memory")
 PARTICIPANTS = ("gateway", "generator", "respondent-b", "web_search", "web_fetch", "critic", "reward", "memory")
 
 
@@ -67,7 +69,11 @@ def participants(options: RunOptions, redis_url: str, models: Mapping[str, str],
         # what labels the memories is the respondent's model
         memory |= {"LOCAL2_MODEL": options.model}
     # the gateway's own names go before the general ones
-    listening = {"LOCAL2_GATEWAY_HOST": options.api_host, "LOCAL2_GATEWAY_PORT": str(options.api_port)}
+    listening = {
+        "LOCAL2_GATEWAY_HOST": options.api_host,
+        "LOCAL2_GATEWAY_PORT": str(options.api_port),
+        "LOCAL2_GATEWAY_EXPECTS": json.dumps(WITH_TOOLS),
+    }
     specs = [
         ChildSpec("gateway", python("services.gateway"), {**common, **listening}),
         ChildSpec("generator", python("services.generator"), respondent_a),

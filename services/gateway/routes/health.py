@@ -83,7 +83,12 @@ async def readiness(gateway: Gateway) -> dict[str, dict[str, Any]]:
     # nobody can announce himself then
     absent = "no {} is running" if reason is None else "no {} is known while the bus takes no writes"
     generators = [info for info in replicas if info.participant == "generator" and info.state == "ready"]
-    return {
+    parts: dict[str, dict[str, Any]] = {}
+    if expected := gateway.settings.expects:
+        missing = sorted(set(expected) - {info.participant for info in replicas if info.state == "ready"})
+        awaited = f"waiting for the tools of {', '.join(missing)}" if missing and gateway.settling else None
+        parts["tools"] = {"ok": awaited is None, "reason": awaited, "missing": missing}
+    return parts | {
         "bus": {"ok": reason is None, "reason": reason and full(reason), "readable": True},
         "generator": {
             "ok": bool(generators),

@@ -39,6 +39,7 @@ HEARD = {
     "shared/participant/service.py": "the process waits for them",
     "shared/participant/tool_client.py": "the call is told",
     "shared/testing/play.py": "the request waits for both",
+    "shared/testing/ollama_server.py": "the request waits for them",
 }
 
 

@@ -25,6 +25,7 @@ from services.cli.launch.run_lock import UnusableFolder, run_lock
 from services.cli.launch.search_choice import choose_search
 from services.cli.settings import ClientSettings, ModelWish, SearchWish
 from services.cli.typed import typed
+from services.gateway.settings import GatewaySettings
 from shared.errors import SettingsError
 from shared.llm.ollama_admin import PullProgress
 from shared.testing.model_server import ScriptedModelServer
@@ -177,6 +178,14 @@ def test_who_has_a_model_server_of_its_own_keeps_it_beside_the_demonstration_mod
 def test_the_gateway_listens_where_the_options_say_whatever_its_own_variables_say() -> None:
     gateway = next(s for s in participants(OPTIONS, "redis://x", {}, None) if s.name == "gateway")
     assert gateway.env["LOCAL2_GATEWAY_PORT"] == gateway.env["LOCAL2_API_PORT"] == "9000"
+
+
+def test_the_gateway_is_told_whose_tools_are_started_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = {spec.name: spec for spec in participants(OPTIONS, "redis://x", {}, None)}
+    monkeypatch.setenv("LOCAL2_GATEWAY_EXPECTS", specs["gateway"].env["LOCAL2_GATEWAY_EXPECTS"])
+    expected = GatewaySettings.load("gateway").expects
+    assert expected == ["web_search", "web_fetch", "memory"]
+    assert set(expected) <= specs.keys()
 
 
 async def test_another_backend_is_never_replaced_by_the_demonstration_model() -> None:
