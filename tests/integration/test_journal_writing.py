@@ -33,7 +33,7 @@ async def test_ids_are_explicit_and_strictly_increasing(bus: Bus) -> None:
     writer, before = await claim(bus, "r1", fresh=True)
     assert before == []
     for n in range(12):
-        await writer.append(EntryType.ANSWER, {"text": n})
+        assert await writer.append(EntryType.ANSWER, {"text": n}) == f"1-{n + 2}" == writer.position
     await writer.append_all([(EntryType.THINKING, {"text": n}) for n in range(3)])
     ids = [entry.id for entry in await read_journal(bus, KEY)]
     assert ids == [f"1-{n}" for n in range(1, 17)]

@@ -488,3 +488,23 @@ async def test_a_result_is_looked_for_once_at_a_time(probing: ProbeSettings) -> 
             await always(lambda: len(client._looking) <= 1, 2.5)
             proxy.thaw()
             assert (await asked).result == "you said x"
+
+
+async def test_an_earlier_request_that_is_not_finished_is_found_among_many_of_other_calls(
+    probing: ProbeSettings, raw: redis.Redis
+) -> None:
+    subject = TOOL_REQUEST.for_tool("probe")
+
+    def request(call_id: str, seconds: float) -> ToolRequest:
+        args = {"text": call_id, "seconds": seconds}
+        return ToolRequest(query_id="1-1", call_id=call_id, tool="probe", args=args, session_id="s", user_id="u")
+
+    async with both(probing.model_copy(update={"concurrency": 64})) as (_, context):
+        # the same call before and behind others that mention it
+        await context.bus.publish(subject.of(request("wanted", 1.0)))
+        for number in range(23):
+            await context.bus.publish(subject.of(request(f"wanted-{number}", 0.0)))
+        await context.bus.publish(subject.of(request("wanted", 1.0), attempt=2))
+        await eventually(lambda: runs(raw, "wanted") == 1 and runs(raw, "wanted-22") == 1)
+        await eventually(lambda: raw.xpending(STREAM, "probe")["pending"] == 0)
+        assert runs(raw, "wanted") == 1

@@ -39,6 +39,10 @@ _ARITHMETIC: dict[type[ast.operator], str] = {
 _COUNTERPARTS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 # Functions that only arrange what they are given.
 _ARRANGING = frozenset({"reversed", "sorted"})
+# Functions whose arguments say the same in another order, or could not stand in one.
+_UNORDERED = frozenset(
+    {"cast", "compare_digest", "gather", "getattr", "isinstance", "partial", "range", "super", "suppress", "zip"}
+)
 # Calls on these tell people something, or measure it.
 _TELLING = re.compile(
     r"^(await )?(_?log|logger|structlog|warnings|_?meter|_?metrics|_?span|_?tracing)\b|\.(labels|observe)\("
@@ -302,7 +306,7 @@ class _Finder(ast.NodeVisitor):
                     self._replace(node, f"({self._text(one)})")
         elif name in _ARRANGING and positional:
             self._replace(node, f"list({self._text(positional[0])})")
-        elif name not in ("isinstance", "cast", "getattr", "zip", "range", "partial", "super"):
+        elif (name or getattr(node.func, "attr", "")) not in _UNORDERED:
             for one, two in pairwise(positional):
                 if len(positional) == len(node.args) and not _is_text(one) and ast.dump(one) != ast.dump(two):
                     start, end = self._span(one)[0], self._span(two)[1]
