@@ -18,7 +18,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast lint format types imports docs-keys docs-settings pins stories bench bench-shadow eval-memory eval-fetch eval-ranking mutants soak chaos judging-chaos compose-test lock env up down logs clean
+.PHONY: help setup run test test-fast lint format types imports docs-keys docs-settings pins stories bench bench-shadow eval-memory eval-fetch eval-ranking eval-talks mutants soak chaos judging-chaos compose-test lock env up down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -111,6 +111,9 @@ judging-chaos: $(DEV_STAMP) ## kill critics, reward and memory while 500 pairs a
 
 eval-ranking: $(DEV_STAMP) ## simulated judges: is the planted order found, do the intervals hold the truth
 	@$(PY) tests/eval/ranking.py $(ARGS)
+
+eval-talks: $(DEV_STAMP) ## talks with a very small model behind llama.cpp's own server: prose, calls, loops (minutes)
+	@$(PY) tests/eval/talks.py $(ARGS)
 
 compose-test: $(DEV_STAMP) ## the system in real containers: scale, kill, look what can be reached (docs/compose-test.md)
 	@$(PY) tests/compose/run.py $(ARGS)

@@ -92,6 +92,8 @@ def finish_reason(reason: str | None, *, handed: bool = False, legacy: bool = Fa
     """`handed`: the client has calls to run. The agent's own are over by then: they never show."""
     if handed:
         return "function_call" if legacy else "tool_calls"
+    if reason == "loop":
+        return "length"
     return reason if reason in ("length", "content_filter") else "stop"
 
 

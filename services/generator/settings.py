@@ -28,7 +28,7 @@ def prompt_version(system_prompt: str) -> str:
 class GeneratorSettings(BackendSettings, CourtesySettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "model", "think", "temperature", "max_tokens", "max_tool_iterations", "max_calls", "tool_timeout",
-        "timeout_seconds", "concurrency",
+        "first_token_seconds", "timeout_seconds", "concurrency",
         "history_turns", "system_prompt", "rounds", "yield_above", "yield_rest", "yield_seconds",
         "answer_one_in", "leave_out_above",
     }  # fmt: skip
@@ -42,8 +42,15 @@ class GeneratorSettings(BackendSettings, CourtesySettings):
     max_calls: int = Field(default=16, ge=1, le=1000, description="Tool calls of one message that are run")
     max_tokens: int = Field(default=8192, ge=16, description="Longest answer of one model call, thinking included")
     tool_timeout: float = Field(default=15.0, gt=0, le=600, description="Longest wait for one tool call, in seconds")
+    first_token_seconds: float = Field(
+        default=600.0,
+        gt=0,
+        le=3600,
+        description="Longest wait for the model's first token without a sign of life of its server, in seconds; the "
+        "model is loaded and the prompt read in it",
+    )
     timeout_seconds: float = Field(
-        default=120.0, gt=0, le=3600, description="Longest silence of the model once it is loaded, in seconds"
+        default=120.0, gt=0, le=3600, description="Longest wait from one token of the model to the next, in seconds"
     )
     deadline_seconds: float = Field(default=900.0, gt=0, description="For a query that carries no deadline")
     concurrency: int = Field(default=4, ge=1, le=256, description="Queries answered at the same time by one replica")

@@ -17,6 +17,7 @@ from services.generator.settings import GeneratorSettings
 from shared.contracts import AGENT_TRANSITION, AgentTransition, ToolCallRecord
 from shared.envelope import age_ms
 from shared.llm.courtesy import Yielded
+from shared.llm.loops import without_loop
 from shared.llm.port import (
     ChatModel,
     ChatRequest,
@@ -53,6 +54,7 @@ _LEAST_ANSWER = 256
 _NOTICES = {
     "tools_unsupported": "this model cannot call tools; it answers without them",
     "thinking_unsupported": "this model cannot think aloud; it answers without",
+    "model_loops": "the model began to repeat itself and was stopped; ask again, or try another model",
 }
 
 
@@ -188,6 +190,7 @@ class JournalSteps:
             num_ctx=settings.num_ctx,
             options=self.options,
             max_tokens=min(settings.max_tokens, left),
+            first_token_timeout=settings.first_token_seconds,
             idle_timeout=settings.timeout_seconds,
         )
 
@@ -211,12 +214,14 @@ class JournalSteps:
             if taken.shown:
                 await writer.append(EntryType.RESTARTED, {"step": step, "discard_after": before, **self.labels})
             raise
-        finish = taken.finish
+        finish, content, thinking = taken.finish, "".join(taken.text), "".join(taken.thinking)
+        if finish.reason == "loop":
+            content = await self._cut_back(step, before, content, thinking)
         data: dict[str, Any] = {
             "step": step,
             "role": "assistant",
-            "content": "".join(taken.text),
-            "thinking": "".join(taken.thinking),
+            "content": content,
+            "thinking": thinking,
             "tool_calls": [written(call) for call in taken.calls],
             "prompt_tokens": finish.prompt_tokens,
             "completion_tokens": finish.completion_tokens,
@@ -229,6 +234,17 @@ class JournalSteps:
         await writer.append(EntryType.MESSAGE, data)
         self.conversation.measure(characters(request.messages, request.tools), finish.prompt_tokens)
         return reply_of(data)
+
+    async def _cut_back(self, step: int, before: str, content: str, thinking: str) -> str:
+        """The text of a model that went in circles, without the circles; clients are given it instead of what they saw.
+        before: the last entry before the call's."""
+        kept = without_loop(content)
+        voided: tuple[EntryType, dict[str, Any]] = (EntryType.RESTARTED, {"step": step, "discard_after": before})
+        again = [(EntryType.THINKING, {"text": thinking})] if thinking else []
+        again += [(EntryType.ANSWER, {"text": kept})] if kept else []
+        await self.ports.writer.append_all([(kind, {**data, **self.labels}) for kind, data in (voided, *again)])
+        await self._notice("model_loops", _NOTICES["model_loops"])
+        return kept
 
     async def _read(self, request: ChatRequest, pump: DeltaPump, taken: _Taken) -> None:
         stream = self.ports.model.stream(request)

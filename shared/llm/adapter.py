@@ -15,9 +15,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from shared.llm.clean import Cleaner, PrintedCall
+from shared.llm.clean import Cleaner, Piece, asks_for_code, thought_calls
 from shared.llm.discovery import Discovered
 from shared.llm.failures import ThinkingUnsupported, ToolsUnsupported
+from shared.llm.loops import LoopWatch, asks_to_repeat
 from shared.llm.markers import without_markers
 from shared.llm.observed import observed
 from shared.llm.port import (
@@ -35,10 +36,16 @@ from shared.llm.port import (
     ThinkingDelta,
     ToolCall,
 )
+from shared.llm.printed import PrintedCall, tool_name
 from shared.llm.toolcalls import arguments_of, trouble_with
 
 # How long a model is remembered to lack something: it may be pulled again with another template.
 _REMEMBERED = 600.0
+# How long text is kept back that may be a call, in seconds.
+HELD_SECONDS = 30.0
+# Of thoughts, how much of the end is looked through for a call.
+_THOUGHTS_READ = 8_000
+_LOOPS = "the model repeated itself without end and was stopped; ask in other words, or take another model"
 
 Ability = Literal["tools", "thinking"]
 
@@ -52,17 +59,27 @@ class RawCall:
     arguments: Any
 
 
-WireEvent = TextDelta | ThinkingDelta | RawCall | Finish
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The backend is there and works on the answer, but no token of it has come."""
+
+
+WireEvent = TextDelta | ThinkingDelta | RawCall | Finish | Alive
+_EMPTY = (TextDelta(""), ThinkingDelta(""))
 
 
 def merged(events: Iterable[WireEvent]) -> Iterator[WireEvent]:
     """The same events, neighbouring texts as one: what has arrived together is handled together. At least one, so that
     whatever has arrived tells that the backend is alive; what `events` raises comes after the text before it."""
+    idle = True
     kind: type[TextDelta] | type[ThinkingDelta] = TextDelta
     texts: list[str] = []
     spoken, broken = False, None
     try:
         for event in events:
+            if isinstance(event, Alive):
+                continue
+            idle = False
             if type(event) is kind:
                 texts.append(event.text)
                 continue
@@ -76,7 +93,9 @@ def merged(events: Iterable[WireEvent]) -> Iterator[WireEvent]:
                 yield event
     except ModelError as exc:
         broken = exc
-    if (text := "".join(texts)) or not spoken:
+    if idle:
+        yield Alive()
+    elif (text := "".join(texts)) or not spoken:
         yield kind(text)
     if broken is not None:
         raise broken
@@ -86,8 +105,8 @@ class Wire(Protocol):
     """One backend's protocol."""
 
     def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
-        """One request. An empty TextDelta only says that the backend is alive; Finish comes last, and is missing
-        when the stream was incomplete. `wish` False: say nothing about thinking, the model does not take it.
+        """One request. An empty TextDelta stands for a token that cannot be shown yet; Finish comes last, and is
+        missing when the stream was incomplete. `wish` False: say nothing about thinking, the model does not take it.
         Raises ModelError; closing the generator closes the connection.
         """
         ...
@@ -102,14 +121,12 @@ class Wire(Protocol):
 class WiredChatModel:
     """A chat model (see `shared.llm.port.ChatModel`) over a wire.
 
-    `load_timeout`: longest wait in seconds for the first byte of an answer, in which a model may have to be loaded.
     `provider`: whose model it is, as traces name it.
     """
 
-    def __init__(self, wire: Wire, load_timeout: float, provider: str = "") -> None:
+    def __init__(self, wire: Wire, provider: str = "") -> None:
         self._wire = wire
         self._provider = provider
-        self._load_timeout = load_timeout
         self._lacking: dict[tuple[str, Ability], float] = {}
         self._discovered = Discovered(wire.facts)
 
@@ -118,9 +135,9 @@ class WiredChatModel:
 
     async def _stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
         noticed: set[Ability] = set()
-        retried = False
+        retried = silenced = False
         while True:
-            asked = self._possible(request)
+            asked = self._possible(replace(request, think=False) if silenced else request)
             wish = not self._lacks(request.model, "thinking")
             if request.tools and not asked.tools and "tools" not in noticed:
                 noticed.add("tools")
@@ -128,12 +145,14 @@ class WiredChatModel:
             if request.think and not wish and "thinking" not in noticed:
                 noticed.add("thinking")
                 yield Notice("thinking_unsupported")
-            answer = _Answer(asked)
+            answer = _Answer(request, think=asked.think)
             try:
                 async with aclosing(self._watched(asked, wish)) as events:
                     async for event in events:
                         for delta in answer.take(event):
                             yield delta
+                        if answer.looping:
+                            break
             except ToolsUnsupported:
                 if answer.started or not asked.tools:
                     raise
@@ -153,6 +172,16 @@ class WiredChatModel:
                     # it had begun well: a backend that crashed and is back answers the same request
                     raise StreamInterrupted(str(exc)) from exc
                 raise
+            if answer.looping:
+                for delta in answer.stopped():
+                    yield delta
+                if answer.said_something:
+                    return
+                # it went round in its thoughts: without them it may come to an answer
+                if silenced or not asked.think:
+                    raise ModelError(_LOOPS)
+                silenced = True
+                continue
             finish = answer.finish
             if finish is None:
                 raise StreamInterrupted("the model's answer broke off before its end")
@@ -191,32 +220,49 @@ class WiredChatModel:
 
     async def _watched(self, request: ChatRequest, wish: bool) -> AsyncGenerator[WireEvent, None]:
         """The wire's events, as long as they keep coming."""
-        limit = self._load_timeout
+        clock = asyncio.get_running_loop().time
         begun = False
+        until = clock() + request.first_token_timeout
         async with aclosing(self._wire.events(request, wish=wish)) as events:
             while True:
                 try:
-                    async with asyncio.timeout(limit):
+                    async with asyncio.timeout_at(until):
                         event = await anext(events)
                 except StopAsyncIteration:
                     return
                 except TimeoutError:
                     if begun:
-                        raise StreamInterrupted(f"the model was silent for {limit:g}s") from None
-                    raise ModelUnavailable(f"the model did not begin to answer within {limit:g}s") from None
+                        raise StreamInterrupted(f"the model was silent for {request.idle_timeout:g}s") from None
+                    waited = f"{request.first_token_timeout:g}s"
+                    raise ModelUnavailable(f"the model did not begin to answer within {waited}") from None
                 yield event
-                begun, limit = True, request.idle_timeout
+                if not begun:
+                    begun = not isinstance(event, Alive) and event not in _EMPTY
+                    until = clock() + (request.idle_timeout if begun else request.first_token_timeout)
+                elif not isinstance(event, Alive):
+                    until = clock() + request.idle_timeout
 
 
 class _Answer:
-    """One attempt: raw events in, clean deltas out."""
+    """One attempt: raw events in, clean deltas out. `think`: whether thoughts were asked for."""
 
-    def __init__(self, request: ChatRequest) -> None:
-        names = [tool["function"]["name"] for tool in request.tools]
-        self._cleaner = Cleaner(names)
+    def __init__(self, request: ChatRequest, *, think: bool) -> None:
+        self._think = think
+        question = _question(request)
+        # tools that the model cannot be offered any more are known all the same: it may print their calls
+        self._offered = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
+        self._cleaner = Cleaner(
+            self._offered, asked=asks_for_code(question), structured=request.response_schema is not None
+        )
+        self._model = request.model
+        self._loops = LoopWatch(patient=asks_to_repeat(question))
+        self._thinking_loops = LoopWatch()
+        self._held_since: float | None = None
+        self._thoughts: list[str] = []
         self._ids: set[str] = set()
         self.started = False
         self.said_something = False  # text that is not blank, or a call
+        self.looping = False
         self.finish: Finish | None = None
 
     def take(self, event: WireEvent) -> Iterator[Delta]:
@@ -224,27 +270,58 @@ class _Answer:
             return
         match event:
             case ThinkingDelta():
-                pieces: Iterator[TextDelta | ThinkingDelta | PrintedCall] = iter((event,))
+                self.looping = self._thinking_loops.feed(event.text)
+                yield from self._shown(iter((event,)))
             case TextDelta():
-                pieces = self._cleaner.feed(event.text)
+                self.looping = self._loops.feed(event.text)
+                yield from self._shown(self._cleaner.feed(event.text))
             case RawCall():
-                yield self._call(event.id, event.name, arguments_of(event.arguments))
-                return
+                yield self._call(event.id, tool_name(event.name, self._offered), arguments_of(event.arguments))
             case Finish():
-                pieces = self._cleaner.finish()
+                yield from self._ended(cut=event.reason == "length")
                 self.finish = event
+        yield from self._shown(self._let_go())
+
+    def stopped(self) -> Iterator[Delta]:
+        """The rest, after the model was stopped; no Finish when there was nothing but thoughts."""
+        yield from self._shown(self._cleaner.finish(cut=True))
+        if self.said_something:
+            yield Finish("loop", None, None, self._model)
+
+    def _ended(self, *, cut: bool) -> Iterator[Delta]:
+        yield from self._shown(self._cleaner.finish(cut=cut))
+        thoughts = "".join(self._thoughts)
+        if not self.said_something and not cut:
+            # some models forget to end their thoughts before they call
+            yield from self._shown(thought_calls(thoughts[-_THOUGHTS_READ:], self._offered))
+        if not self.said_something and not self._think and thoughts.strip():
+            # parsers that wait for the end of thoughts take an answer without any for one
+            yield from self._shown(iter((TextDelta(thoughts),)))
+
+    def _let_go(self) -> Iterator[Piece]:
+        """What has been kept back for too long because it may be a call."""
+        if not self._cleaner.holding:
+            self._held_since = None
+        elif self._held_since is None:
+            self._held_since = time.monotonic()
+        elif time.monotonic() - self._held_since > HELD_SECONDS:
+            yield from self._cleaner.let_go()
+
+    def _shown(self, pieces: Iterator[Piece]) -> Iterator[Delta]:
         for piece in pieces:
             if isinstance(piece, PrintedCall):
-                yield self._call(None, piece.name, piece.args)
+                yield self._call(None, piece.name, piece.args, piece.error)
             elif piece.text:
                 self.started = True
-                if isinstance(piece, TextDelta) and piece.text.strip():
+                if isinstance(piece, ThinkingDelta):
+                    self._thoughts.append(piece.text)
+                elif piece.text.strip():
                     self.said_something = True
                 yield piece
 
-    def _call(self, given: str | None, name: str, args: dict[str, Any]) -> ToolCall:
+    def _call(self, given: str | None, name: str, args: dict[str, Any], error: str | None = None) -> ToolCall:
         self.started = self.said_something = True
-        error = trouble_with(args)
+        error = error or trouble_with(args)
         return ToolCall(self._id(given), name, args if error is None else {}, error)
 
     def _id(self, given: str | None) -> str:
@@ -252,3 +329,8 @@ class _Answer:
         name = given if given and given not in self._ids else f"call_{uuid.uuid4().hex[:12]}"
         self._ids.add(name)
         return name
+
+
+def _question(request: ChatRequest) -> str:
+    """The newest message of the user."""
+    return next((str(m.get("content") or "") for m in reversed(request.messages) if m["role"] == "user"), "")

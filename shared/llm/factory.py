@@ -14,9 +14,6 @@ from shared.llm.observed import ObservedEmbeddings
 
 Backend = Literal["ollama", "openai", "google_genai"]
 
-# Longest wait for the first byte of an answer: a big model is read from disk in it.
-LOAD_TIMEOUT = 600.0
-
 # Between two looks at a participant's model server: less than the five seconds after which uvicorn, and vLLM with it,
 # closes an idle connection, so that one connection serves all of them.
 LOOK_SECONDS = 4.0
@@ -31,7 +28,6 @@ def open_chat_model(
     base_url: str | None = None,
     api_key: str | None = None,
     keep_alive: str | None = None,
-    load_timeout: float = LOAD_TIMEOUT,
     ca_file: Path | None = None,
 ) -> WiredChatModel:
     """A chat model; close it with `aclose`. No connection is made before the first call.
@@ -56,7 +52,7 @@ def open_chat_model(
             wire = GoogleWire(base_url, api_key, ca_file)
         case _:
             assert_never(backend)
-    return WiredChatModel(wire, load_timeout, PROVIDERS[backend])
+    return WiredChatModel(wire, PROVIDERS[backend])
 
 
 def open_embedding_model(

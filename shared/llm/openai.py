@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from shared.llm.adapter import RawCall, WireEvent, merged
+from shared.llm.adapter import Alive, RawCall, WireEvent, merged
 from shared.llm.address import openai_url
 from shared.llm.discovery import is_llama, of_openai, same_model
 from shared.llm.failures import ThinkingUnsupported, error_text, failure
@@ -36,6 +38,19 @@ EMBED_TIMEOUT = 120.0
 
 # Ollama's names of options that have another one here.
 _RENAMED = {"num_predict": "max_tokens"}
+_NEW_LIMIT = "max_completion_tokens"
+# What an answer begins with: a stream, one as a whole, or an error line of llama.cpp.
+_BEGINS = (*SSE, b"{", b"error:")
+# Options that an answer can do without; the switch for thinking has a fall-back of its own.
+_SPARED = (
+    "max_tokens", _NEW_LIMIT, "temperature", "top_p", "top_k", "min_p", "seed", "stop", "repeat_penalty",
+    "presence_penalty", "frequency_penalty", "stream_options",
+)  # fmt: skip
+_REFUSES_OPTION = re.compile(
+    r"unsupported|not support|unrecognized|unknown|unexpected|extra_forbidden|extra inputs|not permitted|not allowed"
+    r"|deprecated|only the default|must be (?:1|the default)",
+    re.IGNORECASE,
+)
 
 
 class OpenAIWire:
@@ -44,19 +59,30 @@ class OpenAIWire:
     def __init__(self, base_url: str | None, api_key: str | None, ca_file: Path | None = None) -> None:
         # Silence is watched by the adapter: a model load is allowed to take longer than a pause.
         self._server = ModelServer(OPENAI, openai_url(base_url), api_key, ca_file)
+        # What a model has refused, and is not sent any more.
+        self._refused: dict[str, frozenset[str]] = {}
 
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
         missing = _missing(self._server.url, request.model)
-        asked, bound, reading = _body(request, wish), Bound(request.length), _Reading(request.model, missing)
-        try:
-            async with self._server.lines("chat/completions", asked, bound, SSE, missing) as arrived:
-                async for lines in arrived:
-                    for event in merged(event for line in lines for event in reading.events(line)):
-                        yield event
-        except ThinkingUnsupported as exc:
-            raise exc if wish else ModelRejected(str(exc)) from exc
-        for event in reading.end():
-            yield event
+        while True:
+            refused = self._refused.get(request.model, frozenset())
+            asked, bound = _without(_body(request, wish), refused), Bound(request.length)
+            reading = _Reading(request, missing, self._server.strange)
+            try:
+                async with self._server.lines("chat/completions", asked, bound, _BEGINS, missing) as arrived:
+                    async for lines in arrived:
+                        for event in merged(event for line in lines for event in reading.events(line)):
+                            yield event
+            except ThinkingUnsupported as exc:
+                raise exc if wish else ModelRejected(str(exc)) from exc
+            except ModelRejected as exc:
+                if (option := _refused_option(str(exc), asked)) is None:
+                    raise
+                self._refused[request.model] = refused | {option}
+                continue
+            for event in reading.end():
+                yield event
+            return
 
     async def facts(self, model: str) -> ModelFacts:
         missing = _missing(self._server.url, model)
@@ -153,23 +179,56 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
             return {"role": role, "content": content}
 
 
+def _without(body: dict[str, Any], refused: frozenset[str]) -> dict[str, Any]:
+    """The body without what the model refuses; the limit of the answer has a second name."""
+    kept = {name: value for name, value in body.items() if name not in refused}
+    if "max_tokens" in refused and "max_tokens" in body and _NEW_LIMIT not in refused:
+        kept[_NEW_LIMIT] = body["max_tokens"]
+    return kept
+
+
+def _refused_option(text: str, body: Mapping[str, Any]) -> str | None:
+    """The option that a refusal is about, if the request can do without it."""
+    if not _REFUSES_OPTION.search(text):
+        return None
+    # the one that is named first: the sentence may advise another one
+    named = [(found.start(), name) for name in _SPARED if name in body and (found := _word(name).search(text))]
+    return min(named)[1] if named else None
+
+
+def _word(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+
+
 class _Reading:
     """One answer's events; the Finish waits for the usage, which comes in an event of its own after the last choice."""
 
-    def __init__(self, model: str, missing: str) -> None:
-        self._model = model
+    def __init__(self, request: ChatRequest, missing: str, strange: Callable[[], ModelError]) -> None:
+        self._model = request.model
         self._missing = missing
-        self._calls = _Calls()
+        self._strange = strange
+        self._whole: list[bytes] = []
+        self._calls = _Calls(frozenset(tool["function"]["name"] for tool in request.tools))
         self._reason = ""
         self._usage: Mapping[str, Any] = {}
 
     def events(self, line: bytes) -> list[WireEvent]:
-        """What one line says; a comment or the end of an event only says that the backend is alive."""
-        if not line.startswith(b"data:") or (data := line[5:].strip()) == b"[DONE]":
-            return [TextDelta("")]
+        """What one line says; a comment, or the end of an event, only says that the backend is alive."""
+        kind, _, data = line.partition(b":")
+        if self._whole or line.lstrip().startswith(b"{"):
+            # some servers answer as a whole although a stream was asked for
+            self._whole.append(line)
+            return [Alive()]
+        if kind not in (b"data", b"error"):
+            return [Alive()]
+        data = data.strip()
+        if data == b"[DONE]":
+            # not everybody says why
+            self._reason = self._reason or "stop"
+            return [Alive()]
         try:
             part = parsed(data)
-            if part.get("error"):
+            if kind == b"error" or part.get("error"):
                 raise failure(None, error_text(data), self._missing)
             return self._take(part)
         except (ValueError, AttributeError, KeyError, TypeError, IndexError) as exc:
@@ -181,17 +240,26 @@ class _Reading:
         self._model = part.get("model") or self._model
         choices = part.get("choices")
         choice = choices[0] if choices else {}
-        delta = choice.get("delta") or {}
+        delta = choice.get("delta") or choice.get("message") or {}
         self._reason = choice.get("finish_reason") or self._reason
-        for fragment in delta.get("tool_calls") or ():
+        fragments = list(delta.get("tool_calls") or ())
+        if delta.get("function_call"):
+            # what calls were named before there were several
+            fragments.append({"function": delta["function_call"]})
+        for fragment in fragments:
             self._calls.add(fragment)
         # Both names are in use, and some servers send the same text under both.
         thinking = delta.get("reasoning") or delta.get("reasoning_content")
-        thoughts = [ThinkingDelta(text_of(thinking))] if isinstance(thinking, str) else []
-        return [*thoughts, TextDelta(text_of(delta.get("content") or ""))]
+        events: list[WireEvent] = [ThinkingDelta(text_of(thinking))] if isinstance(thinking, str) else []
+        events += _content(delta.get("content"))
+        if delta.get("refusal"):
+            events.append(TextDelta(text_of(delta["refusal"])))
+        return events or [TextDelta("") if fragments else Alive()]
 
     def end(self) -> Iterable[WireEvent]:
         """The calls and the Finish, when the answer is complete."""
+        if self._whole:
+            yield from self._as_a_whole(b"\n".join(self._whole))
         if not self._reason:
             return
         if self._reason == "content_filter":
@@ -205,44 +273,100 @@ class _Reading:
             model=self._model,
         )
 
+    def _as_a_whole(self, content: bytes) -> Iterable[WireEvent]:
+        try:
+            value = orjson.loads(content)
+            if value.get("error"):
+                raise failure(None, error_text(content), self._missing)
+            if not value["choices"]:
+                raise self._strange()
+            return self._take(value)
+        except (ValueError, AttributeError, KeyError, TypeError, IndexError) as exc:
+            raise self._strange() from exc
+
+
+def _content(content: Any) -> list[WireEvent]:
+    """Texts and thoughts of a content: a text, or a list of parts of which each says what it is."""
+    if not content:
+        return []
+    if isinstance(content, dict):
+        content = [content]
+    if not isinstance(content, list):
+        return [TextDelta(text_of(content))]
+    events: list[WireEvent] = []
+    for part in content:
+        if isinstance(part, str):
+            events.append(TextDelta(text_of(part)))
+        elif part.get("type") == "thinking":
+            thoughts = part.get("thinking") or part.get("text") or ""
+            thoughts = thoughts if isinstance(thoughts, list) else [thoughts]
+            said = (thought if isinstance(thought, str) else thought.get("text") or "" for thought in thoughts)
+            events.append(ThinkingDelta(text_of("".join(said))))
+        elif part.get("text") or part.get("refusal"):
+            events.append(TextDelta(text_of(part.get("text") or part["refusal"])))
+    return events
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call whose fragments are being put together."""
+
+    index: int
+    id: str | None = None
+    name: str = ""
+    arguments: list[Any] = field(default_factory=list)
+
+    def written(self) -> Any:
+        """The arguments so far. Not to the letter of the protocol: some servers send them as an object."""
+        whole = next((piece for piece in self.arguments if not isinstance(piece, str)), None)
+        return "".join(self.arguments) if whole is None else whole
+
 
 class _Calls:
-    """Tool calls put together from their fragments."""
+    """Tool calls put together from their fragments, which may come in any order. `offered`: names on offer."""
 
-    def __init__(self) -> None:
-        self._calls: list[dict[str, Any]] = []
-        self._open: dict[int, dict[str, Any]] = {}
+    def __init__(self, offered: Collection[str]) -> None:
+        self._offered = offered
+        self._calls: list[_Call] = []
+        self._open: dict[int, _Call] = {}
 
     def add(self, fragment: Mapping[str, Any]) -> None:
         function = fragment.get("function") or {}
         call_id, name, arguments = fragment.get("id"), function.get("name") or "", function.get("arguments")
-        # A server that numbers every call 0 begins a new one with another id.
         index = fragment.get("index")
-        if index is None:
-            index = max(len(self._calls) - 1, 0)
+        if not isinstance(index, int):
+            index = self._calls[-1].index if self._calls else 0
         call = self._open.get(index)
-        if call is None or (call_id and call["id"] and call_id != call["id"]):
-            call = {"id": None, "name": "", "arguments": []}
-            self._open[index] = call
+        if call is None or self._begins_another(call, call_id, name):
+            call = self._open[index] = _Call(index)
             self._calls.append(call)
-        call["id"] = call["id"] or (text_of(call_id) if call_id else None)
-        if name != call["name"]:  # some repeat the name in every fragment
-            call["name"] += text_of(name)
+        call.id = call.id or (text_of(call_id) if call_id else None)
+        if name != call.name:  # some repeat the name in every fragment
+            call.name += text_of(name)
         if arguments:
-            call["arguments"].append(arguments)
+            call.arguments.append(arguments)
+
+    def _begins_another(self, call: _Call, call_id: Any, name: str) -> bool:
+        """Whether a fragment is of another call, although it comes under the same number: some number every call 0,
+        others not at all."""
+        if call_id and call.id and call_id != call.id:
+            return True
+        if not name or not call.name or (call_id and call_id == call.id):
+            return False
+        if call.arguments:
+            return _is_complete(call.written())
+        # half a name is followed by its other half
+        return call.name in self._offered and name in self._offered and name != call.name
 
     def complete(self, *, cut: bool) -> Iterator[RawCall]:
-        for number, call in enumerate(self._calls, start=1):
-            pieces = call["arguments"]
-            # Not to the letter of the protocol: some servers send the arguments as an object.
-            whole = next((piece for piece in pieces if not isinstance(piece, str)), None)
-            arguments = "".join(pieces) if whole is None else whole
-            if cut and number == len(self._calls) and not _is_json(arguments):
-                return
-            yield RawCall(call["id"], call["name"], arguments)
+        for call in sorted(self._calls, key=lambda call: call.index):
+            if cut and call is self._calls[-1] and not _is_complete(call.written()):
+                continue
+            yield RawCall(call.id, call.name, call.written())
 
 
-def _is_json(value: Any) -> bool:
+def _is_complete(value: Any) -> bool:
+    """Whether arguments are a whole JSON value."""
     try:
         return not isinstance(value, str) or orjson.loads(value) is not None
     except orjson.JSONDecodeError:

@@ -99,7 +99,9 @@ class ChatRequest:
     tools: schemas in the OpenAI form `{type: "function", function: {name, description, parameters}}`.
     num_ctx: context length in tokens, always sent where the backend takes it.
     max_tokens: how many the answer may have, thinking included; None: what the backend thinks right.
-    idle_timeout: longest silence of a stream in seconds, once the first byte has come (a model load may take longer).
+    first_token_timeout: longest wait for the first token in seconds, in which the model may be loaded and the prompt
+        read; a sign of life of the server begins it anew.
+    idle_timeout: longest wait from one token to the next in seconds, whatever signs of life there are.
     patience: for how many seconds more a call in the background may be put off (see `shared.llm.courtesy`); None: as
         long as its settings say.
     """
@@ -111,6 +113,7 @@ class ChatRequest:
     num_ctx: int = 32_000
     options: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
+    first_token_timeout: float = 600.0
     idle_timeout: float = 120.0
     response_schema: Mapping[str, Any] | None = None
     patience: float | None = None
@@ -143,9 +146,12 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The last delta of every complete stream. Token counts are the backend's own, or None where it gives none."""
+    """The last delta of every complete stream. Token counts are the backend's own, or None where it gives none.
 
-    reason: Literal["stop", "length"]
+    reason: `loop` when the model repeated itself without end and was stopped; the text ends with the repetitions.
+    """
+
+    reason: Literal["stop", "length", "loop"]
     prompt_tokens: int | None
     completion_tokens: int | None
     model: str

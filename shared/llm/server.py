@@ -120,7 +120,7 @@ class ModelServer:
         begins: what the first line may begin with. silence: the longest, in seconds; None where somebody else watches
         it. Raises ModelError: StreamInterrupted once the answer has begun.
         """
-        headers = {"content-type": "application/json", "accept": "text/event-stream" if begins is SSE else "*/*"}
+        headers = {"content-type": "application/json", "accept": "*/*" if begins is NDJSON else "text/event-stream"}
         content, limits = orjson.dumps(body), httpx.Timeout(silence, connect=CONNECT_TIMEOUT)
         answering = False
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -63,7 +64,7 @@ async def server() -> AsyncIterator[ScriptedModelServer]:
 
 @pytest.fixture(params=BACKENDS)
 async def model(request: pytest.FixtureRequest, server: ScriptedModelServer) -> AsyncIterator[WiredChatModel]:
-    model = open_chat_model(request.param, base_url=url_of(request.param, server), api_key="key", load_timeout=5)
+    model = open_chat_model(request.param, base_url=url_of(request.param, server), api_key="key")
     yield model
     await model.aclose()
 
@@ -179,7 +180,81 @@ async def test_a_whole_json_answer_that_names_an_offered_tool_is_a_call(
     play(server, {"respond": {"text": '{"name": "web_search", "arguments": {"query": "x"}}'}})
     deltas = await answer(model, ASK_WITH_TOOLS)
     assert [(call.name, call.args) for call in calls(deltas)] == [("web_search", {"query": "x"})]
-    assert text(await answer(model)) == '{"name": "web_search", "arguments": {"query": "x"}}'
+
+
+@pytest.mark.parametrize("tools", [[], [SEARCH]])
+async def test_a_printed_call_is_never_the_answer_even_when_no_tool_is_on_offer(
+    model: WiredChatModel, server: ScriptedModelServer, tools: list[Any]
+) -> None:
+    printed = '```json\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n```'
+    play(server, {"respond": {"text": printed}})
+    deltas = await answer(model, replace(ASK, tools=tools))
+    assert [(call.name, call.args) for call in calls(deltas)] == [("get_weather", {"city": "Oslo"})]
+    assert text(deltas).strip() == ""
+
+
+async def test_a_printed_call_of_a_model_that_takes_no_tools_is_known_by_its_name(
+    model: WiredChatModel, server: ScriptedModelServer
+) -> None:
+    play(server, {"respond": {"text": 'web_search(query="x")'}}, models={"gemma4:e4b": ["thinking"]})
+    deltas = await answer(model, ASK_WITH_TOOLS)
+    assert [(call.name, call.args) for call in calls(deltas)] == [("web_search", {"query": "x"})]
+
+
+async def test_json_that_was_asked_for_by_a_schema_is_the_answer(
+    model: WiredChatModel, server: ScriptedModelServer
+) -> None:
+    said = '{"name": "web_search", "arguments": {"query": "x"}}'
+    play(server, {"respond": {"text": said}})
+    assert text(await answer(model, replace(ASK_WITH_TOOLS, response_schema={"type": "object"}))) == said
+
+
+async def test_thoughts_that_end_with_a_printed_call_make_it(
+    model: WiredChatModel, server: ScriptedModelServer
+) -> None:
+    thoughts = 'I must search.\n<tool_call>\n{"name": "web_search", "arguments": {"query": "x"}}\n</tool_call>'
+    play(server, {"respond": {"thinking": thoughts}})
+    assert [call.args for call in calls(await answer(model, ASK_WITH_TOOLS))] == [{"query": "x"}]
+
+
+async def test_text_that_may_be_a_call_is_let_go_after_a_while(
+    model: WiredChatModel, server: ScriptedModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.llm.adapter.HELD_SECONDS", 0.05)
+    chunks = ['{"name": "Ada', " Love", "lace", '", "arguments": {}}']
+    play(server, {"respond": {"text": chunks, "pace": 0.1}})
+    deltas = await answer(model)
+    assert text(deltas) == "".join(chunks)
+    assert len([delta for delta in deltas if isinstance(delta, TextDelta)]) > 1
+
+
+async def test_a_model_that_goes_in_circles_is_stopped(model: WiredChatModel, server: ScriptedModelServer) -> None:
+    play(server, {"respond": {"text": "Paris. " + "I am not sure about it. " * 3_000}})
+    deltas = await answer(model)
+    assert isinstance(deltas[-1], Finish)
+    assert deltas[-1].reason == "loop"
+    assert len(text(deltas)) < 20_000
+    await server.wait_until(lambda s: s.streaming == 0)
+
+
+async def test_thoughts_that_go_in_circles_are_ended_and_the_model_asked_without_them(
+    model: WiredChatModel, server: ScriptedModelServer
+) -> None:
+    play(server, {"respond": {"thinking": "Wait, let me check. " * 3_000, "text": "It is Paris."}})
+    deltas = await answer(model)
+    assert text(deltas) == "It is Paris."
+    assert isinstance(deltas[-1], Finish)
+    assert deltas[-1].reason == "stop"
+    assert len(server.requests) == 2
+
+
+async def test_thoughts_that_go_in_circles_without_being_asked_for_are_an_error(
+    model: WiredChatModel, server: ScriptedModelServer
+) -> None:
+    play(server, {"respond": {"text": "<think>" + "Wait, let me check. " * 3_000}})
+    with pytest.raises(ModelError, match="repeated itself without end"):
+        await answer(model)
+    assert len(server.requests) == 2
 
 
 async def test_a_model_without_tools_goes_on_without_and_says_so_every_time(
@@ -321,7 +396,7 @@ async def test_a_silent_stream_is_given_up_after_the_idle_timeout(
     await server.wait_until(lambda s: len(s.aborted) == 1, timeout=1)
 
 
-async def test_the_first_byte_may_take_longer_than_the_idle_timeout(
+async def test_the_first_token_may_take_longer_than_the_idle_timeout(
     model: WiredChatModel, server: ScriptedModelServer
 ) -> None:
     play(server, {"respond": {"text": "loaded", "delay": 0.5}})
@@ -331,9 +406,9 @@ async def test_the_first_byte_may_take_longer_than_the_idle_timeout(
 async def test_a_backend_that_never_begins_is_unavailable(server: ScriptedModelServer) -> None:
     play(server, {"respond": {"text": "late", "delay": 60}})
     for backend in BACKENDS:
-        model = open_chat_model(backend, base_url=url_of(backend, server), api_key="key", load_timeout=2)
+        model = open_chat_model(backend, base_url=url_of(backend, server), api_key="key")
         with pytest.raises(ModelUnavailable, match="within 2s"):
-            await answer(model)
+            await answer(model, replace(ASK, first_token_timeout=2))
         await model.aclose()
     await server.wait_until(lambda s: len(s.aborted) == len(BACKENDS), timeout=20)
 
@@ -458,16 +533,20 @@ async def test_a_line_without_an_end_is_given_up(backend: Backend) -> None:
         await model.aclose()
 
 
+# Long, and no repetition that would be taken for a loop.
+SAID = "".join(random.Random(1).choices("abcdefgh ", k=65_536))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_an_answer_without_an_end_is_given_up(backend: Backend) -> None:
     line: dict[str, Any]
     match backend:
         case "ollama":
-            line = {"model": "m", "message": {"content": "a" * 65_536}, "done": False}
+            line = {"model": "m", "message": {"content": SAID}, "done": False}
         case "openai":
-            line = {"choices": [{"index": 0, "delta": {"content": "a" * 65_536}}]}
+            line = {"choices": [{"index": 0, "delta": {"content": SAID}}]}
         case _:
-            line = {"candidates": [{"content": {"role": "model", "parts": [{"text": "a" * 65_536}]}}]}
+            line = {"candidates": [{"content": {"role": "model", "parts": [{"text": SAID}]}}]}
     again = orjson.dumps(line) + b"\n" if backend == "ollama" else b"data: " + orjson.dumps(line) + b"\n\n"
     async with endless(b"", again) as (url, left):
         model = open_chat_model(backend, base_url=url, api_key="key")

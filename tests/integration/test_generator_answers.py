@@ -150,27 +150,16 @@ async def test_calls_of_one_message_run_at_the_same_time_and_keep_their_order(re
     assert [text.splitlines()[1] for text in told] == [f"you said t{n}" for n in range(4)]
 
 
-async def test_the_limit_of_rounds_leads_to_an_answer_without_tools(redis_url: str) -> None:
+async def test_after_the_last_round_the_model_answers_and_the_tools_stay_in_the_request(redis_url: str) -> None:
+    last = {"when": {"result": "No tool call is left"}, **ANSWERING}
     asking: dict[str, Any] = {
-        "when": {"any_tools": True},
         "respond": {"tool_calls": [{"name": "probe", "args": {"text": "again <<result~you said.*>>"}}]},
     }
-    async with stage(redis_url, [asking, ANSWERING], probes=1, max_tool_iterations=3) as on:
+    async with stage(redis_url, [last, asking], probes=1, max_tool_iterations=3) as on:
         query_id = await on.ask("go")
         assert await on.answer(query_id) == "It is done."
-        assert [bool(r.body.get("tools")) for r in on.server.requests] == [True, True, True, False]
+        assert [bool(r.body.get("tools")) for r in on.server.requests] == [True, True, True, True]
         assert sum((await on.effects()).values()) == 3
-
-
-async def test_a_repeated_call_is_made_once_and_then_answered_without_tools(redis_url: str) -> None:
-    asking = {
-        "when": {"any_tools": True},
-        "respond": {"tool_calls": [{"name": "probe", "args": {"text": "same"}}]},
-    }
-    async with stage(redis_url, [asking, ANSWERING], probes=1) as on:
-        assert await on.answer(await on.ask("go")) == "It is done."
-        assert await on.effects() == {"same": 1}
-        assert [bool(r.body.get("tools")) for r in on.server.requests] == [True, True, False]
 
 
 async def test_a_history_of_the_clients_own_is_used_and_nothing_is_stored(redis_url: str) -> None:

@@ -258,7 +258,7 @@ async def test_a_question_that_does_not_fit_at_all_fails_with_what_to_do(redis_u
 
 async def test_the_backends_own_count_decides_how_much_history_fits(redis_url: str) -> None:
     async with stage(redis_url, num_ctx=1_500) as on:
-        query_id = await on.ask("y" * 3_000, "s1")
+        query_id = await on.ask(" ".join(f"y{n}" for n in range(600)), "s1")
         await on.answer(query_id)
         (turn,) = await on.turns("s1")
         message = await on.seen(query_id, EntryType.MESSAGE)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.generator.loop import Message, Reply, in_order, run_agent, tool_message
+from services.generator.loop import ANSWER_NOW, REPEATED, Message, Reply, in_order, run_agent, tool_message
 from services.generator.machine import IDLE, TABLE
 from shared.contracts import ToolCallRecord
 from shared.llm.port import ModelError, ToolCall
@@ -93,18 +93,30 @@ async def test_a_call_that_a_message_asks_for_twice_runs_once_and_is_answered_tw
     steps = ScriptedSteps(reply("", call("f", "one", q=1), call("g"), call("f", "two", q=1)), reply("done"))
     answer = await run_agent(steps, QUESTION, 5)
     assert steps.ran == [[(0, "f"), (1, "g")]]
-    assert [m["tool_call_id"] for m in steps.sent[1][0] if m["role"] == "tool"] == ["one", "id-g", "two"]
+    told = [m for m in steps.sent[1][0] if m["role"] == "tool"]
+    assert [m["tool_call_id"] for m in told] == ["one", "id-g", "two"]
+    assert told[2]["content"] == REPEATED
     assert len(answer.tool_calls) == 2
     assert steps.sent[1][1] is True
 
 
-async def test_a_repeated_call_is_not_run_again_and_leads_to_one_call_without_tools() -> None:
+async def test_a_repeated_call_is_told_where_its_result_stands_and_the_tools_stay() -> None:
     steps = ScriptedSteps(reply("", call("f", q=1)), reply("", call("f", "again", q=1)), reply("done"))
     answer = await run_agent(steps, QUESTION, 5)
     assert answer.text == "done"
-    assert [with_tools for _, with_tools in steps.sent] == [True, True, False]
+    assert [with_tools for _, with_tools in steps.sent] == [True, True, True]
     assert steps.ran == [[(0, "f")]]
-    assert steps.sent[2][0][-1]["tool_call_id"] == "again"
+    told = [m for m in steps.sent[2][0] if m["role"] == "tool"]
+    assert [m["tool_call_id"] for m in told] == ["id-f", "again"]
+    assert told[1]["content"] == f"{REPEATED}\n\n{ANSWER_NOW}"
+    assert sum("result of f" in m["content"] for m in told) == 1
+
+
+async def test_a_call_repeated_beside_a_new_one_leaves_further_calls() -> None:
+    steps = ScriptedSteps(reply("", call("f")), reply("", call("f", "again"), call("g")), reply("done"))
+    await run_agent(steps, QUESTION, 5)
+    assert [m["content"] for m in steps.sent[2][0] if m.get("tool_call_id") == "again"] == [REPEATED]
+    assert ANSWER_NOW not in str(steps.sent[2][0])
 
 
 async def test_the_order_of_arguments_does_not_make_another_call() -> None:
@@ -117,17 +129,45 @@ async def test_new_calls_beside_a_repeated_one_are_run() -> None:
     steps = ScriptedSteps(reply("", call("f")), reply("", call("f"), call("g")), reply("done"))
     await run_agent(steps, QUESTION, 5)
     assert steps.ran == [[(0, "f")], [(1, "g")]]
-    assert steps.sent[2][1] is False
 
 
-@pytest.mark.parametrize("limit", [0, 1, 3, 5])
-async def test_after_the_limit_the_model_answers_without_tools(limit: int) -> None:
+@pytest.mark.parametrize("limit", [1, 3, 5])
+async def test_after_the_limit_the_model_is_told_that_no_call_is_left_and_the_tools_stay(limit: int) -> None:
     asking = [reply("", call("f", n=n)) for n in range(limit)]
     steps = ScriptedSteps(*asking, reply("what I know"))
     answer = await run_agent(steps, QUESTION, limit)
     assert answer.text == "what I know"
-    assert [with_tools for _, with_tools in steps.sent] == [True] * limit + [False]
+    assert [with_tools for _, with_tools in steps.sent] == [True] * (limit + 1)
+    assert [str(messages).count(ANSWER_NOW) for messages, _ in steps.sent] == [0] * limit + [1]
+    assert steps.sent[-1][0][-1]["content"].endswith(ANSWER_NOW)
     assert len(steps.ran) == limit
+
+
+async def test_a_call_made_although_none_is_left_is_not_run_and_is_no_answer() -> None:
+    steps = ScriptedSteps(reply("", call("f")), reply("I will search.", call("f", n=2)), reply("what I know"))
+    answer = await run_agent(steps, QUESTION, 1)
+    assert answer.text == "what I know"
+    assert steps.ran == [[(0, "f")]]
+    assert steps.sent[2][0][-1]["content"].startswith("[tool error: no tool call is left")
+
+
+async def test_a_model_that_only_ever_asks_for_tools_ends_with_a_reason() -> None:
+    steps = ScriptedSteps(*(reply("", call("f", n=n)) for n in range(3)))
+    with pytest.raises(ModelError, match="asked for tools until none was left"):
+        await run_agent(steps, QUESTION, 1)
+    assert steps.ran == [[(0, "f")]]
+
+
+async def test_without_any_rounds_no_tools_are_offered() -> None:
+    steps = ScriptedSteps(reply("what I know"))
+    assert (await run_agent(steps, QUESTION, 0)).text == "what I know"
+    assert steps.sent == [([QUESTION], False)]
+
+
+async def test_a_call_after_a_silence_is_run_and_the_tools_come_back() -> None:
+    steps = ScriptedSteps(reply(""), reply("", call("f")), reply("done"))
+    assert (await run_agent(steps, QUESTION, 5)).text == "done"
+    assert [with_tools for _, with_tools in steps.sent] == [True, False, True]
 
 
 async def test_an_empty_answer_is_asked_for_once_more_without_tools() -> None:
@@ -250,4 +290,5 @@ async def test_a_message_of_calls_that_cannot_be_run_ends_like_any_other() -> No
     steps = ScriptedSteps(broken, broken, reply("done"))
     assert (await run_agent(steps, QUESTION, 2)).text == "done"
     assert steps.ran == []
-    assert [with_tools for _, with_tools in steps.sent] == [True, True, False]
+    assert [with_tools for _, with_tools in steps.sent] == [True, True, True]
+    assert str(steps.sent[2][0]).count(ANSWER_NOW) == 1

@@ -7,11 +7,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.printed_forms import OFFERED
 
-from shared.llm.clean import Cleaner, PrintedCall
+from shared.llm.clean import HELD_CHARS, Cleaner, thought_calls
 from shared.llm.port import TextDelta, ThinkingDelta
-
-TOOLS = ("web_search", "save_topic")
+from shared.llm.printed import Offered, PrintedCall
+from shared.llm.weighing import CUT_OFF, UNREADABLE
 
 # Each kind of text with what it must become: (text, thinking, calls).
 Part = tuple[str, str, str, tuple[tuple[str, dict[str, object]], ...]]
@@ -24,15 +25,19 @@ PAIRS = st.sampled_from(
         ("<|channel>thought", "<channel|>"),
         ("<|think|>", "<|/think|>"),
         ("<|think|>", "<|think|>"),
+        ("[THINK]", "[/THINK]"),
+        ("<|channel|>analysis<|message|>", "<|end|>"),
     ]
 )
 CALL = '<|tool_call>call:web_search{query:<|"|>a <b>, {c}<|"|>}<tool_call|>'
 
 
-def cleaned(chunks: list[str], tools: tuple[str, ...] = TOOLS) -> tuple[str, str, list[PrintedCall]]:
-    cleaner = Cleaner(tools)
+def cleaned(
+    chunks: list[str], offered: Offered = OFFERED, *, asked: bool = False, structured: bool = False, cut: bool = False
+) -> tuple[str, str, list[PrintedCall]]:
+    cleaner = Cleaner(offered, asked=asked, structured=structured)
     pieces = [piece for chunk in chunks for piece in cleaner.feed(chunk)]
-    pieces.extend(cleaner.finish())
+    pieces.extend(cleaner.finish(cut=cut))
     text = "".join(piece.text for piece in pieces if isinstance(piece, TextDelta))
     thinking = "".join(piece.text for piece in pieces if isinstance(piece, ThinkingDelta))
     return text, thinking, [piece for piece in pieces if isinstance(piece, PrintedCall)]
@@ -80,15 +85,14 @@ def test_any_text_means_the_same_whole_and_cut(source: str, places: set[int]) ->
     assert cleaned(cut(source, places)) == cleaned([source])
 
 
-@given(st.text(max_size=200), st.sets(st.integers(0, 200), max_size=20))
+@given(st.text(max_size=200).filter(lambda t: not set(t) & set("<{[`◁")), st.sets(st.integers(0, 200), max_size=20))
 def test_text_without_markers_is_never_changed(source: str, places: set[int]) -> None:
-    if not any(marker in source for marker in ("<think>", "</think>", "<|", "|>", "<tool_call>")):
-        assert cleaned(cut(source, places)) == (source, "", [])
+    assert cleaned(cut(source, places)) == (source, "", [])
 
 
 @given(st.text(max_size=100).filter(lambda t: "<" not in t), st.sets(st.integers(0, 200), max_size=30))
 def test_a_json_answer_that_is_no_call_is_never_changed(inner: str, places: set[int]) -> None:
-    source = '{"name": "' + inner
+    source = '{"nickname": "' + inner.replace("`", "")
     assert cleaned(cut(source, places)) == (source, "", [])
 
 
@@ -126,49 +130,108 @@ def test_a_closing_marker_without_its_opening_is_dropped() -> None:
     assert cleaned(["thought\n</thi", "nk>answer"]) == ("thought\nanswer", "", [])
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        '{"name": "web_search", "arguments": {"query": "x"}}',
-        ' \n{"name": "web_search", "parameters": {"query": "x"}}\n',
-        '{"arguments": "{\\"query\\": \\"x\\"}", "name": "web_search", "type": "function"}',
-        '<tool_call>\n{"name": "web_search", "arguments": {"query": "x"}}\n</tool_call>',
-        '<|tool_call>call:web_search{query:<|"|>x<|"|>}',
-        '<|tool_call>{"name": "web_search", "arguments": {"query": "x"}}<tool_call|>',
-    ],
-)
-def test_a_printed_call_is_a_call_also_character_by_character(source: str) -> None:
-    for chunks in ([source], list(source)):
-        text, _, calls = cleaned(chunks)
-        assert calls == [PrintedCall("web_search", {"query": "x"})]
-        assert text.strip() == ""
+SEARCH = '{"name": "web_search", "arguments": {"query": "x"}}'
+X = PrintedCall("web_search", {"query": "x"})
+
+
+def test_calls_between_markers_are_found_without_any_tool_on_offer() -> None:
+    args = {"query": "a <b>, {c}"}
+    assert cleaned([CALL], {}) == ("", "", [PrintedCall("web_search", args)])
+    assert cleaned([SEARCH], {}) == ("", "", [X])
+
+
+def test_json_that_was_asked_of_the_backend_is_no_call() -> None:
+    assert cleaned([SEARCH], structured=True) == (SEARCH, "", [])
+    assert cleaned([f"<tool_call>{SEARCH}</tool_call>"], structured=True) == ("", "", [X])
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        '{"name": "no_such_tool", "arguments": {"query": "x"}}',
-        '{"name": "web_search", "arguments": {"query": "x"}} is how you call it',
-        '{"name": "web_search", "arguments": {"query": "x"}, "why": "because"}',
-        '{"name": "web_search"}',
-        '{"name": "web_search", "arguments": [1]}',
-        'Call {"name": "web_search", "arguments": {"query": "x"}}',
-        '{"name": "web_search", "arguments": {"query": "x"}',
-        "<|tool_call>web_search please<tool_call|>",
-        '<|tool_call>call:web_search{query:<|"|>x}<tool_call|>',
         "<tool_call>nothing to parse</tool_call>",
+        "<|tool_call>web_search please<tool_call|>",
+        "[TOOL_CALLS] look it up",
+        "<tool_call>",
     ],
 )
-def test_what_only_looks_like_a_call_stays_text(source: str) -> None:
-    assert cleaned([source]) == (source, "", [])
-    assert cleaned(list(source)) == (source, "", [])
+def test_what_stands_between_markers_and_cannot_be_read_is_told_to_the_model(source: str) -> None:
+    for chunks in ([source], list(source)):
+        assert cleaned(chunks) == ("", "", [PrintedCall("unreadable_call", {}, UNREADABLE)])
+    # where the question is about such things, it may be the answer
+    assert cleaned([source], asked=True) == (source, "", [])
 
 
-def test_nothing_is_a_call_when_no_tools_are_on_offer() -> None:
-    assert cleaned([CALL], ()) == (CALL, "", [])
+@pytest.mark.parametrize("source", [SEARCH, f"```json\n{SEARCH}\n```", f"<tool_call>{SEARCH}</tool_call>"])
+@pytest.mark.parametrize("end", [-1, -4, -13, -25])
+def test_a_call_that_the_length_limit_cut_off_is_not_run(source: str, end: int) -> None:
+    text, _, calls = cleaned([source[:end]], cut=True)
+    assert text.strip() == ""
+    assert [call for call in calls if call.error is None] in ([], [X])
+    assert [call.error for call in calls if call.error] in ([], [CUT_OFF])
+    assert calls
 
 
-def test_a_long_json_answer_is_let_go_as_soon_as_it_cannot_be_a_call() -> None:
-    cleaner = Cleaner(TOOLS)
-    assert list(cleaner.feed('{"city": "')) == []
-    assert list(cleaner.feed("x" * 80)) == [TextDelta('{"city": "' + "x" * 80)]
+def test_of_several_calls_the_length_limit_takes_only_the_last() -> None:
+    source = f"<tool_calls>{SEARCH}\n{SEARCH[:-3]}"
+    assert cleaned([source], cut=True) == ("", "", [X, PrintedCall("web_search", {}, CUT_OFF)])
+
+
+def test_a_string_without_end_makes_no_call_of_its_beginning() -> None:
+    assert cleaned(['{"name": "web_search", "arguments": {"query": "capital of Fra'])[2] == [
+        PrintedCall("web_search", {}, UNREADABLE)
+    ]
+
+
+def test_a_closer_inside_of_an_argument_does_not_end_the_call() -> None:
+    args = '{"topic": "a", "content": "say </tool_call> and ``` there"}'
+    for source in (
+        f'<tool_call>{{"name": "save_topic", "arguments": {args}}}</tool_call>',
+        f'```json\n{{"name": "save_topic", "arguments": {args}}}\n```',
+    ):
+        for chunks in ([source], list(source)):
+            content = "say </tool_call> and ``` there"
+            assert cleaned(chunks) == ("", "", [PrintedCall("save_topic", {"topic": "a", "content": content})])
+
+
+def test_ends_of_turns_are_no_text() -> None:
+    assert cleaned(list("Fine.<|im_end|>")) == ("Fine.", "", [])
+    assert cleaned(["<|start|>assistant<|channel|>final<|message|>Fine.<|return|>"]) == ("Fine.", "", [])
+
+
+def test_text_is_not_held_back_longer_than_it_can_be_a_call() -> None:
+    cleaner = Cleaner(OFFERED)
+    assert list(cleaner.feed('{"na')) == []
+    assert cleaner.holding
+    assert list(cleaner.feed('tion": "')) == [TextDelta('{"nation": "')]
+    assert not cleaner.holding
+
+
+def test_what_may_be_a_call_is_let_go_when_it_takes_too_long() -> None:
+    cleaner = Cleaner(OFFERED)
+    assert list(cleaner.feed('{"name": "Ada')) == []
+    assert list(cleaner.let_go()) == [TextDelta('{"name": "Ada')]
+    assert list(cleaner.feed('", "arguments": {}}')) == [TextDelta('", "arguments": {}}')]
+    assert list(cleaner.finish()) == []
+
+
+def test_what_is_a_call_for_certain_is_not_let_go() -> None:
+    cleaner = Cleaner(OFFERED)
+    begun = [*cleaner.feed('{"name": "web_search", "arguments": {"qu'), *cleaner.let_go()]
+    assert begun == []
+    assert [*cleaner.feed('ery": "x"}}'), *cleaner.finish()] == [X]
+
+
+def test_more_text_than_a_call_may_have_is_let_go_or_told_to_the_model() -> None:
+    long = "y" * (HELD_CHARS + 1_000)
+    text, _, calls = cleaned(list(cut('{"name": "Ada", "arguments": {"a": "' + long, {9, 40, 20_000, 33_000})))
+    assert (text, calls) == ('{"name": "Ada", "arguments": {"a": "' + long, [])
+    text, _, calls = cleaned(cut('<tool_call>{"name": "web_search", "arguments": {"query": "' + long, {40, 33_000}))
+    assert (text, calls) == ("", [PrintedCall("web_search", {}, CUT_OFF)])
+
+
+def test_thoughts_that_end_with_a_call_make_it() -> None:
+    tagged = f"I look it up.\n<tool_call>\n{SEARCH}\n</tool_call>\n"
+    assert list(thought_calls(tagged, OFFERED)) == [X]
+    assert list(thought_calls(f"{tagged} No, I know it.", OFFERED)) == []
+    assert list(thought_calls(f"I could print {SEARCH}", OFFERED)) == []
+    assert list(thought_calls(tagged.replace("web_search", "no_tool"), OFFERED)) == []

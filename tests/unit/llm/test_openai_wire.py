@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +11,7 @@ import orjson
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from shared.llm.factory import open_chat_model
@@ -17,6 +19,7 @@ from shared.llm.port import (
     ChatRequest,
     Delta,
     Finish,
+    ModelError,
     ModelRejected,
     Notice,
     StreamInterrupted,
@@ -28,22 +31,29 @@ from shared.testing.model_server import ScriptedModelServer
 from shared.testing.script import Script
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
+USAGE = {"prompt_tokens": 7, "completion_tokens": 3}
 ASK = ChatRequest(model="m", messages=[{"role": "user", "content": "hi"}], tools=[TOOL])
 
 
 class Server(ScriptedModelServer):
-    """Answers every chat with the same chunks."""
+    """Answers every chat with the same chunks, or with a body as a whole."""
 
-    def __init__(self, *chunks: Any, end: bytes = b"data: [DONE]\n\n") -> None:
+    def __init__(
+        self,
+        *chunks: Any,
+        end: bytes = b"data: [DONE]\n\n",
+        body: bytes | None = None,
+        media_type: str = "text/event-stream",
+    ) -> None:
         super().__init__()
-        body = b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks) + end
+        whole = b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks) + end if body is None else body
         self.bodies: list[dict[str, Any]] = []
 
         async def chat(request: Request) -> Response:
             self.bodies.append(await request.json())
-            return Response(body, media_type="text/event-stream")
+            return Response(whole, media_type=media_type)
 
-        self.app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
+        self.app = Starlette(routes=[Route("/plain/v1/chat/completions", chat, methods=["POST"])])
 
 
 def chunk(finish_reason: str | None = None, **delta: Any) -> dict[str, Any]:
@@ -56,8 +66,7 @@ def fragment(index: int, call_id: str | None = None, name: str | None = None, ar
 
 
 async def answer(server: ScriptedModelServer, request: ChatRequest = ASK) -> list[Delta]:
-    path = "/v1" if isinstance(server, Server) else "/plain/v1"
-    model = open_chat_model("openai", base_url=server.url + path, api_key="secret")
+    model = open_chat_model("openai", base_url=f"{server.url}/plain/v1", api_key="secret")
     try:
         return [delta async for delta in model.stream(request)]
     finally:
@@ -152,10 +161,216 @@ async def test_a_call_that_the_length_limit_cut_off_is_not_run() -> None:
     assert [call.id for call in calls(deltas)] == ["a"]
 
 
-async def test_a_stream_that_ends_without_a_finish_reason_is_interrupted() -> None:
-    async with Server(chunk(content="half an ans")) as server:
+async def test_a_stream_that_ends_with_neither_a_finish_reason_nor_done_is_interrupted() -> None:
+    async with Server(chunk(content="half an ans"), end=b"") as server:
         with pytest.raises(StreamInterrupted):
             await answer(server)
+
+
+async def test_either_of_finish_reason_and_done_ends_the_answer() -> None:
+    async with Server(chunk(content="yes")) as server:
+        assert await answer(server) == [TextDelta("yes"), Finish("stop", None, None, "m")]
+    async with Server(chunk("stop", content="yes"), end=b"") as server:
+        assert await answer(server) == [TextDelta("yes"), Finish("stop", None, None, "m")]
+
+
+@pytest.mark.parametrize("index", [0, None])
+@pytest.mark.parametrize("pieces", [1, 3])
+async def test_parallel_calls_without_ids_and_numbers_are_told_apart(index: int | None, pieces: int) -> None:
+    sent = []
+    for n in range(3):
+        arguments = f'{{"n": {n}}}'
+        size = -(-len(arguments) // pieces)
+        for at in range(0, len(arguments), size):
+            function: dict[str, Any] = {"arguments": arguments[at : at + size]}
+            if at == 0:
+                function["name"] = "f"
+            one = {"function": function} if index is None else {"index": index, "function": function}
+            sent.append(chunk(tool_calls=[one]))
+    async with Server(*sent, chunk("tool_calls")) as server:
+        found = calls(await answer(server))
+    assert [(call.name, call.args) for call in found] == [("f", {"n": n}) for n in range(3)]
+    assert len({call.id for call in found}) == 3
+
+
+async def test_two_names_on_offer_are_two_calls_and_two_halves_are_one() -> None:
+    both = replace(ASK, tools=[TOOL, {"type": "function", "function": {"name": "g"}}])
+    async with Server(fragment(0, None, "f"), fragment(0, None, "g"), chunk("tool_calls")) as server:
+        assert [call.name for call in calls(await answer(server, both))] == ["f", "g"]
+    async with Server(fragment(0, "a", "web_"), fragment(0, None, "search", "{}"), chunk("tool_calls")) as server:
+        assert [call.name for call in calls(await answer(server))] == ["web_search"]
+
+
+async def test_fragments_may_come_in_any_order() -> None:
+    async with Server(
+        fragment(1, None, None, '{"r": 2}'),
+        fragment(0, None, None, '{"q"'),
+        fragment(1, "b", "g"),
+        fragment(0, "a", "f", ": 1}"),
+        chunk("tool_calls"),
+    ) as server:
+        assert calls(await answer(server)) == [ToolCall("a", "f", {"q": 1}), ToolCall("b", "g", {"r": 2})]
+
+
+@pytest.mark.parametrize("arguments", [{"q": 1}, '{"q": 1}', "{'q': 1,}", '"{\\"q\\": 1}"'])
+async def test_arguments_are_an_object_in_whatever_form_they_come(arguments: Any) -> None:
+    call = {"index": 0, "id": "a", "function": {"name": "f", "arguments": arguments}}
+    async with Server(chunk(tool_calls=[call]), chunk("tool_calls")) as server:
+        assert calls(await answer(server)) == [ToolCall("a", "f", {"q": 1})]
+
+
+async def test_a_call_under_its_old_name_is_a_call() -> None:
+    async with Server(
+        chunk(function_call={"name": "f", "arguments": '{"q"'}),
+        chunk(function_call={"arguments": ": 1}"}),
+        chunk("function_call"),
+    ) as server:
+        (call,) = calls(await answer(server))
+    assert (call.name, call.args) == ("f", {"q": 1})
+
+
+async def test_a_name_with_what_models_put_around_it_is_the_tools() -> None:
+    async with Server(fragment(0, "a", "functions.f:0", "{}"), chunk("tool_calls")) as server:
+        assert calls(await answer(server)) == [ToolCall("a", "f", {})]
+
+
+async def test_content_may_be_a_list_of_parts() -> None:
+    thoughts = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}, {"type": "text", "text": "."}]}
+    async with Server(
+        chunk(content=[thoughts]),
+        chunk(content=["It ", {"type": "text", "text": "is "}, {"type": "reference", "reference_ids": [1]}]),
+        chunk("stop", content={"type": "text", "text": "so."}),
+    ) as server:
+        deltas = await answer(server)
+    assert "".join(d.text for d in deltas if isinstance(d, ThinkingDelta)) == "hm."
+    assert "".join(d.text for d in deltas if isinstance(d, TextDelta)) == "It is so."
+
+
+async def test_a_refusal_is_the_answer() -> None:
+    async with Server(chunk(refusal="I cannot "), chunk("stop", refusal="do that.")) as server:
+        deltas = await answer(server)
+    assert "".join(d.text for d in deltas if isinstance(d, TextDelta)) == "I cannot do that."
+
+
+async def test_an_answer_that_comes_as_a_whole_is_read_all_the_same() -> None:
+    message = {"role": "assistant", "content": "yes", "tool_calls": None}
+    body = {"model": "m", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": USAGE}
+    async with Server(body=orjson.dumps(body, option=orjson.OPT_INDENT_2), media_type="application/json") as server:
+        assert await answer(server) == [TextDelta("yes"), Finish("stop", 7, 3, "m")]
+
+
+async def test_an_error_line_of_llama_cpp_is_an_error() -> None:
+    end = b'error: {"code": 500, "message": "the slot is gone", "type": "server_error"}\n\n'
+    async with Server(chunk(content="half"), end=end) as server:
+        with pytest.raises(ModelError, match="the slot is gone"):
+            await answer(server)
+
+
+@pytest.mark.parametrize(
+    ("said", "options", "left_out", "sent"),
+    [
+        ("Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+         {}, "max_tokens", {"max_completion_tokens": 50}),
+        ("Unsupported value: 'temperature' does not support 0 with this model. Only the default (1) is supported.",
+         {"temperature": 0}, "temperature", {"max_tokens": 50}),
+        ('[{"type": "extra_forbidden", "loc": ["body", "top_k"], "msg": "Extra inputs are not permitted"}]',
+         {"top_k": 4, "top_p": 0.5}, "top_k", {"top_p": 0.5}),
+        ("Unrecognized request argument supplied: stream_options", {}, "stream_options", {"max_tokens": 50}),
+    ],
+)  # fmt: skip
+async def test_an_option_that_a_model_refuses_is_not_sent_to_it_again(
+    said: str, options: dict[str, Any], left_out: str, sent: dict[str, Any]
+) -> None:
+    rules = [{"times": 1, "respond": {"status": 400, "error": said}}, {"respond": {"text": "ok"}}]
+    request = replace(ASK, options=options, max_tokens=50)
+    async with ScriptedModelServer(rules) as server:
+        model = open_chat_model("openai", base_url=f"{server.url}/plain/v1")
+        for _ in range(2):
+            assert TextDelta("ok") in [delta async for delta in model.stream(request)]
+        await model.aclose()
+        assert [received.outcome for received in server.requests] == ["refused", "done", "done"]
+        for received in server.requests[1:]:
+            assert left_out not in received.body
+            assert sent.items() <= received.body.items()
+
+
+async def test_a_model_may_refuse_several_options_one_after_the_other() -> None:
+    refusals = [f"Unsupported parameter: '{name}'" for name in ("max_tokens", "max_completion_tokens", "temperature")]
+    rules = [{"times": 1, "respond": {"status": 400, "error": said}} for said in refusals]
+    async with ScriptedModelServer([*rules, {"respond": {"text": "ok"}}]) as server:
+        deltas = await answer(server, replace(ASK, options={"temperature": 0.5}, max_tokens=50))
+        left = server.requests[-1].body.keys() & {"max_tokens", "max_completion_tokens", "temperature"}
+    assert (TextDelta("ok") in deltas, left) == (True, set())
+
+
+@pytest.mark.parametrize(
+    "said", ["messages: unknown role", "This option is not supported", "the value of temperature is out of range"]
+)
+async def test_any_other_refusal_is_a_refusal(said: str) -> None:
+    async with ScriptedModelServer([{"respond": {"status": 400, "error": said}}]) as server:
+        with pytest.raises(ModelRejected):
+            await answer(server, replace(ASK, options={"temperature": 9}))
+        assert len(server.requests) == 1
+
+
+class Slow(ScriptedModelServer):
+    """Sends these pieces of a stream with a pause before each."""
+
+    def __init__(self, pause: float, *pieces: bytes) -> None:
+        super().__init__()
+
+        async def chat(_request: Request) -> Response:
+            async def body() -> AsyncIterator[bytes]:
+                for piece in pieces:
+                    await asyncio.sleep(pause)
+                    yield piece
+
+            return StreamingResponse(body(), media_type="text/event-stream")
+
+        self.app = Starlette(routes=[Route("/plain/v1/chat/completions", chat, methods=["POST"])])
+
+
+def sse(part: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(part) + b"\n\n"
+
+
+ROLE = sse(chunk(role="assistant", content=""))
+WORD, LAST = sse(chunk(content="word ")), sse(chunk("stop"))
+
+
+async def test_comments_while_the_prompt_is_read_are_signs_of_life_and_no_tokens() -> None:
+    async with Slow(0.1, *[b": still reading\n\n"] * 30, ROLE, WORD, LAST) as server:
+        request = replace(ASK, first_token_timeout=2, idle_timeout=2)
+        assert TextDelta("word ") in await answer(server, request)
+
+
+async def test_the_wait_between_tokens_counts_from_the_first_token_on() -> None:
+    # the role comes long before the prompt has been read
+    seen: list[Delta] = []
+    async with Slow(0.4, ROLE, WORD, LAST) as server:
+        model = open_chat_model("openai", base_url=f"{server.url}/plain/v1")
+
+        async def listen() -> None:
+            async for delta in model.stream(replace(ASK, idle_timeout=0.1)):
+                seen.append(delta)  # noqa: PERF401, the deltas before the error count
+
+        with pytest.raises(StreamInterrupted, match=r"silent for 0\.1s"):
+            await listen()
+        await model.aclose()
+    assert seen == [TextDelta("word ")]
+
+
+async def test_comments_between_tokens_do_not_stand_for_a_token() -> None:
+    async with Slow(0.1, WORD, *[b": ping\n\n"] * 40, LAST) as server:
+        with pytest.raises(StreamInterrupted, match=r"silent for 0\.5s"):
+            await answer(server, replace(ASK, idle_timeout=0.5))
+
+
+async def test_fragments_of_a_call_are_tokens() -> None:
+    pieces = [fragment(0, "a", "f", '{"q": "')] + [fragment(0, None, None, "x")] * 30 + [fragment(0, None, None, '"}')]
+    async with Slow(0.1, WORD, *map(sse, pieces), LAST) as server:
+        (call,) = calls(await answer(server, replace(ASK, idle_timeout=2)))
+    assert call.args == {"q": "x" * 30}
 
 
 async def test_usage_may_be_missing() -> None:

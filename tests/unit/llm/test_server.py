@@ -61,7 +61,7 @@ async def serving(said: bytes, tls: ssl.SSLContext | None = None) -> AsyncIterat
 
 
 async def chat(backend: Backend, url: str, ca_file: Path | None = None) -> None:
-    model = open_chat_model(backend, base_url=url, api_key="key", load_timeout=30, ca_file=ca_file)
+    model = open_chat_model(backend, base_url=url, api_key="key", ca_file=ca_file)
     try:
         async with aclosing(model.stream(ASK)) as deltas:
             async for _ in deltas:
