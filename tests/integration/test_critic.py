@@ -24,8 +24,9 @@ from services.critic.service import app
 from services.critic.settings import CriticSettings
 from services.gateway.complaint import complaint
 from shared.bus import Bus
-from shared.bus.keys import PAIRS_WAITING, journal_key, pair_key, schema_key, settings_key
+from shared.bus.keys import PAIRS_WAITING, grade_key, journal_key, pair_key, schema_key, settings_key
 from shared.contracts import (
+    AGENT_TRANSITION,
     CRITIQUE_RESULT,
     PAIRWISE_RESULT,
     QUERY_RECEIVED,
@@ -531,3 +532,25 @@ async def test_an_answer_whose_handling_fails_every_time_is_told_as_not_graded_a
         assert await on.verdicts() == []
     assert raw.hkeys(pair_key("1-1")) == [b"closed"]
     assert raw.zcard(PAIRS_WAITING) == 0
+
+
+async def test_the_critic_tells_its_steps(redis_url: str) -> None:
+    async with court(redis_url) as on:
+        await on.submit(generation("1-1"))
+        await on.settled()
+        await on.submit(generation("1-1", "B"), generation("2-1", answer=" "))
+        await on.settled()
+        steps = [(one.query_id, one.action) for one in await on.published(AGENT_TRANSITION) if one.agent == "critic"]
+    assert [action for query_id, action in steps if query_id == "1-1"] == [
+        "RECEIVE", "GRADE", "PUBLISH", "RESET", "RECEIVE", "GRADE", "PUBLISH", "COMPARE", "PUBLISH", "RESET",
+    ]  # fmt: skip
+    assert [action for query_id, action in steps if query_id == "2-1"] == ["RECEIVE", "SKIP"]
+
+
+async def test_a_grade_that_cannot_be_read_any_more_is_given_anew(redis_url: str, raw: redis.Redis) -> None:
+    raw.set(grade_key("1-1:A"), b"{")
+    raw.set(grade_key("2-1:A"), b'{"colour": "red"}')
+    async with court(redis_url) as on:
+        await on.submit(generation("1-1"), generation("2-1"))
+        await on.settled()
+        assert [critique.score for critique in await on.critiques()] == [4, 4]
