@@ -6,22 +6,18 @@ whether it is wanted or not. Behind the same address it has its own protocol, wh
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import httpx
-import orjson
-
 from shared.llm.adapter import Wire, WireEvent
 from shared.llm.address import openai_url
-from shared.llm.http import open_http, refusal_of
 from shared.llm.ollama import OllamaWire
 from shared.llm.openai import LOOK_TIMEOUT, OpenAIWire, root_of
-from shared.llm.port import ChatRequest, ModelFacts
+from shared.llm.port import ChatRequest, ModelError, ModelFacts, ModelUnavailable
+from shared.llm.server import OLLAMA_BY_URL
 
 # A server may be replaced by another one; an Ollama that was found is taken to stay one.
 _LOOK_AGAIN = 300.0
@@ -38,8 +34,8 @@ class CompatibleWire:
     ) -> None:
         root = root_of(openai_url(base_url))
         self._openai = OpenAIWire(base_url, api_key, ca_file)
-        self._ollama = OllamaWire(root, api_key, keep_alive, ca_file)
-        self._http = open_http(root, api_key, ca_file=ca_file, timeout=LOOK_TIMEOUT)
+        self._ollama = OllamaWire(root, api_key, keep_alive, ca_file, OLLAMA_BY_URL)
+        self._root = root
         self._found: Wire = self._openai
         self._until = 0.0
 
@@ -55,13 +51,12 @@ class CompatibleWire:
     async def aclose(self) -> None:
         await self._openai.aclose()
         await self._ollama.aclose()
-        await self._http.aclose()
 
     async def _wire(self) -> Wire:
         if self._found is not self._ollama and time.monotonic() >= self._until:
             try:
                 self._found, pause = self._ollama if await self._is_ollama() else self._openai, _LOOK_AGAIN
-            except (httpx.HTTPError, TimeoutError):
+            except ModelUnavailable:
                 # what is wrong with the server is said by the call itself
                 pause = _ASK_AGAIN
             self._until = time.monotonic() + pause
@@ -73,11 +68,10 @@ class CompatibleWire:
         return isinstance(version.get("version"), str) and isinstance(listed.get("models"), list)
 
     async def _json(self, path: str) -> dict[str, Any]:
-        """Raises httpx.HTTPError or TimeoutError when there is no answer."""
-        async with asyncio.timeout(LOOK_TIMEOUT), self._http.stream("GET", path) as answer:
-            body = await refusal_of(answer)
+        """Empty for an answer that is no object. Raises ModelUnavailable when there is no answer."""
         try:
-            value = orjson.loads(body) if answer.status_code == 200 else None
-        except orjson.JSONDecodeError:
-            value = None
-        return value if isinstance(value, dict) else {}
+            return await self._openai.server.ask("GET", f"{self._root}{path}", timeout=LOOK_TIMEOUT)
+        except ModelUnavailable:
+            raise
+        except ModelError:
+            return {}

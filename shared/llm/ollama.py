@@ -25,7 +25,7 @@ from shared.llm.port import (
     TextDelta,
     ThinkingDelta,
 )
-from shared.llm.server import NDJSON
+from shared.llm.server import NDJSON, OLLAMA, Kind
 from shared.llm.toolcalls import parsed, text_of
 
 
@@ -38,9 +38,10 @@ class OllamaWire:
         api_key: str | None = None,
         keep_alive: str | None = None,
         ca_file: Path | None = None,
+        kind: Kind = OLLAMA,
     ) -> None:
         self._keep_alive = keep_alive_value(keep_alive)
-        self._admin = OllamaAdmin(base_url, api_key, ca_file)
+        self._admin = OllamaAdmin(base_url, api_key, ca_file, kind)
         # Silence is watched by the adapter: a model load is allowed to take longer than a pause.
         self._server = self._admin.server
 

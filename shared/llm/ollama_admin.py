@@ -15,7 +15,7 @@ from shared.llm.discovery import of_ollama
 from shared.llm.failures import error_text, failure
 from shared.llm.http import Bound
 from shared.llm.port import ModelError, ModelFacts, ModelUnavailable
-from shared.llm.server import NDJSON, OLLAMA, ModelServer
+from shared.llm.server import NDJSON, OLLAMA, Kind, ModelServer
 from shared.llm.vectors import unit_vectors
 
 # Longest wait for an answer that needs no model: list, show.
@@ -52,8 +52,14 @@ class PullProgress:
 class OllamaAdmin:
     """What the server has: models, their abilities, pulling one. Raises ModelError."""
 
-    def __init__(self, base_url: str | None, api_key: str | None = None, ca_file: Path | None = None) -> None:
-        self.server = ModelServer(OLLAMA, ollama_url(base_url), api_key, ca_file)
+    def __init__(
+        self,
+        base_url: str | None,
+        api_key: str | None = None,
+        ca_file: Path | None = None,
+        kind: Kind = OLLAMA,
+    ) -> None:
+        self.server = ModelServer(kind, ollama_url(base_url), api_key, ca_file)
 
     async def models(self) -> list[str]:
         """Names with tags, as `ollama list` shows them."""

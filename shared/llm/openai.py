@@ -62,6 +62,10 @@ class OpenAIWire:
         # What a model has refused, and is not sent any more.
         self._refused: dict[str, frozenset[str]] = {}
 
+    @property
+    def server(self) -> ModelServer:
+        return self._server
+
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
         missing = _missing(self._server.url, request.model)
         while True:

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ class Kind:
 
     name: str
     who: str
+    absent: str
     protocol: str
     address: str
     key: str
@@ -35,6 +36,7 @@ class Kind:
 OLLAMA = Kind(
     name="Ollama",
     who="Ollama",
+    absent="Ollama does not answer",
     protocol="Ollama's protocol",
     address="OLLAMA_HOST",
     key="OLLAMA_API_KEY",
@@ -44,22 +46,26 @@ OLLAMA = Kind(
 OPENAI = Kind(
     name="",
     who="a model server",
+    absent="no model server answers",
     protocol="OpenAI's protocol",
     address="LOCAL2_BASE_URL",
     key="LOCAL2_BACKEND_API_KEY",
-    start="start it",
+    start="start that server, or correct LOCAL2_BASE_URL",
     listens="start it there, so that it listens for other machines",
 )
 GOOGLE = Kind(
     name="Google",
     who="Google's API",
+    absent="Google's API does not answer",
     protocol="the Gemini API's protocol",
     address="LOCAL2_BASE_URL",
     key="GEMINI_API_KEY",
-    start="start it",
-    listens="start it there",
+    start="start that server, or correct LOCAL2_BASE_URL",
+    listens="start that server",
 )
 
+# One that was found behind the address of an OpenAI-compatible server.
+OLLAMA_BY_URL = replace(OLLAMA, address="LOCAL2_BASE_URL", key="LOCAL2_BACKEND_API_KEY")
 KINDS = {"ollama": OLLAMA, "openai": OPENAI, "google_genai": GOOGLE}
 
 # What the first line of a stream begins with.
@@ -233,7 +239,7 @@ _NO_TLS = re.compile(r"\bssl\b|wrong version number|record layer", re.IGNORECASE
 def away(kind: Kind, url: str, exc: Exception) -> ModelUnavailable:
     """Why a server cannot be asked, and what to do, by what its connection ended with."""
     said, address = what(exc), kind.address
-    there = f"{kind.who[0].upper()}{kind.who[1:]} does not answer at {url} ({said})"
+    there = f"{kind.absent} at {url} ({said})"
     if isinstance(exc, httpx.ProxyError):
         remedy = "check the proxy (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY), or add the host to NO_PROXY"
     elif _CERTIFICATE.search(said):

@@ -27,6 +27,7 @@ from services.cli.typed import typed
 from shared.errors import Local2Error, SettingsError
 from shared.llm.address import is_loopback, shown
 from shared.llm.ollama_admin import OllamaAdmin
+from shared.llm.openai import OpenAIWire
 from shared.llm.port import ModelError, ModelFacts, ModelMissing, ModelUnavailable
 from shared.llm.server import KINDS, away
 from shared.llm.settings import BackendSettings
@@ -206,6 +207,10 @@ async def _looked(wish: BackendSettings, model: str | None = None) -> ModelFacts
     """What a server says of a model, or that it is there. Raises ModelError."""
     async with _patience(wish):
         if model is not None:
+            if wish.backend == "openai":
+                # whatever program it is, its list of names counts
+                async with aclosing(OpenAIWire(wish.address, wish.key, wish.ca_file)) as listing:
+                    await listing.facts(model)
             async with aclosing(wish.chat_model()) as chat:
                 return await chat.look(model)
         async with aclosing(OllamaAdmin(wish.address, wish.key, wish.ca_file)) as admin:

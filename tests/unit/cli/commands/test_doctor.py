@@ -250,7 +250,7 @@ async def test_a_server_of_the_judges_own_is_looked_at_too(tmp_path: Path) -> No
         (bad,) = await doctor.others(world(tmp_path, critic=away))
     assert (good.about, good.level) == ("judge", "ok")
     assert (bad.about, bad.level) == ("judge", "note")
-    assert bad.remedy == "start it; its own variables begin with LOCAL2_CRITIC_"
+    assert bad.remedy == "start that server, or correct LOCAL2_BASE_URL; its own variables begin with LOCAL2_CRITIC_"
 
 
 async def test_a_gemini_without_a_key_is_told_which_variable_to_set(tmp_path: Path) -> None:
