@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ class Index:
             return await asyncio.to_thread(self._keywords.search, user_id, query, limit)
         except KeywordIndexDamaged as exc:
             log.error("keywords.damaged", reason=str(exc))
-            self._context.background.create_task(self._repair(user_id))
+            self._context.keep_up("repair words", partial(self._repair, user_id))
             return []
 
     async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
@@ -114,7 +115,7 @@ class Index:
             return await asyncio.to_thread(lambda: engrams_of(self._keywords.data(user_id, ids), user_id))
         except KeywordIndexDamaged as exc:
             log.error("keywords.damaged", reason=str(exc))
-            self._context.background.create_task(self._repair(user_id))
+            self._context.keep_up("repair words", partial(self._repair, user_id))
             return {}
 
     async def _tell(self, change: MemoryChanged) -> None:

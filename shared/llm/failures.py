@@ -103,11 +103,13 @@ def _without_quotation(said: str) -> str:
 
 
 def error_text(body: bytes | str) -> str:
-    """The sentence inside an error body, however deep backends wrap it; the body itself when it is not JSON."""
+    """The sentence inside an error body, however deep backends wrap it; the body itself when it is not JSON, and of a
+    Python program's trace its last line."""
     try:
         return _sentence(orjson.loads(body))
     except orjson.JSONDecodeError:
-        return body.decode(errors="replace") if isinstance(body, bytes) else body
+        text = body.decode(errors="replace") if isinstance(body, bytes) else body
+        return text.strip().rpartition("\n")[2] if text.lstrip().startswith("Traceback ") else text
 
 
 def _sentence(value: Any) -> str:

@@ -26,8 +26,8 @@ HEARD = {
     "services/cli/launch/supervisor.py": "said at once",
     "services/cli/stories/bus_tap.py": "kept, and raised to whoever opened it",
     "services/demo_model/api.py": "the request waits for both",
-    "services/memory/embedding.py": "whoever waits for a vector",
     "services/gateway/gateway.py": "the request waits for both",
+    "services/gateway/orphans.py": "whatever keeps it from its work is logged",
     "services/gateway/tap.py": "kept up",
     "shared/bus/cluster.py": "goes on whatever happens, or the caller waits for it",
     "shared/bus/cluster_reads.py": "the reader waits for them",
@@ -38,8 +38,6 @@ HEARD = {
     "shared/participant/background.py": "this is it",
     "shared/participant/service.py": "the process waits for them",
     "shared/participant/tool_client.py": "the call is told",
-    "shared/testing/play.py": "the request waits for both",
-    "shared/testing/ollama_server.py": "the request waits for them",
 }
 
 
@@ -163,7 +161,7 @@ def own_tasks(source: str) -> list[str]:
         if isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
         and call.func.attr in ("create_task", "ensure_future")
-        and ast.unparse(call.func.value).endswith(("asyncio", "loop"))
+        and ast.unparse(call.func.value).endswith(("asyncio", "loop", "loop()"))
     ]
 
 
@@ -172,7 +170,7 @@ def test_no_task_is_left_to_itself() -> None:
         str(path.relative_to(ROOT))
         for folder in ("services", "shared")
         for path in (ROOT / folder).rglob("*.py")
-        if own_tasks(path.read_text(encoding="utf-8"))
+        if "testing" not in path.parts and own_tasks(path.read_text(encoding="utf-8"))
     }
     # a new one: use shared/participant/background.py or a task group, or say here who hears of its failure
     assert not found - set(HEARD)
