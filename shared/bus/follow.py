@@ -134,7 +134,7 @@ class Follower:
         self._missing = False
         offered = bool(self._offered)
         try:
-            found = await self._feed.bus.range(self.stream, f"({self.position}", count=self._page)
+            found = self._feed.bus.sane(await self._feed.bus.range(self.stream, f"({self.position}", count=self._page))
         except ReplyError as exc:
             # no stream: whatever has taken its place, there is nothing to read
             log.error("bus.not_a_stream", stream=self.stream, error=str(exc))

@@ -21,6 +21,9 @@ from shared.bus.scripts import PUBLISH_ONCE
 from shared.bus.sentinel import SentinelLink
 from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, Outgoing, Subject
 from shared.envelope import Envelope
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
 
 RETENTION = 86_400
 # A message may come again as long as its first delivery is not finished; no retention is shorter than that.
@@ -31,6 +34,9 @@ _EVENT_BYTES = 32_000_000
 OBSERVED = 1_000
 # Entries removed at once.
 _PIECE = 100
+# Ids are given by the server's clock, in ms: none is this large before the year 5138. One that is was chosen by
+# somebody who wants no further ones to come.
+_TOO_LATE = 10**14
 
 Entry = tuple[str, list[bytes]]
 
@@ -283,6 +289,34 @@ class Bus:
             oldest = min(oldest, f"{now - spare_ms}-0", key=order)
         removed = await self._cut(subject.stream, "MINID", oldest)
         return removed + int(await self.link.call("XTRIM", subject.stream, "MINID", "=", oldest))
+
+    def sane(self, found: list[Entry]) -> list[Entry]:
+        """Entries of a stream, without those with an id behind which nothing would ever come."""
+        if not found or order(found[-1][0])[0] < _TOO_LATE:
+            return found
+        return [entry for entry in found if order(entry[0])[0] < _TOO_LATE]
+
+    async def unblock_stream(self, stream: str) -> bool:
+        """Whether a stream that nobody reads as a group had an id that leaves no room for further ones; it has gone.
+
+        Whoever may write to a stream may choose an id, and Redis takes no smaller one any more, also when that entry is
+        deleted. So the stream is made anew, with the entries that were there before. Raises ReplyError.
+        """
+        (about,) = await self.link.pipe_raw([("XINFO", "STREAM", stream)])
+        if isinstance(about, ReplyError) or order(_pairs(about)["last-generated-id"].decode())[0] < _TOO_LATE:
+            return False
+        kept = await self.range(stream, "-", f"({_TOO_LATE}-0")
+        await self.link.commit(
+            [
+                ("DEL", stream),
+                # it is there, also when nothing is left of it
+                ("XGROUP", "CREATE", stream, "nobody", "0", "MKSTREAM"),
+                ("XGROUP", "DESTROY", stream, "nobody"),
+                *(("XADD", stream, entry_id, *fields) for entry_id, fields in kept),
+            ]
+        )
+        log.error("bus.stream_unblocked", stream=stream, kept=len(kept))
+        return True
 
     async def _cut(self, stream: str, way: str, bound: str | int) -> int:
         """Removes what is beyond a bound, up to a node; the number of entries. Freeing thousands of large ones at once

@@ -18,6 +18,8 @@ _PAGE = 200
 # A stream that cannot be read (its key holds something else) is left out for so long.
 _PAUSE = 2.0
 _FIRST_RETRY = 0.005
+# A stream with an entry that is left out has its readers come back at once: not more often than this.
+_GLANCE = 0.1
 
 
 class Tail:
@@ -115,7 +117,13 @@ class Tail:
             stream = name.decode()
             # a stream that was left and joined again meanwhile stands elsewhere
             if self._positions.get(stream) == wanted[stream]:
-                found = entries(items)
+                read = entries(items)
+                found = self.bus.sane(read)
+                if found is not read:
+                    # it is put right before long (`Bus.unblock_stream`)
+                    await asyncio.sleep(_GLANCE)
+                    if not found:
+                        continue
                 self._positions[stream] = found[-1][0]
                 placed = [(order(entry[0]), entry) for entry in found]
                 size = sum([size_of(entry) for entry in found])

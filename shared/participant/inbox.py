@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from shared.bus import Tail
+from shared.bus import START, Tail
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 
@@ -31,6 +31,8 @@ class Inbox:
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
+        # the id of the last entry that was
+        self.read = START
         # the first entry is its owner's: it makes the stream
         self._notify: dict[bytes, Notify] = {b"started": lambda _raw: None}
 
@@ -43,6 +45,7 @@ class Inbox:
         follower = tail.follow(self.stream)
         while True:
             for entry_id, fields in await follower.next():
+                self.read = entry_id
                 raw = dict(zip(fields[::2], fields[1::2], strict=True))
                 notify = self._notify.get(raw.get(b"type", b""))
                 if notify is None:

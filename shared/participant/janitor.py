@@ -73,13 +73,15 @@ class Janitor:
         return bool(await self._bus.link.call("PEXPIRE", JANITOR, seconds))
 
     async def round(self) -> None:
-        """Trims every stream once."""
+        """Trims every stream once, and puts it right."""
         await self._bus.tell_time()
         now = self._bus.now_ms()
         if not self._watch.look(now):
             self._absent.clear()
         for subject in await self._bus.subjects():
             try:
+                if subject.kind == "event":
+                    await self._bus.unblock_stream(subject.stream)
                 abandoned = await self._abandoned(subject, now) if subject.kind == "work" else ()
                 await self._bus.trim(subject, spare_ms=_SPARE_MS, abandoned=abandoned)
             except ReplyError as exc:

@@ -22,17 +22,26 @@ _INBOX_SECONDS = 60
 class Presence:
     """What others know of a replica.
 
-    told: what the registry is to say of it now. described: its settings' schema and start values, as JSON.
+    read: how far the inbox has been read. told: what the registry is to say of the replica now.
+    described: its settings' schema and start values, as JSON.
     full: why Redis takes no writes, as of the last heartbeat; None while it does.
     """
 
     def __init__(
-        self, bus: Bus, participant: str, replica: str, inbox: str, told: Callable[[], ReplicaInfo], described: bytes
+        self,
+        bus: Bus,
+        participant: str,
+        replica: str,
+        inbox: str,
+        read: Callable[[], str],
+        told: Callable[[], ReplicaInfo],
+        described: bytes,
     ) -> None:
         self._bus = bus
         self._participant = participant
         self._replica = replica
         self._inbox = inbox
+        self._read = read
         self._told = told
         self.described = described
         self.full: str | None = None
@@ -83,11 +92,17 @@ class Presence:
             # flushed, or expired while this process was stopped: answers go to an inbox that is there only
             await self._bus.pulse.pipe(self._opening())
 
+    async def _tidy(self) -> None:
+        """Others may write to the inbox whatever they like: what was read of it goes, and what shuts it."""
+        await self._bus.pulse.pipe_raw([("XTRIM", self._inbox, "MINID", "~", self._read())])
+        await self._bus.unblock_stream(self._inbox)
+
     async def run(self, heartbeat: Callable[[], float]) -> None:
         """Announces with every heartbeat until cancelled."""
         while True:
             try:
                 await self.announce(heartbeat())
+                await self._tidy()
                 await self._bus.tell_time()
                 await self._bus.keep_scripts()
             except (TransientError, ReplyError) as exc:

@@ -69,7 +69,9 @@ class Context(Generic[S]):
         self.consumer: Consumer | None = None
         self.background: asyncio.TaskGroup
         described = {"schema": type(settings).get_settings_schema(), "defaults": start_settings.runtime_values()}
-        self.presence = Presence(bus, participant, replica, self.inbox, self._told, orjson.dumps(described))
+        self.presence = Presence(
+            bus, participant, replica, self.inbox, lambda: self._inbox.read, self._told, orjson.dumps(described)
+        )
         self._on_settings: list[Callable[[S], Awaitable[None]]] = []
 
     @property

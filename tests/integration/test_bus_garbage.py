@@ -234,7 +234,7 @@ def test_a_key_of_another_type_stops_nothing(stack: HttpStack, bus: redis.Redis,
     finally:
         bus.delete(key)
         if before is not None:
-            bus.restore(key, lives, before)
+            bus.restore(key, lives, before, replace=True)
     answered(stack)
 
 

@@ -10,7 +10,7 @@ import redis
 from support.consuming import GROUP, STREAM, Recorder, consuming
 from support.waiting import eventually
 
-from shared.bus import Bus
+from shared.bus import Bus, Tail
 from shared.bus.keys import JANITOR
 from shared.bus.streams import OBSERVED
 from shared.contracts import (
@@ -338,3 +338,32 @@ async def test_thousands_of_large_finished_entries_are_removed_in_pieces(
                 await eventually(lambda: raw.xlen(stream) == 0)
     assert raw.xlen(stream) == 0
     assert raw.info("commandstats")["cmdstat_xtrim"]["calls"] >= 20
+
+
+async def test_a_stream_that_was_shut_by_its_last_id_is_opened_again_and_keeps_its_entries(
+    bus: Bus, raw: redis.Redis
+) -> None:
+    """Whoever may write to a stream may choose ids: letters of others could not be written any more."""
+    kept = raw.xadd(DEAD_LETTER.stream, {"payload": "{}"})
+    last = 2**64 - 1
+    for entry_id in (f"{last}-{last - 1}", f"{last}-{last}"):
+        raw.xadd(DEAD_LETTER.stream, {"payload": "junk"}, id=entry_id)
+    with pytest.raises(redis.exceptions.ResponseError):
+        raw.xadd(DEAD_LETTER.stream, {"payload": "{}"})
+    await Janitor(bus, 60).round()
+    added = raw.xadd(DEAD_LETTER.stream, {"payload": "{}"})
+    assert [entry_id for entry_id, _ in raw.xrange(DEAD_LETTER.stream)] == [kept, added]
+
+
+async def test_a_follower_goes_on_behind_an_entry_that_leaves_no_room(bus: Bus, raw: redis.Redis) -> None:
+    tail = Tail(bus, "another")
+    reading = asyncio.create_task(tail.run())
+    follower = tail.follow(DEAD_LETTER.stream)
+    raw.xadd(DEAD_LETTER.stream, {"n": "1"})
+    assert len(await follower.next()) == 1
+    raw.xadd(DEAD_LETTER.stream, {"n": "junk"}, id=f"{2**64 - 1}-{2**64 - 1}")
+    assert await follower.next(within=0.5) == []
+    await bus.unblock_stream(DEAD_LETTER.stream)
+    raw.xadd(DEAD_LETTER.stream, {"n": "2"})
+    assert [fields for _, fields in await follower.next()] == [[b"n", b"2"]]
+    reading.cancel()

@@ -392,6 +392,34 @@ async def test_an_answer_without_a_token_is_taken_from_where_its_worker_alone_ca
         assert (await asked).error == "stored"
 
 
+LAST = "18446744073709551615-18446744073709551615"
+
+
+async def test_an_inbox_that_is_emptied_and_shut_by_its_last_id_is_open_again_within_a_heartbeat(
+    probing: ProbeSettings, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may answer may choose an id, and a length, too."""
+    async with both(probing) as (client, context):
+        asked = asyncio.create_task(ask(client, "x", "c0", seconds=0.5))
+        await eventually(lambda: runs(raw, "x"))
+        raw.execute_command("XADD", context.inbox, "MAXLEN", "0", LAST, "type", "nonsense")
+        assert (await asked).result == "you said x"
+        await eventually(lambda: raw.xinfo_stream(context.inbox)["last-generated-id"] != LAST.encode())
+        # by message, not by looking the result up
+        monkeypatch.setattr("shared.participant.tool_client._PATIENCE", 60.0)
+        assert (await ask(client, "y", "c1", timeout=20)).result == "you said y"
+
+
+async def test_what_has_been_read_of_an_inbox_is_removed(probing: ProbeSettings, raw: redis.Redis) -> None:
+    async with both(probing) as (_, context):
+        for _ in range(20):
+            pipe = raw.pipeline(transaction=False)
+            for _ in range(500):
+                pipe.xadd(context.inbox, {"type": "nonsense", "junk": "x" * 1_000})
+            pipe.execute()
+        await eventually(lambda: raw.xlen(context.inbox) < 500, what="it is short again")
+
+
 async def test_a_poisoned_call_is_answered_too(probing: ProbeSettings, raw: redis.Redis) -> None:
     raw.set("text", "not a stream")
     async with both(probing) as (client, context):
