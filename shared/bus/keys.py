@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from shared.contracts import PREFIX, QUERY_RECEIVED, REWARD_EVENT, SUBJECTS, TOOL_REQUEST, TOOL_RESULT
+from shared.contracts import (
+    DEAD_LETTER,
+    PREFIX,
+    QUERY_RECEIVED,
+    REWARD_EVENT,
+    SUBJECTS,
+    TOOL_REQUEST,
+    TOOL_RESULT,
+    TOOL_SCHEMA,
+)
 from shared.errors import DecodeError
 
 Kind = Literal["stream", "string", "hash", "set", "sorted set"]
@@ -527,6 +536,31 @@ RESTORE_UNFINISHED = _family(
     owner="gateway",
     lasting="until it is complete",
 ).key()
+
+
+# What tool workers may write, those too that somebody may have taken over, by how it begins: any bytes may follow.
+RATIONED = tuple(
+    family.pattern.partition("<")[0].encode() for family in (_RESULT, _INBOX, _REPLICA, _SCHEMA, _STARTS)
+) + tuple(
+    key.encode()
+    for key in (
+        f"{TOOL_REQUEST.stream}.",
+        f"{TOOL_RESULT.stream}.",
+        TOOL_SCHEMA.stream,
+        DEAD_LETTER.stream,
+        once_key(DEAD_LETTER.stream, ""),
+        REPLICAS,
+    )
+)
+
+
+# For SCAN: all keys of this product.
+OURS = f"{PREFIX}*".encode()
+
+
+def rationed(key: bytes) -> bytes | None:
+    """How the kind of key begins that this one is of, if tool workers may write it."""
+    return next((kind for kind in RATIONED if key.startswith(kind)), None)
 
 
 def table() -> str:

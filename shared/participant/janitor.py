@@ -10,6 +10,7 @@ from shared.bus.claims import Watch
 from shared.bus.keys import JANITOR
 from shared.contracts import Subject
 from shared.errors import TransientError
+from shared.participant.ration import ration
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -78,6 +79,7 @@ class Janitor:
         now = self._bus.now_ms()
         if not self._watch.look(now):
             self._absent.clear()
+        await ration(self._bus)
         for subject in await self._bus.subjects():
             try:
                 if subject.kind == "event":

@@ -19,9 +19,12 @@ import services.critic.service
 import services.gateway.service
 import services.generator.service
 import services.memory.service  # noqa: F401 (all scripts that there are)
-from shared.bus.keys import FAMILIES
+from shared.bus import Bus
+from shared.bus.keys import FAMILIES, rationed
 from shared.bus.port import Script
 from shared.contracts import PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT
+from shared.participant.janitor import Janitor
+from shared.participant.ration import _above, ration
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "containers.md"
 NO_KEY = "no key"
@@ -216,3 +219,78 @@ def test_the_scripts_of_others_do_nothing_for_the_web(core: redis.Redis, web: re
 def test_what_it_could_do_once_is_refused(web: redis.Redis, command: tuple[str, ...]) -> None:
     with pytest.raises(redis.exceptions.NoPermissionError):
         web.execute_command(*command)
+
+
+# How it can fill the server: each on keys of its own, which are numbered.
+WAYS = [
+    ("SET", "local2:result:{{local2:tool.request.web_search}}:{n}", "JUNK"),
+    ("SET", "local2:replica:web_search:{n}", "JUNK"),
+    ("SET", "local2:settings-schema:web_{n}", "JUNK"),
+    ("SET", "local2:once:{{local2:dead.letter}}:local2:tool.request.web_{n}", "JUNK"),
+    ("XADD", "local2:inbox:generator:{n}", "*", "x", "JUNK"),
+    ("XADD", "local2:tool.result.web_{n}", "*", "x", "JUNK"),
+    ("XADD", "local2:tool.schema", "*", "x", "JUNK"),
+    ("XADD", "local2:dead.letter", "*", "x", "JUNK"),
+    ("ZADD", "local2:replicas", "1", "{n}JUNK"),
+]
+
+
+def fill(web: redis.Redis, way: tuple[str, ...]) -> None:
+    """Writes until the server refuses."""
+    for n in range(1_000):
+        web.execute_command(*(word.format(n=n).replace("JUNK", "x" * 500_000) for word in way))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: " ".join(way[:2]))
+async def test_a_server_that_it_has_filled_has_room_again_and_has_lost_nothing_of_others(
+    tmp_path: Path, way: tuple[str, ...]
+) -> None:
+    with (
+        acl_redis(tmp_path, arguments=("--maxmemory", "32mb", "--appendonly", "no")) as users,
+        redis.Redis.from_url(users.core) as core,
+        redis.Redis.from_url(users.web) as web,
+    ):
+        core.hset("local2:session:{s}", "owner", "ann")
+        core.xadd("local2:query.received", {"payload": "x" * 100_000})
+        async with Bus(users.core, "test/1") as bus:
+            await bus.link.call("PING")
+            with pytest.raises(redis.exceptions.ResponseError, match=r"OOM|maxmemory"):
+                fill(web, way)
+            told = core.info("memory")
+            assert told["used_memory"] > 0.9 * told["maxmemory"]
+            janitor = Janitor(bus, 60)
+            # what is kept of dead letters goes by halves
+            for _ in range(10):
+                await janitor.round()
+            core.set("local2:session:{s}:deleted", "1")
+            told = core.info("memory")
+            assert told["used_memory"] < 0.75 * told["maxmemory"]
+        assert core.hget("local2:session:{s}", "owner") == b"ann"
+        assert core.xlen("local2:query.received") == 1
+
+
+def test_everything_that_it_may_write_is_rationed() -> None:
+    writing = {"set", "xadd", "zadd", "incr", "xgroup|create", "xreadgroup"}
+    written = {key for key, can in documented().items() if can & writing}
+    assert len(written) > 9
+    assert {key for key in written if rationed(f"{PREFIX}{key}".encode()) is None} == set()
+
+
+def test_what_one_kind_of_key_holds_above_its_share_goes_largest_first() -> None:
+    sizes = [(30, b"a"), (5, b"b"), (40, b"c"), (10, b"d")]
+    assert _above(sizes, 85) == []
+    assert _above(sizes, 84) == [(40, b"c")]
+    assert _above(sizes, 14) == [(40, b"c"), (30, b"a"), (10, b"d")]
+    assert _above(sizes, 0) == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("limit", ["0", "64mb"])
+async def test_nobody_is_counted_while_there_is_room_enough(tmp_path: Path, limit: str) -> None:
+    with (
+        acl_redis(tmp_path, arguments=("--maxmemory", limit)) as users,
+        redis.Redis.from_url(users.web) as web,
+    ):
+        async with Bus(users.core, "test/1") as bus:
+            await bus.link.call("PING")
+            web.set("local2:result:{local2:tool.request.web_search}:c", "x" * 10_000_000)
+            assert await ration(bus) == 0
