@@ -34,7 +34,7 @@ from shared.testing.model_server import ScriptedModelServer
 from shared.testing.ollama_server import CRASHED, DEFAULT_CONTEXT, ScriptedOllama, crashed
 from shared.testing.script import Script
 
-RECORDED = Path(__file__).parents[2] / "support" / "ollama_0_32"
+RECORDED = Path(__file__).parents[2] / "support" / "ollama_wire"
 ASK = ChatRequest(model="small", messages=[{"role": "user", "content": "hi"}], num_ctx=2048)
 ENDLESS = {"respond": {"text": "word " * 500, "pace": 0.02}}
 
