@@ -121,7 +121,8 @@ async def measured(options: argparse.Namespace, url: str, model_url: str, key: s
                 kinds["of them stopped in a loop"] += looped
                 longest, calls = max(longest, seconds), calls + len(ran)
                 shown = " ".join(said.split())[:90]
-                print(f"{number + 1:3} {seconds:5.1f} s  {kind}{', loop' * looped}  {ran or ''}  {question!r}: {shown}")
+                line = f"{number + 1:3} {seconds:5.1f} s  {kind}{', loop' * looped}  {ran or ''}  {question!r}: {shown}"
+                print(line, flush=True)
     print(f"\n{options.talks} talks with {options.gguf.name}: " + ", ".join(f"{kinds[kind]} {kind}" for kind in kinds))
     print(f"tool runs {calls}, longest answer {longest:.1f} s (bound {options.bound:g} s)")
     return 1 if kinds["printed call"] or kinds["not ended in time"] else 0
