@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -24,16 +23,13 @@ def age_ms(entry_id: str) -> int:
     return now_ms() - int(entry_id.partition("-")[0])
 
 
-def fresh_id() -> str:
-    """A new random id: 128 bits, as 32 hexadecimal digits; nobody's secret."""
-    return f"{random.getrandbits(128):032x}"
-
-
 # Not frozen, though nothing ever changes one: a frozen one costs five times as much to make, once per message.
 @dataclass(slots=True)
 class Envelope:
-    """What travels with every payload. Empty string or None means "not set", and is left out of the entry.
+    """What travels with every payload. Empty string or None means "not set", and is left out of the entry; so is the
+    subject, which the stream's name says.
 
+    `id` is that of the stream entry; only earlier releases wrote one of their own.
     `deadline` is in milliseconds since the epoch by the bus's clock; `traceparent` follows W3C Trace Context.
     `attempt`: how often the sender has asked for this; None when it does not know, or does not say.
     """
@@ -41,7 +37,7 @@ class Envelope:
     subject: str
     payload: bytes
     source: str = ""
-    id: str = field(default_factory=fresh_id)
+    id: str = ""
     time: int = field(default_factory=now_ms)
     correlation_id: str = ""
     causation_id: str = ""
@@ -55,14 +51,14 @@ class Envelope:
     def fields(self, source: str | None = None) -> list[str | bytes]:
         """Flat `[name, value, …]` as XADD takes it; `source` replaces the sender."""
         fields: list[str | bytes] = [
-            "id", self.id,
-            "subject", self.subject,
             "source", self.source if source is None else source,
             "time", str(self.time),
             "correlation_id", self.correlation_id,
             "session_id", self.session_id,
             "respondent_id", self.respondent_id,
         ]  # fmt: skip
+        if self.id:
+            fields += ("id", self.id)
         if self.causation_id:
             fields += ("causation_id", self.causation_id)
         if self.user_id:
@@ -82,7 +78,8 @@ class Envelope:
 
         Raises DecodeError when a field is missing or malformed.
         """
-        raw = dict(zip(fields[::2], fields[1::2], strict=True))
+        parts = iter(fields)
+        raw = dict(zip(parts, parts, strict=True))
         payload = raw.get(b"payload")
         if payload is None:
             raise DecodeError("the entry has no field 'payload'")

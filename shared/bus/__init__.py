@@ -6,7 +6,7 @@ from shared.bus.follow import START, Follower, next_page
 from shared.bus.link import Link
 from shared.bus.port import BusFull, Command, ConnectionLost, Port, Reply, ReplyError, Script
 from shared.bus.slots import Delivery
-from shared.bus.streams import Bus, Entry, GroupState, StreamState, order, with_header
+from shared.bus.streams import Bus, Entry, GroupState, StreamState, order
 from shared.bus.tail import Tail
 
 __all__ = [
@@ -33,5 +33,4 @@ __all__ = [
     "next_page",
     "open_bell",
     "order",
-    "with_header",
 ]

@@ -277,7 +277,11 @@ class _Line:
             log.warning("bus.bell_away", reason=reason)
         self._reason = reason
 
-    def _receive(self, reply: Reply) -> None:
+    def _receive(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            self._take(reply)
+
+    def _take(self, reply: Reply) -> None:
         if isinstance(reply, Exception):
             self._refused(str(reply))
             return

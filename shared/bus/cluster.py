@@ -184,7 +184,10 @@ class ClusterLink:
     async def pipe_raw(self, commands: Sequence[Command]) -> list[Reply]:
         return as_values(await self._in_order(commands, True))
 
-    async def commit(self, commands: Sequence[Command], *, until: float | None = None) -> list[Reply]:
+    def commit(self, commands: Sequence[Command], *, until: float | None = None) -> asyncio.Future[list[Reply]]:
+        return asyncio.ensure_future(self._in_stages(commands, until))
+
+    async def _in_stages(self, commands: Sequence[Command], until: float | None) -> list[Reply]:
         replies: list[Reply] = [None] * len(commands)
         for stage in stages(commands):
             part = [commands[place] for place in stage]
@@ -194,9 +197,6 @@ class ClusterLink:
 
     def post(self, commands: Sequence[Command], *, retry: bool = True) -> asyncio.Future[list[Reply]]:
         return asyncio.ensure_future(self._in_order(commands, retry))
-
-    def post_commit(self, commands: Sequence[Command], *, until: float | None = None) -> asyncio.Future[list[Reply]]:
-        return asyncio.ensure_future(self.commit(commands, until=until))
 
     async def _in_order(self, commands: Sequence[Command], retry: bool) -> list[Reply]:
         """The replies of commands, errors as the parser makes them."""

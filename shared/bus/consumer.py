@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.bus.claims import Claims, Found
+from shared.bus.link import MOST_TRIES
 from shared.bus.port import BusFull, Command, ConnectionLost, ReplyError
-from shared.bus.settling import EffectRefused, Settling
+from shared.bus.settling import EffectRefused, Settled, Settling
 from shared.bus.slots import Delivery, Slots
 from shared.bus.streams import Bus, entries
 from shared.errors import Fenced, Local2Error, PermanentError, TransientError
@@ -223,11 +224,22 @@ class Consumer:
 
     # ── handling ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _handle(self, delivery: Delivery) -> None:
-        """The one place where every failure ends: the entry is tried again, set aside, or left to its new owner."""
+    async def _handle(
+        self, delivery: Delivery, effects: Sequence[Command] = (), error: BaseException | None = None
+    ) -> None:
+        """The one place where every failure ends: the entry is tried again, set aside, or left to its new owner.
+
+        effects, error: what its handler has returned before, and why that could not be written.
+        """
+        handed_in = False
         try:
             try:
-                await self._finish(delivery, await self._attempt(delivery))
+                if error is None:
+                    effects = await self._attempt(delivery)
+                else:
+                    await self._reconsider(delivery, error)
+                self._settling.settle(delivery, effects, await self._check_claim(delivery), self._settled)
+                handed_in = True
             except EffectRefused as exc:
                 await self._note(delivery, str(exc))
             except PermanentError as exc:
@@ -240,7 +252,16 @@ class Consumer:
             # a bug in a handler must not stop the participant
             log.exception("bus.handler_failed", stream=delivery.stream, entry_id=delivery.entry_id)
         finally:
+            if not handed_in:
+                self.slots.give_back(delivery)
+
+    def _settled(self, delivery: Delivery, effects: Sequence[Command], error: BaseException | None) -> None:
+        """What became of a handler's effects. No task waits for it: there is nothing more to do but in a few cases."""
+        if error is None:
+            self.handled += 1
             self.slots.give_back(delivery)
+        else:
+            delivery.task = self._loop.create_task(self._handle(delivery, effects, error))
 
     async def _attempt(self, delivery: Delivery) -> Sequence[Command]:
         """The effects of an entry. Raises PermanentError when it was tried often enough."""
@@ -260,21 +281,33 @@ class Consumer:
                 raise PermanentError(f"gave up after {delivery.deliveries} deliveries: {exc}") from exc
 
     async def _finish(self, delivery: Delivery, effects: Sequence[Command]) -> None:
-        """Writes the effects together with the acknowledgement. A full Redis is offered them until it takes them.
+        """Writes effects together with the acknowledgement, and waits for it. A full Redis is offered them until it
+        takes them.
 
         Raises PermanentError when they are refused for another reason.
         """
         while True:
-            try:
-                await self._settling.settle(delivery, effects, await self._check_claim(delivery))
+            written: asyncio.Future[BaseException | None] = self._loop.create_future()
+            until = await self._check_claim(delivery)
+            self._settling.settle(delivery, effects, until, _telling(written))
+            error = await written
+            if error is None:
                 break
-            except ConnectionLost:
-                continue
-            except BusFull as exc:
-                await self._wait_for_space(delivery, exc)
-            except ReplyError as exc:
-                raise PermanentError(f"its effects were refused: {exc}") from exc
+            await self._reconsider(delivery, error)
         self.handled += 1
+
+    async def _reconsider(self, delivery: Delivery, error: BaseException) -> None:
+        """Returns when effects that were not written may be offered again, and raises why they may not."""
+        if isinstance(error, BusFull):
+            await self._wait_for_space(delivery, error)
+        elif isinstance(error, ReplyError):
+            raise PermanentError(f"its effects were refused: {error}") from error
+        elif not isinstance(error, ConnectionLost):
+            raise error
+        else:
+            delivery.broken += error.broken
+            if delivery.broken >= MOST_TRIES:
+                raise PermanentError(f"its effects broke the connection to Redis {delivery.broken} times")
 
     async def _wait_for_space(self, delivery: Delivery, exc: BusFull) -> None:
         """While Redis is full an entry waits where it is: that is not its fault, and uses up no delivery."""
@@ -316,9 +349,21 @@ class Consumer:
             await self._finish(delivery, [letter])
 
     async def _note(self, delivery: Delivery, reason: str) -> None:
-        """Sets aside an entry that is acknowledged already, because one of its effects could not be carried out."""
+        """Sets aside an entry that is acknowledged already, because one of its effects could not be carried out.
+
+        Nobody else will, so it is offered until Redis takes it.
+        """
         log.error("bus.dead_letter", stream=delivery.stream, entry_id=delivery.entry_id, reason=reason)
-        await self._bus.link.commit([self._letter(delivery, reason)])
+        letter = self._letter(delivery, reason)
+        # nobody has taken it over, though it is no longer pending
+        delivery.settling = True
+        while True:
+            try:
+                await self._bus.link.call(*letter)
+                return
+            except TransientError as exc:
+                log.warning("bus.full", stream=delivery.stream, entry_id=delivery.entry_id, reason=str(exc))
+                await asyncio.sleep(self._heartbeat)
 
     def _letter(self, delivery: Delivery, reason: str) -> Command:
         return self._bus.burying(
@@ -345,16 +390,29 @@ class Consumer:
 
     async def _leave(self) -> None:
         """Finishes within `drain` seconds, makes the rest claimable at once, leaves no consumer behind."""
-        tasks = [delivery.task for delivery in self.slots.held.values() if delivery.task is not None]
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=self._drain)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain):
+                while self.slots.held:
+                    self.slots.changed.clear()
+                    await self.slots.changed.wait()
+        late = [delivery.task for delivery in self.slots.held.values() if delivery.task is not None]
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
         try:
             async with asyncio.timeout(_HAND_OVER_SECONDS):
                 await self._claims.hand_over()
         except (TimeoutError, TransientError) as exc:
             # the claims time out by themselves
             log.warning("bus.hand_over_failed", reason=str(exc))
+
+
+def _telling(written: asyncio.Future[BaseException | None]) -> Settled:
+    """Tells somebody who waits."""
+
+    def settled(_delivery: Delivery, _effects: Sequence[Command], error: BaseException | None) -> None:
+        if not written.done():
+            written.set_result(error)
+
+    return settled

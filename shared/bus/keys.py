@@ -173,6 +173,11 @@ def once_key(stream: str, name: str) -> str:
     return _ONCE.key(stream, name)
 
 
+def nothing_key(stream: str) -> str:
+    """A key that is never there. Whoever reads the stream may write it: under such a one he sets entries aside."""
+    return once_key(DEAD_LETTER.stream, f"{stream}:nothing")
+
+
 _RESULT = _family(
     f"result:{{{TOOL_REQUEST.stream}.<tool>}}:<call_id>",
     "string",

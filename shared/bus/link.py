@@ -23,6 +23,7 @@ from shared.bus.port import (
     ConnectionLost,
     Reply,
     Script,
+    any_refused,
     as_values,
     checked,
     committed,
@@ -48,7 +49,7 @@ _LATE = 0.01
 _SLOWEST = 1_000_000
 # A large message that breaks the connection this often is refused by something on the way.
 _LARGE = 1_000_000
-_MOST_TRIES = 5
+MOST_TRIES = 5
 
 
 class _Unit:
@@ -172,13 +173,10 @@ class Link:
     async def pipe_raw(self, commands: Sequence[Command]) -> list[Reply]:
         return as_values(await self.submit(commands, True))
 
-    async def commit(self, commands: Sequence[Command], *, until: float | None = None) -> list[Reply]:
-        return await self.submit([("MULTI",), *commands, ("EXEC",)], True, until=until, atomic=True)
-
     def post(self, commands: Sequence[Command], *, retry: bool = True) -> asyncio.Future[list[Reply]]:
         return self.submit(commands, retry, now=True)
 
-    def post_commit(self, commands: Sequence[Command], *, until: float | None = None) -> asyncio.Future[list[Reply]]:
+    def commit(self, commands: Sequence[Command], *, until: float | None = None) -> asyncio.Future[list[Reply]]:
         return self.submit([("MULTI",), *commands, ("EXEC",)], True, until=until, atomic=True, now=True)
 
     def submit(
@@ -241,7 +239,8 @@ class Link:
             if unit.future.done():
                 continue
             if unit.until is not None and now > unit.until:
-                unit.future.set_exception(ConnectionLost("there was no connection to Redis in time"))
+                broken = unit.tries if len(unit.packed) > _LARGE else 0
+                unit.future.set_exception(ConnectionLost("there was no connection to Redis in time", broken))
                 continue
             units.append(unit)
         self._queue.clear()
@@ -362,20 +361,28 @@ class Link:
                 suspect = None
             await asyncio.sleep(self._timeout / 10)
 
-    def _receive(self, reply: Reply) -> None:
-        if not self._inflight:
-            raise Desync("a reply that nobody asked for")
-        batch = self._inflight[0]
-        batch.replies.append(reply)
-        if len(batch.replies) < batch.expected:
-            return
-        if reply != batch.marker:
+    def _receive(self, replies: list[Reply]) -> None:
+        start = 0
+        while start < len(replies):
+            if not self._inflight:
+                raise Desync("a reply that nobody asked for")
+            batch = self._inflight[0]
+            end = start + batch.expected - len(batch.replies)
+            batch.replies += replies[start:end]
+            start = end
+            if len(batch.replies) == batch.expected:
+                self._complete(batch)
+
+    def _complete(self, batch: _Batch) -> None:
+        """Hands the replies of a flush to whom they belong."""
+        if batch.replies[-1] != batch.marker:
             raise Desync("replies do not match their commands")
-        for answer in batch.replies:
-            # those of a transaction stand in a list
-            for one in answer if batch.atomic and isinstance(answer, list) else (answer,):
-                if isinstance(one, hiredis.ReplyError) and str(one).startswith(self.conditions):
-                    raise ConnectionError(str(one))
+        self._check_condition(batch.replies)
+        if batch.atomic:
+            for answer in batch.replies:
+                # those of a transaction stand in a list
+                if isinstance(answer, list):
+                    self._check_condition(answer)
         self._inflight.popleft()
         self._useful = True
         start = 0
@@ -391,6 +398,13 @@ class Link:
             # behind the tasks that have just been woken: what they send joins
             self._schedule()
 
+    def _check_condition(self, replies: Sequence[Reply]) -> None:
+        """Raises ConnectionError when a reply speaks of the server's condition."""
+        if any_refused(replies):
+            for reply in replies:
+                if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(self.conditions):
+                    raise ConnectionError(str(reply))
+
     def _requeue(self) -> None:
         """Unanswered units go back to the head of the queue, in their order; those not to be repeated fail."""
         again: list[_Unit] = []
@@ -401,7 +415,7 @@ class Link:
                 unit.tries += 1
                 if not unit.retry:
                     unit.future.set_exception(ConnectionLost("the connection to Redis was lost"))
-                elif unit.tries >= _MOST_TRIES and len(unit.packed) > _LARGE:
+                elif unit.tries >= MOST_TRIES and len(unit.packed) > _LARGE:
                     text = f"a message of {len(unit.packed)} bytes broke the connection to Redis {unit.tries} times"
                     unit.future.set_exception(PermanentError(text))
                 else:

@@ -31,7 +31,14 @@ class BusFull(TransientError):
 
 
 class ConnectionLost(Local2Error):
-    """The connection broke after the command was sent; whether it was carried out is not known."""
+    """The connection broke after the command was sent; whether it was carried out is not known.
+
+    broken: how often it did while a large message was on its way that has not been written in time.
+    """
+
+    def __init__(self, text: str, broken: int = 0) -> None:
+        super().__init__(text)
+        self.broken = broken
 
 
 class Script:
@@ -97,11 +104,11 @@ class Port(Protocol):
     async def pipe_raw(self, commands: Sequence[Command]) -> list[Reply]:
         """Like `pipe`, with errors as values (ReplyError) at their place."""
 
-    async def commit(self, commands: Sequence[Command], *, until: float | None = None) -> list[Reply]:
+    def commit(self, commands: Sequence[Command], *, until: float | None = None) -> asyncio.Future[list[Reply]]:
         """Several writes of which the last ones say that it is done: they are carried out all or not at all.
 
-        Raises what a server refused them with: BusFull, ReplyError. A command can still fail while it is carried out
-        (a key of the wrong type): its ReplyError stands among the replies. In a cluster, where no transaction spans
+        Fails with what a server refused them with: BusFull, ReplyError. A command can still fail while it is carried
+        out (a key of the wrong type): its ReplyError stands among the replies. In a cluster, where no transaction spans
         two nodes, they are carried out one after the other, and nothing behind one that was refused.
 
         until: the loop's time after which they are not sent (again); ConnectionLost is raised then.
@@ -112,9 +119,6 @@ class Port(Protocol):
 
         For whoever has gathered a loop tick's commands himself: they leave at once.
         """
-
-    def post_commit(self, commands: Sequence[Command], *, until: float | None = None) -> asyncio.Future[list[Reply]]:
-        """`commit` in the same way."""
 
 
 class Reader(Protocol):
@@ -145,8 +149,15 @@ def checked(reply: Reply) -> Reply:
     return reply
 
 
-def as_values(replies: Sequence[Reply]) -> list[Reply]:
+def any_refused(replies: Sequence[Reply]) -> bool:
+    """Whether there is an error reply, as the parser makes them, among replies."""
+    return hiredis.ReplyError in map(type, replies)
+
+
+def as_values(replies: list[Reply]) -> list[Reply]:
     """Replies with their errors as ReplyError."""
+    if not any_refused(replies):
+        return replies
     return [ReplyError(str(reply)) if isinstance(reply, hiredis.ReplyError) else reply for reply in replies]
 
 

@@ -24,8 +24,8 @@ return id
 
 # Lets a stream with one group lose what that has finished: entries before its oldest one in work and not behind an id.
 # Trimming from the front leaves no holes, with which Redis could not tell the lag any more. A piece at a time: freeing
-# thousands of large entries at once would keep everybody else waiting. Returns what has been delivered, and how many
-# entries were removed when there may be more.
+# thousands of large entries at once would keep everybody else waiting. The size of the oldest one says how many are a
+# piece. Returns what has been delivered, and how many entries were removed when there may be more.
 _TRIM = """
 local function parts(id)
   local ms, seq = string.match(id, '(%d+)-(%d+)')
@@ -49,7 +49,10 @@ local function trim(bound)
   bound = string.format('%.0f-%.0f', ms, seq + 1)
   local oldest = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1)[1]
   if oldest and before(oldest[1], bound) then bound = oldest[1] end
-  local removed = redis.call('XTRIM', KEYS[1], 'MINID', '~', bound, 'LIMIT', 100)
+  local first, size = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)[1], 1
+  for _, field in ipairs(first and first[2] or {}) do size = size + #field end
+  local piece = math.max(1, math.min(100, math.floor(2000000 / size)))
+  local removed = redis.call('XTRIM', KEYS[1], 'MINID', '~', bound, 'LIMIT', piece)
   -- part of a node
   if removed == 0 then redis.call('XTRIM', KEYS[1], 'MINID', '=', bound) end
   return delivered, removed

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
+from shared.bus.keys import nothing_key
 from shared.bus.port import BusFull, Command, ConnectionLost, Reply, ReplyError
 from shared.bus.slots import Delivery
 from shared.bus.streams import Bus
 from shared.errors import Local2Error, PermanentError
 
-_Item = tuple[Delivery, Sequence[Command], float, "asyncio.Future[None]"]
+# Told what became of an entry's effects: None when they are written and it is acknowledged.
+Settled = Callable[[Delivery, Sequence[Command], BaseException | None], None]
+_Item = tuple[Delivery, Sequence[Command], float, Settled]
 
 
 class EffectRefused(Local2Error):
@@ -27,28 +30,25 @@ class Settling:
         self._waiting: list[_Item] = []
         self._loop = asyncio.get_running_loop()
 
-    async def settle(self, delivery: Delivery, effects: Sequence[Command], until: float) -> None:
-        """Returns when the effects of an entry are written and it is acknowledged.
+    def settle(self, delivery: Delivery, effects: Sequence[Command], until: float, settled: Settled) -> None:
+        """Has the effects of an entry written and the entry acknowledged. Nobody need wait for it: `settled` is told.
 
-        until: the loop's time after which they must not be written any more; ConnectionLost is raised then.
-        Raises BusFull, ReplyError and PermanentError when nothing was written, EffectRefused when something was.
+        until: the loop's time after which they must not be written any more; the error is ConnectionLost then.
+        BusFull, ReplyError and PermanentError mean that nothing was written, EffectRefused that something was.
         """
-        settled: asyncio.Future[None] = self._loop.create_future()
         if not self._waiting:
             self._loop.call_soon(self._flush)
         self._waiting.append((delivery, effects, until, settled))
         delivery.settling = True
-        try:
-            await settled
-        finally:
-            delivery.settling = False
 
     def _flush(self) -> None:
         items, self._waiting = self._waiting, []
-        if self._bus.link.transactions:
-            self._write(items)
-        else:
-            self._write_each(items)
+        # what has broken a connection takes nothing else along
+        alone = [item for item in items if item[0].broken or not self._bus.link.transactions]
+        together = [item for item in items if item not in alone] if alone else items
+        if together:
+            self._write(together)
+        self._write_each(alone)
 
     def _write(self, items: Sequence[_Item]) -> None:
         acknowledged: dict[str, list[str]] = {}
@@ -56,8 +56,11 @@ class Settling:
         for delivery, effects, _, _ in items:
             commands += effects
             acknowledged.setdefault(delivery.stream, []).append(delivery.entry_id)
+        if any(command[0] == "EVALSHA" for command in commands):
+            # A full Redis refuses the writes of a script one by one, and not the transaction. This is refused with it.
+            commands.append(("SET", nothing_key(items[0][0].stream), "", "XX"))
         commands += [("XACK", stream, self._group, *ids) for stream, ids in acknowledged.items()]
-        writing = self._bus.link.post_commit(commands, until=min([until for _, _, until, _ in items]))
+        writing = self._bus.link.commit(commands, until=min([until for _, _, until, _ in items]))
         writing.add_done_callback(partial(self._written, items))
 
     def _write_each(self, items: Sequence[_Item]) -> None:
@@ -70,15 +73,11 @@ class Settling:
             # one of them was refused, or cannot be sent, and all with it
             self._write_each(items)
             return
-        start = 0
-        for _, effects, _, settled in items:
-            end = start + len(effects)
-            if settled.done():
-                pass
-            elif error is not None:
-                settled.set_exception(error)
-            elif wrong := [reply for reply in writing.result()[start:end] if isinstance(reply, ReplyError)]:
-                settled.set_exception(EffectRefused(str(wrong[0])))
-            else:
-                settled.set_result(None)
-            start = end
+        replies = iter(() if error is not None else writing.result())
+        for delivery, effects, _, settled in items:
+            outcome = error
+            for _, reply in zip(effects, replies, strict=False):
+                if isinstance(reply, ReplyError):
+                    outcome = outcome or EffectRefused(str(reply))
+            delivery.settling = False
+            settled(delivery, effects, outcome)

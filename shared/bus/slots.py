@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 @dataclass(eq=False, slots=True)
 class Delivery:
     """An entry that this replica holds; `lost` when somebody else has taken it over, `settling` while its effects and
-    its acknowledgement are being written."""
+    its acknowledgement are being written. `broken`: how often the connection broke over them."""
 
     stream: str
     entry_id: str
@@ -21,6 +21,7 @@ class Delivery:
     task: asyncio.Task[None] | None = field(default=None, repr=False)
     lost: bool = False
     settling: bool = False
+    broken: int = 0
 
     @contextlib.asynccontextmanager
     async def parked(self) -> AsyncIterator[None]:

@@ -6,8 +6,8 @@ import base64
 import time
 from collections.abc import Container, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 from shared.bus.clock import BusClock
@@ -32,8 +32,9 @@ _ONCE_AT_LEAST = 60
 _EVENT_BYTES = 32_000_000
 # The most entries of a work stream that stay a while though they are finished.
 OBSERVED = 1_000
-# Entries removed at once.
+# Removed at once: so many entries, and no more of large ones than are so many bytes.
 _PIECE = 100
+_PIECE_BYTES = 2_000_000
 # Ids are given by the server's clock, in ms: none is this large before the year 5138. One that is was chosen by
 # somebody who wants no further ones to come.
 _TOO_LATE = 10**14
@@ -142,9 +143,8 @@ class Bus:
 
     def publishing(self, message: Outgoing) -> Command:
         """The command that publishes a message, to be sent together with others."""
-        subject, fields = message.envelope.subject, message.envelope.fields(self.source)
-        stream = stream_key(subject)
-        keep = event_length(subject)
+        fields = message.envelope.fields(self.source)
+        stream, keep = _stream_of(message.envelope.subject), event_length(message.envelope.subject)
         if keep is not None:
             # what observers may look at is bounded in bytes too
             keep = min(keep, max(1, _EVENT_BYTES // (len(message.envelope.payload) or 1)))
@@ -322,7 +322,11 @@ class Bus:
         """Removes what is beyond a bound, up to a node; the number of entries. Freeing thousands of large ones at once
         would keep everybody else waiting."""
         removed = 0
-        while found := int(await self.link.call("XTRIM", stream, way, "~", bound, "LIMIT", _PIECE)):
+        while oldest := await self.link.call("XREAD", "COUNT", 1, "STREAMS", stream, "0"):
+            piece = max(1, min(_PIECE, _PIECE_BYTES // (size_of(entries(oldest[0][1])[0]) + 1)))
+            found = int(await self.link.call("XTRIM", stream, way, "~", bound, "LIMIT", piece))
+            if not found:
+                break
             removed += found
         return removed
 
@@ -358,6 +362,7 @@ def event_length(subject: str) -> int | None:
     return base
 
 
+_stream_of = lru_cache(maxsize=1024)(stream_key)
 _EVENTS = {subject.name: subject.keep for subject in SUBJECTS if subject.kind == "event"}
 
 
@@ -378,8 +383,3 @@ def size_of(entry: Entry) -> int:
 
 def _pairs(row: Sequence[Any]) -> dict[str, Any]:
     return {key.decode(): value for key, value in zip(row[::2], row[1::2], strict=True)}
-
-
-def with_header(message: Outgoing, **headers: Any) -> Outgoing:
-    """The message with some envelope fields replaced."""
-    return replace(message, envelope=replace(message.envelope, **headers))

@@ -6,7 +6,10 @@ RESP2, as every server from Redis 6 and every Valkey speaks it without a greetin
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import ssl
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -98,7 +101,7 @@ def _context(options: dict[str, str]) -> ssl.SSLContext:
 
 
 class Wire(asyncio.Protocol):
-    """Replies go to `receive` in the moment they arrive, without a task in between.
+    """Replies go to `receive` in the moment they arrive, those of one read together, without a task in between.
 
     lost: the reason, once the connection has ended or `receive` could not make sense of a reply.
     heard: the loop's time at which the last bytes came.
@@ -109,7 +112,7 @@ class Wire(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[Exception] = self._loop.create_future()
-        self.receive: Callable[[Reply], None] = self._unasked
+        self.receive: Callable[[list[Reply]], None] = self._unasked
         self.heard = self._loop.time()
         self._parser = hiredis.Reader()
 
@@ -118,8 +121,10 @@ class Wire(asyncio.Protocol):
         replies: list[Reply] = []
         complete: asyncio.Future[None] = self._loop.create_future()
 
-        def take(reply: Reply) -> None:
-            replies.append(reply)
+        def take(found: list[Reply]) -> None:
+            replies.extend(found)
+            if len(replies) > len(commands):
+                self._unasked(found)
             if len(replies) == len(commands):
                 self.receive = self._unasked
                 if not complete.done():
@@ -138,10 +143,17 @@ class Wire(asyncio.Protocol):
         self.transport.write(b"".join([hiredis.pack_command(command) for command in commands]))
 
     def abort(self) -> None:
-        """Closes the connection at once, whatever is still on its way."""
+        """Closes the connection at once, and throws away what is still on its way.
+
+        Left to the system it would arrive later, beside what is sent again, or when somebody else has done the work.
+        """
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
-    def _unasked(self, _reply: Reply) -> None:
+    def _unasked(self, _replies: list[Reply]) -> None:
         raise Desync("a reply that nobody asked for")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -155,8 +167,12 @@ class Wire(asyncio.Protocol):
         self.heard = self._loop.time()
         try:
             self._parser.feed(data)
-            while (reply := self._parser.gets()) is not False:
-                self.receive(reply)
+            next_reply = self._parser.gets
+            replies = []
+            while (reply := next_reply()) is not False:
+                replies.append(reply)
+            if replies:
+                self.receive(replies)
         except Exception as exc:
             # handled where the connection is replaced; raised here it would end in the event loop's log
             self.lost.set_result(exc)

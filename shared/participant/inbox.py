@@ -12,7 +12,14 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 # More than a replica ever has calls under way: what it has read is of no use to anybody.
-INBOX_LENGTH = 1_000
+_LENGTH = 1_000
+_BYTES = 32_000_000
+
+
+def inbox_length(size: int) -> int:
+    """How many entries an inbox keeps, of one size. What is lost by it is found where its worker has stored it."""
+    return max(1, min(_LENGTH, _BYTES // (size + 1)))
+
 
 Notify = Callable[[Mapping[bytes, bytes]], None]
 # `late`: nobody waits for it any more. `token`: it does not come from the worker of that call. `malformed`: nobody can

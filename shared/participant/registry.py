@@ -124,14 +124,18 @@ class Registry:
     async def replicas(self, *, fresh: bool = False) -> list[ReplicaInfo]:
         """Live replicas, by participant and age."""
         self._wanted.set()
-        if fresh or time.monotonic() - self._taken > self._freshness:
+        if fresh or self._stale:
             async with self._lock:
-                if fresh or time.monotonic() - self._taken > self._freshness:
+                if fresh or self._stale:
                     self._snapshot = await self._read()
                     self._served = _served(self._snapshot)
                     self._taken = time.monotonic()
                     await self._remember(sorted(self._served))
         return self._snapshot
+
+    @property
+    def _stale(self) -> bool:
+        return time.monotonic() - self._taken > self._freshness
 
     async def _read(self) -> list[ReplicaInfo]:
         raw = [member.decode(errors="replace") for member in await self._bus.link.call("ZRANGE", REPLICAS, 0, -1)]
@@ -176,7 +180,8 @@ class Registry:
 
     async def served(self, tool: str) -> dict[str, Any] | None:
         """The schema that a live worker of this tool announced, be it internal or not; None when there is none."""
-        await self.replicas()
+        if self._stale:
+            await self.replicas()
         return self._served.get(tool)
 
     async def known(self, tool: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from shared.contracts import (
 from shared.envelope import Envelope, Message
 from shared.errors import DecodeError, ToolError
 from shared.participant.deadlines import Deadlines
-from shared.participant.inbox import INBOX_LENGTH
+from shared.participant.inbox import inbox_length
 from shared.participant.service import Context, Service, Subscription, Work, bound, receive
 from shared.participant.settings import Settings
 from shared.participant.tool_watch import watched_call, watching
@@ -50,7 +50,8 @@ _INTERNAL_SECONDS = 300
 _LARGE = 65_536
 _LARGE_SECONDS = 3_600
 _TOO_LATE = "the query's deadline has passed"
-# Where a result will be, workers of the last release say that they are at it.
+# Where a result will be: until when (ms, by the bus's clock) it is waited for. Workers of the last release say so, in
+# other words, that they are at it.
 RUNNING = b"running:"
 # A first request that needed longer (ms) to come here was held up, and may have been asked for again meanwhile.
 _AT_ONCE = 1_000
@@ -157,6 +158,31 @@ class Cancelled:
         return query_id in self._queries
 
 
+class Tools:
+    """Tools as built from one version of the settings, kept open until their last call has ended.
+
+    calls: those that are running.
+    """
+
+    def __init__(self) -> None:
+        self.stack = AsyncExitStack()
+        self.runs: dict[str, RunFor[Any]] = {}
+        self.calls = 0
+        self._idle = asyncio.Event()
+
+    def ended(self) -> None:
+        """A call has ended."""
+        self.calls -= 1
+        if not self.calls:
+            self._idle.set()
+
+    async def close(self) -> None:
+        while self.calls:
+            self._idle.clear()
+            await self._idle.wait()
+        await self.stack.aclose()
+
+
 class ToolWork(Generic[A]):
     """The work stream of one tool: each call runs once, however often it is asked for.
 
@@ -165,15 +191,17 @@ class ToolWork(Generic[A]):
     """
 
     def __init__(
-        self, name: str, args: type[A], run: RunFor[A], cancelled: Cancelled, *, internal: bool = False
+        self, name: str, args: type[A], current: Callable[[], Tools], cancelled: Cancelled, *, internal: bool = False
     ) -> None:
         self._name = name
         self._args = args
-        self._run = run
+        self._current = current
         self._cancelled = cancelled
         self._internal = internal
         self._subject = TOOL_REQUEST.for_tool(name)
         self._results = TOOL_RESULT.for_tool(name)
+        # followed by the call's id
+        self._stored_under = result_key(name, "")
         self._running: set[_Call] = set()
 
     @property
@@ -196,20 +224,40 @@ class ToolWork(Generic[A]):
         message = receive(self._subject, delivery)
         with bound(message):
             if not _first(message):
-                if await self._asked_before(delivery, message.payload):
-                    return ()
-                stored = await self._context.bus.link.call("GET", result_key(self._name, message.payload.call_id))
+                if await self._asked_before(message):
+                    return self._leaving_it(message)
+                stored = await self._context.bus.link.call("GET", self._stored_under + message.payload.call_id)
                 if stored is not None and not stored.startswith(RUNNING):
                     return self._answering(message, stored)
             assert delivery.task is not None
             return await self._execute(message, delivery.task)
 
-    async def _asked_before(self, delivery: Delivery, request: ToolRequest) -> bool:
-        """Whether an earlier entry of the same call is not finished: it will be answered, under the call's id."""
-        bus = self._context.bus
+    def _leaving_it(self, message: Message[ToolRequest]) -> list[Command]:
+        """The earlier entry is answered for this one too. It is told where the result will be until when that is waited
+        for, because its own deadline may pass before it is begun."""
+        deadline = message.envelope.deadline
+        if deadline is None or (left := deadline - self._context.bus.now_ms()) <= 0:
+            return []
+        key, until = self._stored_under + message.payload.call_id, RUNNING + str(deadline).encode()
+        return [("SET", key, until, "NX", "PX", left)]
+
+    async def _remaining(self, message: Message[ToolRequest]) -> float:
+        """Seconds until a call's deadline, or until that of a later request which was left to this one."""
+        deadline, bus = message.envelope.deadline, self._context.bus
+        if deadline is None:
+            return math.inf
+        if (left := deadline - bus.now_ms()) <= 0:
+            stored = await bus.link.call("GET", self._stored_under + message.payload.call_id)
+            until = stored.removeprefix(RUNNING) if stored is not None else b""
+            left = int(until) - bus.now_ms() if until.isdigit() else 0
+        return left / 1000
+
+    async def _asked_before(self, message: Message[ToolRequest]) -> bool:
+        """Whether an earlier entry of the same call is not finished."""
+        bus, request = self._context.bus, message.payload
         after = "-"
         while after:
-            found = await bus.link.call(*MENTIONING((self.stream,), after, delivery.entry_id, request.call_id))
+            found = await bus.link.call(*MENTIONING((self.stream,), after, message.entry_id, request.call_id))
             after = found[0].decode()
             for entry_id in found[1:]:
                 for entry in await bus.range(self.stream, entry_id.decode(), entry_id.decode()):
@@ -226,38 +274,41 @@ class ToolWork(Generic[A]):
         return other.call_id == request.call_id
 
     async def _execute(self, message: Message[ToolRequest], task: asyncio.Task[None]) -> Sequence[Command]:
-        request, started = message.payload, time.perf_counter()
+        request, started = message.payload, self._loop.time()
         store = True
         try:
-            if request.query_id in self._cancelled:
-                raise NotRun("cancelled")
             running = self._bounded(message, task)
             outcome = await (watched_call(request, running) if watching() else running)
-            result = _encoded(request, outcome, _elapsed(started))
-            log.debug("tool.completed", tool=self._name, call_id=request.call_id, ms=_elapsed(started))
+            ms = self._elapsed(started)
+            result = _encoded(request, outcome, ms)
+            log.debug("tool.completed", tool=self._name, call_id=request.call_id, ms=ms)
         except ToolError as exc:
             store = not isinstance(exc, NotRun)
-            data = failure(request, str(exc), _elapsed(started))
+            data = failure(request, str(exc), self._elapsed(started))
             result = encode(data)
             log.info("tool.failed", tool=self._name, call_id=request.call_id, ms=data.duration_ms, error=data.error)
         return self._answering(message, result, new=True, store=store)
 
+    def _elapsed(self, started: float) -> int:
+        return round((self._loop.time() - started) * 1000)
+
     async def _bounded(self, message: Message[ToolRequest], task: asyncio.Task[None]) -> ToolResult:
         """Runs the tool inside the call's deadline; a cancelled query stops it."""
         request = message.payload
+        if request.query_id in self._cancelled:
+            raise NotRun("cancelled")
         try:
             args = self._args.model_validate(request.args)
         except ValidationError as exc:
             raise ToolError(_argument_error(exc)) from exc
-        call, slot = _Call(request.query_id, task), None
-        if (deadline := message.envelope.deadline) is not None:
-            remaining = (deadline - self._context.bus.now_ms()) / 1000
-            if remaining <= 0:
-                raise NotRun(_TOO_LATE)
-            slot = self._deadlines.add(call, self._loop.time() + remaining)
+        if (remaining := await self._remaining(message)) <= 0:
+            raise NotRun(_TOO_LATE)
+        call, tools = _Call(request.query_id, task), self._current()
         self._running.add(call)
+        slot = self._deadlines.add(call, self._loop.time() + remaining) if remaining < math.inf else None
+        tools.calls += 1
         try:
-            return await self._run(args, request)
+            return await tools.runs[self._name](args, request)
         except asyncio.CancelledError as exc:
             # somebody else may have cancelled it too: the replica that stops, or that has lost the entry
             if not call.ended or task.uncancel():
@@ -265,6 +316,7 @@ class ToolWork(Generic[A]):
             raise ToolError(call.ended) from exc
         finally:
             self._running.discard(call)
+            tools.ended()
             if slot is not None:
                 self._deadlines.drop(call, slot)
 
@@ -272,20 +324,30 @@ class ToolWork(Generic[A]):
         self, message: Message[ToolRequest], result: bytes, *, new: bool = False, store: bool = False
     ) -> list[Command]:
         """Stores the result, answers the requester, tells observers; the acknowledgement follows in the same write."""
-        bus, request = self._context.bus, message.payload
+        bus, request, envelope = self._context.bus, message.payload, message.envelope
         commands: list[Command] = []
         if store:
-            commands.append(("SET", result_key(self._name, request.call_id), result, "EX", self._kept(result)))
+            commands.append(("SET", self._stored_under + request.call_id, result, "EX", self._kept(result)))
         if request.reply_to:
             commands.append(
                 (
-                    *("XADD", request.reply_to, "NOMKSTREAM", "MAXLEN", "~", INBOX_LENGTH, "*"),
+                    *("XADD", request.reply_to, "NOMKSTREAM", "MAXLEN", "~", inbox_length(len(result)), "*"),
                     *("type", "tool.result", "call_id", request.call_id, "token", request.token, "payload", result),
                 )
             )
         if new and not self._internal:
-            headers = {**message.headers(), "correlation_id": request.query_id, "session_id": request.session_id}
-            commands.append(bus.publishing(self._results.of_json(result, **headers)))
+            told = Envelope(
+                self._results.name,
+                result,
+                time=bus.now_ms(),
+                correlation_id=request.query_id,
+                causation_id=envelope.id,
+                session_id=request.session_id,
+                user_id=envelope.user_id,
+                respondent_id=envelope.respondent_id,
+                traceparent=envelope.traceparent,
+            )
+            commands.append(bus.publishing(Outgoing(told)))
         return commands
 
     def _kept(self, result: bytes) -> int:
@@ -331,10 +393,6 @@ def _encoded(request: ToolRequest, outcome: ToolResult, ms: int) -> bytes:
         raise ToolError(f"its result cannot be sent: {exc}") from exc
 
 
-def _elapsed(started: float) -> int:
-    return round((time.perf_counter() - started) * 1000)
-
-
 def _argument_error(exc: ValidationError) -> str:
     """A missing or empty required argument by name; anything else as the validator says it."""
     first = exc.errors(include_url=False)[0]
@@ -362,56 +420,25 @@ def _older_names(names: Sequence[str]) -> list[Work]:
 BuildTools = Callable[[S], AbstractAsyncContextManager[Sequence[Tool[Any]]]]
 
 
-class _Generation(Generic[S]):
-    """The tools as built from one version of the settings, kept open until their last call has ended."""
-
-    def __init__(self) -> None:
-        self.stack = AsyncExitStack()
-        self.runs: dict[str, RunFor[Any]] = {}
-        self.calls = 0
-        self.idle = asyncio.Event()
-        self.idle.set()
-
-    async def run(self, name: str, args: Any, request: ToolRequest) -> ToolResult:
-        self.calls += 1
-        self.idle.clear()
-        try:
-            return await self.runs[name](args, request)
-        finally:
-            self.calls -= 1
-            if not self.calls:
-                self.idle.set()
-
-    async def close(self) -> None:
-        await self.idle.wait()
-        await self.stack.aclose()
-
-
 @contextlib.asynccontextmanager
 async def open_tools(context: Context[S], build: BuildTools[S]) -> AsyncIterator[Sequence[Work]]:
     """The work of serving several tools, for a participant that may do other work too.
 
     `build` is entered again when the settings change; it names the same tools each time.
     """
-    current: _Generation[S] = _Generation()
+    current = Tools()
     tools = await current.stack.enter_async_context(build(context.settings))
     current.runs = {tool.name: tool.run for tool in tools}
 
     async def replace(settings: S) -> None:
         nonlocal current
-        fresh: _Generation[S] = _Generation()
+        fresh = Tools()
         fresh.runs = {tool.name: tool.run for tool in await fresh.stack.enter_async_context(build(settings))}
         old, current = current, fresh
         context.keep_up("close tools", old.close)
 
-    def dispatch(name: str) -> RunFor[Any]:
-        async def run(args: Any, request: ToolRequest) -> ToolResult:
-            return await current.run(name, args, request)
-
-        return run
-
     cancelled = Cancelled()
-    works = [ToolWork(tool.name, tool.args, dispatch(tool.name), cancelled, internal=tool.internal) for tool in tools]
+    works = [ToolWork(tool.name, tool.args, lambda: current, cancelled, internal=tool.internal) for tool in tools]
     schemas = [tool.schema(context.participant) for tool in tools]
     context.tools = [schema.model_dump(exclude_none=True) for schema in schemas]
 
@@ -449,11 +476,7 @@ def tool_service(
     @contextlib.asynccontextmanager
     async def single(settings: S) -> AsyncIterator[Sequence[Tool[Any]]]:
         async with build(settings) as run:
-
-            async def run_for(args: A, _request: ToolRequest) -> ToolResult:
-                return await run(args)
-
-            yield [Tool(participant, args, run_for)]
+            yield [Tool(participant, args, lambda args, _request: run(args))]
 
     def opened(context: Context[S]) -> AbstractAsyncContextManager[Sequence[Work]]:
         return open_tools(context, single)

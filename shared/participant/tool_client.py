@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
+import orjson
 from pydantic_core import PydanticSerializationError
 
-from shared.bus import ConnectionLost, with_header
+from shared.bus import ConnectionLost
 from shared.bus.keys import result_key
-from shared.bus.port import checked
-from shared.contracts import TOOL_REQUEST, Outgoing, ToolRequest, ToolResultMessage, canonical_tool
+from shared.bus.port import any_refused, checked
+from shared.contracts import TOOL_REQUEST, Outgoing, ToolRequest, ToolResultMessage, canonical_tool, encode
+from shared.envelope import Envelope
 from shared.errors import DecodeError, Local2Error, PermanentError
 from shared.participant.deadlines import Deadlines
 from shared.participant.inbox import ignored
 from shared.participant.service import Context
 from shared.participant.tool import RUNNING, decode_result
-from shared.participant.tool_watch import watched_request, watching
+from shared.participant.tool_watch import attributes_of, watched_request, watching
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -60,14 +62,21 @@ class Caller:
 class _Call:
     """A call that is waited for. `until`: in the loop's time."""
 
-    request: ToolRequest
-    future: asyncio.Future[ToolResultMessage]
-    until: float
+    tool: str
+    call_id: str
+    token: bytes
+    caller: Caller
     seconds: float
+    until: float
+    future: asyncio.Future[ToolResultMessage]
+    request: Outgoing
 
     def settle(self, answer: ToolResultMessage) -> None:
         if not self.future.done():
             self.future.set_result(answer)
+
+    def refuse(self, text: str, error: str, seconds: float = 0.0) -> None:
+        self.settle(_refused(self.tool, self.call_id, self.caller, text, error, seconds))
 
     def fail(self, exc: BaseException) -> None:
         if not self.future.done():
@@ -80,7 +89,7 @@ class ToolClient:
         # a call may be asked for twice at once: by the run that lost a query and by the one that took it over
         self._waiting: dict[str, set[_Call]] = {}
         self._deadlines: Deadlines[_Call] = Deadlines(self._due)
-        self._sending: list[tuple[Outgoing, _Call]] = []
+        self._sending: list[_Call] = []
         self._looking: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         context.on_inbox("tool.result", self._receive)
@@ -112,100 +121,120 @@ class ToolClient:
         internal: an operation that is meant for participants; models and users cannot name one.
         """
         tool = canonical_tool(name, args)
-        request = ToolRequest(
-            query_id=caller.query_id,
-            call_id=call_id,
-            tool=tool,
-            args=args,
-            session_id=caller.session_id,
-            user_id=caller.user_id,
-            reply_to=self._context.inbox,
-            token=token or new_token(),
+        send = partial(self._call, name, tool, args, call_id, timeout, grace, attempt, token or new_token(), internal)
+        if not watching():
+            return await send(caller)
+        attributes = attributes_of(tool, call_id, caller.query_id, caller.session_id)
+        return await watched_request(
+            attributes, caller.traceparent, lambda traceparent: send(replace(caller, traceparent=traceparent))
         )
 
-        if not watching():
-            headers = {**caller.headers(), "attempt": attempt}
-            return await self._send(name, request, headers, timeout, grace, internal)
-
-        async def send(traceparent: str) -> ToolResultMessage:
-            headers = {**caller.headers(), "attempt": attempt, "traceparent": traceparent}
-            return await self._send(name, request, headers, timeout, grace, internal)
-
-        return await watched_request(request, send, caller.traceparent)
-
-    async def _send(
-        self, name: str, request: ToolRequest, headers: dict[str, Any], timeout: float, grace: float, internal: bool
+    async def _call(
+        self,
+        name: str,
+        tool: str,
+        args: dict[str, Any],
+        call_id: str,
+        timeout: float,
+        grace: float,
+        attempt: int | None,
+        token: str,
+        internal: bool,
+        caller: Caller,
     ) -> ToolResultMessage:
-        tool, bus, deadline = request.tool, self._context.bus, headers["deadline"]
+        bus, registry = self._context.bus, self._context.registry
         # since when it is known that nobody has asked before
-        headers["time"] = bus.now_ms()
-        served = await self._context.registry.served(tool)
+        asked = bus.now_ms()
+        served = await registry.served(tool)
         if served is None or bool(served.get("internal")) is not internal:
-            if served is None and await self._context.registry.known(tool):
-                return _refused(request, "[tool unavailable]", "tool unavailable")
-            return _refused(request, f"[unknown tool: '{name}']", f"unknown tool: '{name}'")
-        if deadline is not None:
-            timeout = max(0.0, min(timeout, (deadline - bus.now_ms()) / 1000))
-        headers["deadline"] = bus.now_ms() + int((timeout + grace + _AFTERWARDS) * 1000)
+            if served is None and await registry.known(tool):
+                return _refused(tool, call_id, caller, "[tool unavailable]", "tool unavailable")
+            return _refused(tool, call_id, caller, f"[unknown tool: '{name}']", f"unknown tool: '{name}'")
+        payload = {
+            "query_id": caller.query_id,
+            "call_id": call_id,
+            "tool": tool,
+            "args": args,
+            "session_id": caller.session_id,
+            "user_id": caller.user_id,
+            "reply_to": self._context.inbox,
+            "token": token,
+        }
         try:
-            message = _request_subject(tool).of(request, **headers)
+            data = _encoded(payload)
         except PydanticSerializationError as exc:
-            return _refused(request, f"[tool error: {exc}]", f"the arguments cannot be sent: {exc}")
-        now = self._loop.time()
-        call = _Call(request, self._loop.create_future(), now + timeout + grace, timeout)
-        calls = self._waiting.setdefault(request.call_id, set())
+            text = f"the arguments cannot be sent: {exc}"
+            return _refused(tool, call_id, caller, f"[tool error: {exc}]", text)
+        now = bus.now_ms()
+        if caller.deadline is not None:
+            timeout = max(0.0, min(timeout, (caller.deadline - now) / 1000))
+        request = Outgoing(
+            Envelope(
+                _subject(tool),
+                data,
+                time=asked,
+                correlation_id=caller.query_id,
+                session_id=caller.session_id,
+                user_id=caller.user_id,
+                respondent_id=caller.respondent_id,
+                traceparent=caller.traceparent,
+                deadline=now + int((timeout + grace + _AFTERWARDS) * 1000),
+                attempt=attempt,
+            )
+        )
+        began = self._loop.time()
+        until = began + timeout + grace
+        call = _Call(tool, call_id, token.encode(), caller, timeout, until, self._loop.create_future(), request)
+        calls = self._waiting.setdefault(call_id, set())
         calls.add(call)
-        self._publish(message, call)
-        slot = self._deadlines.add(call, min(call.until, now + _PATIENCE))
+        # what is asked in one loop tick leaves in one write
+        if not self._sending:
+            self._loop.call_soon(self._flush)
+        self._sending.append(call)
+        slot = self._deadlines.add(call, min(until, began + _PATIENCE))
         try:
             return await call.future
         finally:
             self._deadlines.drop(call, slot)
             calls.discard(call)
             if not calls:
-                self._waiting.pop(request.call_id, None)
+                self._waiting.pop(call_id, None)
 
     # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _publish(self, message: Outgoing, call: _Call) -> None:
-        """What is asked in one loop tick leaves in one write."""
-        if not self._sending:
-            self._loop.call_soon(self._flush)
-        self._sending.append((message, call))
-
     def _flush(self) -> None:
-        asked = [(message, call) for message, call in self._sending if not call.future.done()]
+        asked = [call for call in self._sending if not call.future.done()]
         self._sending = []
         # not repeated by the connection: a request that may be there already says that it is asked for again
         self._post(asked, retry=False)
 
-    def _post(self, asked: Sequence[tuple[Outgoing, _Call]], *, retry: bool) -> None:
+    def _post(self, asked: Sequence[_Call], *, retry: bool) -> None:
         bus = self._context.bus
-        writing = bus.link.post([bus.publishing(message) for message, _ in asked], retry=retry)
+        writing = bus.link.post([bus.publishing(call.request) for call in asked], retry=retry)
         writing.add_done_callback(partial(self._written, asked))
 
-    def _written(self, asked: Sequence[tuple[Outgoing, _Call]], writing: asyncio.Future[list[Any]]) -> None:
+    def _written(self, asked: Sequence[_Call], writing: asyncio.Future[list[Any]]) -> None:
         if writing.cancelled():
             return
         error = writing.exception()
         if isinstance(error, ConnectionLost):
-            for message, call in asked:
+            for call in asked:
                 if not call.future.done():
+                    call.request = Outgoing(replace(call.request.envelope, attempt=None))
                     # each by itself: one that cannot be sent takes no other along
-                    self._post([(with_header(message, attempt=None), call)], retry=True)
+                    self._post([call], retry=True)
         elif isinstance(error, PermanentError):
-            for _, call in asked:
-                call.settle(_refused(call.request, f"[tool error: {error}]", str(error)))
+            for call in asked:
+                call.refuse(f"[tool error: {error}]", str(error))
         elif error is not None:
-            for _, call in asked:
+            for call in asked:
                 call.fail(error)
-        else:
-            for (_, call), reply in zip(asked, writing.result(), strict=True):
-                if not isinstance(reply, bytes):
-                    try:
-                        checked(reply)
-                    except Local2Error as exc:
-                        call.fail(exc)
+        elif any_refused(writing.result()):
+            for call, reply in zip(asked, writing.result(), strict=True):
+                try:
+                    checked(reply)
+                except Local2Error as exc:
+                    call.fail(exc)
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -224,18 +253,18 @@ class ToolClient:
             call.fail(error)
 
     async def _look(self, call: _Call) -> None:
-        request, seconds, now = call.request, call.seconds, self._loop.time()
+        now = self._loop.time()
         last = now >= call.until
         try:
             async with asyncio.timeout_at(now + _LAST_LOOK if last else call.until):
-                stored = await self._context.bus.link.call("GET", result_key(request.tool, request.call_id))
+                stored = await self._context.bus.link.call("GET", result_key(call.tool, call.call_id))
             if stored is not None and not stored.startswith(RUNNING):
                 call.settle(decode_result(stored))
         except (Local2Error, TimeoutError) as exc:
-            log.warning("tool.result_not_found", call_id=request.call_id, reason=str(exc))
+            log.warning("tool.result_not_found", call_id=call.call_id, reason=str(exc))
         if last:
-            text = f"tool timeout after {seconds:g}s"
-            call.settle(_refused(request, f"[{text}]", text, seconds))
+            text = f"tool timeout after {call.seconds:g}s"
+            call.refuse(f"[{text}]", text, call.seconds)
         elif not call.future.done():
             # one look at a time: while Redis is away they would pile up
             self._deadlines.add(call, min(call.until, self._loop.time() + _PATIENCE))
@@ -246,7 +275,7 @@ class ToolClient:
             ignored("late")
             return
         token = raw.get(b"token", b"")
-        asked = [call for call in calls if secrets.compare_digest(call.request.token.encode(), token)]
+        asked = [call for call in calls if secrets.compare_digest(call.token, token)]
         if not asked:
             # Anybody who answers anything may write here. A worker of the last release knows no token either: what it
             # has stored is found a little later.
@@ -264,19 +293,30 @@ class ToolClient:
 
 def new_token() -> str:
     """What only the worker of a call will know beside its caller: 128 random bits."""
-    return secrets.token_urlsafe(16)
+    return secrets.token_hex(16)
 
 
-_request_subject = lru_cache(maxsize=256)(TOOL_REQUEST.for_tool)
+@lru_cache(maxsize=256)
+def _subject(tool: str) -> str:
+    return TOOL_REQUEST.for_tool(tool).name
 
 
-def _refused(request: ToolRequest, text: str, error: str, seconds: float = 0.0) -> ToolResultMessage:
+def _encoded(request: dict[str, Any]) -> bytes:
+    """A ToolRequest as JSON. Raises PydanticSerializationError for arguments that JSON cannot carry."""
+    try:
+        return orjson.dumps(request)
+    except TypeError:
+        # what orjson does not know, like integers of more than 64 bits
+        return encode(ToolRequest(**request))
+
+
+def _refused(tool: str, call_id: str, caller: Caller, text: str, error: str, seconds: float = 0.0) -> ToolResultMessage:
     return ToolResultMessage(
-        query_id=request.query_id,
-        call_id=request.call_id,
-        tool=request.tool,
+        query_id=caller.query_id,
+        call_id=call_id,
+        tool=tool,
         result=text,
         error=error,
         duration_ms=round(seconds * 1000),
-        session_id=request.session_id,
+        session_id=caller.session_id,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from shared.contracts import ToolRequest, ToolResultMessage
@@ -28,7 +28,11 @@ async def watched_call(request: ToolRequest, running: Awaitable[R]) -> R:
     started = time.perf_counter()
     outcome: Outcome = "error"
     try:
-        with tracing.span(f"execute_tool {request.tool}", Kind.INTERNAL, attributes_of(request)):
+        with tracing.span(
+            f"execute_tool {request.tool}",
+            Kind.INTERNAL,
+            attributes_of(request.tool, request.call_id, request.query_id, request.session_id),
+        ):
             result = await running
         outcome = "ok"
         return result
@@ -44,16 +48,17 @@ async def watched_call(request: ToolRequest, running: Awaitable[R]) -> R:
 
 
 async def watched_request(
-    request: ToolRequest, send: Callable[[str], Awaitable[ToolResultMessage]], traceparent: str
+    attributes: Mapping[str, Value | None], traceparent: str, send: Callable[[str], Awaitable[ToolResultMessage]]
 ) -> ToolResultMessage:
     """A call at its caller; `send` is given the traceparent for the message."""
+    tool = str(attributes["gen_ai.tool.name"])
     started = time.perf_counter()
     outcome: Outcome = "cancelled"
     try:
         with tracing.span(
-            f"execute_tool {request.tool}",
+            f"execute_tool {tool}",
             Kind.CLIENT,
-            attributes_of(request),
+            attributes,
             parent="" if tracing.current() else traceparent,
         ) as span:
             answer = await send(span.traceparent or traceparent)
@@ -66,17 +71,17 @@ async def watched_request(
         raise
     finally:
         if (meter := metrics.meter()) is not None:
-            meter.tool_request(request.tool, outcome, time.perf_counter() - started)
+            meter.tool_request(tool, outcome, time.perf_counter() - started)
 
 
-def attributes_of(request: ToolRequest) -> dict[str, Value | None]:
+def attributes_of(tool: str, call_id: str, query_id: str, session_id: str) -> dict[str, Value | None]:
     return {
         "gen_ai.operation.name": "execute_tool",
-        "gen_ai.tool.name": request.tool,
+        "gen_ai.tool.name": tool,
         "gen_ai.tool.type": "function",
-        "gen_ai.tool.call.id": request.call_id,
-        "gen_ai.conversation.id": request.session_id or None,
-        "local2.query.id": request.query_id,
+        "gen_ai.tool.call.id": call_id,
+        "gen_ai.conversation.id": session_id or None,
+        "local2.query.id": query_id,
     }
 
 

@@ -32,6 +32,7 @@ class Breaking(Proxy):
         seen = 0
         while data := await source.read(65_536):
             seen += 0 if replies else len(data)
+            await asyncio.sleep(len(data) / self.rate if self.rate else 0)
             if seen > 2_000_000:
                 break
             sink.write(data)
@@ -101,6 +102,26 @@ async def test_what_cannot_be_written_takes_nothing_else_along(redis_url: str, r
     (letter,) = raw.xrange(DEAD_LETTER.stream)
     assert b"broke the connection to Redis" in letter[1][b"payload"]
     assert b'"large"' in letter[1][b"payload"]
+
+
+async def test_what_breaks_the_connection_later_than_its_claim_is_certain_ends_with_a_reason_too(
+    redis_url: str, raw: redis.Redis
+) -> None:
+    async def handler(delivery: Delivery) -> list[Any]:
+        name = delivery.fields[1].decode()
+        return [("SET", name, "x" * (4_000_000 if name == "large" else 1))]
+
+    async with (
+        Breaking(redis_url, rate=4_000_000) as proxy,
+        consuming(proxy.url, handler, heartbeat=0.2, timeout=0.5),
+    ):
+        raw.xadd(STREAM, {"name": "large"})
+        raw.xadd(STREAM, {"name": "small"})
+        await eventually(lambda: raw.xlen(DEAD_LETTER.stream), 30.0)
+        await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
+    assert raw.get("small") == b"x"
+    ((_, letter),) = raw.xrange(DEAD_LETTER.stream)
+    assert b"broke the connection to Redis" in letter[b"payload"]
 
 
 async def test_a_call_that_cannot_be_sent_is_answered_and_those_beside_it_are_made(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+import uvloop
 from support.apps import ProbeSettings, probe
 from support.consuming import GROUP, STREAM, consuming
 from support.proxy import Proxy
@@ -19,6 +21,8 @@ from support.waiting import always, eventually
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus, BusFull, Delivery, Link
 from shared.bus.claims import Watch
+from shared.bus.scripts import PUBLISH_ONCE
+from shared.bus.wire import Server, open_wire
 from shared.participant.service import open_context
 from shared.participant.tool_client import Caller, ToolClient
 
@@ -182,6 +186,74 @@ async def test_an_effect_on_a_key_of_another_type_ends_as_a_dead_letter_and_the_
     ((_, letter),) = raw.xrange("local2:dead.letter")
     assert b"WRONGTYPE" in letter[b"payload"]
     assert ids[1] in letter[b"payload"]
+
+
+async def test_a_full_redis_refuses_the_acknowledgement_of_what_a_script_was_to_write(
+    redis_url: str, raw: redis.Redis
+) -> None:
+    async def handler(delivery: Delivery) -> list[Any]:
+        raw.config_set("maxmemory", 1)
+        return [PUBLISH_ONCE(("local2:effects", f"local2:once:{delivery.entry_id}"), 60, 0, "a", "b")]
+
+    try:
+        async with consuming(redis_url, handler, heartbeat=HEARTBEAT):
+            raw.xadd(STREAM, {"payload": "x"})
+            await eventually(lambda: raw.config_get("maxmemory")["maxmemory"] == "1")
+            await always(lambda: raw.xpending(STREAM, GROUP)["pending"] == 1, 3 * HEARTBEAT)
+            raw.config_set("maxmemory", 0)
+            await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
+    finally:
+        raw.config_set("maxmemory", 0)
+    assert raw.xlen("local2:effects") == 1
+    assert raw.xlen("local2:dead.letter") == 0
+
+
+async def test_the_dead_letter_of_a_failed_effect_waits_for_a_full_redis(redis_url: str, raw: redis.Redis) -> None:
+    """Its entry is acknowledged by then: nobody else would write it."""
+    raw.set("taken", "a string")
+
+    async def handler(_delivery: Delivery) -> list[Any]:
+        # the last effect fills Redis, behind which nothing more is written
+        return [("RPUSH", "taken", "x"), ("CONFIG", "SET", "maxmemory", 1)]
+
+    try:
+        async with consuming(redis_url, handler, heartbeat=HEARTBEAT):
+            raw.xadd(STREAM, {"payload": "x"})
+            await eventually(lambda: raw.config_get("maxmemory")["maxmemory"] == "1")
+            await asyncio.sleep(3 * HEARTBEAT)
+            assert raw.xlen("local2:dead.letter") == 0
+            raw.config_set("maxmemory", 0)
+            await eventually(lambda: raw.xlen("local2:dead.letter") == 1)
+    finally:
+        raw.config_set("maxmemory", 0)
+    assert raw.xpending(STREAM, GROUP)["pending"] == 0
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_what_is_on_its_way_when_a_connection_is_given_up_does_not_arrive(runner: Callable[..., Any]) -> None:
+    """It is sent again over the next connection; the first copy would come later, out of its turn."""
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.setblocking(False)
+            # so that most of it waits at the sender
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8_192)
+            wire, _ = await open_wire(Server("127.0.0.1", listening.getsockname()[1]))
+            there, _address = await loop.sock_accept(listening)
+            with there:
+                wire.send([("SET", "key", b"x" * 1_500_000)])
+                wire.abort()
+                await wire.lost
+                # the event loop closes the socket behind that
+                await asyncio.sleep(0.01)
+                arrived = 0
+                with contextlib.suppress(ConnectionError):
+                    while data := await loop.sock_recv(there, 65_536):
+                        arrived += len(data)
+                return arrived
+
+    assert runner(main()) < 1_500_000
 
 
 async def test_of_entries_that_are_written_together_only_the_refused_one_waits(

@@ -363,8 +363,8 @@ async def test_only_an_answer_with_the_calls_own_token_is_heard(
     async with both(probing) as (client, context):
         asked = [asyncio.create_task(ask(client, f"t{n}", f"c{n}", seconds=0.6)) for n in range(2)]
         await eventually(lambda: runs(raw, "t0") and runs(raw, "t1"))
-        payload = failure(client._waiting["c0"].copy().pop().request, "forged").model_dump_json()
-        others = client._waiting["c1"].copy().pop().request.token
+        payload = failure(ToolRequest(query_id="1-1", call_id="c0", tool="probe", args={}), "forged").model_dump_json()
+        others = client._waiting["c1"].copy().pop().token
         forged = {"type": "tool.result", "call_id": "c0", "payload": payload}
         for token in ({}, {"token": ""}, {"token": "guessed"}, {"token": others}, {"token": b"\xff\x00"}):
             raw.xadd(context.inbox, {**forged, **token})
@@ -383,7 +383,7 @@ async def test_an_answer_without_a_token_is_taken_from_where_its_worker_alone_ca
     async with both(probing) as (client, context):
         asked = asyncio.create_task(ask(client, "x", seconds=30, timeout=20))
         await eventually(lambda: client._waiting)
-        request = client._waiting["c1"].copy().pop().request
+        request = ToolRequest(query_id="1-1", call_id="c1", tool="probe", args={})
         for text, write in (("forged", False), ("stored", True)):
             result = encode(failure(request, text))
             raw.xadd(context.inbox, {"type": "tool.result", "call_id": "c1", "payload": result})
@@ -485,6 +485,21 @@ async def test_a_first_request_that_was_held_up_on_its_way_is_looked_up(
             assert again.result == "you said x"
             proxy.thaw()
             assert (await held).result == "you said x"
+    assert runs(raw, "x") == 1
+
+
+async def test_a_call_asked_for_again_is_answered_though_the_earlier_request_is_too_late(
+    probing: ProbeSettings, raw: redis.Redis
+) -> None:
+    """A worker that died holds the earlier one, whose deadline passes before it is taken over."""
+    earlier = ToolRequest(query_id="1-1", call_id="c1", tool="probe", args={"text": "x"})
+    raw.xgroup_create(STREAM, "probe", "0", mkstream=True)
+    async with Bus(probing.redis_url, "test/1") as bus:
+        await bus.publish(TOOL_REQUEST.for_tool("probe").of(earlier, deadline=now_ms() + 100))
+    assert raw.xreadgroup("probe", "dead", {STREAM: ">"})
+    async with both(probing) as (client, _):
+        again = await client.call("probe", {"text": "x"}, call_id="c1", caller=CALLER, timeout=10.0, attempt=2)
+    assert (again.result, again.error) == ("you said x", None)
     assert runs(raw, "x") == 1
 
 
