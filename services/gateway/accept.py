@@ -7,6 +7,7 @@ import re
 import secrets
 import uuid
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -139,12 +140,14 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         gateway.metrics.refused.labels("backlog").inc()
         raise ApiError(429, "overloaded", "too many queries are waiting; try again shortly", {"Retry-After": "5"})
     await _check_personas(gateway, ask)
-    session_id = fresh_session
+    session_id, random = fresh_session, False
     if ask.session_id is not None:
         session_id = await open_session(gateway, origin.principal, ask.session_id, ask.query)
-    elif ask.messages is None and await gateway.sessions.open(session_id, user, ask.query) != user:
-        # somebody took the name that follows from a user and an Idempotency-Key
-        session_id = await open_session(gateway, origin.principal, session_id, ask.query)
+    elif ask.messages is None:
+        random = origin.idempotency_key is None
+        if not random and await gateway.sessions.open(session_id, user, ask.query) != user:
+            # somebody took the name that follows from a user and an Idempotency-Key
+            session_id = await open_session(gateway, origin.principal, session_id, ask.query)
     accepted, asked = gateway.bus.now_ms(), ask.digest()
     seconds = min(ask.deadline_seconds or settings.deadline_seconds, settings.deadline_seconds)
     record = QueryRecord("", user, session_id, ask.query, ask.mode, accepted, accepted + int(seconds * 1000), asked)
@@ -167,7 +170,8 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         plain=ask.plain,
     )
     headers = {"session_id": session_id, "user_id": user, "deadline": record.deadline, "traceparent": origin.trace}
-    found = await lanes.accept(
+    accepting = partial(
+        lanes.accept,
         gateway.bus,
         QUERY_RECEIVED.of(payload, once=once, **headers),
         {**record.kept(), "once": once},
@@ -176,6 +180,11 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         respondents=["A", "B"] if shadows else ["A"],
         limit=settings.max_session_backlog,
     )
+    if random:
+        # a session of such a name is nobody else's: it is made in the same write
+        _, found = await asyncio.gather(gateway.sessions.open(session_id, user, ask.query), accepting())
+    else:
+        found = await accepting()
     if found is None:
         gateway.metrics.refused.labels("session").inc()
         raise ApiError(429, "session_busy", "too many queries of this session are waiting", {"Retry-After": "2"})
