@@ -174,14 +174,23 @@ async def test_a_worker_hears_of_a_cancelled_query(system: Site, users: AclRedis
     async with silent, Bus(users.core, "test/1") as bus:
         patched = {"allowed_private_hosts": [place]}
         assert (await system.http.patch("/participants/web_fetch/settings", json=patched)).status_code == 200
-        request = ToolRequest(
-            query_id="7-7", call_id="held", tool="web_fetch", args={"url": f"http://{place}/"}, session_id="s-1"
-        )
-        await bus.publish(TOOL_REQUEST.for_tool("web_fetch").of(request))
-        await eventually(lambda: held, 15, "the page is being fetched")
+        calls: list[str] = []
+
+        async def fetched() -> bool:
+            # until the worker has heard of its new setting, it refuses the address
+            calls.append(f"held-{len(calls)}")
+            args = {"url": f"http://{place}/"}
+            request = ToolRequest(
+                query_id="7-7", call_id=calls[-1], tool="web_fetch", args=args, session_id="s-1"
+            )  # fmt: skip
+            await bus.publish(TOOL_REQUEST.for_tool("web_fetch").of(request))
+            await eventually(lambda: held or _result(users, calls[-1]), 15, "the call is refused, or under way")
+            return bool(held)
+
+        await eventually(fetched, 15, "the page is being fetched")
         await bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="7-7")))
-        await eventually(lambda: _result(users, "held"), 3, "the call has ended")
-        assert "cancelled" in _result(users, "held")
+        await eventually(lambda: _result(users, calls[-1]), 10, "the call has ended")
+        assert "cancelled" in _result(users, calls[-1])
         for writer in held:
             writer.close()
 
