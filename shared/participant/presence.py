@@ -98,19 +98,25 @@ class Presence:
         await self._bus.unblock_stream(self._inbox)
 
     async def run(self, heartbeat: Callable[[], float]) -> None:
-        """Announces with every heartbeat until cancelled."""
+        """Announces with every heartbeat until cancelled, whatever the rest that a heartbeat does may take."""
+        now = asyncio.get_running_loop().time
         while True:
-            try:
-                await self.announce(heartbeat())
-                await self._tidy()
-                await self._bus.tell_time()
-                await self._bus.keep_scripts()
-            except (TransientError, ReplyError) as exc:
-                log.warning("service.heartbeat_failed", reason=str(exc))
-                if isinstance(exc, ReplyError) and exc.code == "WRONGTYPE":
-                    with contextlib.suppress(TransientError, ReplyError):
-                        await mend(self._bus.pulse)
-            await asyncio.sleep(heartbeat())
+            due = now() + heartbeat()
+            beat = (self.announce(heartbeat()), self._tidy(), self._bus.tell_time(), self._bus.keep_scripts())
+            for failure in await asyncio.gather(*beat, return_exceptions=True):
+                await self._missed(failure)
+            await asyncio.sleep(max(0.0, due - now()))
+
+    async def _missed(self, failure: BaseException | None) -> None:
+        """Goes on after what Redis refuses or cannot do now; anything else is raised."""
+        if failure is None:
+            return
+        if not isinstance(failure, (TransientError, ReplyError)):
+            raise failure
+        log.warning("service.heartbeat_failed", reason=str(failure))
+        if isinstance(failure, ReplyError) and failure.code == "WRONGTYPE":
+            with contextlib.suppress(TransientError, ReplyError):
+                await mend(self._bus.pulse)
 
     async def leave(self) -> None:
         """Takes the entry and the inbox away, when Redis answers within a second."""

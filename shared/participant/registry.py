@@ -179,9 +179,12 @@ class Registry:
         }
 
     async def served(self, tool: str) -> dict[str, Any] | None:
-        """The schema that a live worker of this tool announced, be it internal or not; None when there is none."""
-        if self._stale:
-            await self.replicas()
+        """The schema that a live worker of this tool announced, be it internal or not; None when there is none.
+
+        Nobody is told that a tool is not there because its worker came a moment ago.
+        """
+        if self._stale or tool not in self._served:
+            await self.replicas(fresh=tool not in self._served)
         return self._served.get(tool)
 
     async def known(self, tool: str) -> bool:

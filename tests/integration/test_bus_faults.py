@@ -227,7 +227,7 @@ async def test_what_is_under_way_when_its_connection_is_closed_is_told(redis_url
             waiting = [
                 asyncio.create_task(bus.link.call("GET", "x")),
                 asyncio.create_task(bus.link.pipe([("GET", "x"), ("GET", "y")])),
-                asyncio.create_task(bus.link.commit([("SET", "x", "y")])),
+                asyncio.ensure_future(bus.link.commit([("SET", "x", "y")])),
             ]
             await asyncio.sleep(0.05)
         for one in waiting:

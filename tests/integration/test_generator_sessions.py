@@ -93,7 +93,8 @@ async def test_whoever_waits_for_its_turn_does_not_ask_without_a_pause(redis_url
         before = raw.info("commandstats")["cmdstat_zrange"]["calls"]
         await asyncio.sleep(2.0)
         looks = raw.info("commandstats")["cmdstat_zrange"]["calls"] - before
-        assert looks <= 10
+        # those who look for each other do so five times a second while a stack starts
+        assert looks <= 30
         await on.cancel(holding)
         assert await on.answer(later) == "You asked: later"
 

@@ -195,3 +195,12 @@ async def test_what_stands_in_the_place_of_an_index_is_taken_away_and_nothing_el
     raw.lpush(KNOWN_TOOLS, "x")
     await mend(bus.link)
     assert not raw.exists(REPLICAS, KNOWN_TOOLS)
+
+
+async def test_a_worker_that_came_a_moment_ago_is_found(bus: Bus) -> None:
+    registry = Registry(bus, 60.0)
+    await announce(bus, info(tools=[tool("old")]))
+    assert await registry.served("old") is not None
+    await announce(bus, info(replica="r2", tools=[tool("new")]))
+    assert await registry.served("new") is not None
+    assert await registry.served("never") is None
