@@ -508,14 +508,16 @@ async def endless(begin: bytes, again: bytes) -> AsyncIterator[tuple[str, asynci
     left = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n" + begin)
-        with contextlib.suppress(OSError):
-            while True:
-                writer.write(again)
-                await writer.drain()
-        left.set()
-        writer.transport.abort()
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n" + begin)
+            with contextlib.suppress(OSError):
+                while True:
+                    writer.write(again)
+                    await writer.drain()
+            left.set()
+        finally:
+            writer.transport.abort()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:

@@ -99,21 +99,23 @@ async def answering(odd: Odd) -> AsyncIterator[tuple[str, list[str]]]:
     asked: list[str] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.LimitOverrunError):
-            head = await reader.readuntil(b"\r\n\r\n")
-            asked.append(head.split(b" ")[1].decode())
-            lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-            await reader.readexactly(int(lengths[0].partition(b":")[2]) if lengths else 0)
-            length = len(odd.body) if odd.length == -1 else odd.length
-            announced = "" if length is None or odd.status == 204 else f"content-length: {length}\r\n"
-            told = f"HTTP/1.1 {odd.status} X\r\ncontent-type: {odd.kind}\r\n{announced}{odd.extra}"
-            writer.write(told.encode() + b"connection: close\r\n\r\n" + odd.body)
-            await writer.drain()
-            while odd.again:
-                writer.write(odd.again)
+        try:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.LimitOverrunError):
+                head = await reader.readuntil(b"\r\n\r\n")
+                asked.append(head.split(b" ")[1].decode())
+                lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+                await reader.readexactly(int(lengths[0].partition(b":")[2]) if lengths else 0)
+                length = len(odd.body) if odd.length == -1 else odd.length
+                announced = "" if length is None or odd.status == 204 else f"content-length: {length}\r\n"
+                told = f"HTTP/1.1 {odd.status} X\r\ncontent-type: {odd.kind}\r\n{announced}{odd.extra}"
+                writer.write(told.encode() + b"connection: close\r\n\r\n" + odd.body)
                 await writer.drain()
-                await asyncio.sleep(0)
-        writer.close()
+                while odd.again:
+                    writer.write(odd.again)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+        finally:
+            writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     try:

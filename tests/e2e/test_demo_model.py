@@ -283,7 +283,8 @@ def test_it_listens_once_and_stays_small(server: Server) -> None:
     memory = process.memory_info().rss / 1e6
     print(f"\nready after {server.seconds:.1f} s, {memory:.0f} MB resident")
     assert [f"http://{address.ip}:{address.port}" for address in listening] == [server.url]
-    assert memory < 430
+    # the model itself, and what long prompts of other tests have left
+    assert memory < 480
 
 
 def test_sigterm_ends_it_quietly_in_the_middle_of_an_answer() -> None:

@@ -23,14 +23,18 @@ async def answering(status: int, body: bytes, kind: str = "application/json") ->
     """A server that gives every request the same answer."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            head = await reader.readuntil(b"\r\n\r\n")
-            lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-            await reader.readexactly(int(lengths[0].partition(b":")[2]) if lengths else 0)
-            told = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\nconnection: close"
-            writer.write(told.encode() + b"\r\n\r\n" + body)
-            await writer.drain()
-        writer.close()
+        try:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                head = await reader.readuntil(b"\r\n\r\n")
+                lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+                await reader.readexactly(int(lengths[0].partition(b":")[2]) if lengths else 0)
+                told = (
+                    f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\nconnection: close"
+                )
+                writer.write(b"%bcontent-length: %d\r\n\r\n%b" % (told.encode(), len(body), body))
+                await writer.drain()
+        finally:
+            writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:

@@ -232,16 +232,18 @@ async def test_looks_and_answers_share_one_connection(backend: Backend) -> None:
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
-        with suppress(asyncio.IncompleteReadError, OSError):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                lengths = [line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-                await reader.readexactly(int(lengths[0]) if lengths else 0)
-                body = said.get(head.split(b" ")[1], b"")
-                status = b"200 OK" if body else b"404 Not Found"
-                writer.write(b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
-                await writer.drain()
-        writer.close()
+        try:
+            with suppress(asyncio.IncompleteReadError, OSError):
+                while True:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    lengths = [line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+                    await reader.readexactly(int(lengths[0]) if lengths else 0)
+                    body = said.get(head.split(b" ")[1], b"")
+                    status = b"200 OK" if body else b"404 Not Found"
+                    writer.write(b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
+                    await writer.drain()
+        finally:
+            writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
