@@ -18,6 +18,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from services.gateway.body import MAX_BODY
 from shared.contracts import SUBJECTS, TOOL_REQUEST, TOOL_RESULT
 from shared.records.journal import EntryType
 
@@ -388,3 +389,13 @@ def test_a_knob_of_the_generator_that_the_gateway_has_too_is_given_to_both() -> 
 def test_the_containers_redis_syncs_as_it_is_told() -> None:
     command = SERVICES["redis"]["command"]
     assert command[command.index("--appendfsync") + 1] == "${LOCAL2_REDIS_APPENDFSYNC:-everysec}"
+
+
+def test_what_stands_before_the_gateway_lets_its_largest_body_through() -> None:
+    """The gateway refuses larger ones itself, with a sentence."""
+    found = [
+        *re.findall(r"client_max_body_size (\d+)m;", (ROOT / "deploy/proxy/nginx.conf").read_text()),
+        *re.findall(r"body-size: (\d+)m", (ROOT / "deploy/k8s/components/ingress/ingress.yaml").read_text()),
+    ]
+    assert len(found) == 3
+    assert all(int(megabytes) * 1024**2 > MAX_BODY for megabytes in found)
