@@ -23,6 +23,9 @@ Mode = Literal["chat", "committee"]
 Sentiment = Literal["positive", "negative"]
 Winner = Literal["A", "B", "tie"]
 
+# Bounds of one answer, which no respondent sets itself.
+_OF_THE_QUESTION = frozenset({"num_predict", "max_tokens", "stop", "seed"})
+
 
 class Payload(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -158,6 +161,9 @@ class Deliberation(Payload):
 
 
 class ResponseGeneration(Payload):
+    """`options` are those of this answer. `own_options`: of them what the respondent's settings say, without what the
+    client asked for; None where the writer does not tell."""
+
     query_id: str
     response_id: str
     session_id: str
@@ -170,6 +176,7 @@ class ResponseGeneration(Payload):
     tool_calls: list[ToolCallRecord] = []
     model: str
     options: dict[str, Any] = {}
+    own_options: dict[str, Any] | None = None
     # tells system prompts apart in statistics
     prompt_version: str = ""
     usage: Usage = Usage()
@@ -177,6 +184,15 @@ class ResponseGeneration(Payload):
     deliberations: list[Deliberation] | None = None
     # the conversation, where the client gave it itself: no session has it
     history: list[ChatTurnMessage] | None = None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What stands for this answer in rankings: model, sampling, system prompt. What a client asks for is part of
+        its question: two answers that differ in nothing else are of one configuration."""
+        own = self.own_options
+        if own is None:
+            own = {name: value for name, value in self.options.items() if name not in _OF_THE_QUESTION}
+        return {"model": self.model, "options": own, "prompt_version": self.prompt_version}
 
 
 class AnswerDialog(Payload):

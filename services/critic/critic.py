@@ -72,11 +72,6 @@ def instruction_of(query: str, before: Iterable[Mapping[str, str]]) -> str:
     return "The conversation so far:\n" + "\n".join(said) + f"\n\nThe user's message to answer now:\n{query}"
 
 
-def config_of(response: ResponseGeneration) -> dict[str, Any]:
-    """What made this answer: model, sampling, system prompt."""
-    return {"model": response.model, "options": response.options, "prompt_version": response.prompt_version}
-
-
 def headers_of(message: Message[ResponseGeneration]) -> dict[str, Any]:
     """The envelope of what comes of an answer; an answer that another program wrote may have its payload alone."""
     response = message.payload
@@ -134,7 +129,7 @@ class Critic:
                 return ()
             await step("PUBLISH")
             await self._publish_grade(message, grade)
-            half = Half(response.response_id, response.answer, reference_of(response), grade.score, config_of(response))
+            half = Half(response.response_id, response.answer, reference_of(response), grade.score, response.config)
             offer = await self.pairs.offer(response.query_id, response.respondent_id, half, settings.pairwise_buffer)
             if offer.evicted:
                 # without a second respondent every answer is given up in its time

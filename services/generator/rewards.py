@@ -24,7 +24,7 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 _STREAM = REWARD_EVENT.stream
-# A client may send any sampling options: beyond so many kinds of answers, the rest is one.
+# A client may name any model: beyond so many kinds of answers, the rest is one.
 _MOST_KINDS = 400
 _SHOWN = 20
 _OTHER = orjson.dumps([{}, "other"]).decode()

@@ -333,6 +333,7 @@ class Response:
             tool_calls=answer.tool_calls,
             model=answer.model,
             options=finished.options,
+            own_options=self._settings.own_options,
             prompt_version=prompt_version(self._settings.system_prompt),
             usage=answer.usage,
             finish_reason=answer.finish_reason,

@@ -78,11 +78,16 @@ class GeneratorSettings(BackendSettings, CourtesySettings):
     def name(self) -> str:
         return self.agent_id or ("GeneratorAgent" if self.respondent_id == "A" else "respondent_b")
 
+    @property
+    def own_options(self) -> dict[str, Any]:
+        """The sampling options that these settings make: what tells this respondent's configuration from others."""
+        return {} if self.temperature is None else {"temperature": self.temperature}
+
     def sampling(self, wanted: dict[str, Any] | None) -> dict[str, Any]:
-        """The options of one query: the settings' under the client's; only what concerns sampling."""
-        chosen: dict[str, Any] = {} if self.temperature is None else {"temperature": self.temperature}
-        chosen.update({name: value for name, value in (wanted or {}).items() if name in SAMPLING})
-        return chosen
+        """The options of one query; of the client's only what concerns sampling. A follows the client first; B is on
+        trial with its own settings, and follows the client in what they leave open."""
+        asked = {name: value for name, value in (wanted or {}).items() if name in SAMPLING}
+        return {**asked, **self.own_options} if self.respondent_id == "B" else {**self.own_options, **asked}
 
 
 SAMPLING = frozenset(

@@ -83,7 +83,6 @@ class Rewarding:
         else:
             turns = await self._sessions.turns(r.session_id, r.respondent_id, r.query_id)
             before = [said for turn in turns for said in turn.messages()]
-        config = {"model": r.model, "options": r.options, "prompt_version": r.prompt_version}
         row = {
             "response_id": r.response_id,
             "query_id": r.query_id,
@@ -93,7 +92,7 @@ class Rewarding:
             "query": r.query,
             "answer": r.answer,
             "messages": orjson.dumps([*before, {"role": "user", "content": r.query}]).decode(),
-            "config": config_name(config),
+            "config": config_name(r.config),
             "intent": intent_of(r.query, [call.tool for call in r.tool_calls if call.error is None]).value,
             "tools": len(r.tool_calls),
             "time": _asked_at(message),

@@ -198,6 +198,7 @@ async def test_a_query_may_choose_the_model_and_how_it_samples(redis_url: str) -
     assert body["model"] == "other:1b"
     assert body["options"] == {"temperature": 0.1, "seed": 7, "num_ctx": 32_000, "num_predict": 8_192}
     assert (generation.model, generation.options) == ("other:1b", {"temperature": 0.1, "seed": 7})
+    assert generation.own_options == {"temperature": 0.9}
 
 
 async def test_a_foreign_session_is_set_aside_and_its_history_is_not_used(redis_url: str, raw: redis.Redis) -> None:

@@ -134,7 +134,9 @@ async def test_a_vote_becomes_reward_with_the_configuration_and_intent_of_its_an
     async with office(redis_url, tmp_path) as on:
         writer, _ = await JournalWriter.claim(on.bus, journal_key("1-1", "A"), {}, 60, fresh=True)
         await writer.append(EntryType.COMPLETED, {})
-        await on.answered("1-1", tool_calls=[ToolCallRecord(tool="web_search", args={}, result="x", call_id="c")])
+        call = ToolCallRecord(tool="web_search", args={}, result="x", call_id="c")
+        asked = {"options": {"temperature": 1.0, "num_predict": 9}, "own_options": {"temperature": 0.5}}
+        await on.answered("1-1", tool_calls=[call], **asked)
         await on.votes("1-1", stars=4)
         await on.settled()
         (event,) = await on.rewards()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 import pytest
 from pydantic import ValidationError
@@ -18,6 +20,7 @@ from shared.contracts import (
     USER_FEEDBACK,
     AgentTransition,
     QueryReceived,
+    ResponseGeneration,
     RewardEvent,
     UserFeedback,
     canonical_tool,
@@ -134,3 +137,27 @@ def test_stars_are_one_to_five(stars: int) -> None:
 )
 def test_older_tool_names_mean_the_current_ones(name: str, args: dict[str, str], current: str) -> None:
     assert canonical_tool(name, args) == current
+
+
+def response(**values: Any) -> ResponseGeneration:
+    return ResponseGeneration.model_validate(
+        {
+            "query_id": "1-1", "response_id": "1-1:A", "session_id": "s", "user_id": "u", "respondent_id": "A",
+            "generator_id": "g", "query": "q", "answer": "a", "model": "m", "finish_reason": "stop",
+            "prompt_version": "v2", **values,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "sampling"),
+    [
+        ({"options": {"temperature": 0.5}}, {"temperature": 0.5}),
+        # a program that does not tell what is its own: bounds of an answer are never a respondent's
+        ({"options": {"temperature": 0.5, "num_predict": 9, "stop": ["x"], "seed": 7}}, {"temperature": 0.5}),
+        ({"options": {"temperature": 0.1, "top_p": 0.2}, "own_options": {"temperature": 0.9}}, {"temperature": 0.9}),
+        ({"options": {"temperature": 0.1}, "own_options": {}}, {}),
+    ],
+)
+def test_a_configuration_is_model_own_sampling_and_prompt(values: dict[str, Any], sampling: dict[str, Any]) -> None:
+    assert response(**values).config == {"model": "m", "options": sampling, "prompt_version": "v2"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.critic.critic import config_of, gradeable, instruction_of, reference_of
+from services.critic.critic import gradeable, instruction_of, reference_of
 from shared.contracts import ResponseGeneration, ToolCallRecord
 
 
@@ -72,8 +72,3 @@ def test_the_reference_is_what_tools_found_within_bounds() -> None:
     assert reference_of(response(tool_calls=calls)) == "web_search: one\n\nweb_search: two"
     assert reference_of(response()) == ""
     assert len(reference_of(response(tool_calls=[call("x" * 20_000)]))) == 8_000
-
-
-def test_a_configuration_is_model_sampling_and_prompt() -> None:
-    made = response(options={"temperature": 0.5}, prompt_version="v2")
-    assert config_of(made) == {"model": "m", "options": {"temperature": 0.5}, "prompt_version": "v2"}

@@ -38,6 +38,15 @@ def test_respondent_b_differs_in_its_name_and_its_sampling_only() -> None:
     assert GeneratorSettings(respondent_id="B", temperature=1.2).temperature == 1.2
 
 
+def test_a_follows_the_clients_sampling_and_b_its_own_settings_first() -> None:
+    asked = {"temperature": 1.0, "top_p": 0.2, "num_predict": 9, "num_ctx": 1}
+    a, b = GeneratorSettings(temperature=0.3), GeneratorSettings(respondent_id="B")
+    assert a.sampling(asked) == {"temperature": 1.0, "top_p": 0.2, "num_predict": 9}
+    assert b.sampling(asked) == {"temperature": 0.5, "top_p": 0.2, "num_predict": 9}
+    assert (a.sampling(None), b.sampling({})) == ({"temperature": 0.3}, {"temperature": 0.5})
+    assert GeneratorSettings().sampling(None) == {}
+
+
 @pytest.mark.parametrize(
     ("respondent", "participant"), [(None, "generator"), ("A", "generator"), ("B", "respondent-b")]
 )
