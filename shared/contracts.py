@@ -75,6 +75,8 @@ class QueryReceived(Payload):
     options: dict[str, Any] | None = None
     tools: list[str] | None = None
     attachments: list[dict[str, Any]] | None = None
+    # what the client put before the question, passages of files for example: the model reads it, and nothing keeps it
+    material: str | None = None
     # what follows the question in a history of the client's: its tools' results, the beginning of the answer
     following: list[ChatTurnMessage] | None = None
     client_tools: ClientTools | None = None

@@ -26,7 +26,7 @@ ONCE = "A request that is repeated with the same key asks once; another request 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 # A request may come again as long as its first one is under way; no retention is shorter than that.
 _ONCE_AT_LEAST = 60
-_LATER = frozenset({"following", "client_tools", "answer_schema", "think", "plain"})
+_LATER = frozenset({"material", "following", "client_tools", "answer_schema", "think", "plain"})
 _NAMESPACE = uuid.UUID("6f3c2f0e-9d0a-4f5e-8a53-6c6f63616c32")
 
 
@@ -34,7 +34,8 @@ _NAMESPACE = uuid.UUID("6f3c2f0e-9d0a-4f5e-8a53-6c6f63616c32")
 class Ask:
     """A validated query. `messages`: the client's own history; then nothing is stored and there is no lane.
 
-    given: what is to be kept of the request beside the query.
+    material: what the client put before the user's words, for the model alone. given: what is to be kept of the request
+    beside the query.
     """
 
     query: str
@@ -47,6 +48,7 @@ class Ask:
     options: dict[str, Any] | None = None
     tools: list[str] | None = None
     deadline_seconds: float | None = None
+    material: str | None = None
     following: list[ChatTurnMessage] | None = None
     client_tools: ClientTools | None = None
     answer_schema: dict[str, Any] | None = None
@@ -163,6 +165,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         model=ask.model,
         options=ask.options,
         tools=ask.tools,
+        material=ask.material,
         following=ask.following,
         client_tools=ask.client_tools,
         answer_schema=ask.answer_schema,

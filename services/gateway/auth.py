@@ -13,6 +13,10 @@ from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal
 from services.gateway.settings import is_loopback
 
+# By these a trusted key names the person whom it speaks for, and the chat; with any other key they mean nothing.
+USER_HEADER = "X-OpenWebUI-User-Id"
+CHAT_HEADER = "X-OpenWebUI-Chat-Id"
+
 # Documents the scheme in OpenAPI; the header is read below.
 _bearer = HTTPBearer(auto_error=False, description="An API key")
 
@@ -27,7 +31,8 @@ async def authenticated(request: Request, _documented: Annotated[Any, Depends(_b
         raise ApiError(
             401, "unauthorized", "a valid API key is needed: Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"}
         )
-    return found
+    name = request.headers.get(USER_HEADER, "")
+    return found.named(name) if found.trusted and name else found
 
 
 async def administrator(principal: Annotated[Principal, Depends(authenticated)]) -> Principal:

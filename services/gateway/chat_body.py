@@ -13,6 +13,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.gateway.accept import Ask
+from services.gateway.dressing import is_housekeeping, spoken, undressed
 from services.gateway.errors import ApiError, sentence
 from services.gateway.schemas import Options
 from shared.contracts import MAX_QUERY_CHARS, ChatToolCall, ChatTurnMessage, ClientTools
@@ -20,8 +21,6 @@ from shared.contracts import MAX_QUERY_CHARS, ChatToolCall, ChatTurnMessage, Cli
 DEFAULT_MODEL = "local2"
 # One plain call of the model: for titles, tags and whatever else a client asks behind a user's back.
 UTILITY_MODEL = "local2-utility"
-# How Open WebUI begins its prompts for titles, tags, follow-ups and search queries.
-_HOUSEKEEPING = "### Task:"
 _MOST_TOOLS = 128
 _SEEDS = 2**32
 
@@ -115,6 +114,7 @@ class ChatBody(Wire):
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
     metadata: dict[str, Any] | None = None
+    user: Any = None
 
     @property
     def legacy(self) -> bool:
@@ -122,18 +122,23 @@ class ChatBody(Wire):
         return bool(self.functions) and not self.tools
 
 
-def asked(body: ChatBody, known_models: Iterable[str]) -> Ask:
-    """The query in a request. Raises ApiError: 404 for a model that is not here, 400 for what cannot be done."""
+def asked(body: ChatBody, known_models: Iterable[str], task: str = "") -> Ask:
+    """The query in a request. `task`: what the client calls it, where it is a chore of its own, for a title or tags.
+    Raises ApiError: 404 for a model that is not here, 400 for what cannot be done."""
     if body.n not in (None, 1):
         raise bad("n: only one answer at a time", "unsupported")
     if body.logprobs:
         raise bad("logprobs: not supported", "unsupported")
     name = body.model or DEFAULT_MODEL
-    query, before, following = question(_messages(body.messages))
-    plain = name == UTILITY_MODEL or query.lstrip().startswith(_HOUSEKEEPING)
+    messages = _messages(body.messages)
+    said, before, following = question(messages)
+    task = task or (body.metadata or {}).get("task", "")
+    plain = name == UTILITY_MODEL or bool(task) or is_housekeeping(messages)
+    material, query = ("", said) if plain else undressed(said)
     functions = _functions(body)
     return Ask(
         query=query,
+        material=material or None,
         messages=before,
         following=following,
         model=backend_model(name, known_models),
@@ -193,13 +198,18 @@ def _messages(messages: Sequence[ChatMessage]) -> list[ChatTurnMessage]:
         found.append(
             ChatTurnMessage(
                 role=ROLES[message.role],
-                content=text_of(message.content, place, message.role),
+                content=_content(message, place),
                 name=message.name,
                 tool_calls=calls or None,
                 tool_call_id=answers,
             )
         )
     return found
+
+
+def _content(message: ChatMessage, place: int) -> str:
+    text = text_of(message.content, place, message.role)
+    return spoken(text) if message.role == "assistant" else text
 
 
 def arguments(called: CalledFunction) -> dict[str, Any]:

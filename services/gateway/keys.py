@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import orjson
 
@@ -27,6 +28,7 @@ ADMIN = "admin"
 # How long a link opens the console, and how long the key works that a browser gets for it.
 LINK_SECONDS = 60
 LINK_KEY_SECONDS = 7 * 86_400
+_NAME = re.compile(r"[A-Za-z0-9._@+-]{1,64}")
 # A revoked key works at most this long on another replica.
 _CACHE_SECONDS = 2.0
 _CACHE_SIZE = 10_000
@@ -34,10 +36,17 @@ _CACHE_SIZE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks."""
+    """Who asks. trusted: the key may speak for people whom it names."""
 
     user_id: str
     role: Role
+    trusted: bool = False
+
+    def named(self, name: str) -> Principal:
+        """The person whom a trusted key names. No key of anybody has that user, and no other key's people have it: a
+        key's own user has no slash, and what follows the last one is the name or its digest."""
+        known = name if _NAME.fullmatch(name) else f"={digest(name)[:40]}"
+        return Principal(f"{self.user_id}/{known}", "user", trusted=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,7 @@ class KeyRecord:
 
     start: it is an administrator's start key.
     until: when it ends, of a key that a browser was given for a one-time link; 0: never.
+    trusted: it may name the person and the chat that a request is of.
     """
 
     id: str
@@ -55,6 +65,7 @@ class KeyRecord:
     created: int
     start: bool = False
     until: int = 0
+    trusted: bool = False
 
     @property
     def lasting(self) -> bool:
@@ -62,7 +73,7 @@ class KeyRecord:
         return not self.start and not self.until
 
     def dump(self) -> bytes:
-        record = {
+        record: dict[str, Any] = {
             "id": self.id,
             "name": self.name,
             "user_id": self.user_id,
@@ -70,7 +81,9 @@ class KeyRecord:
             "created": self.created,
             "start": self.start,
         }
-        return orjson.dumps({**record, "until": self.until} if self.until else record)
+        # what the last release does not know is written only where it matters
+        marks = {"until": self.until, "trusted": self.trusted}
+        return orjson.dumps({**record, **{name: value for name, value in marks.items() if value}})
 
 
 def digest(key: str) -> str:
@@ -132,17 +145,17 @@ class Keys:
             raw = await self._connection.bus.link.call("HGET", API_KEYS, hashed)
         record = _record(raw)
         over = record is not None and record.until and record.until <= now_ms()
-        found = Principal(record.user_id, record.role) if record and not over else None
+        found = Principal(record.user_id, record.role, record.trusted) if record and not over else None
         if len(self._cache) >= _CACHE_SIZE:
             self._cache.clear()
         self._cache[hashed] = (now + _CACHE_SECONDS, found)
         return found
 
-    async def create(self, name: str, user_id: str, role: Role) -> tuple[KeyRecord, str]:
+    async def create(self, name: str, user_id: str, role: Role, *, trusted: bool = False) -> tuple[KeyRecord, str]:
         """The record, and the secret, which nobody can read again."""
         key = new_key()
         hashed = digest(key)
-        record = KeyRecord(hashed[:12], name, user_id, role, now_ms())
+        record = KeyRecord(hashed[:12], name, user_id, role, now_ms(), trusted=trusted)
         await self._connection.bus.link.call("HSET", API_KEYS, hashed, record.dump())
         self._cache.pop(hashed, None)
         return record, key

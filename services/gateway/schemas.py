@@ -135,6 +135,11 @@ class KeyBody(Body):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}$", description="Whose queries and sessions the key opens"
     )
     role: Role = "user"
+    trusted: bool = Field(
+        default=False,
+        description="It may name the person and the chat of a request: X-OpenWebUI-User-Id and X-OpenWebUI-Chat-Id, or "
+        "`user` and `metadata` of a chat completion",
+    )
 
 
 class RedeemBody(Body):

@@ -179,7 +179,7 @@ class Response:
     async def _answer(
         self, conversation: Conversation, options: dict[str, Any]
     ) -> tuple[Answer, list[Deliberation] | None]:
-        question = {"role": "user", "content": self._query.query}
+        question = {"role": "user", "content": (self._query.material or "") + self._query.query}
         if self._query.mode == "committee":
             return await self._committee(conversation, options, question)
         query = self._query

@@ -221,7 +221,11 @@ async def test_an_answer_that_never_has_the_form_is_an_error_that_is_not_asked_f
 
 
 @pytest.mark.parametrize(
-    ("model", "said"), [("local2-utility", "a title, please"), ("local2", "### Task:\nGenerate a title, please")]
+    ("model", "said"),
+    [
+        ("local2-utility", "a title, please"),
+        ("local2", "### Task:\nGenerate a title, please\n<chat_history>\nUSER: hi\n</chat_history>"),
+    ],
 )
 async def test_housekeeping_is_one_plain_call_of_the_model(place: Place, model: str, said: str) -> None:
     place.rules({"respond": {"text": "Title"}})

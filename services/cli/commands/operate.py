@@ -105,9 +105,13 @@ def add_key(
     name: Annotated[str, typer.Argument(help="What it is for")],
     user: Annotated[str, typer.Option(help="Whose queries and sessions it opens; default: the name")] = "",
     admin: Annotated[bool, typer.Option("--admin", help="May also operate the stack")] = False,
+    trusted: Annotated[
+        bool,
+        typer.Option("--trusted", help="For a program of several people: it may say whom and which chat it asks for"),
+    ] = False,
 ) -> None:
     """Makes a key and shows it once."""
-    body = {"name": name, "user_id": user or name, "role": "admin" if admin else "user"}
+    body = {"name": name, "user_id": user or name, "role": "admin" if admin else "user", "trusted": trusted}
     made = with_api(lambda api: api.post("/keys", body))
     console.print(f"id {made['id']}, user {made['user_id']}; the key is shown only now:", highlight=False)
     print(made["key"])
@@ -127,9 +131,10 @@ def list_keys(as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    table = Table("id", "name", "user", "role", "made")
+    table = Table("id", "name", "user", "role", "trusted", "made")
     for row in found:
-        table.add_row(*(printable(str(row.get(k, ""))) for k in ("id", "name", "user_id", "role")), ago(row["created"]))
+        words = [printable(str(row.get(k, ""))) for k in ("id", "name", "user_id", "role")]
+        table.add_row(*words, "yes" if row.get("trusted") else "", ago(row["created"]))
     console.print(table)
 
 

@@ -23,6 +23,7 @@ class StoredKey(BaseModel):
     user_id: str = Field(min_length=1, max_length=200)
     role: Literal["admin", "user"]
     created: int = Field(ge=0)
+    trusted: bool = False
 
 
 class KeysSection(KeptHere):
@@ -35,6 +36,7 @@ class KeysSection(KeptHere):
     async def export(self) -> AsyncIterator[Sequence[Record]]:
         yield [
             {"sha256": hashed, "name": k.name, "user_id": k.user_id, "role": k.role, "created": k.created}
+            | ({"trusted": True} if k.trusted else {})
             for hashed, k in await self._gateway.keys.stored()
             if k.lasting
         ]
@@ -58,7 +60,7 @@ class KeysSection(KeptHere):
                 "HSETNX",
                 API_KEYS,
                 key.sha256,
-                KeyRecord(key.sha256[:12], key.name, key.user_id, key.role, key.created).dump(),
+                KeyRecord(key.sha256[:12], key.name, key.user_id, key.role, key.created, trusted=key.trusted).dump(),
             )
             for key in keys
         ]

@@ -16,7 +16,8 @@ from services.gateway.schemas import KeyBody, RedeemBody, told
 
 router = APIRouter(route_class=JsonRoute, prefix="/keys", tags=["keys"])
 
-_KEY = {"id": "0f1e2d3c4b5a", "name": "Ann's laptop", "user_id": "ann", "role": "user", "created": 1700000000000}
+_KEY = {"id": "0f1e2d3c4b5a", "name": "Ann's laptop", "user_id": "ann", "role": "user", "created": 1700000000000,
+        "trusted": False}  # fmt: skip
 
 
 def _shown(record: KeyRecord) -> dict[str, Any]:
@@ -26,6 +27,7 @@ def _shown(record: KeyRecord) -> dict[str, Any]:
         "user_id": record.user_id,
         "role": record.role,
         "created": record.created,
+        "trusted": record.trusted,
     }
     return {**shown, "until": record.until} if record.until else shown
 
@@ -34,7 +36,7 @@ def _shown(record: KeyRecord) -> dict[str, Any]:
              responses=told("The key", {**_KEY, "key": "l2_…"}, 400, 403, 415, 422, 503, status=201))  # fmt: skip
 async def create(body: KeyBody, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
-        record, secret = await gateway.keys.create(body.name, body.user_id, body.role)
+        record, secret = await gateway.keys.create(body.name, body.user_id, body.role, trusted=body.trusted)
     return reply({**_shown(record), "key": secret}, 201, {"Cache-Control": "no-store"})
 
 
