@@ -67,6 +67,9 @@ class Ask:
         # a request without them has the digest that the last release gave it
         said = {name: value for name, value in said.items() if name not in _LATER or value not in (None, False)}
         said["messages"] = said["messages"] or []
+        if self.given:
+            # the same question in another form of request is told in another form
+            said["given"] = self.given
         return digest(orjson.dumps(said, default=_fields, option=orjson.OPT_SORT_KEYS).decode())
 
 

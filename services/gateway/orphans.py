@@ -20,18 +20,22 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 
+# The user, what was asked, and of which model.
+_Key = tuple[str, str, str | None]
+
+
 class Orphans:
     """Of one gateway process: a request that comes again at another one begins a run of its own."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._waiting: dict[tuple[str, str], tuple[QueryRecord, asyncio.TimerHandle]] = {}
+        self._waiting: dict[_Key, tuple[QueryRecord, asyncio.TimerHandle]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
-    def leave(self, record: QueryRecord) -> None:
-        """The client of a run has gone."""
+    def leave(self, record: QueryRecord, model: str | None) -> None:
+        """The client of a run has gone. `model`: the one that it asked for."""
         seconds = self._gateway.settings.client_gone_seconds
-        key = (record.user_id, record.asked)
+        key = (record.user_id, record.asked, model)
         if seconds == 0 or self._gateway.stopping:
             return
         if (before := self._waiting.pop(key, None)) is not None:
@@ -40,15 +44,15 @@ class Orphans:
         timer = asyncio.get_running_loop().call_later(seconds, self._over, key)
         self._waiting[key] = record, timer
 
-    def take(self, user_id: str, asked: str) -> QueryRecord | None:
+    def take(self, user_id: str, asked: str, model: str | None) -> QueryRecord | None:
         """The run of the same request that somebody has just left; it is somebody's again."""
-        found = self._waiting.pop((user_id, asked), None)
+        found = self._waiting.pop((user_id, asked, model), None)
         if found is None:
             return None
         found[1].cancel()
         return found[0]
 
-    def _over(self, key: tuple[str, str]) -> None:
+    def _over(self, key: _Key) -> None:
         record, _ = self._waiting.pop(key)
         self._stop(record)
 

@@ -195,3 +195,21 @@ async def test_the_same_request_again_joins_the_run_that_was_left(place: Place) 
     done = await place.ann.chat.completions.create(model="local2", messages=messages)
     assert done.choices[0].message.content == "one two three"
     assert len(place.sent) == 1
+
+
+@pytest.mark.parametrize("another", ["form", "model"])
+async def test_the_same_question_in_another_form_or_to_another_model_is_another_request(
+    place: Place, another: str
+) -> None:
+    place.rules({"times": 1, "respond": {"text": ["one ", "two"], "pace": 30}}, {"respond": {"text": "mine"}})
+    impatient = place.ann.with_options(timeout=0.3, max_retries=0)
+    messages: Any = [{"role": "user", "content": "x"}]
+    with pytest.raises(openai.APITimeoutError):
+        await impatient.chat.completions.create(model="local2", messages=messages)
+    if another == "form":
+        told = (await place.ann.responses.create(model="local2", input="x")).output_text
+    else:
+        done = await place.ann.chat.completions.create(model="gemma4:e4b", messages=messages)
+        told = done.choices[0].message.content or ""
+    assert told == "mine"
+    await place.on.server.wait_until(lambda server: len(server.aborted) == 1, 10)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Protocol
@@ -120,17 +120,19 @@ def _spoken_for(request: Request, user: Principal, body: ChatBody) -> Principal:
 
 async def _taken(gateway: Gateway, orphans: Orphans, origin: Origin, ask: Ask) -> QueryRecord:
     """The run of a request: a new one, or that of the same request whose client has just gone."""
-    left = orphans.take(origin.principal.user_id, ask.digest()) if origin.idempotency_key is None else None
-    return left or await accept(gateway, origin, ask)
+    if origin.idempotency_key is None:
+        left = orphans.take(origin.principal.user_id, ask.digest(), ask.model)
+        if left is not None:
+            return left
+    return await accept(gateway, origin, ask)
 
 
 def _named(record: QueryRecord) -> dict[str, str]:
     return {"X-Query-Id": record.query_id, "X-Request-Id": record.query_id}
 
 
-def _stream(gateway: Gateway, record: QueryRecord, teller: Teller, orphans: Orphans | None = None) -> Response:
-    """`orphans`: where the run is left when its client goes; None: it goes on."""
-    left = partial(orphans.leave, record) if orphans else None
+def _stream(gateway: Gateway, record: QueryRecord, teller: Teller, left: Callable[[], None] | None = None) -> Response:
+    """`left`: what happens when the client goes; None: the run goes on."""
     return EventStream(gateway, _events(gateway, record, teller), _named(record), left)
 
 
@@ -176,12 +178,13 @@ async def chat(
     user = _spoken_for(request, user, body)
     ask = asked(body, await _models(gateway), request.headers.get(TASK_HEADER, ""))
     record = await _taken(gateway, orphans, Origin(user, idempotency_key, traceparent), ask)
+    left = partial(orphans.leave, record, ask.model)
     name = body.model or DEFAULT_MODEL
     if body.stream:
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
         chunks = Chunks(record.query_id, name, include_usage, whole=ask.whole, legacy=body.legacy)
-        return _stream(gateway, record, chunks, orphans)
-    shown = await finished(request, gateway, record, partial(orphans.leave, record))
+        return _stream(gateway, record, chunks, left)
+    shown = await finished(request, gateway, record, left)
     answer = completion(record.query_id, name, shown, int(time.time()), whole=ask.whole, legacy=body.legacy)
     return reply(answer, headers=_named(record))
 
@@ -208,11 +211,12 @@ async def respond(
     kept = {"items": items, "repeated": body.repeated(), "whole": ask.whole, "stored": body.store is not False}
     ask = replace(ask, given=orjson.dumps(kept).decode())
     record = await _taken(gateway, orphans, Origin(user, idempotency_key, traceparent), ask)
+    left = partial(orphans.leave, record, ask.model)
     if body.stream:
-        return _stream(gateway, record, _answering(record), None if body.background else orphans)
+        return _stream(gateway, record, _answering(record), None if body.background else left)
     if body.background:
         return reply(_answering(record).shown, headers=_named(record))
-    await finished(request, gateway, record, partial(orphans.leave, record))
+    await finished(request, gateway, record, left)
     return reply((await _read(gateway, record)).shown, headers=_named(record))
 
 
