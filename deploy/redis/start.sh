@@ -6,7 +6,9 @@ umask 077
 here=$(dirname "$0")
 users=${TMPDIR:-/tmp}/users.acl
 
-for name in LOCAL2_REDIS_PASSWORD LOCAL2_REDIS_WEB_PASSWORD; do
+# One user for each tool worker that touches the outside: LOCAL2_REDIS_WEB_SEARCH_PASSWORD is for web_search.
+tools=$(env | sed -n 's/^\(LOCAL2_REDIS_WEB_[A-Z0-9_][A-Z0-9_]*_PASSWORD\)=.*/\1/p' | sort | tr '\n' ' ')
+for name in LOCAL2_REDIS_PASSWORD $tools; do
 	value=$(printenv "$name" || true)
 	case $value in
 	'' | *[!A-Za-z0-9]*)
@@ -21,17 +23,35 @@ case ${LOCAL2_REDIS_SCALER_PASSWORD:-} in
 	exit 1
 	;;
 esac
+if [ -n "$(for name in $tools; do printenv "$name"; done | sort | uniq -d)" ]; then
+	echo "two of these are the same, so that whoever takes over one tool worker can be the other: $tools" \
+		"(make env adds to .env what is missing there)" >&2
+fi
 
 # One line per user, without comments; the passwords never appear in a command line.
-awk '
+awk -v tools="$tools" '
+	function write_user(rules, user, password) {
+		gsub("WEB_TOOL", user, rules)
+		gsub("TOOL_PASSWORD", password, rules)
+		printf "%s\n", rules
+	}
+	function end_user(  names, count, at, user) {
+		if (rules ~ /^user WEB_TOOL /) {
+			count = split(tools, names, " ")
+			for (at = 1; at <= count; at++) {
+				user = tolower(names[at])
+				gsub(/^local2_redis_|_password$/, "", user)
+				write_user(rules, user, ENVIRON[names[at]])
+			}
+		} else if (rules != "" && !(rules ~ /^user scaler / && ENVIRON["LOCAL2_REDIS_SCALER_PASSWORD"] == "")) {
+			write_user(rules, "", "")
+		}
+	}
 	/^#/ || /^[ \t]*$/ { next }
-	/^user / { left_out = $2 == "scaler" && ENVIRON["LOCAL2_REDIS_SCALER_PASSWORD"] == "" }
-	left_out { next }
-	{ gsub("SCALER_PASSWORD", ENVIRON["LOCAL2_REDIS_SCALER_PASSWORD"]) }
-	{ gsub("CORE_PASSWORD", ENVIRON["LOCAL2_REDIS_PASSWORD"]); gsub("WEB_PASSWORD", ENVIRON["LOCAL2_REDIS_WEB_PASSWORD"]) }
-	/^[ \t]/ { printf " %s", $0; next }
-	{ printf "%s%s", separator, $0; separator = "\n" }
-	END { print "" }
+	{ gsub("SCALER_PASSWORD", ENVIRON["LOCAL2_REDIS_SCALER_PASSWORD"]); gsub("CORE_PASSWORD", ENVIRON["LOCAL2_REDIS_PASSWORD"]) }
+	/^[ \t]/ { rules = rules " " $0; next }
+	{ end_user(); rules = $0 }
+	END { end_user() }
 ' "$here/users.acl" >"$users"
 
 # Above its own limit the server refuses writes; above the container's it would be killed. The other half is for

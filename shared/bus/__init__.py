@@ -6,7 +6,7 @@ from shared.bus.follow import START, Follower, next_page
 from shared.bus.link import Link
 from shared.bus.port import BusFull, Command, ConnectionLost, Port, Reply, ReplyError, Script
 from shared.bus.slots import Delivery
-from shared.bus.streams import Bus, Entry, GroupState, StreamState, order
+from shared.bus.streams import Bus, Entry, GroupState, StreamState, grouping, order
 from shared.bus.tail import Tail
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Script",
     "StreamState",
     "Tail",
+    "grouping",
     "next_page",
     "open_bell",
     "order",

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from shared.bus.port import ReplyError
 from shared.bus.scripts import HAND_OVER, KEEP, REAP, TRIM
 from shared.bus.slots import Delivery, Slots
-from shared.bus.streams import Bus, Entry, entries
-from shared.errors import Fenced
+from shared.bus.streams import Bus, Entry, entries, grouping
+from shared.errors import Fenced, TransientError
 
 # Whatever a leaving replica still holds is given to this consumer: it is anybody's.
 HEIR = "handover"
@@ -77,11 +77,17 @@ class Claims:
         self.orphaned: dict[str, bool] = {}
 
     async def begin(self) -> None:
-        """Makes the groups. From id 0: what was written before a group existed, or after a flush, is work too."""
+        """Makes the groups, or finds that they are there where this user of Redis may make none.
+
+        Raises TransientError when somebody else has still to make one.
+        """
         self._renewed = asyncio.get_running_loop().time()
-        creating = [("XGROUP", "CREATE", name, self._group, "0", "MKSTREAM") for name in self._streams]
-        for reply in await self._bus.pulse.pipe_raw(creating):
-            if isinstance(reply, ReplyError) and reply.code != "BUSYGROUP":
+        made = await self._bus.pulse.pipe_raw([grouping(name, self._group) for name in self._streams])
+        for stream, reply in zip(self._streams, made, strict=True):
+            if isinstance(reply, ReplyError) and reply.code == "NOPERM":
+                if not await self._bus.grouped(stream, self._group):
+                    raise TransientError(f"its group on {stream} has still to be made by a participant who may")
+            elif isinstance(reply, ReplyError) and reply.code != "BUSYGROUP":
                 raise reply
 
     async def beat(self, slots: Slots) -> list[Delivery]:

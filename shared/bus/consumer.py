@@ -213,8 +213,11 @@ class Consumer:
         if not isinstance(exc, ReplyError) or exc.code != "NOGROUP":
             log.error("bus.read_failed", error=str(exc))
             await asyncio.sleep(self._heartbeat)
-        with contextlib.suppress(TransientError, ReplyError):
+        try:
             await self._claims.begin()
+        except (TransientError, ReplyError) as failure:
+            log.warning("bus.group_failed", reason=str(failure))
+            await asyncio.sleep(self._heartbeat)
 
     async def _unblock(self) -> bool:
         """Ends the read in progress; False when it does not wait in Redis."""

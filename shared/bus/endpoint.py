@@ -96,6 +96,13 @@ class Endpoint:
             *(tuple(options.items()), username, password),
         )
 
+    @property
+    def named(self) -> bool:
+        """Whether it says which of the server's users this is."""
+        parts = urlsplit(self.url)
+        user = parts.username or dict(parse_qsl(parts.query)).get("username")
+        return user not in (None, "", "default")
+
     def server(self, address: Address) -> str:
         """The URL of one server, with the credentials of all."""
         login = f"{self.userinfo}@" if self.userinfo else ""

@@ -178,6 +178,14 @@ def nothing_key(stream: str) -> str:
     return once_key(DEAD_LETTER.stream, f"{stream}:nothing")
 
 
+LETTERS_SEEN = _family(
+    "letters-seen",
+    "string",
+    "the newest dead letter of which is known that it is not forged",
+    owner="the janitor",
+    lasting="no",
+).key()
+
 _RESULT = _family(
     f"result:{{{TOOL_REQUEST.stream}.<tool>}}:<call_id>",
     "string",

@@ -15,12 +15,14 @@ from shared.bus.cluster import ClusterLink
 from shared.bus.cluster_reads import ClusterReader, ClusterTailer
 from shared.bus.endpoint import Endpoint
 from shared.bus.keys import KNOWN_TOOLS, once_key, stream_key
+from shared.bus.letters import drop_forged, forged, letter_name
 from shared.bus.link import Link
 from shared.bus.port import Command, ConnectionLost, Port, Reader, Reply, ReplyError, Script, loading, missing, there
 from shared.bus.scripts import PUBLISH_ONCE
 from shared.bus.sentinel import SentinelLink
 from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, Outgoing, Subject
 from shared.envelope import Envelope
+from shared.errors import DecodeError
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -82,6 +84,8 @@ class Bus:
         self.block = min(2.0, 2 * timeout)
         self._clock = BusClock()
         endpoint = Endpoint.parse(url)
+        # a server without users lets everybody do everything
+        self._users = endpoint.named
         names = [f"{source}:{kind}" for kind in ("commands", "pulse", "groups", "tail")]
         self._opening: list[AbstractAsyncContextManager[Any]]
         if endpoint.kind == "cluster":
@@ -239,17 +243,19 @@ class Bus:
             fields=dict(zip(readable[::2], readable[1::2], strict=True)),
             raw=raw,
         )
-        return self.publishing(DEAD_LETTER.of(letter, once=f"{stream}:{group}:{entry_id}"))
+        return self.publishing(DEAD_LETTER.of(letter, once=letter_name(letter)))
 
     async def replay(self, dead_id: str) -> str | None:
         """Puts a dead letter's original fields back on its stream and removes it; None when there is none.
 
-        Raises DecodeError when the dead letter itself is malformed.
+        Raises DecodeError when the dead letter itself is malformed, or forged.
         """
         found = await self.range(DEAD_LETTER.stream, dead_id, dead_id)
         if not found:
             return None
         letter = DEAD_LETTER.decode(Envelope.parse(DEAD_LETTER.name, *found[0]))
+        if self._users and await forged(self.link, found):
+            raise DecodeError(f"nobody who may read {letter.stream} has set an entry of it aside so: it is forged")
         fields: list[str | bytes]
         if letter.raw is not None:
             fields = [base64.b64decode(field) for field in letter.raw]
@@ -259,6 +265,11 @@ class Bus:
         entry_id = await self.link.call(*PUBLISH_ONCE((letter.stream, key), RETENTION, 0, *fields))
         await self.drop(dead_id)
         return str(entry_id.decode())
+
+    async def drop_forged(self) -> None:
+        """Removes the dead letters that nobody vouches for, of those that have come since the last look."""
+        if self._users:
+            await drop_forged(self.link)
 
     async def drop(self, dead_id: str) -> bool:
         """Removes a dead letter; False when there is none."""
@@ -318,6 +329,8 @@ class Bus:
                 ("XGROUP", "CREATE", stream, "nobody", "0", "MKSTREAM"),
                 ("XGROUP", "DESTROY", stream, "nobody"),
                 *(("XADD", stream, entry_id, *fields) for entry_id, fields in kept),
+                # no id that has been given comes again: what was seen up to one stays seen
+                ("XSETID", stream, max([f"{self.now_ms()}-0", *(entry_id for entry_id, _ in kept)], key=order)),
             ]
         )
         log.error("bus.stream_unblocked", stream=stream, kept=len(kept))
@@ -345,6 +358,10 @@ class Bus:
             if not isinstance(rows, ReplyError) and all(row["idle"] > silent_ms for row in map(_pairs, rows))
         ]
 
+    async def grouped(self, stream: str, group: str) -> bool:
+        """Whether a stream has this group."""
+        return any(row["name"] == group.encode() for row in await self._groups(stream))
+
     async def _groups(self, stream: str) -> list[dict[str, Any]]:
         (raw,) = await self.link.pipe_raw([("XINFO", "GROUPS", stream)])
         return [] if isinstance(raw, ReplyError) else [_pairs(row) for row in raw]
@@ -357,6 +374,11 @@ class Bus:
                 return str(summary[1].decode())
         ms, seq = order(row["last-delivered-id"].decode())
         return f"{ms}-{seq + 1}"
+
+
+def grouping(stream: str, group: str) -> Command:
+    """Makes a group. From id 0: what was written before it existed, or after a flush, is work too."""
+    return ("XGROUP", "CREATE", stream, group, "0", "MKSTREAM")
 
 
 def event_length(subject: str) -> int | None:

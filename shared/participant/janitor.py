@@ -8,9 +8,9 @@ from typing import Any
 from shared.bus import Bus, ReplyError
 from shared.bus.claims import Watch
 from shared.bus.keys import JANITOR
-from shared.contracts import Subject
+from shared.contracts import DEAD_LETTER, Subject
 from shared.errors import TransientError
-from shared.participant.ration import ration
+from shared.participant.ration import bound_requests, ration
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -80,10 +80,14 @@ class Janitor:
         if not self._watch.look(now):
             self._absent.clear()
         await ration(self._bus)
-        for subject in await self._bus.subjects():
+        subjects = await self._bus.subjects()
+        await bound_requests(self._bus, subjects)
+        for subject in subjects:
             try:
                 if subject.kind == "event":
                     await self._bus.unblock_stream(subject.stream)
+                if subject.name == DEAD_LETTER.name:
+                    await self._bus.drop_forged()
                 abandoned = await self._abandoned(subject, now) if subject.kind == "work" else ()
                 await self._bus.trim(subject, spare_ms=_SPARE_MS, abandoned=abandoned)
             except ReplyError as exc:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 from shared.bus import Bus, Command
 from shared.bus.keys import OURS, rationed
-from shared.contracts import DEAD_LETTER
+from shared.contracts import DEAD_LETTER, TOOL_REQUEST, Subject
+from shared.participant.registry import outside
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -22,6 +24,9 @@ log = get_logger()
 _SCARCE = 0.75
 _SHARE = 1 / 16
 _PAGE = 1_000
+# What waits for a worker outside, and the names of those who read it, are never more than so many bytes: whoever looks
+# at a stream is told all names.
+_WAITING = 16_000_000
 
 
 async def ration(bus: Bus) -> int:
@@ -53,6 +58,15 @@ async def ration(bus: Bus) -> int:
         for start in range(0, len(gone), _PAGE):
             await bus.link.pipe([await _removal(bus, key) for _, key in gone[start : start + _PAGE]])
     return removed
+
+
+async def bound_requests(bus: Bus, subjects: Sequence[Subject[Any]]) -> None:
+    """Removes what waits for workers outside when it is too much; the registry's readers make their groups anew."""
+    streams = [s.stream for s in subjects if outside(s.name.removeprefix(f"{TOOL_REQUEST.name}."))]
+    for stream, size in zip(streams, await _sizes(bus, [stream.encode() for stream in streams]), strict=True):
+        if size > _WAITING:
+            log.error("bus.requests_removed", stream=stream, bytes=size)
+            await bus.link.call("UNLINK", stream)
 
 
 async def _sizes(bus: Bus, keys: Sequence[bytes]) -> list[int]:

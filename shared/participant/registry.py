@@ -12,8 +12,9 @@ from typing import Any
 
 import orjson
 
-from shared.bus import Bus, Command, Port, ReplyError
+from shared.bus import Bus, Command, Port, ReplyError, grouping
 from shared.bus.keys import KNOWN_TOOLS, REPLICAS, replica_key
+from shared.contracts import TOOL_REQUEST
 from shared.errors import TransientError
 from shared.telemetry.logging import get_logger
 
@@ -24,6 +25,7 @@ RELEASE = 2
 # A name that models and users can use. So many are remembered.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST_TOOLS = 1_000
+_OUTSIDE = "web_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,20 @@ class ReplicaInfo:
     release: int = 0
 
 
+def outside(participant: str) -> bool:
+    """Whether a participant touches the outside: by its name. It may be in somebody else's hands, so that nothing it
+    says counts beyond the one tool that is named like it."""
+    return participant.startswith(_OUTSIDE)
+
+
 _FIELDS = frozenset(item.name for item in fields(ReplicaInfo))
 # Of the others: numbers.
 _KINDS: dict[str, type] = {"participant": str, "replica": str, "state": str, "tools": list, "facts": dict}
 
 
-def _parsed(value: bytes) -> ReplicaInfo | None:
-    """What a replica wrote, without what a newer version says in addition; None when it is not readable."""
+def _parsed(member: str, value: bytes) -> ReplicaInfo | None:
+    """What a replica wrote under its own name, without what a newer version says in addition; None when it is not
+    readable, or speaks of another replica: who may write under a name, Redis sees to."""
     try:
         written = orjson.loads(value)
         info = ReplicaInfo(**{name: written[name] for name in _FIELDS & written.keys()})
@@ -60,7 +69,9 @@ def _parsed(value: bytes) -> ReplicaInfo | None:
         return None
     # one that writes nonsense must not stop those who read it
     right = all(isinstance(getattr(info, name), _KINDS.get(name, int)) for name in _FIELDS)
-    return info if right and all(isinstance(schema, dict) for schema in info.tools) else None
+    if not right or not all(isinstance(schema, dict) for schema in info.tools):
+        return None
+    return info if f"{info.participant}/{info.replica}" == member else None
 
 
 def announcing(info: ReplicaInfo, ttl_ms: int) -> list[Command]:
@@ -146,14 +157,28 @@ class Registry:
         gone = [member for member, value in zip(members, values, strict=True) if value is None]
         if gone:
             await self._bus.link.pipe_raw([("ZREM", REPLICAS, *gone)])
-        found = [info for value in values if isinstance(value, bytes) and (info := _parsed(value)) is not None]
+        found = [
+            info
+            for member, value in zip(members, values, strict=True)
+            if isinstance(value, bytes) and (info := _parsed(member, value)) is not None
+        ]
         return sorted(found, key=lambda info: (info.participant, info.started, info.replica))
 
     async def _remember(self, names: Sequence[str]) -> None:
-        """Notes the names of tools for the time when nobody serves them. A tool worker need not be allowed to."""
+        """Notes the names of tools for the time when nobody serves them. A tool worker need not be allowed to.
+
+        Workers outside may make no groups, whose names cost memory that Redis does not count: they are made here.
+        """
         if not names:
             return
-        known, count = await self._bus.link.pipe_raw([("SMISMEMBER", KNOWN_TOOLS, *names), ("SCARD", KNOWN_TOOLS)])
+        workers = sorted({info.participant for info in self._snapshot if outside(info.participant)})
+        known, count, *_ = await self._bus.link.pipe_raw(
+            [
+                ("SMISMEMBER", KNOWN_TOOLS, *names),
+                ("SCARD", KNOWN_TOOLS),
+                *(grouping(TOOL_REQUEST.for_tool(worker).stream, worker) for worker in workers),
+            ]
+        )
         if isinstance(known, ReplyError):
             if known.code == "WRONGTYPE":
                 await mend(self._bus.link)
@@ -166,8 +191,8 @@ class Registry:
         return [info for info in await self.replicas() if info.participant == participant]
 
     async def mixed(self) -> bool:
-        """Whether a process of an earlier release is among the live ones, as during a rolling update."""
-        return any(info.release < RELEASE for info in await self.replicas())
+        """Whether a live process that reads records is of an earlier release, as during a rolling update."""
+        return any(info.release < RELEASE for info in await self.replicas() if not outside(info.participant))
 
     async def tools(self) -> dict[str, dict[str, Any]]:
         """Schemas (OpenAI form) of the tools that a live worker offers to models, by name."""
@@ -199,6 +224,7 @@ def _served(replicas: Sequence[ReplicaInfo]) -> dict[str, dict[str, Any]]:
         for schema in info.tools if info.state == "ready" else ():
             function = schema.get("function")
             name = function.get("name") if isinstance(function, dict) else None
-            if isinstance(name, str) and _NAME.fullmatch(name):
+            own = name == info.participant or not outside(info.participant)
+            if own and isinstance(name, str) and _NAME.fullmatch(name):
                 found.setdefault(name, schema)
     return found

@@ -37,6 +37,7 @@ from shared.envelope import Envelope, Message
 from shared.errors import DecodeError, ToolError
 from shared.participant.deadlines import Deadlines
 from shared.participant.inbox import inbox_length
+from shared.participant.registry import outside
 from shared.participant.service import Context, Service, Subscription, Work, bound, receive
 from shared.participant.settings import Settings
 from shared.participant.tool_watch import watched_call, watching
@@ -439,6 +440,8 @@ async def open_tools(context: Context[S], build: BuildTools[S]) -> AsyncIterator
 
     cancelled = Cancelled()
     works = [ToolWork(tool.name, tool.args, lambda: current, cancelled, internal=tool.internal) for tool in tools]
+    if outside(context.participant) and [tool.name for tool in tools] != [context.participant]:
+        raise TypeError(f"{context.participant} must serve one tool, of its own name: nobody hears of another one")
     schemas = [tool.schema(context.participant) for tool in tools]
     context.tools = [schema.model_dump(exclude_none=True) for schema in schemas]
 

@@ -1,30 +1,40 @@
-"""What somebody can do who has taken over a web worker, and holds the password of the user `web`: every command of the
-server on every kind of key, and the attacks that do not show in a list of rights."""
+"""What somebody can do who has taken over a web worker, and holds the password of its user: every command of the server
+on every kind of key, and the attacks that do not show in a list of rights."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import redis
+from pydantic import BaseModel
 from support.acl_redis import AclRedis, acl_redis
+from support.waiting import eventually
 
 import services.critic.service
 import services.gateway.service
 import services.generator.service
 import services.memory.service  # noqa: F401 (all scripts that there are)
-from shared.bus import Bus
+from shared.bus import Bus, Command, Consumer, Delivery, Route
 from shared.bus.keys import FAMILIES, rationed
 from shared.bus.port import Script
-from shared.contracts import PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT
+from shared.contracts import DEAD_LETTER, PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, ToolRequest
+from shared.errors import DecodeError
 from shared.participant.janitor import Janitor
 from shared.participant.ration import _above, ration
+from shared.participant.registry import RELEASE, Registry, ReplicaInfo, announcing
+from shared.participant.service import open_context
+from shared.participant.settings import Settings
+from shared.participant.tool import Tool, ToolResult, open_tools
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "containers.md"
 NO_KEY = "no key"
@@ -39,14 +49,21 @@ PLACES = {
     "engram_id": ["1-1:A"],
     "call_id": ["c"],
     "sums": ["counts"],
-    "participant": ["web_search", "generator"],
-    "tool": ["web_search", "search_memory"],
+    "participant": ["web_search", "web_fetch", "generator"],
+    "tool": ["web_search", "web_fetch", "search_memory"],
     "subject": [
         *(subject.name for subject in SUBJECTS),
-        *(f"{base.name}.{tool}" for base in (TOOL_REQUEST, TOOL_RESULT) for tool in ("web_search", "search_memory")),
+        *(
+            f"{base.name}.{tool}"
+            for base in (TOOL_REQUEST, TOOL_RESULT)
+            for tool in ("web_search", "web_fetch", "search_memory")
+        ),
     ],
     "stream": ["local2:dead.letter", "local2:query.received"],
-    "name": ["local2:tool.request.web_search:web_search:1-1", "local2:query.received:generator:1-1"],
+    "name": [
+        *(f"local2:tool.request.{tool}:{tool}:1-1" for tool in ("web_search", "web_fetch")),
+        "local2:query.received:generator:1-1",
+    ],
 }
 # Commands whose keys do not stand at fixed places.
 MOVABLE = {
@@ -77,7 +94,7 @@ def admin(users: AclRedis) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def web(users: AclRedis) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(users.web) as client:
+    with redis.Redis.from_url(users.web_search) as client:
         yield client
 
 
@@ -126,14 +143,14 @@ def words(name: str, row: Any, key: str) -> list[str] | None:
     return said + ["1"] * (arity - len(said))
 
 
-def allowed(admin: redis.Redis, said: list[str]) -> bool:
-    told = admin.execute_command("ACL", "DRYRUN", "web", *said)
+def allowed(admin: redis.Redis, user: str, said: list[str]) -> bool:
+    told = admin.execute_command("ACL", "DRYRUN", user, *said)
     assert told == b"OK" or b"has no permissions" in told, (said, told)
     return bool(told == b"OK")
 
 
 def documented() -> dict[str, set[str]]:
-    """The table of the docs: key → commands."""
+    """The table of the docs: key → commands. It is written for web_search."""
     table = PAGE.read_text(encoding="utf-8").partition("<!-- what web may -->")[2].partition("<!-- until here -->")[0]
     found: dict[str, set[str]] = {}
     for line in table.strip().splitlines()[2:]:
@@ -142,7 +159,11 @@ def documented() -> dict[str, set[str]]:
     return found
 
 
-def test_every_command_on_every_kind_of_key_is_refused_but_those_of_the_docs(admin: redis.Redis) -> None:
+OTHER = {"web_search": "web_fetch", "web_fetch": "web_search"}
+
+
+@pytest.mark.parametrize("user", OTHER)
+def test_every_command_on_every_kind_of_key_is_refused_but_those_of_the_docs(admin: redis.Redis, user: str) -> None:
     rows = commands(admin)
     assert len(rows) > 200
     found: dict[str, set[str]] = defaultdict(set)
@@ -151,13 +172,16 @@ def test_every_command_on_every_kind_of_key_is_refused_but_those_of_the_docs(adm
             said = words(name, row, key)
             if said is None:
                 plain = [*name.split("|")]
-                if allowed(admin, plain + ["1"] * (abs(row[1]) - len(plain))):
+                if allowed(admin, user, plain + ["1"] * (abs(row[1]) - len(plain))):
                     found[NO_KEY].add(name)
                 break
-            if allowed(admin, said):
+            if allowed(admin, user, said):
                 found[key.removeprefix(PREFIX)].add(name)
     # what is gone from the command list of newer servers, and what only they have, is none of them
-    assert dict(found) == documented()
+    places = {"web_search": user, "web_fetch": OTHER[user]}
+    assert dict(found) == {
+        re.sub("|".join(places), lambda name: places[name[0]], key): can for key, can in documented().items()
+    }
 
 
 def test_no_script_of_the_bus_keeps_redis_busy_whatever_it_is_given(
@@ -169,7 +193,7 @@ def test_no_script_of_the_bus_keeps_redis_busy_whatever_it_is_given(
     once = "local2:once:{local2:dead.letter}:local2:tool.request.web_search:x"
     for n in range(3_000):
         core.xadd(stream, {"payload": "a" * 100 if n % 2 else str(n)})
-    web.xgroup_create(stream, "web_search", "0")
+    core.xgroup_create(stream, "web_search", "0")
     web.xreadgroup("web_search", "r1", {stream: ">"}, count=3_000)
     hostile = ["web_search", "r1", "r1", "999999999999", "-1", "1e308", "nan", "", "0-0", "+", "x" * 100_000]
     watching = core.pipeline(transaction=False)
@@ -209,6 +233,17 @@ def test_the_scripts_of_others_do_nothing_for_the_web(core: redis.Redis, web: re
         ("HINCRBY", "local2:starts", "generator", "1000"),
         ("INCR", "local2:starts:generator"),
         ("SET", "local2:result:{local2:tool.request.search_memory}:c", "forged"),
+        ("SET", "local2:result:{local2:tool.request.web_fetch}:c", "forged"),
+        ("XRANGE", "local2:tool.request.web_fetch", "-", "+"),
+        ("XADD", "local2:tool.result.web_fetch", "*", "payload", "{}"),
+        ("XREAD", "STREAMS", "local2:inbox:web_fetch:r1", "0"),
+        ("DEL", "local2:inbox:web_fetch:r1"),
+        ("SET", "local2:replica:web_fetch:r1", "{}"),
+        ("HGETALL", "local2:settings:web_fetch"),
+        ("SET", "local2:settings-schema:web_fetch", "{}"),
+        ("XGROUP", "CREATE", "local2:tool.request.web_search", "x", "0", "MKSTREAM"),
+        ("SET", "local2:once:{local2:dead.letter}:local2:tool.request.web_fetch:web_fetch:1-1", "1-1"),
+        ("SET", "local2:letters-seen", "9-9"),
         ("XADD", "local2:tool.request.web_search", "*", "payload", "{}"),
         ("XADD", "local2:junk", "*", "a", "b"),
         ("SET", "local2:once:{local2:dead.letter}:local2:query.received:generator:1-1", "1-1"),
@@ -225,10 +260,9 @@ def test_what_it_could_do_once_is_refused(web: redis.Redis, command: tuple[str, 
 WAYS = [
     ("SET", "local2:result:{{local2:tool.request.web_search}}:{n}", "JUNK"),
     ("SET", "local2:replica:web_search:{n}", "JUNK"),
-    ("SET", "local2:settings-schema:web_{n}", "JUNK"),
-    ("SET", "local2:once:{{local2:dead.letter}}:local2:tool.request.web_{n}", "JUNK"),
+    ("SET", "local2:once:{{local2:dead.letter}}:local2:tool.request.web_search:{n}", "JUNK"),
     ("XADD", "local2:inbox:generator:{n}", "*", "x", "JUNK"),
-    ("XADD", "local2:tool.result.web_{n}", "*", "x", "JUNK"),
+    ("XADD", "local2:tool.result.web_search", "*", "x", "JUNK"),
     ("XADD", "local2:tool.schema", "*", "x", "JUNK"),
     ("XADD", "local2:dead.letter", "*", "x", "JUNK"),
     ("ZADD", "local2:replicas", "1", "{n}JUNK"),
@@ -248,7 +282,7 @@ async def test_a_server_that_it_has_filled_has_room_again_and_has_lost_nothing_o
     with (
         acl_redis(tmp_path, arguments=("--maxmemory", "32mb", "--appendonly", "no")) as users,
         redis.Redis.from_url(users.core) as core,
-        redis.Redis.from_url(users.web) as web,
+        redis.Redis.from_url(users.web_search) as web,
     ):
         core.hset("local2:session:{s}", "owner", "ann")
         core.xadd("local2:query.received", {"payload": "x" * 100_000})
@@ -270,7 +304,7 @@ async def test_a_server_that_it_has_filled_has_room_again_and_has_lost_nothing_o
 
 
 def test_everything_that_it_may_write_is_rationed() -> None:
-    writing = {"set", "xadd", "zadd", "incr", "xgroup|create", "xreadgroup"}
+    writing = {"set", "xadd", "zadd", "incr", "xreadgroup"}
     written = {key for key, can in documented().items() if can & writing}
     assert len(written) > 9
     assert {key for key in written if rationed(f"{PREFIX}{key}".encode()) is None} == set()
@@ -288,9 +322,202 @@ def test_what_one_kind_of_key_holds_above_its_share_goes_largest_first() -> None
 async def test_nobody_is_counted_while_there_is_room_enough(tmp_path: Path, limit: str) -> None:
     with (
         acl_redis(tmp_path, arguments=("--maxmemory", limit)) as users,
-        redis.Redis.from_url(users.web) as web,
+        redis.Redis.from_url(users.web_search) as web,
     ):
         async with Bus(users.core, "test/1") as bus:
             await bus.link.call("PING")
             web.set("local2:result:{local2:tool.request.web_search}:c", "x" * 10_000_000)
             assert await ration(bus) == 0
+
+
+# ── what it says of others ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+async def bus(users: AclRedis, core: redis.Redis) -> AsyncIterator[Bus]:
+    """Somebody of core, in a Redis with nothing in it."""
+    if ours := list(core.scan_iter("local2:*")):
+        core.delete(*ours)
+    async with Bus(users.core, "test/1") as bus:
+        yield bus
+
+
+def schema(name: str, description: str = "forged") -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": {}}}
+
+
+def entry(participant: str, replica: str, **said: Any) -> bytes:
+    given = {"state": "ready", "started": 0, "seen": 1, "release": RELEASE, **said}
+    return orjson.dumps(asdict(ReplicaInfo(participant, replica, **given)))
+
+
+async def test_of_what_it_says_of_itself_its_own_tool_counts_and_nothing_else(bus: Bus, web: redis.Redis) -> None:
+    real = ReplicaInfo("memory", "m", "ready", 5, 5, tools=[schema("search_memory", "real")], release=RELEASE)
+    await bus.link.pipe(announcing(real, 60_000))
+    web.set(
+        "local2:replica:web_search:a",
+        entry("web_search", "a", tools=[schema(name) for name in ("web_search", "search_memory", "extra")], release=0),
+    )
+    web.set("local2:replica:web_search:b", entry("memory", "m2", tools=[schema("search_memory")]))
+    web.set("local2:replica:web_search:c", entry("memory", "c", tools=[schema("search_memory")], release=0))
+    web.zadd("local2:replicas", {f"web_search/{name}": 1 for name in "abc"} | {"memory/m2": 1})
+    registry = Registry(bus, 60)
+    assert [(one.participant, one.replica) for one in await registry.replicas()] == [
+        ("memory", "m"), ("web_search", "a"),
+    ]  # fmt: skip
+    found = {name: tool["function"]["description"] for name, tool in (await registry.tools()).items()}
+    assert found == {"web_search": "forged", "search_memory": "real"}
+    # it reads no records: nobody writes them in an older form for its sake
+    assert not await registry.mixed()
+
+
+def letter(stream: str, group: str) -> DeadLetter:
+    return DeadLetter(stream=stream, group=group, entry_id="1-1", deliveries=1, reason="r", fields={"payload": "{}"})
+
+
+def forge(web: redis.Redis, stream: str, group: str) -> str:
+    """As somebody may who has taken over web_search: with a note, where he may write one."""
+    letter_id = web.xadd("local2:dead.letter", {"payload": letter(stream, group).model_dump_json()}).decode()
+    with contextlib.suppress(redis.exceptions.NoPermissionError):
+        web.set(f"local2:once:{{local2:dead.letter}}:{stream}:{group}:1-1", letter_id)
+    return str(letter_id)
+
+
+@pytest.mark.parametrize(
+    ("stream", "group"),
+    [("local2:query.received", "generator"), ("local2:tool.request.web_fetch", "web_fetch")],
+    ids=["a query", "another tool's request"],
+)
+async def test_a_letter_that_it_has_forged_is_not_replayed_and_goes(
+    bus: Bus, web: redis.Redis, core: redis.Redis, stream: str, group: str
+) -> None:
+    janitor = Janitor(bus, 60)
+    await janitor.round()
+    genuine = (await bus.publish(DEAD_LETTER.of(letter(stream, group), once=f"{stream}:{group}:1-1")))[0]
+    forged = forge(web, stream, group)
+    with pytest.raises(DecodeError, match="forged"):
+        await bus.replay(forged)
+    await janitor.round()
+    assert [found for found, _ in await bus.range(DEAD_LETTER.stream)] == [genuine]
+    # what was looked at stays genuine when its note has gone
+    core.delete(f"local2:once:{{local2:dead.letter}}:{stream}:{group}:1-1")
+    await janitor.round()
+    assert await bus.replay(genuine) is not None
+    assert core.xlen(stream) == 1
+
+
+async def test_a_letter_about_its_own_request_is_as_good_as_before(bus: Bus, web: redis.Redis) -> None:
+    stream = "local2:tool.request.web_search"
+    own = forge(web, stream, "web_search")
+    await Janitor(bus, 60).round()
+    assert await bus.replay(own) is not None
+    assert len(await bus.range(stream)) == 1
+
+
+async def test_letters_of_an_earlier_release_that_have_outlived_their_notes_stay(bus: Bus, core: redis.Redis) -> None:
+    old = core.xadd("local2:dead.letter", {"payload": letter("local2:user.feedback", "reward").model_dump_json()})
+    janitor = Janitor(bus, 60)
+    await janitor.round()
+    await janitor.round()
+    assert [found for found, _ in await bus.range(DEAD_LETTER.stream)] == [old.decode()]
+    assert await bus.replay(old.decode()) is not None
+
+
+async def test_ids_go_on_after_a_stream_was_opened_again(bus: Bus, web: redis.Redis) -> None:
+    """A letter with an id as small as nobody's would pass for one that was looked at."""
+    janitor = Janitor(bus, 60)
+    await janitor.round()
+    genuine = letter("local2:user.feedback", "reward")
+    last = (await bus.publish(DEAD_LETTER.of(genuine, once="local2:user.feedback:reward:1-1")))[0]
+    await janitor.round()
+    await bus.drop(last)
+    web.xadd("local2:dead.letter", {"x": "y"}, id=f"{2**64 - 1}-{2**64 - 1}")
+    await janitor.round()
+    with pytest.raises(redis.exceptions.ResponseError, match="equal or smaller"):
+        web.xadd("local2:dead.letter", {"x": "y"}, id="5-5")
+
+
+async def test_on_a_redis_without_users_there_is_nobody_to_ask(redis_url: str, raw: redis.Redis) -> None:
+    async with Bus(redis_url, "test/1") as bus:
+        await Janitor(bus, 60).round()
+        found = raw.xadd(DEAD_LETTER.stream, {"payload": letter("local2:user.feedback", "reward").model_dump_json()})
+        await Janitor(bus, 60).round()
+        assert await bus.replay(found.decode()) is not None
+
+
+# ── groups and the names of consumers ────────────────────────────────────────────────────────────────────────────
+
+
+async def test_its_group_is_made_by_whoever_reads_the_registry_and_again_when_it_has_gone(
+    bus: Bus, users: AclRedis, core: redis.Redis
+) -> None:
+    stream = "local2:tool.request.web_search"
+    core.xadd(stream, {"payload": "1"})
+    handled: list[str] = []
+
+    async def handle(delivery: Delivery) -> list[Command]:
+        handled.append(delivery.entry_id)
+        return []
+
+    stop = asyncio.Event()
+    async with Bus(users.web_search, "web_search/r1") as worker:
+        consumer = Consumer(
+            worker,
+            "web_search",
+            "r1",
+            {stream: Route(handle)},
+            concurrency=1,
+            heartbeat=0.05,
+            max_deliveries=3,
+            drain=1,
+        )
+        running = asyncio.create_task(consumer.run(stop))
+        await asyncio.wait({running}, timeout=0.2)
+        assert not running.done()
+        assert not handled
+        registry = Registry(bus, 0.0)
+        info = ReplicaInfo("web_search", "r1", "ready", 1, 1, tools=[schema("web_search")], release=RELEASE)
+        await bus.link.pipe(announcing(info, 60_000))
+        await registry.replicas()
+        await eventually(lambda: len(handled) == 1)
+        core.delete(stream)
+        core.xadd(stream, {"payload": "2"})
+        await registry.replicas()
+        await eventually(lambda: len(handled) == 2)
+        stop.set()
+        await running
+
+
+async def test_names_of_consumers_without_end_go_with_the_stream(bus: Bus, web: redis.Redis, core: redis.Redis) -> None:
+    stream, other = "local2:tool.request.web_search", "local2:tool.request.search_memory"
+    core.sadd("local2:tools", "web_search", "search_memory")
+    for name in (stream, other):
+        core.xgroup_create(name, name.rpartition(".")[2], "0", mkstream=True)
+        core.xadd(name, {"payload": "x" * 1_000_000})
+    janitor = Janitor(bus, 60)
+    await janitor.round()
+    assert core.xlen(stream) == core.xlen(other) == 1
+    for n in range(20):
+        web.xreadgroup("web_search", f"{n}" + "x" * 1_000_000, {stream: ">"})
+        core.xreadgroup("search_memory", f"{n}" + "x" * 1_000_000, {other: ">"})
+    await janitor.round()
+    assert core.exists(stream) == 0
+    assert core.exists(other) == 1
+
+
+async def test_a_worker_outside_that_serves_a_tool_of_another_name_is_told(users: AclRedis, tmp_path: Path) -> None:
+    class Arguments(BaseModel):
+        """Does nothing."""
+
+    async def run(_args: Arguments, _request: ToolRequest) -> ToolResult:
+        return ToolResult("x")
+
+    @contextlib.asynccontextmanager
+    async def build(_settings: Settings) -> AsyncIterator[list[Tool[Arguments]]]:
+        yield [Tool("web_search", Arguments, run), Tool("other", Arguments, run)]
+
+    settings = Settings(redis_url=users.web_search, data_dir=tmp_path)
+    async with open_context("web_search", settings) as context:
+        with pytest.raises(TypeError, match="web_search must serve one tool, of its own name"):
+            async with open_tools(context, build):
+                pass

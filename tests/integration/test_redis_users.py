@@ -73,7 +73,7 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AclRedis]:
 
 @pytest.fixture
 def web(users: AclRedis) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(users.web) as client:
+    with redis.Redis.from_url(users.web_search) as client:
         yield client
 
 
@@ -92,9 +92,9 @@ async def system(users: AclRedis, tmp_path: Path) -> AsyncIterator[Site]:
         client.delete("local2:janitor")
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(ScriptedModelServer(RULES))
-        on_web = {**common, "redis_url": users.web}
-        await stack.enter_async_context(running(web_search, WebSearchSettings(provider="mock", **on_web)))
-        await stack.enter_async_context(running(web_fetch, WebFetchSettings(**on_web)))
+        searching = WebSearchSettings(provider="mock", redis_url=users.web_search, **common)
+        await stack.enter_async_context(running(web_search, searching))
+        await stack.enter_async_context(running(web_fetch, WebFetchSettings(redis_url=users.web_fetch, **common)))
         for name in WORKERS:
             await announced(users.core, name)
         for letter in "AB":
@@ -196,7 +196,7 @@ async def test_a_worker_hears_of_a_cancelled_query(system: Site, users: AclRedis
 
 
 def _result(users: AclRedis, call_id: str) -> str:
-    with redis.Redis.from_url(users.web, decode_responses=True) as client:
+    with redis.Redis.from_url(users.web_fetch, decode_responses=True) as client:
         found = client.get(f"local2:result:{{local2:tool.request.web_fetch}}:{call_id}") or ""
         return "" if found.startswith("running:") else found
 
@@ -213,12 +213,12 @@ async def test_the_work_streams_are_tidied_by_those_who_may(system: Site, core: 
 
 @pytest.mark.parametrize("name", WORKERS)
 async def test_a_workers_health_check_works_as_its_own_user(system: Site, users: AclRedis, name: str) -> None:
-    healthy, sentence = await health.check(name, users.web)
+    healthy, sentence = await health.check(name, users.of(name))
     assert healthy, sentence
 
 
 async def test_workers_leave_no_consumer_and_no_trace_of_themselves_behind(users: AclRedis, core: redis.Redis) -> None:
-    settings = WebSearchSettings(provider="mock", heartbeat=0.2, drain=0.5, redis_url=users.web)
+    settings = WebSearchSettings(provider="mock", heartbeat=0.2, drain=0.5, redis_url=users.web_search)
     async with running(web_search, settings):
         await announced(users.core, "web_search")
     assert core.xinfo_consumers(TOOL_REQUEST.for_tool("web_search").stream, "web_search") == []
@@ -351,7 +351,7 @@ def test_the_core_user_has_this_products_keys_only(core: redis.Redis) -> None:
 def test_nobody_comes_in_without_a_name(users: AclRedis) -> None:
     with redis.Redis.from_url(users.nobody) as client, pytest.raises(redis.exceptions.AuthenticationError):
         client.ping()
-    wrong = users.web.replace("secretOfWeb2", "secretOfCore1")
+    wrong = users.web_search.replace("secretOfSearch2", "secretOfCore1")
     with redis.Redis.from_url(wrong) as client, pytest.raises(redis.exceptions.AuthenticationError):
         client.ping()
 
@@ -362,9 +362,24 @@ def test_the_passwords_stand_in_no_command_line_and_in_a_private_file(users: Acl
     assert stat.S_IMODE((users.folder / "users.acl").stat().st_mode) == 0o600
 
 
+def test_tool_workers_with_one_password_are_told_of_and_a_tool_of_ones_own_has_its_user(tmp_path: Path) -> None:
+    own = {"LOCAL2_REDIS_WEB_MY_MAPS_PASSWORD": "secretOfMaps4"}
+    for more, warned in ((own, False), (own | {"LOCAL2_REDIS_WEB_FETCH_PASSWORD": "secretOfSearch2"}, True)):
+        # it ends with the option that it does not know
+        told, _ = start(tmp_path, "--no-such-option", "1", **more).communicate(timeout=10)
+        assert (b"two of these are the same" in told) is warned
+        assert b"secretOf" not in told
+        lines = (tmp_path / "users.acl").read_text(encoding="utf-8").splitlines()
+        users = {line.split()[1]: line for line in lines if line}
+        assert set(users) == {"default", "core", "web_fetch", "web_my_maps", "web_search"}
+        assert ">secretOfMaps4 " in users["web_my_maps"]
+        assert "~local2:tool.request.web_my_maps)" in users["web_my_maps"]
+        assert "web_fetch" not in users["web_my_maps"]
+
+
 @pytest.mark.parametrize("password", ["", "with space", "with@sign", "with>more ~* +@all"])
 def test_a_password_that_would_change_the_rules_is_refused(tmp_path: Path, password: str) -> None:
-    server: subprocess.Popen[bytes] = start(tmp_path, "--port", "0", LOCAL2_REDIS_WEB_PASSWORD=password)
+    server: subprocess.Popen[bytes] = start(tmp_path, "--port", "0", LOCAL2_REDIS_WEB_FETCH_PASSWORD=password)
     told, _ = server.communicate(timeout=10)
     assert server.returncode == 1
-    assert b"LOCAL2_REDIS_WEB_PASSWORD must be made of letters and digits" in told
+    assert b"LOCAL2_REDIS_WEB_FETCH_PASSWORD must be made of letters and digits" in told

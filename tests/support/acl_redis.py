@@ -16,19 +16,28 @@ from support.http_stack import until
 from services.cli.launch.redis_servers import server_binary
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "redis"
-PASSWORDS = {"LOCAL2_REDIS_PASSWORD": "secretOfCore1", "LOCAL2_REDIS_WEB_PASSWORD": "secretOfWeb2"}
+PASSWORDS = {
+    "LOCAL2_REDIS_PASSWORD": "secretOfCore1",
+    "LOCAL2_REDIS_WEB_SEARCH_PASSWORD": "secretOfSearch2",
+    "LOCAL2_REDIS_WEB_FETCH_PASSWORD": "secretOfFetch3",
+}
 
 
 @dataclass(frozen=True)
 class AclRedis:
-    """`core` and `web` are the URLs of the two kinds of participants, `nobody` names no user."""
+    """`core`, `web_search` and `web_fetch` are the URLs of the users of participants, `nobody` names no user."""
 
     core: str
-    web: str
+    web_search: str
+    web_fetch: str
     nobody: str
     folder: Path
     port: int
     admin: str = ""
+
+    def of(self, tool: str) -> str:
+        """The URL of a tool worker's user."""
+        return {"web_search": self.web_search, "web_fetch": self.web_fetch}[tool]
 
 
 def start(folder: Path, *arguments: str, users: str = "", **environment: str) -> subprocess.Popen[bytes]:
@@ -64,7 +73,8 @@ def acl_redis(folder: Path, *, admin: bool = False, arguments: Sequence[str] = (
     server = start(folder, "--bind", "127.0.0.1", "--port", str(port), *arguments, users=users)
     urls = AclRedis(
         core=f"redis://core:{PASSWORDS['LOCAL2_REDIS_PASSWORD']}@{place}",
-        web=f"redis://web:{PASSWORDS['LOCAL2_REDIS_WEB_PASSWORD']}@{place}",
+        web_search=f"redis://web_search:{PASSWORDS['LOCAL2_REDIS_WEB_SEARCH_PASSWORD']}@{place}",
+        web_fetch=f"redis://web_fetch:{PASSWORDS['LOCAL2_REDIS_WEB_FETCH_PASSWORD']}@{place}",
         nobody=f"redis://{place}",
         folder=folder,
         port=port,

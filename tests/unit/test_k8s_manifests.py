@@ -98,10 +98,14 @@ def test_the_secret_is_made_with_fresh_values_that_fit_together(tmp_path: Path) 
         seen.append(secret["stringData"])
     one, two = seen
     assert one["redis-url"] == f"redis://core:{one['redis-password']}@redis:6379/0"
-    assert one["redis-web-url"] == f"redis://web:{one['redis-web-password']}@redis:6379/0"
+    for name in ("web-search", "web-fetch"):
+        user, password = name.replace("-", "_"), one[f"redis-{name}-password"]
+        assert one[f"redis-{name}-url"] == f"redis://{user}:{password}@redis:6379/0"
     assert one["scaler-user"] == "scaler"
     assert one["redis-address"] == "redis.elsewhere.svc:6379"
-    for key in ("redis-password", "redis-web-password", "scaler-password", "admin-key", "searxng-secret"):
+    fresh = [key for key in one if key.endswith(("-password", "-secret", "-key"))]
+    assert len(fresh) == 6
+    for key in fresh:
         assert re.fullmatch(r"(l2_)?[0-9a-f]{48}", one[key])
         assert one[key] != two[key]
 

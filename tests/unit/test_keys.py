@@ -35,7 +35,9 @@ READ_BY_THE_WEB = {
     "starts:web_search",
 }
 STREAMS = [subject.stream for subject in SUBJECTS] + [
-    base.for_tool(tool).stream for base in (TOOL_REQUEST, TOOL_RESULT) for tool in ("web_search", "search_memory")
+    base.for_tool(tool).stream
+    for base in (TOOL_REQUEST, TOOL_RESULT)
+    for tool in ("web_search", "web_fetch", "search_memory")
 ]
 # What may stand in each place, so that every pattern of a user of Redis has something to match.
 EXAMPLES = {
@@ -45,13 +47,13 @@ EXAMPLES = {
     "engram_id": ["1-1:A", "ann/lamp"],
     "call_id": ["1-1:A:0:0"],
     "respondent": ["A", "B"],
-    "participant": ["generator", "gateway", "web_search"],
+    "participant": ["generator", "gateway", "web_search", "web_fetch"],
     "replica": ["r1"],
-    "tool": ["web_search", "search_memory"],
+    "tool": ["web_search", "web_fetch", "search_memory"],
     "session": ["s:1"],
     "user": ["ann"],
     "stream": STREAMS,
-    "name": ["x", "local2:tool.request.web_search:web_search:1-1"],
+    "name": ["x", *(f"local2:tool.request.{tool}:{tool}:1-1" for tool in ("web_search", "web_fetch"))],
     "sums": ["counts", "sums"],
 }
 
@@ -140,7 +142,7 @@ def test_the_table_of_the_docs_is_made_from_the_file() -> None:
 
 def rules_of(user: str) -> list[tuple[str, str]]:
     """How ('', 'R' or 'W') and where the user may touch keys."""
-    lines = (ROOT / "deploy" / "redis" / "users.acl").read_text().splitlines()
+    lines = (ROOT / "deploy" / "redis" / "users.acl").read_text().replace("WEB_TOOL", "web_search").splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(f"user {user} "))
     more = lines[start + 1 :]
     rest = next((number for number, line in enumerate(more) if not line.startswith(" ")), len(more))
@@ -149,15 +151,15 @@ def rules_of(user: str) -> list[tuple[str, str]]:
     return [(match[1] or "", match[2]) for match in found if match]
 
 
-@pytest.mark.parametrize("user", ["core", "web", "scaler"])
+@pytest.mark.parametrize("user", ["core", "web_search", "scaler"])
 def test_each_pattern_of_a_user_is_for_keys_that_there_are(user: str) -> None:
     rules = rules_of(user)
     assert rules
     assert [rule for _, rule in rules if not any(fnmatchcase(key, rule) for _, key in EVERY)] == []
 
 
-def test_the_web_reads_nothing_of_conversations() -> None:
-    readable = [rule for how, rule in rules_of("web") if how != "W"]
+def test_a_web_tool_reads_nothing_of_conversations_and_of_other_web_tools() -> None:
+    readable = [rule for how, rule in rules_of("web_search") if how != "W"]
     found = {key.removeprefix(PREFIX) for _, key in EVERY if any(fnmatchcase(key, rule) for rule in readable)}
     assert found == READ_BY_THE_WEB
 

@@ -117,7 +117,13 @@ def test_everything_that_touches_the_outside_is_redis_other_user_and_on_no_netwo
     users = {name: _redis_user(service) for name, service in OURS.items()}
     outside = {name for name, service in OURS.items() if "egress" in service["networks"]}
     assert outside == {"web_search", "web_fetch"}
-    assert {name for name, user in users.items() if user == "web"} == outside
+    # each is a user of its own, whose password no other has, also when .env has none
+    assert {name for name, user in users.items() if user == name} == outside
+    passwords = {name: value for name, value in SERVICES["redis"]["environment"].items() if name.endswith("_PASSWORD")}
+    assert len(set(passwords.values())) == len(passwords) == 1 + len(outside)
+    for name in outside:
+        password = passwords[f"LOCAL2_REDIS_{name.upper()}_PASSWORD"]
+        assert OURS[name]["environment"]["LOCAL2_REDIS_URL"] == f"redis://{name}:{password}@redis:6379/0"
     assert {name for name, user in users.items() if user == "core"} == OURS.keys() - outside
     for name in outside:
         assert name.startswith("web_")
@@ -333,13 +339,32 @@ def test_the_generated_environment_has_its_own_secrets_and_is_private(tmp_path: 
         (tmp_path / name).write_text(read(name))
     subprocess.run(["make", "env"], cwd=tmp_path, capture_output=True, timeout=20, check=True)
     made = tmp_path / ".env"
-    secrets = dict(
-        re.findall(r"^(LOCAL2_REDIS_(?:WEB_)?PASSWORD|SEARXNG_SECRET)=(.*)$", made.read_text(), re.MULTILINE)
-    )
-    assert len(secrets) == 3
-    assert len(set(secrets.values())) == 3
+    secrets = _secrets(made)
+    assert len(set(secrets.values())) == len(secrets) == 4
     assert all(re.fullmatch(r"[0-9a-f]{48}", value) for value in secrets.values())
     assert made.stat().st_mode & 0o077 == 0
+
+
+def _secrets(environment: Path) -> dict[str, str]:
+    found = re.findall(r"^(LOCAL2_REDIS_\w*PASSWORD|SEARXNG_SECRET)=(.*)$", environment.read_text(), re.MULTILINE)
+    return dict(found)
+
+
+def test_an_environment_of_an_earlier_release_gets_the_secrets_that_it_lacks(tmp_path: Path) -> None:
+    for name in ("Makefile", ".env.example"):
+        (tmp_path / name).write_text(read(name))
+    made = tmp_path / ".env"
+    # no line feed at its end
+    made.write_text("LOCAL2_REDIS_PASSWORD=a1\nSEARXNG_SECRET=s1\nLOCAL2_REDIS_WEB_PASSWORD=b1")
+    for _ in range(2):
+        subprocess.run(["make", "env"], cwd=tmp_path, capture_output=True, timeout=20, check=True)
+        before, secrets = made.read_text(), _secrets(made)
+        assert before.count("\n") == 5
+    assert (secrets["LOCAL2_REDIS_PASSWORD"], secrets["SEARXNG_SECRET"]) == ("a1", "s1")
+    assert secrets["LOCAL2_REDIS_WEB_PASSWORD"] == "b1"
+    added = {secrets[f"LOCAL2_REDIS_WEB_{tool}_PASSWORD"] for tool in ("SEARCH", "FETCH")}
+    assert len(added) == 2
+    assert all(re.fullmatch(r"[0-9a-f]{48}", value) for value in added)
 
 
 # ── documentation ────────────────────────────────────────────────────────────────────────────────────────────

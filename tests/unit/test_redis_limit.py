@@ -27,7 +27,7 @@ def maxmemory(commands: Path, *arguments: str, **environment: str) -> list[str]:
     done = subprocess.run(
         ["/bin/sh", str(START), *arguments],
         env={"PATH": f"{commands}:{os.environ['PATH']}", "TMPDIR": str(commands), "LOCAL2_REDIS_PASSWORD": "a",
-             "LOCAL2_REDIS_WEB_PASSWORD": "b", **environment},
+             **environment},
         capture_output=True, text=True, timeout=10, check=True,
     )  # fmt: skip
     said = done.stdout.splitlines()

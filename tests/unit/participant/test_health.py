@@ -106,14 +106,14 @@ async def test_the_short_way_gives_the_verdict_of_the_long_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     with acl_redis(tmp_path) as users:
-        monkeypatch.setenv("LOCAL2_REDIS_URL", users.web)
+        monkeypatch.setenv("LOCAL2_REDIS_URL", users.web_fetch)
         async with Bus(users.core, "test") as bus:
             # the scripts are there from here on
             await bus.link.call("PING")
-        assert health.quick("web_fetch", alive=False) == await health.check("web_fetch", users.web)
-        async with Bus(users.web, "test") as bus:
+        assert health.quick("web_fetch", alive=False) == await health.check("web_fetch", users.web_fetch)
+        async with Bus(users.web_fetch, "test") as bus:
             await bus.link.pipe(announcing(replica(state), 10_000))
-        assert health.quick("web_fetch", alive=False) == await health.check("web_fetch", users.web)
+        assert health.quick("web_fetch", alive=False) == await health.check("web_fetch", users.web_fetch)
         assert health.quick("web_fetch", alive=False) == (
             state == "ready", f"web_fetch/{replica().replica} is {state}, 0 in flight",
         )  # fmt: skip
