@@ -15,6 +15,7 @@ from services.cli.settings import ClientSettings
 from services.critic.settings import CriticSettings
 from services.gateway.settings import GatewaySettings
 from services.generator.settings import GeneratorSettings
+from services.mcp.settings import McpSettings
 from services.memory.settings import MemorySettings
 from services.reward.settings import RewardSettings
 from services.web_fetch.service import WebFetchSettings
@@ -30,6 +31,7 @@ PARTICIPANTS: Mapping[str, type[Settings]] = {
     "critic": CriticSettings,
     "memory": MemorySettings,
     "reward": RewardSettings,
+    "mcp": McpSettings,
     "web_search": WebSearchSettings,
     "web_fetch": WebFetchSettings,
     "cli": ClientSettings,

@@ -63,18 +63,28 @@ class Claims:
         self._bus = bus
         self._group = group
         self._replica = replica
-        self._streams = list(streams)
+        self._streams: list[str] = []
         self._heartbeat = heartbeat
         self._idle = int(heartbeat * MISSED * 1000)
-        self._watches = {stream: Watch(int(heartbeat * (MISSED - 1) * 1000)) for stream in streams}
+        self._watches: dict[str, Watch] = {}
         # stream → what had been delivered a beat ago: what is finished up to there may go
-        self._delivered = dict.fromkeys(trimmed, "0-0")
+        self._delivered: dict[str, str] = {}
+        self.add(streams, trimmed)
         # stream → up to where more of what is finished may go
         self._finished: dict[str, str] = {}
         self._beats = 0
         self._renewed = 0.0
         # streams with something to take over: from whom nobody has heard, or from those who left
         self.orphaned: dict[str, bool] = {}
+
+    def add(self, streams: Sequence[str], trimmed: Sequence[str]) -> None:
+        """More streams to read; `begin` makes their groups."""
+        self._streams += streams
+        self._watches.update((stream, self._watch()) for stream in streams)
+        self._delivered.update(dict.fromkeys(trimmed, "0-0"))
+
+    def _watch(self) -> Watch:
+        return Watch(int(self._heartbeat * (MISSED - 1) * 1000))
 
     async def begin(self) -> None:
         """Makes the groups, or finds that they are there where this user of Redis may make none.

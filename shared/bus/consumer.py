@@ -74,10 +74,8 @@ class Consumer:
         self._heartbeat = heartbeat
         self._max_deliveries = max_deliveries
         self._drain = drain
-        limits = {stream: route.limit for stream, route in routes.items()}
-        trimmed = [stream for stream, route in routes.items() if route.single_group]
-        self.slots = Slots(concurrency, limits, max_deliveries, self._unblock)
-        self._claims = Claims(bus, group, replica, list(routes), trimmed, heartbeat)
+        self.slots = Slots(concurrency, _limits(routes), max_deliveries, self._unblock)
+        self._claims = Claims(bus, group, replica, list(routes), _trimmed(routes), heartbeat)
         self._settling = Settling(bus, group)
         self.handled = 0
         self._turn = deque(self._routes)
@@ -95,6 +93,19 @@ class Consumer:
         """Changes the number of entries that are worked on at the same time."""
         self.slots.size = concurrency
         self.slots.changed.set()
+
+    async def add(self, routes: Mapping[str, Route]) -> None:
+        """Reads more streams from now on, as long as it runs: what still waits in one must find its reader."""
+        self._routes.update(routes)
+        self.slots.limits.update(_limits(routes))
+        self._claims.add(list(routes), _trimmed(routes))
+        with contextlib.suppress(TransientError, ReplyError):
+            # a group that is missing is made by the read that does not find it
+            await self._claims.begin()
+        self._turn.extend(routes)
+        self.slots.changed.set()
+        if self.slots.promised:
+            await self._unblock()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Reads and handles until `stop` is set, then finishes or hands over what it holds."""
@@ -148,7 +159,7 @@ class Consumer:
                 await self._repair(exc)
 
     async def _room(self) -> int:
-        while (room := self.slots.room()) <= 0 and not self._stopping:
+        while ((room := self.slots.room()) <= 0 or not self._turn) and not self._stopping:
             self.slots.changed.clear()
             await self.slots.changed.wait()
         return room
@@ -409,6 +420,14 @@ class Consumer:
         except (TimeoutError, TransientError) as exc:
             # the claims time out by themselves
             log.warning("bus.hand_over_failed", reason=str(exc))
+
+
+def _limits(routes: Mapping[str, Route]) -> dict[str, int | None]:
+    return {stream: route.limit for stream, route in routes.items()}
+
+
+def _trimmed(routes: Mapping[str, Route]) -> list[str]:
+    return [stream for stream, route in routes.items() if route.single_group]
 
 
 def _telling(written: asyncio.Future[BaseException | None]) -> Settled:

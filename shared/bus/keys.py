@@ -491,6 +491,13 @@ def starts_key(participant: str) -> str:
 KNOWN_TOOLS = _family(
     "tools", "set", "names of tools that were ever announced", owner="whoever reads the registry", lasting="no"
 ).key()
+MCP_PINS = _family(
+    "mcp:pins",
+    "hash",
+    "each MCP server's tools, by their hashes, as they were when it was first seen",
+    owner="mcp",
+    lasting="no",
+).key()
 JANITOR = _family(
     "janitor",
     "string",

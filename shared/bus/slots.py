@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 
@@ -43,7 +43,7 @@ class Slots:
     """
 
     def __init__(
-        self, size: int, limits: Mapping[str, int | None], last: int, unblock: Callable[[], Awaitable[bool]]
+        self, size: int, limits: dict[str, int | None], last: int, unblock: Callable[[], Awaitable[bool]]
     ) -> None:
         self.size = size
         self.held: dict[tuple[str, str], Delivery] = {}
@@ -52,7 +52,7 @@ class Slots:
         self.promised = 0
         self.wanted = 0
         self.changed = asyncio.Event()
-        self._limits = limits
+        self.limits = limits
         self.last = last
         self._unblock = unblock
 
@@ -80,7 +80,7 @@ class Slots:
 
     def room_of(self, stream: str) -> int | None:
         """How many more entries of a stream may be held; None when it has no limit of its own."""
-        limit = self._limits[stream]
+        limit = self.limits[stream]
         return None if limit is None else max(0, limit - sum(held == stream for held, _ in self.held))
 
     async def free_one(self) -> None:

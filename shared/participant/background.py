@@ -17,12 +17,12 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 
 Job = Callable[[], Awaitable[object]]
 
 
-async def kept_up(name: str, work: Job, *, first_pause: float = _FIRST_PAUSE) -> None:
+async def kept_up(name: str, work: Job, *, first_pause: float = FIRST_PAUSE) -> None:
     """Does the work until it returns or is cancelled. When it fails it is begun again after a pause in seconds, which
     doubles up to 30 and is short again for work that had gone on for longer than that.
 

@@ -24,7 +24,7 @@ from shared.bus.keys import inbox_key, settings_key
 from shared.contracts import SETTINGS_UPDATE, Outgoing, Payload, Subject
 from shared.envelope import Envelope, Message, now_ms
 from shared.errors import BusUnavailable, DecodeError, SettingsError
-from shared.participant.background import Job, kept_up, unheard
+from shared.participant.background import FIRST_PAUSE, Job, kept_up, unheard
 from shared.participant.inbox import Inbox, Notify
 from shared.participant.janitor import Janitor
 from shared.participant.observing import observing, watched
@@ -67,6 +67,7 @@ class Context(Generic[S]):
         self.state = "starting"
         self.started = now_ms()
         self.consumer: Consumer | None = None
+        self.routes: dict[str, Route] = {}
         self.background: asyncio.TaskGroup
         described = {"schema": type(settings).get_settings_schema(), "defaults": start_settings.runtime_values()}
         self.presence = Presence(
@@ -93,9 +94,9 @@ class Context(Generic[S]):
         """Follows an event stream from now on, or from just after an id, in this replica alone."""
         self.keep_up(f"observe {subject.name}", lambda: self._observe(subject, handle, after))
 
-    def keep_up(self, name: str, work: Job) -> None:
+    def keep_up(self, name: str, work: Job, *, first_pause: float = FIRST_PAUSE) -> None:
         """Does it in the background, as long as this process is on the bus (see `background.kept_up`)."""
-        self.background.create_task(kept_up(name, work), name=name)
+        self.background.create_task(kept_up(name, work, first_pause=first_pause), name=name)
 
     async def _observe(
         self, subject: Subject[T], handle: Callable[[Message[T]], Awaitable[None]], after: str | None
@@ -112,6 +113,13 @@ class Context(Generic[S]):
                 except Exception:
                     # an observer's bug or a passing fault must not end the participant
                     log.exception("event.handler_failed", subject=subject.name, entry_id=entry_id)
+
+    async def serve(self, works: Iterable[Work]) -> None:
+        """Reads what these are for, from now on and as long as this process runs."""
+        routes = {work.stream: watched(self.participant, work.stream, work.route(self)) for work in works}
+        self.routes.update(routes)
+        if self.consumer is not None and routes:
+            await self.consumer.add(routes)
 
     async def announce(self) -> None:
         """Writes this replica's registry entry now; what a full Redis refuses comes with a later heartbeat."""
@@ -294,11 +302,12 @@ class Service(Generic[S]):
 
     async def run(self, settings: S, stop: asyncio.Event) -> None:
         async with open_context(self.participant, settings) as context, self._build(context) as works:
+            await context.serve(works)
             consumer = Consumer(
                 context.bus,
                 self.participant,
                 context.replica,
-                {work.stream: watched(self.participant, work.stream, work.route(context)) for work in works},
+                context.routes,
                 concurrency=context.settings.concurrency,
                 heartbeat=settings.heartbeat,
                 max_deliveries=settings.max_deliveries,

@@ -81,18 +81,19 @@ class Tool(Generic[A]):
 
     internal: an operation for other participants. No model is offered it, no observer sees its results, and a
     result is kept only as long as its requester may still look for it.
+    function: as models are told of it, where that is not made from `args`.
     """
 
     name: str
     args: type[A]
     run: RunFor[A]
     internal: bool = False
+    function: ToolFunction | None = None
 
     def schema(self, participant: str) -> ToolSchema:
         return ToolSchema(
-            function=ToolFunction(
-                name=self.name, description=_described(self.args), parameters=parameters_schema(self.args)
-            ),
+            function=self.function
+            or ToolFunction(name=self.name, description=_described(self.args), parameters=parameters_schema(self.args)),
             participant=participant,
             internal=self.internal or None,
         )
@@ -418,6 +419,60 @@ def _older_names(names: Sequence[str]) -> list[Work]:
     return [passing_on(old) for old, current in TOOL_ALIASES.items() if current in names]
 
 
+class Offered:
+    """The tools that a replica offers, and the calls of them that are running.
+
+    current: as built from one version of the settings.
+    """
+
+    def __init__(self, context: Context[Any]) -> None:
+        self.current = Tools()
+        self._context = context
+        self._cancelled = Cancelled()
+        self._works: dict[str, ToolWork[Any]] = {}
+        self._schemas: list[ToolSchema] = []
+
+    def set(self, tools: Sequence[Tool[Any]]) -> list[ToolWork[Any]]:
+        """These are offered from now on, and no others; returns the work of those that come for the first time.
+
+        A tool that goes keeps its work: calls of it that are on their way are answered by how it ran last.
+        """
+        self.current.runs.update((tool.name, tool.run) for tool in tools)
+        new = {
+            tool.name: ToolWork(tool.name, tool.args, lambda: self.current, self._cancelled, internal=tool.internal)
+            for tool in tools
+            if tool.name not in self._works
+        }
+        self._works.update(new)
+        self._schemas = [tool.schema(self._context.participant) for tool in tools]
+        self._context.tools = [schema.model_dump(exclude_none=True) for schema in self._schemas]
+        return list(new.values())
+
+    async def begin(self) -> None:
+        """Announces the tools, now and whenever somebody asks, and hears of queries that are cancelled."""
+        self._context.observe(TOOL_SCHEMA_REQUEST, self._asked)
+        # the calls of a query that was cancelled before this replica came may wait in the queue
+        earlier = await self._context.bus.range(QUERY_CANCEL.stream)
+        for entry in earlier:
+            with contextlib.suppress(DecodeError):
+                self._cancelled.add(QUERY_CANCEL.decode(Envelope.parse(QUERY_CANCEL.name, *entry)).query_id)
+        self._context.observe(QUERY_CANCEL, self._cancel, after=earlier[-1][0] if earlier else START)
+        await self.announce()
+
+    async def announce(self) -> None:
+        """Says which tools there are, on `tool.schema`."""
+        schemas = [schema for schema in self._schemas if not schema.internal]
+        await self._context.bus.publish(*(TOOL_SCHEMA.of(schema) for schema in schemas))
+
+    async def _asked(self, _message: Message[ToolSchemaRequest]) -> None:
+        await self.announce()
+
+    async def _cancel(self, message: Message[QueryCancel]) -> None:
+        self._cancelled.add(message.payload.query_id)
+        for work in self._works.values():
+            work.cancel(message.payload.query_id)
+
+
 BuildTools = Callable[[S], AbstractAsyncContextManager[Sequence[Tool[Any]]]]
 
 
@@ -427,45 +482,24 @@ async def open_tools(context: Context[S], build: BuildTools[S]) -> AsyncIterator
 
     `build` is entered again when the settings change; it names the same tools each time.
     """
-    current = Tools()
-    tools = await current.stack.enter_async_context(build(context.settings))
-    current.runs = {tool.name: tool.run for tool in tools}
+    offered = Offered(context)
+    tools = await offered.current.stack.enter_async_context(build(context.settings))
 
     async def replace(settings: S) -> None:
-        nonlocal current
         fresh = Tools()
         fresh.runs = {tool.name: tool.run for tool in await fresh.stack.enter_async_context(build(settings))}
-        old, current = current, fresh
+        old, offered.current = offered.current, fresh
         context.keep_up("close tools", old.close)
 
-    cancelled = Cancelled()
-    works = [ToolWork(tool.name, tool.args, lambda: current, cancelled, internal=tool.internal) for tool in tools]
     if outside(context.participant) and [tool.name for tool in tools] != [context.participant]:
         raise TypeError(f"{context.participant} must serve one tool, of its own name: nobody hears of another one")
-    schemas = [tool.schema(context.participant) for tool in tools]
-    context.tools = [schema.model_dump(exclude_none=True) for schema in schemas]
-
-    async def announce(_message: Message[ToolSchemaRequest] | None = None) -> None:
-        await context.bus.publish(*(TOOL_SCHEMA.of(schema) for schema in schemas if not schema.internal))
-
-    async def cancel(message: Message[QueryCancel]) -> None:
-        cancelled.add(message.payload.query_id)
-        for work in works:
-            work.cancel(message.payload.query_id)
-
     context.on_settings(replace)
-    context.observe(TOOL_SCHEMA_REQUEST, announce)
-    # the calls of a query that was cancelled before this replica came may wait in the queue
-    earlier = await context.bus.range(QUERY_CANCEL.stream)
-    for entry in earlier:
-        with contextlib.suppress(DecodeError):
-            cancelled.add(QUERY_CANCEL.decode(Envelope.parse(QUERY_CANCEL.name, *entry)).query_id)
-    context.observe(QUERY_CANCEL, cancel, after=earlier[-1][0] if earlier else START)
-    await announce()
+    works = offered.set(tools)
+    await offered.begin()
     try:
         yield [*works, *_older_names([tool.name for tool in tools])]
     finally:
-        await current.close()
+        await offered.current.close()
 
 
 def tool_service(

@@ -43,6 +43,7 @@ MODULES = {
     "critic": "services.critic",
     "reward": "services.reward",
     "memory": "services.memory",
+    "mcp": "services.mcp",
 }
 _names = itertools.count(1)
 

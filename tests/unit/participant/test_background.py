@@ -29,6 +29,7 @@ HEARD = {
     "services/gateway/gateway.py": "the request waits for both",
     "services/gateway/orphans.py": "whatever keeps it from its work is logged",
     "services/gateway/tap.py": "kept up",
+    "services/mcp/stdio.py": "whoever uses the program waits for all of them",
     "shared/bus/cluster.py": "goes on whatever happens, or the caller waits for it",
     "shared/bus/cluster_reads.py": "the reader waits for them",
     "shared/bus/consumer.py": "every failure of a delivery ends in its handler",

@@ -1,0 +1,3 @@
+from services.mcp.service import app
+
+app.main()
