@@ -19,6 +19,18 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
+# What programs tell errors apart by.
+CODES = frozenset({
+    "bad_event_id", "bad_idempotency_key", "bad_json", "bad_query_id", "bad_request", "body_too_large", "bus_full",
+    "bus_refused", "bus_unavailable", "clock_behind", "context_length_exceeded", "context_overflow", "deadline",
+    "deadline_exceeded", "error", "forbidden", "headers_too_large", "idempotency_conflict", "internal",
+    "invalid_record", "invalid_request", "invalid_setting", "malformed", "memory_unavailable", "method_not_allowed",
+    "model_error", "model_missing", "model_not_found", "model_overloaded", "model_rejected", "model_unavailable",
+    "newer_section", "no_space", "not_empty", "not_found", "overloaded", "request_timeout", "restore_running",
+    "restore_unfinished", "reward_unavailable", "section_unavailable", "session_busy", "start_key", "stopping",
+    "stream_interrupted", "tool_unavailable", "unauthorized", "unknown_persona", "unknown_section", "unsupported",
+    "unsupported_media_type", "url_too_long",
+})  # fmt: skip
 _CODES = {
     400: "bad_request",
     401: "unauthorized",

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
+from services.gateway.errors import CODES
 from services.gateway.keys import Role
 from services.gateway.records import SESSION_RULE, is_session_id
 from shared.contracts import MAX_QUERY_CHARS, ChatTurnMessage, Mode, Sentiment
@@ -147,15 +148,21 @@ class RedeemBody(Body):
 
 
 class Fault(BaseModel):
-    """`code` is for programs, `message` for people; some errors carry more (query_id, session_id)."""
+    """`code` is for programs, `message` for people; some errors carry more."""
 
     model_config = ConfigDict(extra="allow")
 
-    code: str
+    code: str = Field(description=f"One of these, or of a version that is newer: {', '.join(sorted(CODES))}")
     message: str
+    query_id: str = Field(default="", description="Of the query that it is about")
+    session_id: str = ""
+    type: str = Field(default="", description="OpenAI's name for the kind of error; on /v1 only")
+    param: str | None = None
 
 
 class Problem(BaseModel):
+    """What every refusal and every failure looks like."""
+
     model_config = ConfigDict(
         json_schema_extra={"example": {"error": {"code": "not_found", "message": "there is no such session"}}}
     )
@@ -163,21 +170,50 @@ class Problem(BaseModel):
     error: Fault
 
 
+JSON = "application/json"
+SSE = "text/event-stream"
+LINES = "application/x-ndjson"
+
+MEANINGS: dict[int, str] = {
+    400: "Malformed", 401: "No valid API key", 403: "Not for this key", 404: "Not there, or not yours",
+    409: "Conflict", 413: "Too large", 415: "Not JSON", 422: "A value is wrong", 429: "Too busy; see Retry-After",
+    502: "The model backend failed", 503: "The bus or a participant is away", 504: "The deadline has passed",
+}  # fmt: skip
+# How OpenAPI says what stands for a whole body that is no JSON.
+_WHOLE: dict[type, dict[str, Any]] = {bytes: {"type": "string", "format": "binary"}, str: {"type": "string"}}
+
+
 def told(
-    description: str, example: Any, *problems: int, status: int = 200, media: str = "application/json"
+    description: str,
+    shape: Any,
+    example: Any,
+    *problems: int,
+    status: int = 200,
+    media: str = JSON,
+    events: type[BaseModel] | None = None,
+    key: bool = True,
 ) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route: an example of success, and the refusals that it can give."""
-    meanings: dict[int, str] = {
-        400: "Malformed", 401: "No valid API key", 403: "Not for this key", 404: "Not there, or not yours",
-        409: "Conflict", 413: "Too large", 415: "Not JSON", 422: "A value is wrong", 429: "Too busy; see Retry-After",
-        502: "The model backend failed", 503: "The bus or a participant is away", 504: "The deadline has passed",
-    }  # fmt: skip
-    found: dict[int | str, dict[str, Any]] = {
-        status: {"description": description, "content": {media: {"example": example}}}
-    }
-    for code in (401, *problems):
-        found[code] = {"description": meanings[code], "model": Problem}
+    """The `responses` of a route: what success looks like, with an example, and the refusals that it can give.
+
+    shape: of the JSON, of one event or one line; `str` or `bytes` for other bodies. events: the shape of the events
+    that come instead where they are asked for. key: whether one is needed.
+    """
+    answer: dict[str, Any] = {"description": description, "content": {media: {"example": example}}}
+    if media == JSON:
+        answer["model"] = shape
+    else:
+        answer["content"][media] |= {"schema": _WHOLE[shape]} if shape in _WHOLE else _each(shape)
+    if events is not None:
+        answer["content"][SSE] = _each(events)
+    found: dict[int | str, dict[str, Any]] = {status: answer}
+    for code in (*((401,) if key else ()), *problems):
+        found[code] = {"description": MEANINGS[code], "model": Problem}
     return found
+
+
+def _each(shape: type[BaseModel]) -> dict[str, Any]:
+    """A body that is a text with many such things in it: OpenAPI 3.2 says it by `itemSchema`, which 3.1 lacks."""
+    return {"schema": {"type": "string"}, "x-itemSchema": {"$ref": f"#/components/schemas/{shape.__name__}"}}
 
 
 Respondent = Literal["A", "B"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import redis
 from pydantic import BaseModel, Field
 from support.backups import run_local2
+from support.described import LINES, SSE, event_trouble
 from support.http_gateway import (
     ADMIN_KEY,
     FACTS,
@@ -30,11 +32,13 @@ from support.services import announced, running
 from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
+from services.gateway.shapes.events import JOURNAL
 from shared.bus import Bus
 from shared.errors import ToolError
 from shared.participant.registry import Registry
 from shared.participant.settings import Settings
 from shared.participant.tool import Run, ToolResult, tool_service
+from shared.records.journal import EntryType
 from shared.records.sessions import Sessions, Turn
 
 
@@ -472,24 +476,50 @@ async def test_the_description_is_complete(site: Site) -> None:
         "/memory/topics/{topic}", "/memory/export", "/memory/import", "/backup", "/restore",
         "/preferences/leaderboard", "/preferences/export", "/preferences/consent",
     }  # fmt: skip
-    names = set()
+    names = []
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
             assert operation["summary"], (method, path)
-            names.add(operation["operationId"])
+            names.append(operation["operationId"])
             success = [r for code, r in operation["responses"].items() if code.startswith("2") and "content" in r]
             assert any("example" in kind for r in success for kind in r["content"].values()), (method, path)
-            if path not in ("/health", "/ready", "/keys/redeem"):
+            if path not in ("/health", "/ready", "/openapi.json", "/keys/redeem"):
                 assert operation["security"], (method, path)
                 assert "401" in operation["responses"], (method, path)
+            for code, answer in operation["responses"].items():
+                for media, kind in answer.get("content", {}).items():
+                    assert kind["schema"], (method, path, code, media)
+                    assert ("x-itemSchema" in kind) == (media in (SSE, LINES)), (method, path, code, media)
+                    if int(code if code.isdigit() else 500) >= 400 and path != "/ready":
+                        assert kind["schema"] == {"$ref": "#/components/schemas/Problem"}, (method, path, code)
             for parameter in operation.get("parameters", []):
                 Draft202012Validator.check_schema(parameter["schema"])
-    assert len(names) == sum(len(methods) for methods in described["paths"].values())
-    for schema in described["components"]["schemas"].values():
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", name) for name in names)
+    assert {"ask", "query_events", "cancel_query", "give_feedback", "list_sessions"} < set(names)
+    for name, schema in described["components"]["schemas"].items():
+        assert re.fullmatch(r"[A-Z][A-Za-z]+", name), name
         Draft202012Validator.check_schema(schema)
+        assert not [part for part in schema.get("properties", {}).values() if "default" in part], name
     text = json.dumps(described)
     references = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}
     assert references <= set(described["components"]["schemas"])
+    async with client(site.url, None) as stranger:
+        assert (await stranger.get("/openapi.json")).json() == described
+
+
+async def test_every_event_of_a_journal_is_described(site: Site, fake: FakeGenerator) -> None:
+    for query in ("tool me", "restart here", "fail internal"):
+        streamed = await site.http.post("/query", json={"query": query}, headers={"Accept": SSE})
+        for entry_id, kind, data in events(streamed.text):
+            assert event_trouble("JournalEvent", {"id": entry_id, "event": kind, "data": data}) is None, (kind, data)
+    assert "not described" in str(event_trouble("JournalEvent", {"id": "1-0", "event": "new", "data": "{}"}))
+    wrong = event_trouble("JournalEvent", {"id": "1-0", "event": "answer", "data": '{"words":"x"}'})
+    assert "'text' is a required property" in str(wrong)
+
+
+def test_each_type_of_a_journal_entry_has_a_shape() -> None:
+    assert set(JOURNAL) == set(EntryType)
 
 
 async def test_an_unexpected_fault_is_told_in_the_same_shape(

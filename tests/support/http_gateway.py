@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from support.described import hook
 from support.services import running
 from support.waiting import eventually
 
@@ -46,7 +47,8 @@ class Site:
 
 def client(url: str, key: str | None, timeout: float = 15.0) -> httpx.AsyncClient:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, trust_env=False)
+    hooks = {"response": [hook]}
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, trust_env=False, event_hooks=hooks)
 
 
 def gateway_settings(redis_url: str, data_dir: Path, **values: Any) -> GatewaySettings:

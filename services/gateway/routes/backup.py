@@ -19,13 +19,13 @@ from services.gateway.backup.sections import chosen, present
 from services.gateway.backup.spool import spooled
 from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway, GatewayDep
-from services.gateway.schemas import told
+from services.gateway.schemas import LINES, told
+from services.gateway.shapes.operating import RestoreLine
 from services.gateway.sse import EventStream
 from shared.participant.backup import MEDIA_TYPE, BackupError
 
 router = APIRouter(tags=["backup"])
 
-_NDJSON = "application/x-ndjson"
 _LINES = (
     '{"checked":{"product":"0.1.0","created":1700000000000,"counts":{"sessions":1}}}\n'
     '{"section":"sessions","done":1,"of":1}\n'
@@ -42,7 +42,7 @@ class _Download(EventStream):
 class _Lines(EventStream):
     """`kept` is closed behind it, also when its client has gone before the first line."""
 
-    media_type = _NDJSON
+    media_type = LINES
 
     def __init__(self, gateway: Gateway, lines: AsyncIterator[bytes], kept: AsyncExitStack) -> None:
         super().__init__(gateway, lines)
@@ -56,9 +56,11 @@ class _Lines(EventStream):
 @router.get(
     "/backup",
     summary="Sessions, settings, keys and what participants keep, in one file",
-    responses=told("JSON lines in gzip; complete when its last line says so", "", 403, 422, 503, media=MEDIA_TYPE),
+    responses=told(
+        "JSON lines in gzip; complete when its last line says so", bytes, "", 403, 422, 503, media=MEDIA_TYPE
+    ),
 )
-async def backup(gateway: GatewayDep, _admin: AdminDep, without: Without = []) -> Response:  # noqa: B006
+async def make_backup(gateway: GatewayDep, _admin: AdminDep, without: Without = []) -> Response:  # noqa: B006
     sections = chosen(gateway, without)
     async with gateway.reachable():
         await present(sections)
@@ -71,10 +73,10 @@ async def backup(gateway: GatewayDep, _admin: AdminDep, without: Without = []) -
     summary="Put such a file back; it is checked as a whole before anything is written",
     openapi_extra={"requestBody": {"required": True, "content": {MEDIA_TYPE: {"schema": {"type": "string",
                                                                                        "format": "binary"}}}}},
-    responses=told("Progress, at last what became of it, or `error`", _LINES, 400, 403, 409, 413, 422, 503,
-                   media=_NDJSON),
+    responses=told("Progress, at last what became of it, or `error`", RestoreLine, _LINES, 400, 403, 409, 413, 422, 503,
+                   media=LINES),
 )  # fmt: skip
-async def restore(
+async def restore_backup(
     request: Request,
     gateway: GatewayDep,
     _admin: AdminDep,

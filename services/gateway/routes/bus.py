@@ -12,7 +12,9 @@ from services.gateway.body import JsonRoute
 from services.gateway.errors import ApiError
 from services.gateway.gateway import GatewayDep
 from services.gateway.routes.participants import work_streams
-from services.gateway.schemas import told
+from services.gateway.schemas import SSE, told
+from services.gateway.shapes.events import BusEvent
+from services.gateway.shapes.operating import Streams
 from services.gateway.sse import EventStream
 from services.gateway.tap import Tap, matches
 from shared.bus import StreamState
@@ -42,8 +44,8 @@ def _shown(state: StreamState) -> dict[str, Any]:
 
 
 @router.get("/streams", summary="Length, age, lag and work in flight of every subject",
-            responses=told("Streams", {"streams": [_STREAM]}, 403, 503))  # fmt: skip
-async def streams(gateway: GatewayDep, _admin: AdminDep) -> Response:
+            responses=told("Streams", Streams, {"streams": [_STREAM]}, 403, 503))  # fmt: skip
+async def list_streams(gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         found = await work_streams(gateway)
     return reply({"streams": [_shown(state) for state in found]})
@@ -52,9 +54,9 @@ async def streams(gateway: GatewayDep, _admin: AdminDep) -> Response:
 @router.get(
     "/events",
     summary="Everything that is published, live",
-    responses=told("One event per bus entry", _EVENT, 403, 422, 503, media="text/event-stream"),
+    responses=told("One event per bus entry", BusEvent, _EVENT, 403, 422, 503, media=SSE),
 )
-async def events(
+async def bus_events(
     gateway: GatewayDep,
     _admin: AdminDep,
     subject: Annotated[

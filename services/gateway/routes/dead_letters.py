@@ -13,6 +13,7 @@ from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import GatewayDep
 from services.gateway.records import checked_entry_id
 from services.gateway.schemas import told
+from services.gateway.shapes.operating import DeadLetters, Dropped, Replayed
 from shared.bus import Entry
 from shared.contracts import DEAD_LETTER
 from shared.envelope import Envelope
@@ -33,9 +34,9 @@ _LETTER = {
 
 
 @router.get("", summary="A page of dead letters, the oldest first",
-            responses=told("Dead letters; `next` is the cursor of the following page",
+            responses=told("Dead letters; `next` is the cursor of the following page", DeadLetters,
                            {"dead_letters": [_LETTER], "total": 1, "next": None}, 400, 403, 422, 503))  # fmt: skip
-async def page(
+async def list_dead_letters(
     gateway: GatewayDep,
     _admin: AdminDep,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
@@ -69,9 +70,9 @@ def _checked(letter_id: str) -> str:
 @router.post(
     "/{letter_id}/replay",
     summary="Put the original entry back on its stream",
-    responses=told("Replayed", {"id": "1-0", "entry_id": "2-0"}, 400, 403, 404, 422, 503),
+    responses=told("Replayed", Replayed, {"id": "1-0", "entry_id": "2-0"}, 400, 403, 404, 422, 503),
 )  # fmt: skip
-async def replay(letter_id: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
+async def replay_dead_letter(letter_id: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         try:
             entry_id = await gateway.bus.replay(_checked(letter_id))
@@ -83,16 +84,16 @@ async def replay(letter_id: str, gateway: GatewayDep, _admin: AdminDep) -> Respo
 
 
 @router.delete("/{letter_id}", summary="Drop one dead letter",
-               responses=told("Dropped", {"dropped": 1}, 400, 403, 404, 503))  # fmt: skip
-async def drop(letter_id: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
+               responses=told("Dropped", Dropped, {"dropped": 1}, 400, 403, 404, 503))  # fmt: skip
+async def drop_dead_letter(letter_id: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         if not await gateway.bus.drop(_checked(letter_id)):
             raise not_found("dead letter")
     return reply({"dropped": 1})
 
 
-@router.delete("", summary="Drop all dead letters", responses=told("Dropped", {"dropped": 12}, 403, 503))
-async def drop_all(gateway: GatewayDep, _admin: AdminDep) -> Response:
+@router.delete("", summary="Drop all dead letters", responses=told("Dropped", Dropped, {"dropped": 12}, 403, 503))
+async def drop_dead_letters(gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         dropped = await gateway.bus.link.call("XTRIM", DEAD_LETTER.stream, "MAXLEN", "=", 0)
     return reply({"dropped": dropped})

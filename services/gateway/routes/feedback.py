@@ -10,6 +10,7 @@ from services.gateway.body import JsonRoute
 from services.gateway.gateway import GatewayDep
 from services.gateway.records import owned
 from services.gateway.schemas import FeedbackBody, told
+from services.gateway.shapes.queries import Rated
 from shared.contracts import USER_FEEDBACK, UserFeedback
 from shared.telemetry import tracing
 
@@ -21,10 +22,10 @@ router = APIRouter(route_class=JsonRoute, tags=["feedback"])
     summary="Rate an answer of yours",
     description=FeedbackBody.__doc__,
     status_code=202,
-    responses=told("Taken", {"query_id": "1-0", "sentiment": "positive", "stars": 5}, 400, 404, 415, 422, 503,
+    responses=told("Taken", Rated, {"query_id": "1-0", "sentiment": "positive", "stars": 5}, 400, 404, 415, 422, 503,
                    status=202),
 )  # fmt: skip
-async def rate(body: FeedbackBody, gateway: GatewayDep, user: UserDep) -> Response:
+async def give_feedback(body: FeedbackBody, gateway: GatewayDep, user: UserDep) -> Response:
     async with gateway.reachable():
         record = await owned(gateway, user, body.query_id)
         rating = UserFeedback(

@@ -9,6 +9,8 @@ from fastapi import APIRouter, Query, Response
 from services.gateway.answers import reply
 from services.gateway.errors import full
 from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.schemas import told
+from services.gateway.shapes.health import Alive, Readiness
 from shared.errors import BusUnavailable
 from shared.participant.registry import ReplicaInfo
 
@@ -38,7 +40,7 @@ _READY = {
 @router.get(
     "/health",
     summary="Whether this process is alive",
-    responses={200: {"description": "Alive", "content": {"application/json": {"example": {"status": "ok"}}}}},
+    responses=told("Alive", Alive, {"status": "ok"}, key=False),
 )
 async def health() -> Response:
     return reply({"status": "ok"})
@@ -48,8 +50,8 @@ async def health() -> Response:
     "/ready",
     summary="Whether a query would be answered now, part by part",
     responses={
-        200: {"description": "Ready", "content": {"application/json": {"example": _READY}}},
-        503: {"description": "Not ready; each part says why"},
+        **told("Ready", Readiness, _READY, key=False),
+        503: {"description": "Not ready; each part says why", "model": Readiness},
     },
 )
 async def ready(

@@ -13,6 +13,7 @@ from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import GatewayDep
 from services.gateway.keys import LINK_SECONDS, KeyRecord
 from services.gateway.schemas import KeyBody, RedeemBody, told
+from services.gateway.shapes.operating import Key, Keys, Link, NewKey
 
 router = APIRouter(route_class=JsonRoute, prefix="/keys", tags=["keys"])
 
@@ -33,24 +34,26 @@ def _shown(record: KeyRecord) -> dict[str, Any]:
 
 
 @router.post("", summary="Make an API key; it is shown this once", status_code=201,
-             responses=told("The key", {**_KEY, "key": "l2_…"}, 400, 403, 415, 422, 503, status=201))  # fmt: skip
-async def create(body: KeyBody, gateway: GatewayDep, _admin: AdminDep) -> Response:
+             responses=told("The key", NewKey, {**_KEY, "key": "l2_…"}, 400, 403, 415, 422, 503,
+                            status=201))  # fmt: skip
+async def create_key(body: KeyBody, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         record, secret = await gateway.keys.create(body.name, body.user_id, body.role, trusted=body.trusted)
     return reply({**_shown(record), "key": secret}, 201, {"Cache-Control": "no-store"})
 
 
-@router.get("", summary="All API keys, without their secrets", responses=told("Keys", {"keys": [_KEY]}, 403, 503))
-async def listed(gateway: GatewayDep, _admin: AdminDep) -> Response:
+@router.get("", summary="All API keys, without their secrets", responses=told("Keys", Keys, {"keys": [_KEY]}, 403, 503))
+async def list_keys(gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         found = await gateway.keys.listed()
     return reply({"keys": [_shown(record) for record in found]})
 
 
 @router.post("/link", summary="A link that opens the console as you, once, within a minute",
-             status_code=201, responses=told("The link's token", {"token": "…", "path": "/#once=…", "seconds": 60},
-                                             403, 503, status=201))  # fmt: skip
-async def link(gateway: GatewayDep, admin: AdminDep) -> Response:
+             status_code=201,
+             responses=told("The link's token", Link, {"token": "…", "path": "/#once=…", "seconds": 60}, 403, 503,
+                            status=201))  # fmt: skip
+async def create_link(gateway: GatewayDep, admin: AdminDep) -> Response:
     async with gateway.reachable():
         token = await gateway.keys.link(admin)
     body = {"token": token, "path": f"/#once={token}", "seconds": LINK_SECONDS}
@@ -59,9 +62,9 @@ async def link(gateway: GatewayDep, admin: AdminDep) -> Response:
 
 @router.post("/redeem", summary="The key that a one-time link stands for; it ends after a week",
              status_code=201,
-             responses=told("A key", {**_KEY, "until": 1700000000000, "key": "l2_…"}, 400, 404, 415, 422, 503,
+             responses=told("A key", NewKey, {**_KEY, "until": 1700000000000, "key": "l2_…"}, 400, 404, 415, 422, 503,
                             status=201))  # fmt: skip
-async def redeem(body: RedeemBody, gateway: GatewayDep) -> Response:
+async def redeem_link(body: RedeemBody, gateway: GatewayDep) -> Response:
     async with gateway.reachable():
         found = await gateway.keys.redeem(body.token)
     if found is None:
@@ -71,8 +74,8 @@ async def redeem(body: RedeemBody, gateway: GatewayDep) -> Response:
 
 
 @router.delete("/{key_id}", summary="Revoke an API key; it stops working within two seconds",
-               responses=told("Revoked", _KEY, 403, 404, 409, 503))  # fmt: skip
-async def revoke(key_id: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
+               responses=told("Revoked", Key, _KEY, 403, 404, 409, 503))  # fmt: skip
+async def revoke_key(key_id: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         record = await gateway.keys.revoke(key_id)
     if record is None:

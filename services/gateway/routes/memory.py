@@ -16,7 +16,19 @@ from services.gateway.body import JsonRoute
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.operations import operate
-from services.gateway.schemas import Body, told
+from services.gateway.schemas import LINES, Body, told
+from services.gateway.shapes.memory import (
+    AllForgotten,
+    EngramLine,
+    EngramPage,
+    Forgotten,
+    Hits,
+    Imported,
+    Topic,
+    TopicForgotten,
+    Topics,
+    WholeEngram,
+)
 from shared.errors import Local2Error
 from shared.telemetry.logging import get_logger
 
@@ -60,9 +72,10 @@ def _there(found: dict[str, Any], what: str) -> dict[str, Any]:
 
 
 @router.get("/memory", summary="Search, ranked as the model gets it",
-            responses=told("The hits, best first", {"query": "capital", "hits": [_HIT], "text": "[Memory recall — …]",
-                                                    "degraded": None}, 422, 503))  # fmt: skip
-async def search(
+            responses=told("The hits, best first", Hits,
+                           {"query": "capital", "hits": [_HIT], "text": "[Memory recall — …]", "degraded": None},
+                           422, 503))  # fmt: skip
+async def search_memory(
     gateway: GatewayDep,
     user: UserDep,
     query: Annotated[str, Query(min_length=1, max_length=4_000, description="What to look for")],
@@ -74,8 +87,9 @@ async def search(
 
 
 @router.get("/memory/engrams", summary="Your engrams, newest first",
-            responses=told("A page", {"engrams": [_ENGRAM], "cursor": None, "total": 1}, 422, 503))  # fmt: skip
-async def engrams(
+            responses=told("A page", EngramPage, {"engrams": [_ENGRAM], "cursor": None, "total": 1},
+                           422, 503))  # fmt: skip
+async def list_engrams(
     gateway: GatewayDep,
     user: UserDep,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
@@ -85,22 +99,22 @@ async def engrams(
 
 
 @router.get("/memory/engrams/{engram_id}", summary="One engram with everything that is known of it",
-            responses=told("The engram", _ENGRAM, 404, 503))  # fmt: skip
-async def engram(engram_id: str, gateway: GatewayDep, user: UserDep) -> Response:
+            responses=told("The engram", WholeEngram, _ENGRAM, 404, 503))  # fmt: skip
+async def show_engram(engram_id: str, gateway: GatewayDep, user: UserDep) -> Response:
     found = _there(await operate(gateway, _MEMORY, user.user_id, op="get", id=engram_id), "engram")
     return reply(found["engram"])
 
 
 @router.delete("/memory/engrams/{engram_id}", summary="Forget one engram, for good",
-               responses=told("Forgotten", {"id": _ENGRAM["id"], "deleted": True}, 404, 503))  # fmt: skip
-async def forget(engram_id: str, gateway: GatewayDep, user: UserDep) -> Response:
+               responses=told("Forgotten", Forgotten, {"id": _ENGRAM["id"], "deleted": True}, 404, 503))  # fmt: skip
+async def forget_engram(engram_id: str, gateway: GatewayDep, user: UserDep) -> Response:
     _there(await operate(gateway, _MEMORY, user.user_id, op="delete", id=engram_id), "engram")
     return reply({"id": engram_id, "deleted": True})
 
 
 @router.delete("/memory", summary="Forget everything: all engrams and topics; export first what is to be kept",
-               responses=told("Forgotten", {"deleted": 12}, 422, 503))  # fmt: skip
-async def forget_all(
+               responses=told("Forgotten", AllForgotten, {"deleted": 12}, 422, 503))  # fmt: skip
+async def forget_memory(
     gateway: GatewayDep,
     user: UserDep,
     everything: Annotated[bool, Query(description="Must be true: there is no way back")] = False,
@@ -114,26 +128,27 @@ async def forget_all(
 
 
 @router.get("/memory/topics", summary="Your topics",
-            responses=told("All of them", {"topics": [_TOPIC]}, 503))  # fmt: skip
-async def topics(gateway: GatewayDep, user: UserDep) -> Response:
+            responses=told("All of them", Topics, {"topics": [_TOPIC]}, 503))  # fmt: skip
+async def list_topics(gateway: GatewayDep, user: UserDep) -> Response:
     return reply(await operate(gateway, _MEMORY, user.user_id, op="topics"))
 
 
 @router.get("/memory/topics/{topic}", summary="What is kept under a topic",
-            responses=told("The topic", _TOPIC, 404, 503))  # fmt: skip
-async def topic_of(topic: str, gateway: GatewayDep, user: UserDep) -> Response:
+            responses=told("The topic", Topic, _TOPIC, 404, 503))  # fmt: skip
+async def show_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Response:
     return reply(_there(await operate(gateway, _MEMORY, user.user_id, op="topic_get", topic=topic), "topic"))
 
 
 @router.put("/memory/topics/{topic}", summary="Keep something under a topic (user.…, project.…, constraint.…)",
-            responses=told("The topic", _TOPIC, 400, 415, 422, 503))  # fmt: skip
+            responses=told("The topic", Topic, _TOPIC, 400, 415, 422, 503))  # fmt: skip
 async def put_topic(topic: str, body: TopicBody, gateway: GatewayDep, user: UserDep) -> Response:
     return reply(await operate(gateway, _MEMORY, user.user_id, op="topic_put", topic=topic, content=body.content))
 
 
 @router.delete("/memory/topics/{topic}", summary="Forget a topic",
-               responses=told("Forgotten", {"topic": _TOPIC["topic"], "deleted": True}, 404, 503))  # fmt: skip
-async def delete_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Response:
+               responses=told("Forgotten", TopicForgotten, {"topic": _TOPIC["topic"], "deleted": True},
+                              404, 503))  # fmt: skip
+async def forget_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Response:
     _there(await operate(gateway, _MEMORY, user.user_id, op="topic_delete", topic=topic), "topic")
     return reply({"topic": topic, "deleted": True})
 
@@ -144,9 +159,9 @@ async def delete_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Respon
 @lines_router.get(
     "/memory/export",
     summary="All your engrams and topics, one JSON object a line",
-    responses=told("JSON lines", orjson.dumps(_LINE).decode(), 503, media="application/x-ndjson"),
+    responses=told("JSON lines", EngramLine, orjson.dumps(_LINE).decode(), 503, media=LINES),
 )
-async def export(gateway: GatewayDep, user: UserDep) -> Response:
+async def export_memory(gateway: GatewayDep, user: UserDep) -> Response:
     # the first page before the answer begins: what is wrong then is still an error
     first = await operate(gateway, _MEMORY, user.user_id, op="export", limit=100)
     return StreamingResponse(_exported(gateway, user.user_id, first), media_type="application/x-ndjson")
@@ -175,9 +190,9 @@ _BODY = {
 
 @lines_router.post("/memory/import", summary="Take in engrams: JSON lines as /memory/export writes them",
                    openapi_extra=_BODY,
-                   responses=told("What was taken", {"imported": 2, "errors": [{"line": 3, "message": "…"}]},
+                   responses=told("What was taken", Imported, {"imported": 2, "errors": [{"line": 3, "message": "…"}]},
                                   400, 413, 503))  # fmt: skip
-async def take_in(request: Request, gateway: GatewayDep, user: UserDep) -> Response:
+async def import_memory(request: Request, gateway: GatewayDep, user: UserDep) -> Response:
     imported, errors, number = 0, list[dict[str, Any]](), 0
     page: list[tuple[int, dict[str, Any]]] = []
     size = 0

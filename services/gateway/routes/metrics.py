@@ -13,7 +13,7 @@ router = APIRouter(tags=["metrics"])
 
 
 @router.get("/metrics", summary="This replica and the bus, in Prometheus' text format",
-            responses=told("Metrics", 'local2_group_lag{stream="local2:query.received",group="generator"} 0.0',
+            responses=told("Metrics", str, 'local2_group_lag{stream="local2:query.received",group="generator"} 0.0',
                            403, media="text/plain"))  # fmt: skip
 async def metrics(gateway: GatewayDep, _admin: AdminDep) -> Response:
     return Response(await gateway.metrics_text(), headers={"Content-Type": CONTENT_TYPE})

@@ -28,6 +28,8 @@ from services.gateway.responses import Answering, ResponseBody, query_of
 from services.gateway.responses import asked as asked_of_items
 from services.gateway.routes.queries import finished, loop_time_of
 from services.gateway.schemas import told
+from services.gateway.shapes.openai import ChatChunkEvent, ChatCompletion, Model, Models, ResponseDeleted, ResponseEvent
+from services.gateway.shapes.openai import Response as ResponseShape
 from services.gateway.sse import KEEP_ALIVE, EventStream
 from shared.bus.keys import journal_key
 from shared.contracts import MEMORY_FORGET, MemoryForget
@@ -83,14 +85,14 @@ def _model(gateway: Gateway, name: str) -> dict[str, Any]:
 
 
 @router.get("/models", summary="The assistant, and the models behind it",
-            responses=told("Models", {"object": "list", "data": [_MODEL]}, 503))  # fmt: skip
-async def models(gateway: GatewayDep, _user: UserDep) -> Response:
+            responses=told("Models", Models, {"object": "list", "data": [_MODEL]}, 503))  # fmt: skip
+async def list_models(gateway: GatewayDep, _user: UserDep) -> Response:
     names = [DEFAULT_MODEL, UTILITY_MODEL, *await _models(gateway)]
     return reply({"object": "list", "data": [_model(gateway, name) for name in names]})
 
 
-@router.get("/models/{name:path}", summary="One of them", responses=told("A model", _MODEL, 404, 503))
-async def model(name: str, gateway: GatewayDep, _user: UserDep) -> Response:
+@router.get("/models/{name:path}", summary="One of them", responses=told("A model", Model, _MODEL, 404, 503))
+async def show_model(name: str, gateway: GatewayDep, _user: UserDep) -> Response:
     backend_model(name, await _models(gateway))
     return reply(_model(gateway, name))
 
@@ -163,10 +165,10 @@ async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> Asyn
 @router.post(
     "/chat/completions",
     summary="A chat completion by the whole agent; its tools run on this side, the client's own on the client's",
-    responses=told("The completion; with `stream` its chunks as events", _COMPLETION,
-                   400, 404, 409, 413, 415, 429, 502, 503, 504),
+    responses=told("The completion; with `stream` its chunks as events", ChatCompletion, _COMPLETION,
+                   400, 404, 409, 413, 415, 429, 502, 503, 504, events=ChatChunkEvent),
 )  # fmt: skip
-async def chat(
+async def create_chat_completion(
     request: Request,
     body: ChatBody,
     gateway: GatewayDep,
@@ -195,9 +197,10 @@ async def chat(
 @router.post(
     "/responses",
     summary="A response by the whole agent",
-    responses=told("The response; with `stream` its events", _RESPONSE, 400, 404, 409, 413, 415, 429, 502, 503, 504),
-)
-async def respond(
+    responses=told("The response; with `stream` its events", ResponseShape, _RESPONSE,
+                   400, 404, 409, 413, 415, 429, 502, 503, 504, events=ResponseEvent),
+)  # fmt: skip
+async def create_response(
     request: Request,
     body: ResponseBody,
     gateway: GatewayDep,
@@ -265,9 +268,9 @@ async def _read(gateway: Gateway, record: QueryRecord) -> Answering:
 @router.get(
     "/responses/{name}",
     summary="A response, also while it is made; with `stream` its events from the start or behind one of them",
-    responses=told("The response so far", _RESPONSE, 404, 503),
+    responses=told("The response so far", ResponseShape, _RESPONSE, 404, 503, events=ResponseEvent),
 )
-async def response(
+async def show_response(
     name: str,
     gateway: GatewayDep,
     user: UserDep,
@@ -281,8 +284,8 @@ async def response(
 
 
 @router.post("/responses/{name}/cancel", summary="Stop making a response",
-             responses=told("The response", _RESPONSE, 404, 503))  # fmt: skip
-async def cancel(name: str, gateway: GatewayDep, user: UserDep) -> Response:
+             responses=told("The response", ResponseShape, _RESPONSE, 404, 503))  # fmt: skip
+async def cancel_response(name: str, gateway: GatewayDep, user: UserDep) -> Response:
     record = await _owned(gateway, user, name)
     answering = await _read(gateway, record)
     if not answering.done:
@@ -293,8 +296,8 @@ async def cancel(name: str, gateway: GatewayDep, user: UserDep) -> Response:
 
 
 @router.delete("/responses/{name}", summary="Forget a response, and what was remembered of it",
-               responses=told("Forgotten", _DELETED, 404, 503))  # fmt: skip
-async def forget(name: str, gateway: GatewayDep, user: UserDep) -> Response:
+               responses=told("Forgotten", ResponseDeleted, _DELETED, 404, 503))  # fmt: skip
+async def delete_response(name: str, gateway: GatewayDep, user: UserDep) -> Response:
     record = await _owned(gateway, user, name)
     async with gateway.reachable():
         if not (await _read(gateway, record)).done:

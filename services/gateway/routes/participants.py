@@ -16,6 +16,7 @@ from services.gateway.complaint import complaint
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.schemas import told
+from services.gateway.shapes.operating import Participants, SettingsShown
 from shared.bus import StreamState
 from shared.bus.keys import schema_key, settings_key, subject_of
 from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
@@ -48,8 +49,8 @@ async def work_streams(gateway: Gateway) -> list[StreamState]:
 
 
 @router.get("/participants", summary="Replicas with state, work in flight and backlog; for users, only who is there",
-            responses=told("By participant", _LISTED, 503))  # fmt: skip
-async def listed(gateway: GatewayDep, user: UserDep) -> Response:
+            responses=told("By participant", Participants, _LISTED, 503))  # fmt: skip
+async def list_participants(gateway: GatewayDep, user: UserDep) -> Response:
     async with gateway.reachable():
         replicas = await gateway.context.registry.replicas(fresh=True)
         if user.role != "admin":
@@ -107,8 +108,8 @@ async def _described(gateway: Gateway, name: str) -> tuple[dict[str, Any], dict[
 
 
 @router.get("/participants/{name}/settings", summary="Run-time settings with their schema",
-            responses=told("Schema and values", _SETTINGS, 403, 404, 503))  # fmt: skip
-async def settings(name: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
+            responses=told("Schema and values", SettingsShown, _SETTINGS, 403, 404, 503))  # fmt: skip
+async def show_settings(name: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         schema, values = await _described(gateway, name)
     return reply({"participant": name, "schema": schema, "values": values})
@@ -117,9 +118,9 @@ async def settings(name: str, gateway: GatewayDep, _admin: AdminDep) -> Response
 @router.patch(
     "/participants/{name}/settings",
     summary="Change run-time settings in all replicas, and for later starts",
-    responses=told("The values as they are now", _SETTINGS, 400, 403, 404, 415, 422, 503),
+    responses=told("The values as they are now", SettingsShown, _SETTINGS, 400, 403, 404, 415, 422, 503),
 )
-async def change(
+async def change_settings(
     name: str,
     values: Annotated[dict[str, Any], Body(examples=[{"max_chars": 5000}], description="Setting → new value")],
     gateway: GatewayDep,

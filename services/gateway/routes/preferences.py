@@ -15,7 +15,8 @@ from services.gateway.auth import AdminDep, UserDep
 from services.gateway.body import JsonRoute
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.operations import operate
-from services.gateway.schemas import Body, told
+from services.gateway.schemas import LINES, Body, told
+from services.gateway.shapes.preferences import Consent, Leaderboard, PreferenceRow
 
 router = APIRouter(route_class=JsonRoute, tags=["preferences"])
 
@@ -62,9 +63,9 @@ class ConsentBody(Body):
     summary="Configurations ranked by the judge's comparisons and by people's votes",
     description="Bradley-Terry strengths (log-odds, 0 is the mean) with 95 % bootstrap intervals. `bias`: what the "
     "judge adds to the answer that stands first; `disagreement`: share of pairs whose two orders name another winner.",
-    responses=told("The ranking, over all and for each intent", _BOARD, 403, 503),
+    responses=told("The ranking, over all and for each intent", Leaderboard, _BOARD, 403, 503),
 )
-async def leaderboard(gateway: GatewayDep, _admin: AdminDep) -> Response:
+async def show_leaderboard(gateway: GatewayDep, _admin: AdminDep) -> Response:
     return reply(await operate(gateway, "reward", "", op="leaderboard"))
 
 
@@ -72,9 +73,9 @@ async def leaderboard(gateway: GatewayDep, _admin: AdminDep) -> Response:
     "/preferences/export",
     summary="Preference data of all users as JSON lines, in the formats that trainers load",
     response_class=StreamingResponse,
-    responses=told("One row a line", _DPO_LINE, 403, 422, 503, media="application/x-ndjson"),
+    responses=told("One row a line", PreferenceRow, _DPO_LINE, 403, 422, 503, media=LINES),
 )
-async def export(
+async def export_preferences(
     gateway: GatewayDep,
     _admin: AdminDep,
     wanted: Annotated[ExportQuery, Query()],
@@ -104,12 +105,12 @@ _CONSENT = {"user_id": "ann", "consent": True}
 
 
 @router.get("/preferences/consent", summary="Whether your conversations may be used for training",
-            responses=told("What you said; null when you were never asked", _CONSENT, 503))  # fmt: skip
-async def consent(gateway: GatewayDep, user: UserDep) -> Response:
+            responses=told("What you said; null when you were never asked", Consent, _CONSENT, 503))  # fmt: skip
+async def show_consent(gateway: GatewayDep, user: UserDep) -> Response:
     return reply(await operate(gateway, "reward", user.user_id, op="consent"))
 
 
 @router.put("/preferences/consent", summary="Say whether your conversations may be used for training",
-            responses=told("Kept", _CONSENT, 400, 415, 422, 503))  # fmt: skip
-async def say_consent(body: ConsentBody, gateway: GatewayDep, user: UserDep) -> Response:
+            responses=told("Kept", Consent, _CONSENT, 400, 415, 422, 503))  # fmt: skip
+async def give_consent(body: ConsentBody, gateway: GatewayDep, user: UserDep) -> Response:
     return reply(await operate(gateway, "reward", user.user_id, op="consent", given=body.consent))

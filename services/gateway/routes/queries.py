@@ -17,7 +17,9 @@ from services.gateway.cancel import cancel_all
 from services.gateway.errors import FAILURE_STATUS, ApiError
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.records import QueryRecord, checked_entry_id, forgotten, owned
-from services.gateway.schemas import QueryBody, Respondent, told
+from services.gateway.schemas import SSE, QueryBody, Respondent, told
+from services.gateway.shapes.events import JournalEvent
+from services.gateway.shapes.queries import Accepted, QueryResult, Stopping
 from services.gateway.sse import Ending, EventStream, ended, ended_at, gone, is_before, journal_events
 from services.gateway.view import View
 from shared.bus import START
@@ -28,10 +30,9 @@ router = APIRouter(route_class=JsonRoute, tags=["queries"])
 
 # The generator writes the failure at the deadline; that entry is worth waiting for.
 GRACE = 5.0
-_SSE = "text/event-stream"
+_IDS = {"query_id": "1700000000000-0", "session_id": "geography-1"}
 _RESULT: dict[str, Any] = {
-    "query_id": "1700000000000-0",
-    "session_id": "geography-1",
+    **_IDS,
     "state": "completed",
     "query": "What is the capital of France?",
     "answer": "Paris.",
@@ -56,13 +57,9 @@ AskedRespondent = Annotated[Respondent, Query(description="A: the answer shown; 
     "/query",
     summary="Ask: the answer as JSON, or as it is written with Accept: text/event-stream",
     responses={
-        **told("The finished answer; as events, the journal's entries", _RESULT,
-               400, 404, 409, 413, 415, 422, 429, 502, 503, 504),
-        202: {
-            "description": "Accepted (`?wait=false`)",
-            "content": {"application/json": {"example": {"query_id": "1700000000000-0", "session_id": "geography-1",
-                                                         "state": "queued"}}},
-        },
+        **told("The finished answer; as events, the journal's entries", QueryResult, _RESULT,
+               400, 404, 409, 413, 415, 422, 429, 502, 503, 504, events=JournalEvent),
+        **told("Accepted (`?wait=false`)", Accepted, {**_IDS, "state": "queued"}, status=202),
     },
 )  # fmt: skip
 async def ask(
@@ -92,7 +89,7 @@ async def ask(
     if not wait:
         accepted = {"query_id": record.query_id, "session_id": record.session_id, "state": "queued"}
         return reply(accepted, 202, {"Location": f"/queries/{record.query_id}", **_ids(record)})
-    if _SSE in request.headers.get("accept", ""):
+    if SSE in request.headers.get("accept", ""):
         return _streaming(gateway, record, "A", START, follow=follow)
     return reply(await finished(request, gateway, record), headers=_ids(record))
 
@@ -170,8 +167,8 @@ def failure(record: QueryRecord, error: dict[str, Any]) -> ApiError:
 
 
 @router.get("/queries/{query_id}", summary="State and result of a query, also while it runs",
-            responses=told("The result so far", _RESULT, 404, 503))  # fmt: skip
-async def show(query_id: str, gateway: GatewayDep, user: UserDep, respondent: AskedRespondent = "A") -> Response:
+            responses=told("The result so far", QueryResult, _RESULT, 404, 503))  # fmt: skip
+async def show_query(query_id: str, gateway: GatewayDep, user: UserDep, respondent: AskedRespondent = "A") -> Response:
     async with gateway.reachable():
         record = await owned(gateway, user, query_id)
         shown = await _shown(gateway, record, respondent)
@@ -182,11 +179,11 @@ async def show(query_id: str, gateway: GatewayDep, user: UserDep, respondent: As
     "/queries/{query_id}/events",
     summary="The journal as server-sent events, from the start or from Last-Event-ID",
     responses={
-        **told("One event per journal entry", _EVENTS, 400, 404, 503, media=_SSE),
+        **told("One event per journal entry", JournalEvent, _EVENTS, 400, 404, 503, media=SSE),
         204: {"description": "The stream had already ended at Last-Event-ID: do not reconnect"},
     },
 )
-async def events(
+async def query_events(
     query_id: str,
     gateway: GatewayDep,
     user: UserDep,
@@ -214,10 +211,10 @@ async def events(
 @router.post(
     "/queries/{query_id}/cancel",
     summary="Stop a query; repeating it changes nothing",
-    responses=told("Being stopped, or the state in which it ended", {"query_id": "1-0", "state": "cancelling"},
+    responses=told("Being stopped, or the state in which it ended", Stopping, {**_IDS, "state": "cancelling"},
                    404, 503),
 )  # fmt: skip
-async def cancel(query_id: str, gateway: GatewayDep, user: UserDep) -> Response:
+async def cancel_query(query_id: str, gateway: GatewayDep, user: UserDep) -> Response:
     async with gateway.reachable():
         record = await owned(gateway, user, query_id)
         end = await read_end(gateway.bus, journal_key(query_id, "A"))

@@ -15,6 +15,7 @@ from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.keys import Principal
 from services.gateway.records import is_query_id, is_session_id, own_session
 from services.gateway.schemas import told
+from services.gateway.shapes.sessions import SessionDeleted, SessionPage, SessionShown
 from shared.bus.keys import schema_key, settings_key
 from shared.contracts import MEMORY_FORGET, MemoryForget
 from shared.participant.settings import Described, stored_values
@@ -45,9 +46,9 @@ async def _owned(gateway: Gateway, user: Principal, session_id: str) -> SessionI
 @router.get(
     "/sessions",
     summary="Your sessions, the one used last first",
-    responses=told("A page of sessions", {"sessions": [_INFO], "limit": 50, "offset": 0}, 422, 503),
+    responses=told("A page of sessions", SessionPage, {"sessions": [_INFO], "limit": 50, "offset": 0}, 422, 503),
 )
-async def page(
+async def list_sessions(
     gateway: GatewayDep,
     user: UserDep,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
@@ -62,11 +63,11 @@ async def page(
     "/sessions/{session_id}",
     summary="A page of its turns, and the messages as the model will see them before the next query; "
     "the system prompt is shown to administrators",
-    responses=told("The session", {**_INFO, "turns": [_TURN], "total": 1, "earlier": None,
+    responses=told("The session", SessionShown, {**_INFO, "turns": [_TURN], "total": 1, "earlier": None,
                                    "messages": [{"role": "user", "content": "Hello"}]},
                    400, 404, 422, 503),
 )  # fmt: skip
-async def show(
+async def show_session(
     session_id: str,
     gateway: GatewayDep,
     user: UserDep,
@@ -113,9 +114,11 @@ async def _system_prompt(gateway: Gateway) -> str:
 @router.delete(
     "/sessions/{session_id}",
     summary="Delete a session and every trace of its queries; stop the open ones",
-    responses=told("Deleted", {"session_id": "geography-1", "deleted": True, "cancelled": []}, 404, 503),
+    responses=told(
+        "Deleted", SessionDeleted, {"session_id": "geography-1", "deleted": True, "cancelled": []}, 404, 503
+    ),
 )
-async def delete(session_id: str, gateway: GatewayDep, user: UserDep) -> Response:
+async def forget_session(session_id: str, gateway: GatewayDep, user: UserDep) -> Response:
     async with gateway.reachable(extra=STEP):
         info = await _owned(gateway, user, session_id)
         session = info.session_id

@@ -13,6 +13,7 @@ from services.gateway.body import JsonRoute
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import GatewayDep
 from services.gateway.schemas import ToolCallBody, told
+from services.gateway.shapes.operating import ToolAnswer, Tools
 from services.gateway.sse import gone
 from shared.contracts import canonical_tool
 from shared.participant.tool_client import Caller
@@ -32,8 +33,8 @@ _RESULT: dict[str, Any] = {
 
 
 @router.get("/tools", summary="The tools that are alive, as the model sees them",
-            responses=told("Live tools", {"tools": [_TOOL]}, 503))  # fmt: skip
-async def live(gateway: GatewayDep, _user: UserDep) -> Response:
+            responses=told("Live tools", Tools, {"tools": [_TOOL]}, 503))  # fmt: skip
+async def list_tools(gateway: GatewayDep, _user: UserDep) -> Response:
     async with gateway.reachable():
         schemas = await gateway.tools.schemas()
     return reply({"tools": [schemas[name] for name in sorted(schemas)]})
@@ -42,9 +43,9 @@ async def live(gateway: GatewayDep, _user: UserDep) -> Response:
 @router.post(
     "/tools/{name}/call",
     summary="Call one tool over the bus; what goes wrong inside it is its `error`",
-    responses=told("The tool's result", _RESULT, 400, 404, 415, 422, 503),
+    responses=told("The tool's result", ToolAnswer, _RESULT, 400, 404, 415, 422, 503),
 )
-async def call(request: Request, name: str, body: ToolCallBody, gateway: GatewayDep, user: UserDep) -> Response:
+async def call_tool(request: Request, name: str, body: ToolCallBody, gateway: GatewayDep, user: UserDep) -> Response:
     tool = canonical_tool(name, body.args)
     timeout = gateway.settings.tool_timeout
     async with gateway.reachable(extra=timeout):

@@ -1,0 +1,182 @@
+"""Server-sent events: `data` is JSON in a text, as an event stream has it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import Field, Json, RootModel, create_model
+
+from services.gateway.shapes.queries import ClientCall, CritiqueShown, PairwiseShown, RewardShown
+from services.gateway.shapes.shape import Shape
+from shared.contracts import Deliberation, PersonaToolTrace, ToolCallRecord, Usage
+from shared.records.journal import EntryType
+
+
+class _Member(Shape):
+    """Of a committee, whose entry it is and in which round."""
+
+    persona: str = ""
+    round: int = 0
+
+
+class Claimed(Shape):
+    """A replica has become the journal's writer."""
+
+    query_id: str
+    session_id: str
+    response_id: str = ""
+    respondent_id: str = ""
+    replica: str = ""
+    model: str | None = None
+    attempt: int = 1
+
+
+class Restarted(_Member):
+    """A model call began again: text after `discard_after` is void."""
+
+    step: int
+    discard_after: str
+
+
+class Transition(Shape):
+    """A step of the state machine."""
+
+    from_state: str = Field(alias="from")
+    action: str
+    to: str
+
+
+class Piece(_Member):
+    """What the model wrote."""
+
+    text: str
+
+
+class ModelMessage(_Member):
+    """A whole message of the model, with its tool calls and token counts."""
+
+    step: int
+    role: Literal["assistant"]
+    content: str
+    thinking: str = ""
+    tool_calls: list[dict[str, Any]] = Field(default=[])
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    finish_reason: str = ""
+    model: str = ""
+    scope: str = Field(default="", description="Of a committee: whose steps are counted")
+
+
+class Noticed(_Member):
+    code: str
+    message: str
+
+
+class ToolAsked(_Member):
+    call_id: str
+    tool: str
+    args: dict[str, Any]
+    step: int
+
+
+class ToolAnswered(_Member, ToolCallRecord):
+    pass
+
+
+class Truncated(_Member):
+    dropped_turns: int
+    kept_turns: int
+    prompt_tokens: int
+
+
+class PersonaWorking(Shape):
+    persona: str
+    round: int
+
+
+class PersonaDone(Shape):
+    persona: str
+    round: int
+    response: str = ""
+    thinking: str = ""
+    tool_trace: list[PersonaToolTrace] = Field(default=[])
+
+
+class Completed(Shape):
+    answer: str
+    thinking: str
+    tool_calls: list[ToolCallRecord]
+    usage: Usage
+    finish_reason: str
+    model: str
+    said_before: list[str] = Field(default=[])
+    client_calls: list[ClientCall] = Field(default=[])
+    deliberations: list[Deliberation] = Field(default=[])
+    published: bool = True
+
+
+class Failed(Shape):
+    code: str
+    message: str
+
+
+class Cancelled(Shape):
+    """The part that had been written."""
+
+    answer: str
+    thinking: str
+
+
+# What each type of a journal's entry carries.
+JOURNAL: dict[EntryType, type[Shape]] = {
+    EntryType.CLAIMED: Claimed,
+    EntryType.RESTARTED: Restarted,
+    EntryType.STATE: Transition,
+    EntryType.THINKING: Piece,
+    EntryType.ANSWER: Piece,
+    EntryType.MESSAGE: ModelMessage,
+    EntryType.NOTICE: Noticed,
+    EntryType.TOOL_REQUEST: ToolAsked,
+    EntryType.TOOL_RESULT: ToolAnswered,
+    EntryType.CONTEXT_TRUNCATED: Truncated,
+    EntryType.PERSONA_WORKING: PersonaWorking,
+    EntryType.PERSONA_DONE: PersonaDone,
+    EntryType.COMPLETED: Completed,
+    EntryType.FAILED: Failed,
+    EntryType.CANCELLED: Cancelled,
+    EntryType.CRITIQUE: CritiqueShown,
+    EntryType.PAIRWISE: PairwiseShown,
+    EntryType.REWARD: RewardShown,
+}
+
+
+def _event(kind: EntryType, data: type[Shape]) -> type[Shape]:
+    name = "".join(part.capitalize() for part in kind.value.split("."))
+    fields: dict[str, Any] = {
+        "id": (str, ...),
+        "event": (Literal[kind.value], ...),
+        "data": (Annotated[data, Json], ...),
+    }
+    return create_model(f"{name}Event", __base__=Shape, **fields)
+
+
+class JournalEvent(RootModel[Any]):
+    """An entry of a response's journal: `event` is its type, and `id` what to resume from. Ignore unknown types."""
+
+    root: Union[tuple(_event(kind, data) for kind, data in JOURNAL.items())] = Field(discriminator="event")  # type: ignore[valid-type]  # noqa: UP007
+
+
+class BusEntry(Shape):
+    """An entry of the bus with its envelope. What cannot be read as JSON is shown as a text."""
+
+    subject: str
+    entry_id: str
+    payload: Any
+    source: str = Field(default="", description="participant/replica")
+    time: str = Field(default="", description="Milliseconds since the epoch")
+
+
+class BusEvent(Shape):
+    id: str
+    event: str = Field(description="The subject")
+    data: Json[BusEntry]

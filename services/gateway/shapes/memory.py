@@ -1,0 +1,113 @@
+"""What is remembered of a user."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from services.gateway.shapes.shape import Shape
+from shared.contracts import Sentiment
+
+
+class Engram(Shape):
+    id: str
+    response_id: str | None
+    query_id: str | None
+    session_id: str | None
+    kind: Literal["turn", "note", "topic"]
+    respondent_id: str | None
+    time: int = Field(description="Milliseconds since the epoch")
+    age_seconds: int
+    query: str
+    answer: str
+    content: str | None
+    topic: str | None
+    intent: str | None
+    entities: list[str]
+    tainted: bool = Field(description="Whether it holds text from the web")
+    score: int | None
+    winner: bool | None
+    pairwise_winner: bool | None
+    reward: float | None
+    sentiment: Sentiment | None
+
+
+class EngramPage(Shape):
+    engrams: list[Engram]
+    cursor: str | None = Field(description="Of the next page")
+    total: int
+
+
+class WholeEngram(Engram):
+    generator_id: str | None
+    model: str | None
+    options: dict[str, Any]
+    tool_calls: list[dict[str, Any]]
+    finish_reason: str | None
+    echo: bool
+    recorded: int
+    metadata: dict[str, Any]
+    annotations: dict[str, dict[str, Any]]
+
+
+class Hit(Engram):
+    relevance: float
+    mark: str | None
+    why: dict[str, Any] = Field(description="What the relevance was made of")
+    metadata: dict[str, Any]
+
+
+class Hits(Shape):
+    query: str
+    hits: list[Hit]
+    text: str = Field(description="As the model reads it")
+    degraded: str | None = Field(description="Why it may be less than there is")
+
+
+class Forgotten(Shape):
+    id: str
+    deleted: bool
+
+
+class AllForgotten(Shape):
+    deleted: int
+
+
+class Topic(Shape):
+    topic: str
+    content: str
+    time: int = Field(description="Milliseconds since the epoch")
+
+
+class Topics(Shape):
+    topics: list[Topic]
+
+
+class TopicForgotten(Shape):
+    topic: str
+    deleted: bool
+
+
+class EngramLine(Shape):
+    """A line of an export: query and answer, or content; with `topic` a topic."""
+
+    time: int = Field(description="Milliseconds since the epoch")
+    user_id: str
+    metadata: dict[str, Any]
+    query: str = ""
+    answer: str = ""
+    content: str = ""
+    topic: str = ""
+    session_id: str = ""
+
+
+class LineError(Shape):
+    line: int = Field(ge=1)
+    message: str
+
+
+class Imported(Shape):
+    imported: int
+    errors: list[LineError] = Field(description="The first hundred")
+    failed: int

@@ -1,0 +1,170 @@
+"""Tools, participants, the bus, dead letters, keys, backups: what operators see."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from services.gateway.keys import Role
+from services.gateway.shapes.shape import Shape
+
+
+class OfferedFunction(Shape):
+    name: str
+    description: str
+    parameters: dict[str, Any] = Field(description="A JSON schema")
+
+
+class OfferedTool(Shape):
+    type: Literal["function"]
+    function: OfferedFunction
+
+
+class Tools(Shape):
+    tools: list[OfferedTool]
+
+
+class ToolAnswer(Shape):
+    result: str = Field(description="The text that the model would read")
+    error: str | None
+    data: Any = Field(description="The same for programs")
+    duration_ms: int = Field(description="Milliseconds")
+
+
+class Replica(Shape):
+    """A running process; an administrator is told more than its state. Times are in milliseconds since the epoch."""
+
+    state: str
+    replica: str = ""
+    started: int = 0
+    seen: int = 0
+    age_ms: int = Field(default=0, description="Milliseconds since it was last heard of")
+    in_flight: int = 0
+    concurrency: int = 0
+    handled: int = 0
+    tools: list[str] = Field(default=[])
+    facts: dict[str, Any] = Field(default={})
+    release: int = 0
+
+
+class Backlog(Shape):
+    subject: str
+    backlog: int | None
+    pending: int
+
+
+class Participant(Shape):
+    name: str
+    replicas: list[Replica]
+    work: list[Backlog] = Field(default=[], description="For administrators")
+
+
+class Participants(Shape):
+    participants: list[Participant]
+
+
+class SettingsShown(Shape):
+    participant: str
+    json_schema: dict[str, Any] = Field(alias="schema")
+    values: dict[str, Any]
+
+
+class Group(Shape):
+    name: str
+    consumers: int
+    lag: int | None
+    pending: int
+
+
+class Stream(Shape):
+    subject: str
+    length: int
+    oldest_seconds: float | None
+    groups: list[Group]
+
+
+class Streams(Shape):
+    streams: list[Stream]
+
+
+class DeadLetterShown(Shape):
+    """An entry that was set aside. One that cannot be read itself has `malformed`, and its fields as texts."""
+
+    id: str
+    fields: dict[str, str]
+    time: int = Field(default=0, description="Milliseconds since the epoch")
+    stream: str = ""
+    group: str = ""
+    entry_id: str = ""
+    deliveries: int = 0
+    reason: str = ""
+    malformed: str = ""
+
+
+class DeadLetters(Shape):
+    dead_letters: list[DeadLetterShown]
+    total: int
+    next: str | None
+
+
+class Replayed(Shape):
+    id: str
+    entry_id: str
+
+
+class Dropped(Shape):
+    dropped: int
+
+
+class Key(Shape):
+    id: str
+    name: str
+    user_id: str
+    role: Role
+    created: int = Field(description="Milliseconds since the epoch")
+    trusted: bool = Field(description="Whether it may name the person that a request is of")
+    until: int = Field(default=0, description="When it ends, in milliseconds since the epoch; left out: never")
+
+
+class NewKey(Key):
+    key: str = Field(description="The secret; it is shown this once")
+
+
+class Keys(Shape):
+    keys: list[Key]
+
+
+class Link(Shape):
+    token: str
+    path: str
+    seconds: int
+
+
+class RestoreChecked(Shape):
+    product: str
+    created: int
+    counts: dict[str, int]
+
+
+class RestoreTally(Shape):
+    written: int
+    kept: int
+    skipped: int
+    reasons: list[str]
+
+
+class RestoreFault(Shape):
+    code: str
+    message: str
+
+
+class RestoreLine(Shape):
+    """A line of a restore's progress: first `checked`, then sections, at last `restored` or `error`."""
+
+    checked: RestoreChecked | None = None
+    section: str = ""
+    done: int = 0
+    of: int = 0
+    restored: dict[str, RestoreTally] | None = None
+    error: RestoreFault | None = None

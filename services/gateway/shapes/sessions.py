@@ -1,0 +1,42 @@
+"""A user's sessions."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from services.gateway.shapes.shape import Shape
+from shared.contracts import ChatTurnMessage
+
+
+class Session(Shape):
+    session_id: str
+    title: str
+    created: int = Field(description="Milliseconds since the epoch")
+    updated: int = Field(description="Milliseconds since the epoch")
+
+
+class SessionPage(Shape):
+    sessions: list[Session]
+    limit: int
+    offset: int
+
+
+class TurnShown(Shape):
+    query_id: str
+    query: str
+    answer: str
+    time: int = Field(description="Milliseconds since the epoch")
+    interrupted: bool
+
+
+class SessionShown(Session):
+    turns: list[TurnShown]
+    total: int = Field(description="Turns of the whole session")
+    earlier: str | None = Field(description="`before` of the next page; null at the beginning")
+    messages: list[ChatTurnMessage] = Field(description="As the model will see them before the next query")
+
+
+class SessionDeleted(Shape):
+    session_id: str
+    deleted: bool
+    cancelled: list[str] = Field(description="Queries that were open")
