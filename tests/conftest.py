@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -24,6 +26,35 @@ HEARTBEAT = 0.2
 os.environ.setdefault("LOCAL2_YIELD_REST", "0")
 # what went wrong is in a failed test's output, without a line per message
 configure("warning", "json")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _whoever_leaves_a_connection_open_is_named() -> Iterator[None]:
+    """An event loop that ends with open connections fails its own test; the collector would find them in a later one."""
+    end = asyncio.SelectorEventLoop.close
+
+    def close(loop: asyncio.SelectorEventLoop) -> None:
+        left: list[asyncio.Transport] = []
+        if not loop.is_closed():
+            # what was closed in the last turn is lost in the next one
+            loop.run_until_complete(asyncio.sleep(0))
+            known: dict[int, Any] = vars(loop)["_transports"]
+            left = [transport for transport in known.values() if transport._sock is not None]
+        said = [
+            f"{each.get_extra_info('sockname')} to {each.get_extra_info('peername')}, {each.get_protocol()!r}"
+            for each in left
+        ]
+        for transport in left:
+            transport.abort()
+        if left:
+            loop.run_until_complete(asyncio.sleep(0))
+        end(loop)
+        if said:
+            raise ResourceWarning("left open: " + "; ".join(said))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio.SelectorEventLoop, "close", close)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -131,6 +131,7 @@ class PlainTransport(httpx.AsyncBaseTransport):
 
     def __init__(self) -> None:
         self._idle: dict[tuple[str, int], list[_Connection]] = {}
+        self._closed = False
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         place = (request.url.host, request.url.port or 80)
@@ -151,9 +152,9 @@ class PlainTransport(httpx.AsyncBaseTransport):
         )
 
     def keep(self, place: tuple[str, int], connection: _Connection) -> None:
-        """For the next request to the same server."""
+        """For the next request to the same server; an answer may end after the transport was closed."""
         idle = self._idle.setdefault(place, [])
-        if len(idle) < _MOST_IDLE:
+        if not self._closed and len(idle) < _MOST_IDLE:
             idle.append(connection)
         else:
             connection.close()
@@ -168,6 +169,7 @@ class PlainTransport(httpx.AsyncBaseTransport):
         return None
 
     async def aclose(self) -> None:
+        self._closed = True
         for idle in self._idle.values():
             for connection in idle:
                 connection.close()

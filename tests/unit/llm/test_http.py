@@ -130,6 +130,19 @@ async def test_a_response_left_before_its_end_closes_its_connection() -> None:
         await asyncio.wait_for(server.writers[0].wait_closed(), 5)
 
 
+async def test_an_answer_that_ends_after_the_client_was_closed_leaves_no_connection_open() -> None:
+    async with serving(OK) as server:
+        http = open_http(server.url, None)
+        response = await http.send(http.build_request("GET", "/"), stream=True)
+        body = await anext(aiter(response.aiter_raw()))
+        await http.aclose()
+        await response.aclose()
+        async with asyncio.timeout(10):
+            # the server reads the end of the connection, and ends
+            await server.writers[0].wait_closed()
+    assert body == b"ok"
+
+
 async def test_silence_is_a_timeout_where_one_is_asked_for() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"
     async with serving(head) as server, open_http(server.url, None, timeout=0.05) as http:
