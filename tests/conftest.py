@@ -30,7 +30,7 @@ configure("warning", "json")
 
 @pytest.fixture(scope="session", autouse=True)
 def _whoever_leaves_a_connection_open_is_named() -> Iterator[None]:
-    """An event loop that ends with open connections fails its own test; the collector would find them in a later one."""
+    """An event loop that ends with open connections fails its test; the collector would find them in a later one."""
     end = asyncio.SelectorEventLoop.close
 
     def close(loop: asyncio.SelectorEventLoop) -> None:
