@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from services.web_fetch.child import LENGTH, frame
 from services.web_fetch.errors import FetchError
 from services.web_fetch.page import Page
+from shared.reading.process import Died, ReadingProcess
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -24,7 +21,7 @@ PROCESSES = 2
 LARGE_BYTES, LARGE_TAGS = 500_000, 10_000
 # The memory of a process that has read so many pages, or a large one, is in pieces.
 MANY_PAGES = 500
-_PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+_CHILD = "services.web_fetch.child"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,56 +35,12 @@ class Reading:
     cut: bool
 
 
-class _Died(Exception):
-    """The process did not survive the page."""
-
-
-class _Child:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.pages = 0
-
-    @classmethod
-    async def start(cls) -> _Child:
-        # A page that takes the process over finds no address and no password in its environment.
-        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        return cls(
-            await asyncio.create_subprocess_exec(
-                *(sys.executable, "-B", "-m", "services.web_fetch.child"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                env=environment,
-            )
-        )
-
-    async def ask(self, request: dict[str, Any], data: bytes) -> dict[str, Any]:
-        """Raises _Died."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.pages += 1
-        try:
-            self.process.stdin.write(frame(request, data))
-            await self.process.stdin.drain()
-            (length,) = LENGTH.unpack(await self.process.stdout.readexactly(LENGTH.size))
-            answer: dict[str, Any] = json.loads(await self.process.stdout.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError) as exc:
-            raise _Died from exc
-        return answer
-
-    async def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        await self.process.wait()
-
-
 class Reader:
     """A fixed number of places, each with a warm process or none yet."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(PROCESSES)
-        self._idle: list[_Child] = []
+        self._idle: list[ReadingProcess] = []
         self._alive = 0
         # Of large pages one is read at a time: for the others there is always a place.
         self._large = asyncio.Lock()
@@ -95,7 +48,6 @@ class Reader:
     async def read(self, page: Page, offset: int, max_chars: int) -> Reading:
         """A page that is too much for the extractor is read once more, without parsing it. Raises FetchError."""
         request = {
-            "size": len(page.data),
             "declared": page.declared,
             "content_type": page.content_type,
             "cut": page.cut,
@@ -107,7 +59,7 @@ class Reader:
             for plain in (False, True):
                 try:
                     return Reading(**await self._ask({**request, "plain": plain}, page.data, large=large))
-                except _Died:
+                except Died:
                     log.warning("page.too_heavy", url=str(page.url), bytes=len(page.data), plain=plain)
         raise FetchError("the page takes more time or memory than a page may")
 
@@ -119,7 +71,7 @@ class Reader:
             keep = False
             try:
                 answer = await child.ask(request, data)
-                keep = not large and child.pages < MANY_PAGES
+                keep = not large and child.asked < MANY_PAGES
             finally:
                 if keep:
                     self._idle.append(child)
@@ -127,15 +79,15 @@ class Reader:
                     await self._end(child)
             return answer
 
-    async def _start(self) -> _Child:
+    async def _start(self) -> ReadingProcess:
         self._alive += 1
         try:
-            return await _Child.start()
+            return await ReadingProcess.start(_CHILD)
         except BaseException:
             self._alive -= 1
             raise
 
-    async def _end(self, child: _Child) -> None:
+    async def _end(self, child: ReadingProcess) -> None:
         self._alive -= 1
         await child.end()
 

@@ -28,8 +28,8 @@ from statistics import mean
 import trafilatura
 from bs4 import BeautifulSoup
 
-from services.web_fetch.charset import to_text
 from services.web_fetch.extract import extract, whole_page
+from shared.reading.charset import to_text
 
 PAGES = Path(__file__).parent / "pages"
 MARK = re.compile(r"<!--/?main-->")

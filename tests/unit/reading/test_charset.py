@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.web_fetch.charset import to_text
+from shared.reading.charset import to_text
 
 META = '<meta charset="{}">'
 

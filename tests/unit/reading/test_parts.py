@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.web_fetch.parts import part
+from shared.reading.parts import part
 
 
 @pytest.mark.parametrize(
