@@ -275,6 +275,13 @@ class MemoryClassify(Payload):
     user_id: str
 
 
+class MemoryRead(Payload):
+    """A file of a user whose text is to be read into the library of documents."""
+
+    user_id: str
+    file_id: str
+
+
 class MemoryForget(Payload):
     """Everything remembered of a session that was deleted at `at` (ms)."""
 
@@ -406,6 +413,7 @@ USER_FEEDBACK = Subject("user.feedback", UserFeedback, kind="work")
 REWARD_EVENT = Subject("reward.event", RewardEvent, kind="work")
 MEMORY_SAVE = Subject("memory.save", MemorySave, kind="work", single_group=True)
 MEMORY_CLASSIFY = Subject("memory.classify", MemoryClassify, kind="work", single_group=True)
+MEMORY_READ = Subject("memory.read", MemoryRead, kind="work", single_group=True)
 MEMORY_FORGET = Subject("memory.forget", MemoryForget, kind="work")
 MEMORY_CHANGED = Subject("memory.changed", MemoryChanged, keep=100_000)
 AGENT_TRANSITION = Subject("agent.transition", AgentTransition)
@@ -426,6 +434,7 @@ SUBJECTS: tuple[Subject[Any], ...] = (
     REWARD_EVENT,
     MEMORY_SAVE,
     MEMORY_CLASSIFY,
+    MEMORY_READ,
     MEMORY_FORGET,
     MEMORY_CHANGED,
     AGENT_TRANSITION,

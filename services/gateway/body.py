@@ -13,6 +13,8 @@ from starlette.requests import ClientDisconnect
 from services.gateway.errors import ApiError
 
 MAX_BODY = 4 * 1024**2
+# Of a file, and of a request with images in it.
+MAX_FILE_BODY = 32 * 1024**2
 # A client that still writes does not read the refusal, and a connection closed on it would lose it: so much is read
 # and thrown away.
 _PATIENCE = 2 * MAX_BODY

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
+from collections.abc import AsyncIterator
 from typing import Any
 
 from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway
+from shared.participant.files import OPERATION, Files, FilesRefused, FilesUnavailable, open_files
 from shared.participant.tool_client import Caller
 
 _SECONDS = 30.0
@@ -32,6 +35,23 @@ async def operate(gateway: Gateway, participant: str, user_id: str, **args: Any)
     if outcome.error.startswith(_AWAY):
         raise _unavailable(participant, outcome.error.removeprefix("unavailable: "))
     raise ApiError(422, "invalid_request", outcome.error)
+
+
+@contextlib.asynccontextmanager
+async def memory_files(gateway: Gateway) -> AsyncIterator[Files]:
+    """The files that the memory keeps. What goes wrong inside becomes an ApiError: 503 when the memory is away, what it
+    says itself when it refuses."""
+    async with gateway.reachable():
+        if await gateway.context.registry.served(OPERATION) is None:
+            await gateway.check_room()
+            raise _unavailable("memory", "no memory is running")
+    try:
+        async with open_files(gateway.tools) as files:
+            yield files
+    except FilesUnavailable as exc:
+        raise _unavailable("memory", str(exc)) from exc
+    except FilesRefused as exc:
+        raise ApiError(exc.status, exc.code, str(exc)) from exc
 
 
 def _unavailable(participant: str, why: str) -> ApiError:

@@ -22,12 +22,12 @@ log = get_logger()
 Hook = Callable[[str], None]
 
 
-def _nothing(_step: str) -> None:
+def no_fault(_step: str) -> None:
     """No fault."""
 
 
 class Keeper:
-    def __init__(self, store: Store, states: States, index: Index, fault: Hook = _nothing) -> None:
+    def __init__(self, store: Store, states: States, index: Index, fault: Hook = no_fault) -> None:
         self.store = store
         self.states = states
         self.index = index

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from services.memory.classify import Classifier
+from services.memory.document_reader import PROCESSES, DocumentReader
+from services.memory.document_tools import DocumentTools
+from services.memory.documents import Documents
 from services.memory.embedding import Embedder, open_embedder
 from services.memory.gathering import open_gathering
 from services.memory.index import Index
 from services.memory.ingest import Ingest
-from services.memory.keeper import Hook, Keeper
+from services.memory.keeper import Hook, Keeper, no_fault
 from services.memory.keywords import KeywordIndex
+from services.memory.library import Library
 from services.memory.manage import Manage
 from services.memory.notes import States
 from services.memory.pace import Pace, answering
@@ -24,16 +28,18 @@ from services.memory.reembed import Reembedding, refuse_other_models
 from services.memory.settings import MemorySettings
 from services.memory.store import Store, open_store
 from services.memory.tools import MemoryTools
+from services.memory.transfer import open_transfer
 from shared.contracts import (
     CRITIQUE_RESULT,
     MEMORY_CLASSIFY,
     MEMORY_FORGET,
+    MEMORY_READ,
     MEMORY_SAVE,
     PAIRWISE_RESULT,
     RESPONSE_GENERATION,
     REWARD_EVENT,
 )
-from shared.errors import TransientError
+from shared.errors import SettingsError, TransientError
 from shared.llm.builtin import BuiltInEmbeddings, installed
 from shared.llm.courtesy import CourteousChatModel
 from shared.llm.courtesy import answering as queries
@@ -49,7 +55,7 @@ _LOOK_SECONDS = 2.0
 _ANNOTATIONS = 8
 
 
-def builder(fault: Hook | None = None) -> Any:
+def builder(fault: Hook = no_fault) -> Any:
     """How the participant is built. `fault` is called at each step of a write: where tests let a process die."""
 
     @contextlib.asynccontextmanager
@@ -66,7 +72,7 @@ def builder(fault: Hook | None = None) -> Any:
             )
             index = Index(context, store, keywords)
             states = States(context.bus, settings.pending_days, settings.forget_days)
-            keeper = Keeper(store, states, index, *([fault] if fault else []))
+            keeper = Keeper(store, states, index, fault)
             if settings.on_model_change == "refuse" and store.damage is None:
                 await refuse_other_models(keeper, model_name)
             recall = Recall(store, index, embedder)
@@ -75,7 +81,13 @@ def builder(fault: Hook | None = None) -> Any:
             gathering = await stack.enter_async_context(open_gathering(keeper.put, pace))
             ingest = Ingest(context, keeper, gathering, embedder, Classifier(context, model))
             tools = MemoryTools(context, keeper, recall, embedder)
-            offered = [*tools.tools(), Manage(context, keeper, recall, embedder, tools).tool()]
+            transfer = await stack.enter_async_context(
+                open_transfer(settings.files_host, settings.files_port, settings.redis_url, settings.files_address)
+            )
+            library = await asyncio.to_thread(_library, settings)
+            documents = Documents(context, library, DocumentReader(), transfer, embedder, fault)
+            manage = Manage(context, keeper, recall, embedder, tools)
+            offered = [*tools.tools(), *DocumentTools(documents).tools(), manage.tool()]
 
             @contextlib.asynccontextmanager
             async def same(_settings: MemorySettings) -> AsyncIterator[Sequence[Tool[Any]]]:
@@ -86,7 +98,7 @@ def builder(fault: Hook | None = None) -> Any:
             await _facts(context, store, embedder, index, 0)
             reembedding = Reembedding(context, keeper, embedder, replace=settings.on_model_change == "reembed")
             async with _background(
-                index.run(), reembedding.run(), _watch(context, store, embedder, index, reembedding)
+                index.run(), reembedding.run(), documents.run(), _watch(context, store, embedder, index, reembedding)
             ):
                 yield [
                     *works,
@@ -97,9 +109,20 @@ def builder(fault: Hook | None = None) -> Any:
                     Subscription(REWARD_EVENT, ingest.reward, limit=_ANNOTATIONS),
                     Subscription(MEMORY_FORGET, ingest.forget, limit=_ANNOTATIONS),
                     Subscription(MEMORY_CLASSIFY, ingest.classify, limit=_ANNOTATIONS),
+                    Subscription(MEMORY_READ, documents.read, documents.give_up, limit=PROCESSES),
                 ]
 
     return build
+
+
+def _library(settings: MemorySettings) -> Library:
+    """Raises SettingsError."""
+    try:
+        return Library(settings.library)
+    except OSError as exc:
+        raise SettingsError(
+            f"memory cannot use the folder {settings.library} for files ({exc.strerror or exc}); set LOCAL2_DATA_DIR"
+        ) from exc
 
 
 def _stand_in(settings: MemorySettings) -> BuiltInEmbeddings | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from services.memory.ranking import Weights
 from shared.llm.courtesy import CourtesySettings
@@ -14,12 +14,28 @@ from shared.llm.usual import embedding_model
 from shared.participant.settings import Settings
 
 
+class DocumentSettings(BaseModel):
+    """Files and the library of documents."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    chunk: int = Field(default=800, ge=100, le=8_000, description="Most characters of a piece that a search finds")
+    n_results: int = Field(default=5, ge=1, le=50, description="Pieces given to the model")
+    max_file_bytes: int = Field(default=20_000_000, ge=1, le=32_000_000, description="Largest file that is taken")
+    max_image_bytes: int = Field(default=10_000_000, ge=1, le=32_000_000, description="Largest image that is taken")
+    max_image_pixels: int = Field(
+        default=50_000_000, ge=1, le=1_000_000_000, description="Most pixels of an image that is taken"
+    )
+    max_files: int = Field(default=500, ge=1, le=100_000, description="Most files that one user keeps")
+    max_total_bytes: int = Field(default=1_000_000_000, ge=1, description="Most bytes of files that one user keeps")
+
+
 class MemorySettings(BackendSettings, CourtesySettings):
     """`backend` and its address are those of the embedding model, and of the model that classifies."""
 
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
-        "top_k", "min_score", "weights", "classify", "model", "concurrency", "answer_chars", "question_chars",
-        "yield_above", "yield_rest", "yield_seconds",
+        "top_k", "min_score", "weights", "documents", "classify", "model", "concurrency", "answer_chars",
+        "question_chars", "yield_above", "yield_rest", "yield_seconds",
     }  # fmt: skip
 
     chroma_path: Path | None = Field(
@@ -56,6 +72,18 @@ class MemorySettings(BackendSettings, CourtesySettings):
         description="Least similarity of a relevant memory; unset: what suits the embedding model (0.3 for most)",
     )
     weights: Weights = Field(default=Weights(), description="How ratings, words and age are weighted")
+    documents: DocumentSettings = Field(
+        default=DocumentSettings(), description="Files and the library of documents: sizes, numbers, pieces"
+    )
+    files_host: str = Field(
+        default="127.0.0.1", min_length=1, description="Address on which other participants bring and fetch files"
+    )
+    files_port: int = Field(default=0, ge=0, le=65_535, description="Port of that address; 0 takes a free one")
+    files_address: str | None = Field(
+        default=None,
+        pattern=r"^[^\s/]+$",
+        description="host:port by which others find it; unset: files_host, or this host's address on the way to Redis",
+    )
     question_chars: int = Field(default=300, ge=40, le=10_000, description="Of a recalled question")
     answer_chars: int = Field(default=800, ge=40, le=10_000, description="Of a recalled answer")
     classify: Literal["auto", "model", "rules", "off"] = Field(
@@ -79,6 +107,11 @@ class MemorySettings(BackendSettings, CourtesySettings):
     def embedder(self) -> str:
         """The name of the embedding model."""
         return self.embedding_model or embedding_model(self.backend, self.base_url)
+
+    @property
+    def library(self) -> Path:
+        """Folder of all users' files and documents."""
+        return (self.data_dir / "documents").absolute()
 
     @property
     def folder(self) -> Path:

@@ -461,6 +461,14 @@ REEMBEDDING = _family(
     expires="thirty seconds after its last sign",
 ).key()
 
+DOCUMENT_VECTORS = _family(
+    "memory:document-vectors",
+    "string",
+    "the replica that makes the vectors of documents",
+    owner="memory",
+    expires="thirty seconds after its last sign",
+).key()
+
 # ── participants ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 _REPLICA = _family(

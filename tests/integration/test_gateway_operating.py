@@ -474,6 +474,7 @@ async def test_the_description_is_complete(site: Site) -> None:
         "/v1/responses/{name}/cancel", "/metrics",
         "/openapi.json", "/memory", "/memory/engrams", "/memory/engrams/{engram_id}", "/memory/topics",
         "/memory/topics/{topic}", "/memory/export", "/memory/import", "/backup", "/restore",
+        "/files", "/files/{file_id}", "/documents",
         "/preferences/leaderboard", "/preferences/export", "/preferences/consent",
     }  # fmt: skip
     names = []

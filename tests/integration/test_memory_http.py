@@ -164,7 +164,7 @@ async def test_a_whole_memory_is_exported_deleted_and_taken_in_again(house: Hous
         lines = [orjson.loads(line) for line in exported.text.splitlines()]
         assert len(lines) == 4
         assert code(await http.delete("/memory")) == (422, "invalid_request")
-        assert (await http.delete("/memory", params={"everything": True})).json() == {"deleted": 4}
+        assert (await http.delete("/memory", params={"everything": True})).json() == {"deleted": 4, "files": 0}
         assert (await http.get("/memory/engrams")).json() == {"engrams": [], "cursor": None, "total": 0}
         assert (await http.get("/memory/topics")).json() == {"topics": []}
         assert (await http.get("/memory/export")).text == ""
@@ -264,7 +264,7 @@ async def test_older_names_are_answered_on_the_bus_too(house: House) -> None:
     assert "tool.request.search_memory" in shown
     assert not [subject for subject in shown if subject.rpartition(".")[2] in TOOL_ALIASES]
     offered = {tool["function"]["name"] for tool in (await house.site.http.get("/tools")).json()["tools"]}
-    assert offered == {"search_memory", "save_memory", "save_topic", "recall_topic"}
+    assert offered == {"search_memory", "save_memory", "save_topic", "recall_topic", "search_documents"}
 
 
 async def answered(raw: redis.Redis, call_id: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from services.gateway.auth import UserDep
 from services.gateway.body import JsonRoute
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway, GatewayDep
-from services.gateway.operations import operate
+from services.gateway.operations import memory_files, operate
 from services.gateway.schemas import LINES, Body, told
 from services.gateway.shapes.memory import (
     AllForgotten,
@@ -112,8 +112,9 @@ async def forget_engram(engram_id: str, gateway: GatewayDep, user: UserDep) -> R
     return reply({"id": engram_id, "deleted": True})
 
 
-@router.delete("/memory", summary="Forget everything: all engrams and topics; export first what is to be kept",
-               responses=told("Forgotten", AllForgotten, {"deleted": 12}, 422, 503))  # fmt: skip
+@router.delete("/memory",
+               summary="Forget everything: all engrams, topics and files; export first what is to be kept",
+               responses=told("Forgotten", AllForgotten, {"deleted": 12, "files": 3}, 422, 503))  # fmt: skip
 async def forget_memory(
     gateway: GatewayDep,
     user: UserDep,
@@ -121,7 +122,9 @@ async def forget_memory(
 ) -> Response:
     if not everything:
         raise ApiError(422, "invalid_request", "everything: must be true to delete the whole memory")
-    return reply(await operate(gateway, _MEMORY, user.user_id, op="delete_user"))
+    async with memory_files(gateway) as files:
+        gone = (await files.operate(user.user_id, op="delete_user"))["deleted"]
+    return reply({**await operate(gateway, _MEMORY, user.user_id, op="delete_user"), "files": gone})
 
 
 # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────

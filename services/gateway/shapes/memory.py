@@ -72,6 +72,7 @@ class Forgotten(Shape):
 
 class AllForgotten(Shape):
     deleted: int
+    files: int
 
 
 class Topic(Shape):

@@ -1,0 +1,297 @@
+"""Files of users, and the library of the documents among them: taken in, read, given vectors, found, removed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import imagesize
+
+from services.memory.chunks import chunked, whole
+from services.memory.document_reader import DocumentReader
+from services.memory.embedding import Embedder
+from services.memory.formats import HEAD, IMAGES, KINDS, TYPES, FileRefused, clean_name, kind_of
+from services.memory.keeper import Hook
+from services.memory.library import Bare, File, Library, LibraryFull, Limits, Passage
+from services.memory.ranking import min_score_for
+from services.memory.settings import DocumentSettings, MemorySettings
+from services.memory.transfer import Get, Incoming, Put, Transfer
+from services.memory.vectors import NO_VECTOR, Space
+from shared.bus.keys import DOCUMENT_VECTORS
+from shared.contracts import MEMORY_READ, MemoryRead, Outgoing
+from shared.envelope import Message
+from shared.errors import TransientError
+from shared.participant.service import Context
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
+
+# How much the share of a query's words counts against the similarity in meaning, and what a passage must have of
+# either to be a hit at all; measured with tests/eval/documents.py.
+WORDS = 0.5
+LEAST_WORDS = 0.25
+# Candidates of each of the two searches for one place in the result.
+_PER_PLACE = 6
+_LEASE_SECONDS = 30
+_LOOK_SECONDS = 5.0
+_TIDY_SECONDS = 3_600.0
+_WAIT = 0.05
+_CUT = "the text is longer than what is read of a document: its end is left out"
+# A process that reads it was killed together with the memory, again and again.
+_ABANDONED = "it could not be read"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A passage with its relevance (0…1)."""
+
+    passage: Passage
+    relevance: float
+
+
+class Documents:
+    def __init__(
+        self,
+        context: Context[MemorySettings],
+        library: Library,
+        reader: DocumentReader,
+        transfer: Transfer,
+        embedder: Embedder,
+        fault: Hook,
+    ) -> None:
+        self._context = context
+        self.library = library
+        self._reader = reader
+        self._transfer = transfer
+        self._embedder = embedder
+        self._fault = fault
+        # users with chunks that may have no vector, and what wakes who makes them
+        self._due: set[str] = set()
+        self._wake = asyncio.Event()
+
+    @property
+    def settings(self) -> DocumentSettings:
+        return self._context.settings.documents
+
+    # ── taking in ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def upload(self, user_id: str, name: str, mime: str, keep_seconds: float | None = None) -> str:
+        """An address that takes one file of the user. `name` and `mime` count where the file comes without."""
+
+        async def take(incoming: Incoming) -> tuple[int, dict[str, Any]]:
+            file, new = await self.take(
+                user_id, incoming, clean_name(incoming.name or name), incoming.type or mime, keep_seconds
+            )
+            return 201 if new else 200, file.shown()
+
+        return self._transfer.grant(Put(self.library.fresh(), self.settings.max_file_bytes, take))
+
+    async def take(
+        self, user_id: str, incoming: Incoming, name: str, mime: str, keep_seconds: float | None
+    ) -> tuple[File, bool]:
+        """The user's file, and whether it is new. Its text is read soon. Raises FileRefused."""
+        kind = kind_of(name, mime, await asyncio.to_thread(_head, incoming))
+        if kind in IMAGES:
+            await asyncio.to_thread(self._check_image, incoming, name)
+        now = self._context.bus.now_ms()
+        adding = partial(
+            self.library.add,
+            *(user_id, incoming.path, name, TYPES[kind], incoming.digest),
+            read=kind not in IMAGES,
+            expires=None if keep_seconds is None else now + int(keep_seconds * 1000),
+            most=Limits(self.settings.max_files, self.settings.max_total_bytes),
+        )
+        try:
+            file, new = await asyncio.to_thread(adding)
+        except LibraryFull as exc:
+            raise FileRefused("quota_exceeded", str(exc)) from exc
+        self._fault("added")
+        if file.state == "reading":
+            # once more for one that waits already: its entry on the bus may be lost
+            await self._wish([(user_id, file.id)])
+        return file, new
+
+    async def _wish(self, files: Iterable[tuple[str, str]]) -> None:
+        wishes = [MemoryRead(user_id=user_id, file_id=id) for user_id, id in files]
+        await self._context.bus.publish(*(MEMORY_READ.of(wish, user_id=wish.user_id) for wish in wishes))
+
+    def _check_image(self, incoming: Incoming, name: str) -> None:
+        """Its size is in its head: nothing is unpacked."""
+        most = self.settings
+        size = incoming.path.stat().st_size
+        if size > most.max_image_bytes:
+            raise FileRefused(
+                "too_large", f"{name} has {size} bytes, and an image may have {most.max_image_bytes}: make it smaller"
+            )
+        try:
+            width, height = imagesize.get(str(incoming.path))
+        except Exception as exc:
+            # whatever a broken head makes it raise
+            raise FileRefused("damaged", f"{name} cannot be read as an image") from exc
+        if width <= 0 or height <= 0:
+            raise FileRefused("damaged", f"{name} cannot be read as an image: it does not say how large it is")
+        if width * height > most.max_image_pixels:
+            raise FileRefused(
+                "too_large",
+                f"{name} has {width} x {height} pixels, and an image may have {most.max_image_pixels}: make it smaller",
+            )
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def read(self, message: Message[MemoryRead]) -> Iterable[Outgoing]:
+        """Reads a file's text into the library; doing it again changes nothing."""
+        user_id, id = message.payload.user_id, message.payload.file_id
+        file = await asyncio.to_thread(self.library.file, user_id, id)
+        if file is None or file.state != "reading":
+            return ()
+        self._fault("reading")
+        try:
+            data = await asyncio.to_thread(self.library.path(user_id, file).read_bytes)
+            found = await self._reader.read(data, KINDS[file.type], file.name)
+        except FileNotFoundError:
+            await asyncio.to_thread(self.library.fail, user_id, id, "the file is not there any more: add it again")
+        except FileRefused as exc:
+            log.info("document.refused", reason=str(exc))
+            await asyncio.to_thread(self.library.fail, user_id, id, str(exc))
+        else:
+            chunks = chunked(found.blocks, self.settings.chunk, across=file.type == TYPES["text"])
+            note = _CUT if found.cut else ""
+            await asyncio.to_thread(self.library.fill, user_id, id, found.title, chunks, note)
+            self._fault("filled")
+            self._due.add(user_id)
+            self._wake.set()
+            log.info("document.read", chunks=len(chunks))
+        return ()
+
+    async def give_up(self, message: Message[MemoryRead], reason: str) -> Iterable[Outgoing]:
+        wish = message.payload
+        await asyncio.to_thread(self.library.fail, wish.user_id, wish.file_id, f"{_ABANDONED}: {reason}")
+        return ()
+
+    async def settled(self, user_id: str, id: str, seconds: float) -> File | None:
+        """The file when it has been read, or after so many seconds as it is then."""
+        until = asyncio.get_running_loop().time() + seconds
+        while True:
+            file = await asyncio.to_thread(self.library.file, user_id, id)
+            if file is None or file.state != "reading" or asyncio.get_running_loop().time() >= until:
+                return file
+            # another replica may be at it
+            await asyncio.sleep(_WAIT)
+
+    # ── vectors ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> None:
+        """Keeps the library in order until cancelled: every chunk gets a vector of the model in use, and what is over
+        or left behind goes."""
+        await self._begin()
+        done: Space | None = None
+        tidied = asyncio.get_running_loop().time()
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            try:
+                done = await self._place_all(done)
+            except TransientError as exc:
+                log.warning("documents.waiting", reason=str(exc))
+            if asyncio.get_running_loop().time() - tidied > _TIDY_SECONDS:
+                tidied = asyncio.get_running_loop().time()
+                await asyncio.to_thread(self.library.tidy)
+
+    async def _begin(self) -> None:
+        """What was to be read when a process died is wished for again."""
+        await asyncio.to_thread(self.library.tidy)
+        users = await asyncio.to_thread(self.library.users)
+        while True:
+            try:
+                for user_id in users:
+                    unread = await asyncio.to_thread(self.library.unread, user_id)
+                    await self._wish((user_id, id) for id in unread)
+                return
+            except TransientError as exc:
+                log.warning("documents.waiting", reason=str(exc))
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _place_all(self, done: Space | None) -> Space | None:
+        """The space in which every chunk has a vector now, as far as is known."""
+        space = self._embedder.space
+        if space is None or (space == done and not self._due) or not await self._lease():
+            return done
+        users = sorted(self._due) if space == done else await asyncio.to_thread(self.library.users)
+        self._due.clear()
+        for at, user_id in enumerate(users):
+            if not await self._place(user_id, space):
+                self._due.update(users[at:])
+                return done
+        return space
+
+    async def _lease(self) -> bool:
+        """One replica of all does it; another may go on where it stopped."""
+        link, me = self._context.bus.link, self._context.replica
+        if await link.call("SET", DOCUMENT_VECTORS, me, "NX", "EX", _LEASE_SECONDS):
+            return True
+        if await link.call("GET", DOCUMENT_VECTORS) != me.encode():
+            return False
+        await link.call("EXPIRE", DOCUMENT_VECTORS, _LEASE_SECONDS)
+        return True
+
+    async def _place(self, user_id: str, space: Space) -> bool:
+        """False when vectors are made in another space by now, or by another replica."""
+        after = 0
+        batch = self._context.settings.embed_batch
+        while bare := await asyncio.to_thread(self.library.bare, user_id, space, batch, after):
+            vectors = await self._embedder.documents([embedded(one) for one in bare])
+            if self._embedder.space != space or not await self._lease():
+                return False
+            placed = [(one.n, vector) for one, vector in zip(bare, vectors, strict=True) if vector is not NO_VECTOR]
+            await asyncio.to_thread(self.library.place, user_id, placed)
+            self._fault("placed")
+            after = bare[-1].n
+        return True
+
+    # ── finding ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def search(
+        self, user_id: str, query: str, limit: int | None = None, only: Sequence[str] | None = None
+    ) -> list[Found]:
+        """The best passages, best first. `only`: in these files."""
+        most = limit or self.settings.n_results
+        vector = await self._embedder.query(query)
+        passages = await asyncio.to_thread(self.library.search, user_id, query, vector, most * _PER_PLACE, only)
+        return ranked(passages, min_score_for(self._embedder.using))[:most]
+
+    async def open(self, user_id: str, id: str, *, text: bool, wait: float) -> tuple[File, str] | None:
+        """The user's file and an address that gives its bytes or, when it has been read, its text as a whole."""
+        file = await (self.settled(user_id, id, wait) if text else asyncio.to_thread(self.library.file, user_id, id))
+        if file is None:
+            return None
+        content: Any = self.library.path(user_id, file)
+        if text:
+            content = whole(await asyncio.to_thread(self.library.text, user_id, file)).encode()
+        return file, self._transfer.grant(Get(content))
+
+
+def embedded(bare: Bare) -> str:
+    """What is embedded of a chunk: where it stands says what it is about."""
+    return "\n".join(part for part in (bare.title, bare.chunk.place, bare.chunk.text) if part)
+
+
+def ranked(passages: Iterable[Passage], least: float) -> list[Found]:
+    """Those that have to do with the query, best first. `least`: similarity below which the words must tell."""
+    found = [
+        Found(passage, (1 - WORDS) * max(passage.similarity or 0.0, 0.0) + WORDS * passage.words)
+        for passage in passages
+        if (passage.similarity or 0.0) >= least or passage.words >= LEAST_WORDS
+    ]
+    return sorted(found, key=lambda one: (-one.relevance, one.passage.n))
+
+
+def _head(incoming: Incoming) -> bytes:
+    with incoming.path.open("rb") as file:
+        return file.read(HEAD)

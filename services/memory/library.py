@@ -1,0 +1,429 @@
+"""A user's files and documents: one folder per user, with the files by their content's hash and a small database.
+
+The database has what is known of each file, the chunks of its text, their vectors and the index of their words, so that
+a file comes, changes its state and goes in one transaction each. A user's folder sees nothing of the others; forgetting
+a user removes it. Everything here blocks: it is for threads, and several processes of one host may use a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import shutil
+import sqlite3
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from services.memory.chunks import Chunk
+from services.memory.text import query_tokens, tokens
+from services.memory.vectors import Space, Vector
+
+VERSION = 1
+# Seconds that a writer waits for another one.
+_PATIENCE = 20.0
+# What nobody finished or refers to is removed after so many seconds.
+_ORPHANED = 3_600.0
+# Words of a query that are looked up.
+_MAX_WORDS = 32
+
+State = Literal["reading", "ready", "failed"]
+
+_SCHEMA = f"""
+CREATE TABLE owner(user_id TEXT NOT NULL);
+CREATE TABLE file(n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, hash TEXT NOT NULL UNIQUE, name TEXT NOT NULL,
+    type TEXT NOT NULL, size INTEGER NOT NULL, added INTEGER NOT NULL, expires INTEGER, state TEXT NOT NULL,
+    reason TEXT NOT NULL DEFAULT '', title TEXT NOT NULL DEFAULT '', chars INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE chunk(n INTEGER PRIMARY KEY, file INTEGER NOT NULL, place TEXT NOT NULL, text TEXT NOT NULL,
+    words TEXT NOT NULL, vector BLOB, model TEXT NOT NULL DEFAULT '');
+CREATE INDEX chunk_file ON chunk(file);
+CREATE VIRTUAL TABLE said USING fts5(words, content='chunk', content_rowid='n',
+    tokenize='unicode61 remove_diacritics 0');
+PRAGMA user_version = {VERSION};
+"""
+_FILE = "n, id, hash, name, type, size, added, expires, state, reason, title, chars"
+_ADD = "INSERT INTO file(id, hash, name, type, size, added, expires, state) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_BEST = "SELECT rowid FROM said WHERE said MATCH ? ORDER BY bm25(said) LIMIT ?"
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """What is known of one file; times in ms since the epoch, `size` in bytes, `chars` of its text.
+
+    expires: when it is removed by itself; None: never. reason: why it could not be read, or not all of it.
+    """
+
+    n: int
+    id: str
+    hash: str
+    name: str
+    type: str
+    size: int
+    added: int
+    expires: int | None
+    state: State
+    reason: str
+    title: str
+    chars: int
+
+    def shown(self) -> dict[str, Any]:
+        """As clients see it."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "type": self.type,
+            "size": self.size,
+            "sha256": self.hash,
+            "added": self.added,
+            "expires": self.expires,
+            "state": self.state,
+            "reason": self.reason or None,
+            "title": self.title or None,
+            "chars": self.chars,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A chunk that a search has found. similarity: the cosine, None when it has no vector that can be compared. words:
+    the share (0…1) of the query's words, by their rarity, that it has."""
+
+    n: int
+    file: File
+    place: str
+    text: str
+    similarity: float | None
+    words: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """A chunk without a vector of the model in use: what is embedded of it."""
+
+    n: int
+    title: str
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one user."""
+
+    files: int
+    bytes: int
+
+
+class LibraryFull(Exception):
+    """The user has as much as one may have; the text says so."""
+
+
+class Library:
+    """`root`: the folder of all users."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.incoming = root / "incoming"
+        for folder in (root, self.incoming):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def fresh(self) -> Path:
+        """Where a file may be written that is just coming."""
+        return self.incoming / uuid.uuid4().hex
+
+    def add(
+        self,
+        user_id: str,
+        path: Path,
+        name: str,
+        mime: str,
+        digest: str,
+        *,
+        read: bool,
+        expires: int | None,
+        most: Limits,
+    ) -> tuple[File, bool]:
+        """Takes over a complete file; what the user has of it then, and whether it is new. `read`: whether there is
+        text in it to be read. One that is there already keeps its name. Raises LibraryFull."""
+        size = path.stat().st_size
+        with self._writing(user_id, make=True) as db:
+            known = self._by(db, "hash", digest)
+            if known is None:
+                count, total = db.execute("SELECT count(*), coalesce(sum(size), 0) FROM file").fetchone()
+                if count >= most.files:
+                    raise LibraryFull(f"you keep {count} files, which is as many as one user may: remove one first")
+                if total + size > most.bytes:
+                    raise LibraryFull(
+                        f"your files have {total} bytes, and one user may keep {most.bytes}: remove some first"
+                    )
+            elif known.expires is not None and (expires is None or expires > known.expires):
+                db.execute("UPDATE file SET expires = ? WHERE n = ?", (expires, known.n))
+            # also when it is known: what was there may have been lost
+            os.replace(path, self._blob(user_id, digest))
+            if known is None:
+                state: State = "reading" if read else "ready"
+                row = (file_id(user_id, digest), digest, name, mime, size, _now(), expires, state)
+                db.execute(_ADD, row)
+            elif known.state == "failed":
+                # somebody tries again
+                db.execute("UPDATE file SET state = 'reading', reason = '' WHERE n = ?", (known.n,))
+            there = self._by(db, "hash", digest)
+            assert there is not None
+            return there, known is None
+
+    def file(self, user_id: str, id: str) -> File | None:
+        with self._reading(user_id) as db:
+            return self._by(db, "id", id) if db else None
+
+    def files(self, user_id: str, limit: int, before: int | None = None) -> list[File]:
+        """Newest first, from behind the one with that number."""
+        with self._reading(user_id) as db:
+            if db is None:
+                return []
+            sql = f"SELECT {_FILE} FROM file WHERE n < ? ORDER BY n DESC LIMIT ?"
+            return [File(*row) for row in db.execute(sql, (before or 2**62, limit))]
+
+    def count(self, user_id: str) -> int:
+        with self._reading(user_id) as db:
+            return int(db.execute("SELECT count(*) FROM file").fetchone()[0]) if db else 0
+
+    def path(self, user_id: str, file: File) -> Path:
+        """Where its bytes are."""
+        return self._blob(user_id, file.hash)
+
+    def remove(self, user_id: str, id: str) -> bool:
+        """Bytes, text, vectors and words; False when there is no such file."""
+        with self._writing(user_id) as db:
+            found = self._by(db, "id", id) if db else None
+            if found is None:
+                return False
+            self._drop_chunks(db, found.n)
+            db.execute("DELETE FROM file WHERE n = ?", (found.n,))
+            self._blob(user_id, found.hash).unlink(missing_ok=True)
+            return True
+
+    def remove_user(self, user_id: str) -> int:
+        """Everything of a user; how many files that were."""
+        count = self.count(user_id)
+        shutil.rmtree(self._folder(user_id), ignore_errors=True)
+        return count
+
+    def users(self) -> list[str]:
+        """Everybody who has a file, in the order of their ids."""
+        found = []
+        for database in self._root.glob("*/library.db"):
+            with contextlib.suppress(sqlite3.Error), closing(self._open(database)) as db:
+                if row := db.execute("SELECT user_id FROM owner WHERE EXISTS (SELECT 1 FROM file)").fetchone():
+                    found.append(str(row[0]))
+        return sorted(found)
+
+    def unread(self, user_id: str) -> list[str]:
+        """The ids of files whose text is still to be read."""
+        with self._reading(user_id) as db:
+            return [row[0] for row in db.execute("SELECT id FROM file WHERE state = 'reading'")] if db else []
+
+    def tidy(self, now: float | None = None) -> None:
+        """Removes files whose time is over, and what a process that died has left lying about."""
+        now = time.time() if now is None else now
+        for path in self.incoming.iterdir():
+            _remove_old(path, now)
+        for user_id in self.users():
+            with self._reading(user_id) as db:
+                over = db.execute("SELECT id FROM file WHERE expires < ?", (int(now * 1000),)).fetchall() if db else []
+                known = {row[0] for row in db.execute("SELECT hash FROM file")} if db else set()
+            for (id,) in over:
+                self.remove(user_id, id)
+            for path in (self._folder(user_id) / "files").iterdir():
+                if path.name not in known:
+                    _remove_old(path, now)
+
+    # ── their text ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def fill(self, user_id: str, id: str, title: str, chunks: Sequence[Chunk], note: str = "") -> None:
+        """The text of a file that has been read, in place of what was there. One that was removed stays so."""
+        with self._writing(user_id) as db:
+            file = self._by(db, "id", id) if db else None
+            if file is None:
+                return
+            self._drop_chunks(db, file.n)
+            for chunk in chunks:
+                words = " ".join(tokens(f"{title}\n{chunk.place}\n{chunk.text}"))
+                row = (file.n, chunk.place, chunk.text, words)
+                n = db.execute("INSERT INTO chunk(file, place, text, words) VALUES (?, ?, ?, ?)", row).lastrowid
+                db.execute("INSERT INTO said(rowid, words) VALUES (?, ?)", (n, words))
+            chars = sum(len(chunk.text) for chunk in chunks)
+            changed = "UPDATE file SET state = 'ready', reason = ?, title = ?, chars = ? WHERE n = ?"
+            db.execute(changed, (note, title, chars, file.n))
+
+    def fail(self, user_id: str, id: str, reason: str) -> None:
+        with self._writing(user_id) as db:
+            if db:
+                db.execute("UPDATE file SET state = 'failed', reason = ? WHERE id = ?", (reason, id))
+
+    def text(self, user_id: str, file: File) -> list[Chunk]:
+        with self._reading(user_id) as db:
+            found = db.execute("SELECT place, text FROM chunk WHERE file = ? ORDER BY n", (file.n,)) if db else ()
+            return [Chunk(*row) for row in found]
+
+    def bare(self, user_id: str, space: Space, limit: int, after: int = 0) -> list[Bare]:
+        """Chunks behind that number that have no vector of this space."""
+        with self._reading(user_id) as db:
+            if db is None:
+                return []
+            sql = """SELECT chunk.n, coalesce(nullif(file.title, ''), file.name), place, text FROM chunk
+                JOIN file ON file.n = chunk.file
+                WHERE chunk.n > ? AND (model != ? OR length(vector) != ?) ORDER BY chunk.n LIMIT ?"""
+            found = db.execute(sql, (after, space.model, 2 * space.dimension, limit))
+            return [Bare(n, title, Chunk(place, text)) for n, title, place, text in found]
+
+    def place(self, user_id: str, placed: Iterable[tuple[int, Vector]]) -> None:
+        """Gives chunks their vectors."""
+        rows = [(np.asarray(vector.values, dtype=np.float16).tobytes(), vector.model, n) for n, vector in placed]
+        with self._writing(user_id) as db:
+            if db:
+                db.executemany("UPDATE chunk SET vector = ?, model = ? WHERE n = ?", rows)
+
+    def search(
+        self, user_id: str, query: str, vector: Vector | None, limit: int, only: Sequence[str] | None = None
+    ) -> list[Passage]:
+        """The best by words and the nearest by meaning, at most `limit` of each, in no order. `only`: ids of files."""
+        with self._reading(user_id) as db:
+            if db is None:
+                return []
+            files = {file.n: file for file in (File(*row) for row in db.execute(f"SELECT {_FILE} FROM file"))}
+            if only is not None:
+                files = {n: file for n, file in files.items() if file.id in only}
+            rarity = _rarity(db, query_tokens(query)[:_MAX_WORDS])
+            near = _near(db, vector, files)
+            chosen = set(sorted(near, key=lambda n: -near[n])[:limit]) | set(_worded(db, rarity, files, limit))
+            found = []
+            for n in chosen:
+                file, place, text, words = db.execute(
+                    "SELECT file, place, text, words FROM chunk WHERE n = ?", (n,)
+                ).fetchone()
+                found.append(Passage(n, files[file], place, text, near.get(n), _share(rarity, words)))
+            return found
+
+    # ── how ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _folder(self, user_id: str) -> Path:
+        return self._root / hashlib.sha256(user_id.encode()).hexdigest()[:32]
+
+    def _blob(self, user_id: str, digest: str) -> Path:
+        return self._folder(user_id) / "files" / digest
+
+    def _open(self, database: Path) -> sqlite3.Connection:
+        db = sqlite3.connect(database, timeout=_PATIENCE, isolation_level=None)
+        db.execute("PRAGMA secure_delete = ON")
+        return db
+
+    @contextlib.contextmanager
+    def _reading(self, user_id: str) -> Iterator[Any]:
+        """None for a user who has nothing."""
+        database = self._folder(user_id) / "library.db"
+        if not database.exists():
+            yield None
+            return
+        with closing(self._open(database)) as db:
+            db.execute("BEGIN")
+            if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+                # another process is just making it
+                yield None
+                return
+            yield db
+
+    @contextlib.contextmanager
+    def _writing(self, user_id: str, *, make: bool = False) -> Iterator[Any]:
+        """A transaction, alone with the user's folder; None for a user who has nothing, unless it is to be made."""
+        folder = self._folder(user_id)
+        if not make and not (folder / "library.db").exists():
+            yield None
+            return
+        (folder / "files").mkdir(parents=True, exist_ok=True, mode=0o700)
+        with closing(self._open(folder / "library.db")) as db:
+            if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+                db.execute("BEGIN IMMEDIATE")
+                # unless somebody else was first
+                if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+                    for statement in _SCHEMA.split(";\n"):
+                        db.execute(statement)
+                    db.execute("INSERT INTO owner VALUES (?)", (user_id,))
+                db.execute("COMMIT")
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+            except BaseException:
+                db.execute("ROLLBACK")
+                raise
+            db.execute("COMMIT")
+
+    def _by(self, db: sqlite3.Connection, column: Literal["id", "hash"], value: str) -> File | None:
+        row = db.execute(f"SELECT {_FILE} FROM file WHERE {column} = ?", (value,)).fetchone()
+        return None if row is None else File(*row)
+
+    def _drop_chunks(self, db: sqlite3.Connection, n: int) -> None:
+        gone = db.execute("SELECT n, words FROM chunk WHERE file = ?", (n,)).fetchall()
+        db.executemany("INSERT INTO said(said, rowid, words) VALUES ('delete', ?, ?)", gone)
+        db.execute("DELETE FROM chunk WHERE file = ?", (n,))
+
+
+def file_id(user_id: str, digest: str) -> str:
+    """The same file of the same user has the same id, whenever it comes."""
+    return f"file-{hashlib.sha256(f'{user_id}{chr(0)}{digest}'.encode()).hexdigest()[:32]}"
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+def _remove_old(path: Path, now: float) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if now - path.stat().st_mtime > _ORPHANED:
+            path.unlink()
+
+
+def _rarity(db: sqlite3.Connection, words: Sequence[str]) -> dict[str, float]:
+    (total,) = db.execute("SELECT count(*) FROM chunk").fetchone()
+    sql = "SELECT count(*) FROM said WHERE said MATCH ?"
+    counts = {word: db.execute(sql, (f'"{word}"',)).fetchone()[0] for word in words}
+    return {word: math.log(1 + (total - n + 0.5) / (n + 0.5)) for word, n in counts.items()}
+
+
+def _worded(db: sqlite3.Connection, rarity: dict[str, float], files: dict[int, File], limit: int) -> list[int]:
+    if not rarity:
+        return []
+    expression = " OR ".join(f'"{word}"' for word in rarity)
+    if len(files) == db.execute("SELECT count(*) FROM file").fetchone()[0]:
+        return [row[0] for row in db.execute(_BEST, (expression, limit))]
+    sql = f"""SELECT said.rowid FROM said JOIN chunk ON chunk.n = said.rowid
+        WHERE said MATCH ? AND chunk.file IN ({",".join("?" * len(files))}) ORDER BY bm25(said) LIMIT ?"""
+    return [row[0] for row in db.execute(sql, (expression, *files, limit))]
+
+
+def _near(db: sqlite3.Connection, vector: Vector | None, files: dict[int, File]) -> dict[int, float]:
+    """The similarity of every chunk that can be compared."""
+    if vector is None:
+        return {}
+    sql = "SELECT n, file, vector FROM chunk WHERE model = ? AND length(vector) = ?"
+    rows = [row for row in db.execute(sql, (vector.model, 2 * len(vector.values))) if row[1] in files]
+    if not rows:
+        return {}
+    places = np.frombuffer(b"".join(row[2] for row in rows), dtype=np.float16).reshape(len(rows), -1)
+    found = places.astype(np.float32) @ np.asarray(vector.values, dtype=np.float32)
+    return {row[0]: float(value) for row, value in zip(rows, found, strict=True)}
+
+
+def _share(rarity: dict[str, float], words: str) -> float:
+    there = Counter(words.split())
+    whole = sum(rarity.values())
+    return sum(value for word, value in rarity.items() if word in there) / whole if whole else 0.0

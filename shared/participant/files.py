@@ -1,0 +1,130 @@
+"""Files at the memory, for other participants: asked for over the bus, brought and fetched over HTTP.
+
+The memory gives an address for each file that works once; what is on the bus is the file's id and that address.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from shared.errors import Local2Error
+from shared.participant.tool_client import Caller, ToolClient
+
+OPERATION = "documents_manage"
+# Seconds for one operation on the bus, and of silence on the way of a file.
+_SECONDS = 30.0
+
+
+class FilesUnavailable(Local2Error):
+    """The memory is not there, or went away on the way; another try may help."""
+
+
+class FilesRefused(Local2Error):
+    """The memory does not take it; `status` and `code` are for programs, as in HTTP."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A file of a user: what the memory says of it, and its bytes (or its text, in UTF-8)."""
+
+    about: dict[str, Any]
+    content: bytes
+
+
+class Files:
+    """`http` may be shared by all requests of a process; see `open_files`."""
+
+    def __init__(self, tools: ToolClient, http: httpx.AsyncClient) -> None:
+        self._tools = tools
+        self._http = http
+
+    async def operate(self, user_id: str, deadline: int | None = None, **args: Any) -> dict[str, Any]:
+        """One operation. `deadline`: by the bus's clock, in ms. Raises FilesUnavailable, FilesRefused."""
+        call_id = f"files:{uuid.uuid4().hex}"
+        caller = Caller(query_id=call_id, user_id=user_id, deadline=deadline)
+        outcome = await self._tools.call(
+            OPERATION, args, call_id=call_id, caller=caller, timeout=_SECONDS, attempt=1, internal=True
+        )
+        if outcome.error is None:
+            found: dict[str, Any] = outcome.data
+            return found
+        if outcome.error.startswith(("unavailable: ", "tool timeout", "tool unavailable", "unknown tool")):
+            raise FilesUnavailable(f"the memory, which keeps files, is away ({outcome.error})")
+        raise FilesRefused(422, "invalid_request", outcome.error)
+
+    async def add(
+        self,
+        user_id: str,
+        body: AsyncIterator[bytes] | bytes,
+        *,
+        name: str = "file",
+        content_type: str = "",
+        keep_seconds: float | None = None,
+    ) -> tuple[bool, dict[str, Any]]:
+        """Whether the user's file is new, and what is known of it. `body`: the file itself, or a form with one file
+        where `content_type` says so. Raises FilesUnavailable, FilesRefused, and what reading `body` raises."""
+        granted = await self.operate(
+            user_id, op="upload", name=name, type=content_type[:200], keep_seconds=keep_seconds
+        )
+        headers = {"content-type": content_type or "application/octet-stream"}
+        try:
+            response = await self._http.post(granted["url"], content=body, headers=headers)
+        except httpx.HTTPError as exc:
+            raise FilesUnavailable(f"the memory went away while the file was brought: {type(exc).__name__}") from exc
+        if response.is_success:
+            return response.status_code == 201, response.json()
+        raise _refusal(response)
+
+    @asynccontextmanager
+    async def opened(
+        self, user_id: str, id: str, *, text: bool = False, wait: float = 0.0, deadline: int | None = None
+    ) -> AsyncIterator[tuple[dict[str, Any], httpx.Response]]:
+        """What is known of a file, and the answer that brings it: its bytes, or its text as a whole once it has been
+        read, which is waited for so many seconds. Raises FilesUnavailable, FilesRefused (404 for what is not the
+        user's)."""
+        found = await self.operate(user_id, deadline, op="open", id=id, text=text, wait=wait)
+        if not found["found"]:
+            raise FilesRefused(404, "not_found", f"there is no such file: {id[:100]}")
+        try:
+            async with self._http.stream("GET", found["url"]) as response:
+                if not response.is_success:
+                    await response.aread()
+                    raise _refusal(response)
+                yield found["file"], response
+        except httpx.HTTPError as exc:
+            raise FilesUnavailable(f"the memory went away while a file was fetched: {type(exc).__name__}") from exc
+
+    async def fetch(
+        self, user_id: str, id: str, *, text: bool = False, wait: float = 0.0, deadline: int | None = None
+    ) -> Fetched:
+        """The same as a whole."""
+        async with self.opened(user_id, id, text=text, wait=wait, deadline=deadline) as (about, response):
+            return Fetched(about, await response.aread())
+
+
+def _refusal(response: httpx.Response) -> FilesRefused:
+    try:
+        error = response.json()["error"]
+        return FilesRefused(response.status_code, str(error["code"]), str(error["message"]))
+    except (ValueError, KeyError, TypeError):
+        return FilesRefused(502, "memory_error", f"the memory answered {response.status_code}")
+
+
+@asynccontextmanager
+async def open_files(tools: ToolClient) -> AsyncIterator[Files]:
+    # Between participants: no proxy of the environment is asked, nobody sends them elsewhere,
+    timeout = httpx.Timeout(_SECONDS, connect=5.0)
+    # and without TLS, whose certificates need not be read then
+    async with httpx.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False, verify=False) as http:
+        yield Files(tools, http)

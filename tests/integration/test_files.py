@@ -1,0 +1,328 @@
+"""Files over HTTP: a real gateway and a real memory; users, hostile files, and a memory that dies or is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from support.http_gateway import Site, gateway_settings, serving
+from support.made_files import pdf, png
+from support.memories import asking, memory_settings, remembering
+from support.memory_replica import replica
+from support.services import announced, running
+from support.waiting import eventually
+
+from services.cli.launch.embedded_redis import EmbeddedRedis
+from services.gateway.body import MAX_FILE_BODY
+from services.memory.service import app
+from services.memory.settings import DocumentSettings
+from shared.contracts import MEMORY_READ
+from shared.testing.model_server import ScriptedModelServer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MANUAL = pdf(["The warranty lasts two years and covers all parts.", "Descale the kettle every month."], "Kettle manual")
+NOTES = b"# Notes\n\n## Garden\n\nThe tomatoes want water every second day.\n\n## Car\n\nTyres at 2.4 bar.\n"
+LIMITS = DocumentSettings(max_file_bytes=2_000_000, max_files=12, max_image_bytes=500_000, max_image_pixels=1_000_000)
+
+
+@pytest.fixture(scope="module")
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis") / "data") as server:
+        yield server.url
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    folder = tmp_path_factory.mktemp("house")
+    async with (
+        serving(gateway_settings(server_url, folder)) as site,
+        remembering(server_url, folder, documents=LIMITS),
+    ):
+        yield site
+
+
+@contextlib.asynccontextmanager
+async def user(site: Site, name: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with await site.key(name) as http:
+        yield http
+
+
+async def added(http: httpx.AsyncClient, data: bytes, name: str, status: int = 201, **kind: Any) -> dict[str, Any]:
+    answer = await http.post("/files", params={"name": name}, content=data, **kind)
+    assert answer.status_code == status, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def read(http: httpx.AsyncClient, id: str) -> dict[str, Any]:
+    """What is said of a file once it has been read."""
+    found: dict[str, Any] = {}
+
+    async def settled() -> bool:
+        nonlocal found
+        listed = (await http.get("/files")).json()["files"]
+        found = next(file for file in listed if file["id"] == id)
+        return bool(found["state"] != "reading")
+
+    await eventually(settled, 20, "the file is read")
+    return found
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str, str]:
+    error = answer.json()["error"]
+    return answer.status_code, error["code"], error["message"]
+
+
+async def test_a_file_is_added_read_listed_found_fetched_and_removed(site: Site) -> None:
+    async with user(site, "eva") as eva:
+        file = await added(eva, MANUAL, "kettle.pdf")
+        assert (file["name"], file["type"], file["size"]) == ("kettle.pdf", "application/pdf", len(MANUAL))
+        there = await read(eva, file["id"])
+        assert (there["state"], there["title"], there["reason"]) == ("ready", "Kettle manual", None)
+        found = (await eva.get("/documents", params={"query": "how long is the warranty?"})).json()
+        first = found["hits"][0]
+        assert (first["name"], first["place"], first["link"]) == ("kettle.pdf", "page 1", f"/files/{file['id']}#page=1")
+        assert "The warranty lasts two years" in first["text"]
+        assert found["text"].startswith("1. Kettle manual (kettle.pdf)\n   Place: page 1\n   The warranty lasts two")
+        bytes_back = await eva.get(f"/files/{file['id']}")
+        assert bytes_back.content == MANUAL
+        assert bytes_back.headers["content-type"] == "application/pdf"
+        assert bytes_back.headers["content-disposition"] == "attachment; filename*=UTF-8''kettle.pdf"
+        assert bytes_back.headers["content-security-policy"].startswith("sandbox")
+        assert (await eva.delete(f"/files/{file['id']}")).json() == {"id": file["id"], "deleted": True}
+        assert (await eva.get("/files")).json() == {"files": [], "total": 0, "cursor": None}
+        assert (await eva.get("/documents", params={"query": "warranty"})).json()["text"] == "No documents found."
+        assert (await eva.get(f"/files/{file['id']}")).status_code == 404
+        assert (await eva.delete(f"/files/{file['id']}")).status_code == 404
+
+
+async def test_a_form_brings_a_file_with_its_own_name(site: Site) -> None:
+    async with user(site, "fay") as fay:
+        form = {"file": ("käse 日本.md", NOTES, "text/markdown")}
+        answer = await fay.post("/files", files=form, data={"purpose": "assistants"})
+        assert answer.status_code == 201, answer.text
+        file = answer.json()
+        assert (file["name"], file["type"], file["size"]) == ("käse 日本.md", "text/markdown", len(NOTES))
+        assert answer.headers["location"] == f"/files/{file['id']}"
+        await read(fay, file["id"])
+        found = (await fay.get("/documents", params={"query": "tyre pressure of the car"})).json()["hits"]
+        assert (found[0]["place"], found[0]["title"]) == ("Notes > Car", "Notes")
+        bytes_back = await fay.get(f"/files/{file['id']}")
+        assert bytes_back.content == NOTES
+        assert bytes_back.headers["content-disposition"].endswith("k%C3%A4se%20%E6%97%A5%E6%9C%AC.md")
+
+
+async def test_the_same_content_again_is_the_same_file(site: Site) -> None:
+    async with user(site, "ida") as ida, user(site, "ben") as ben:
+        first = await added(ida, b"said twice", "a.txt")
+        assert (await added(ida, b"said twice", "b.txt", 200))["id"] == first["id"]
+        assert (await added(ben, b"said twice", "a.txt"))["id"] != first["id"]
+
+
+async def test_another_users_files_are_not_there(site: Site) -> None:
+    async with user(site, "ann") as ann, user(site, "mal") as mal:
+        file = await added(ann, b"the secret recipe of grandmother", "recipe.txt")
+        await read(ann, file["id"])
+        path = f"/files/{file['id']}"
+        assert [(await mal.get(path)).status_code, (await mal.delete(path)).status_code] == [404, 404]
+        assert (await mal.get("/files")).json()["total"] == 0
+        assert (await mal.get("/documents", params={"query": "secret recipe"})).json()["hits"] == []
+        called = await mal.post("/tools/search_documents/call", json={"args": {"query": "secret recipe"}})
+        assert called.json()["result"] == "No documents found."
+        assert (await ann.get(path)).content == b"the secret recipe of grandmother"
+        # what is there for participants is not there for users
+        internal = await mal.post("/tools/documents_manage/call", json={"args": {"op": "users"}})
+        assert internal.status_code == 404
+    async with httpx.AsyncClient(base_url=site.url, trust_env=False) as nobody:
+        for method, where in (("GET", "/files"), ("POST", "/files"), ("GET", path), ("DELETE", path),
+                              ("GET", "/documents?query=x")):  # fmt: skip
+            assert (await nobody.request(method, where)).status_code == 401
+
+
+async def test_the_tool_gives_title_place_excerpt_and_link(site: Site) -> None:
+    async with user(site, "tom") as tom:
+        file = await added(tom, NOTES, "notes.md")
+        await read(tom, file["id"])
+        schema = next(tool for tool in (await tom.get("/tools")).json()["tools"]
+                      if tool["function"]["name"] == "search_documents")  # fmt: skip
+        assert schema["function"]["parameters"]["required"] == ["query"]
+        args = {"query": "water for the tomatoes", "n_results": 1}
+        called = (await tom.post("/tools/search_documents/call", json={"args": args})).json()
+        assert called["result"] == (
+            "1. Notes (notes.md)\n   Place: Notes > Garden\n   The tomatoes want water every second day.\n"
+            f"   Link: /files/{file['id']}"
+        )
+        assert [hit["file_id"] for hit in called["data"]["hits"]] == [file["id"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("a.txt", b"", (422, "empty_file")),
+        ("a.pdf", b"<html>", (415, "wrong_type")),
+        ("a.docx", b"PK\x03\x04rest", (415, "unsupported_type")),
+        ("a.bin", b"\x00\x01\x02", (415, "unsupported_type")),
+        ("a.png", png(2_000, 2_000), (413, "too_large")),
+        ("a.png", b"\x89PNG\r\n\x1a\n" + b"x" * 40, (422, "damaged")),
+        ("a.png", png() + b"\0" * 600_000, (413, "too_large")),
+        ("a.txt", b"x" * 2_000_001, (413, "too_large")),
+    ],
+)
+async def test_what_cannot_be_taken_is_refused_and_leaves_nothing(
+    site: Site, name: str, data: bytes, expected: tuple[int, str]
+) -> None:
+    async with user(site, "hal") as hal:
+        status, code, message = refusal(await hal.post("/files", params={"name": name}, content=data))
+        assert (status, code) == expected
+        assert message
+        assert (await hal.get("/files")).json()["total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        ("multipart/form-data", b"x", "names no boundary"),
+        ("multipart/form-data; boundary=b", b"no form at all", "cannot be read"),
+        ("multipart/form-data; boundary=b", b'--b\r\nContent-Disposition: form-data; name="x"\r\n\r\n1\r\n--b--\r\n',
+         "has no file"),
+        ("multipart/form-data; boundary=b",
+         b'--b\r\nContent-Disposition: form-data; name="f"; filename="a"\r\n\r\nhalf', "is not complete"),
+        ("multipart/form-data; boundary=b",
+         b'--b\r\nContent-Disposition: form-data; name="f"; filename="a"\r\n\r\n1\r\n'
+         b'--b\r\nContent-Disposition: form-data; name="g"; filename="b"\r\n\r\n2\r\n--b--\r\n', "several files"),
+    ],
+)  # fmt: skip
+async def test_a_form_that_is_wrong_is_refused(site: Site, kind: str, body: bytes, said: str) -> None:
+    async with user(site, "una") as una:
+        answer = await una.post("/files", content=body, headers={"content-type": kind})
+        status, code, message = refusal(answer)
+        assert (status, code) == (422, "bad_form")
+        assert said in message
+        assert (await una.get("/files")).json()["total"] == 0
+
+
+async def test_a_body_without_end_is_cut_off(site: Site) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(MAX_FILE_BODY // 1_000_000 + 2):
+            yield b"x" * 1_000_000
+
+    async with user(site, "max") as endless_user:
+        answer = await endless_user.post("/files", content=endless())
+        assert refusal(answer)[:2] == (413, "body_too_large")
+        assert (await endless_user.get("/files")).json()["total"] == 0
+
+
+async def test_files_that_say_nothing_fail_with_a_sentence(site: Site) -> None:
+    async with user(site, "sam") as sam:
+        for name, data, said in (
+            ("locked.pdf", pdf(["x"], password="p"), "locked.pdf is protected by a password"),
+            ("scan.pdf", pdf([""]), "scan.pdf has no text on its 1 pages"),
+            ("broken.pdf", MANUAL[:300], "broken.pdf cannot be read as PDF"),
+        ):
+            file = await added(sam, data, name)
+            there = await read(sam, file["id"])
+            assert there["state"] == "failed"
+            assert said in there["reason"]
+        assert (await sam.get("/documents", params={"query": "x"})).json()["hits"] == []
+
+
+async def test_an_image_is_kept_and_not_read(site: Site) -> None:
+    async with user(site, "pia") as pia:
+        file = await added(pia, png(3, 2), "dot.png")
+        assert (file["state"], file["type"]) == ("ready", "image/png")
+        assert (await pia.get(f"/files/{file['id']}")).content == png(3, 2)
+
+
+async def test_a_user_has_no_more_files_than_allowed(site: Site) -> None:
+    async with user(site, "kim") as kim:
+        ids = [(await added(kim, b"text %d" % n, f"{n}.txt"))["id"] for n in range(LIMITS.max_files)]
+        status, code, message = refusal(await kim.post("/files", content=b"one more"))
+        assert (status, code) == (413, "quota_exceeded")
+        assert "remove one first" in message
+        page = (await kim.get("/files", params={"limit": 5})).json()
+        assert [file["id"] for file in page["files"]] == ids[:-6:-1]
+        rest = (await kim.get("/files", params={"limit": 100, "cursor": page["cursor"]})).json()
+        assert [file["id"] for file in rest["files"]] == ids[-6::-1]
+        assert (page["total"], rest["cursor"]) == (LIMITS.max_files, None)
+
+
+async def test_forgetting_everything_takes_the_files_too(site: Site) -> None:
+    async with user(site, "zoe") as zoe, user(site, "joe") as joe:
+        await added(zoe, b"zoe's own", "a.txt")
+        kept = await added(joe, b"joe's own", "a.txt")
+        gone = (await zoe.delete("/memory", params={"everything": "true"})).json()
+        assert gone == {"deleted": 0, "files": 1}
+        assert (await zoe.get("/files")).json()["total"] == 0
+        assert (await joe.get(f"/files/{kept['id']}")).content == b"joe's own"
+
+
+# ── a memory that dies, or is not there ──────────────────────────────────────────────────────────────────────
+
+
+async def test_without_a_memory_there_are_no_files_and_a_sentence(server_url: str, tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        async with serving(gateway_settings(server.url, tmp_path)) as alone:
+            for answer in (await alone.http.get("/files"), await alone.http.post("/files", content=b"x")):
+                status, code, message = refusal(answer)
+                assert (status, code) == (503, "memory_unavailable")
+                assert "no memory is running" in message
+
+
+@pytest.mark.parametrize("step", ["added", "filled"])
+async def test_a_memory_that_is_killed_while_it_takes_a_file_in_loses_nothing(tmp_path: Path, step: str) -> None:
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        url = server.url
+        async with (
+            ScriptedModelServer(()) as model,
+            serving(gateway_settings(url, tmp_path)) as site,
+            asking(url, tmp_path, model) as client,
+        ):
+            with replica(url, tmp_path, model.url, step) as dying:
+                await announced(url, "memory")
+                answer = await site.http.post("/files", params={"name": "notes.md"}, content=NOTES)
+                # killed before it answered: whoever brought it cannot know, and the file is read all the same
+                assert answer.status_code == (503 if step == "added" else 201)
+                await dying.died()
+            async with running(app, memory_settings(url, tmp_path, model.url)):
+                await client.indexed()
+                listed = (await site.http.get("/files")).json()
+                assert listed["total"] == 1
+                file = await read(site.http, listed["files"][0]["id"])
+                assert file["state"] == "ready"
+
+                async def found() -> list[Any]:
+                    hits = (await site.http.get("/documents", params={"query": "tomatoes water"})).json()["hits"]
+                    return [hit for hit in hits if hit["why"]["similarity"] is not None]
+
+                await eventually(found, 20, "its chunks have vectors")
+                assert len(await found()) == len({hit["text"] for hit in await found()})
+                assert await client.bus.backlog(MEMORY_READ.stream, "memory") == 0
+
+
+async def test_an_address_of_the_memory_works_once(site: Site, server_url: str) -> None:
+    from shared.participant.files import open_files
+    from shared.participant.service import open_context
+    from shared.participant.settings import Settings
+    from shared.participant.tool_client import ToolClient
+
+    async with (
+        open_context("asker", Settings(redis_url=server_url, heartbeat=0.5)) as context,
+        open_files(ToolClient(context)) as files,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
+        _, file = await files.add("uwe", b"only once", name="a.txt")
+        granted = (await files.operate("uwe", op="open", id=file["id"]))["url"]
+        assert (await http.get(granted)).content == b"only once"
+        for again in (granted, granted.rpartition("/")[0] + "/", granted + "x"):
+            assert (await http.get(again)).status_code == 404
+        upload = (await files.operate("uwe", op="upload", name="b.txt"))["url"]
+        # an address for bringing is none for fetching, and then none at all
+        assert [(await http.get(upload)).status_code, (await http.post(upload, content=b"x")).status_code] == [404, 404]
+        await asyncio.sleep(0)

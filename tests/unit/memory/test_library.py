@@ -1,0 +1,232 @@
+"""A user's folder of files: what it holds, what is found in it, what goes, and what a crash leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from services.memory.chunks import Chunk
+from services.memory.documents import ranked
+from services.memory.library import File, Library, LibraryFull, Limits, Passage
+from services.memory.vectors import Space, Vector
+
+LIMITS = Limits(files=3, bytes=1_000)
+SPACE = Space("m", 2)
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    return Library(tmp_path / "documents")
+
+
+def add(
+    library: Library,
+    text: str,
+    user: str = "ann",
+    name: str = "a.txt",
+    *,
+    read: bool = True,
+    expires: int | None = None,
+) -> tuple[File, bool]:
+    path = library.fresh()
+    path.write_text(text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return library.add(user, path, name, "text/plain", digest, read=True, expires=expires, most=LIMITS)
+
+
+def filled(library: Library, text: str, *chunks: Chunk, user: str = "ann", title: str = "") -> File:
+    file, _ = add(library, text, user)
+    library.fill(user, file.id, title, chunks or [Chunk("", text)])
+    there = library.file(user, file.id)
+    assert there is not None
+    return there
+
+
+def texts(found: list[Passage]) -> set[str]:
+    return {passage.text for passage in found}
+
+
+def test_the_same_content_is_one_file_of_a_user_and_another_ones_too(library: Library) -> None:
+    file, new = add(library, "one", name="first.txt")
+    again, newer = add(library, "one", name="second.txt")
+    assert (new, newer, again.id, again.name) == (True, False, file.id, "first.txt")
+    other, fresh = add(library, "one", "bob")
+    assert fresh
+    assert other.id != file.id
+    assert library.file("bob", file.id) is None
+    assert library.path("ann", file).read_text() == "one"
+
+
+def test_a_user_keeps_no_more_files_and_bytes_than_allowed(library: Library) -> None:
+    for text in ("one", "two", "three"):
+        add(library, text)
+    with pytest.raises(LibraryFull, match="you keep 3 files, which is as many as one user may: remove one first"):
+        add(library, "four")
+    add(library, "one")
+    add(library, "x" * 900, "bob")
+    with pytest.raises(LibraryFull, match="one user may keep 1000: remove some first"):
+        add(library, "y" * 200, "bob")
+    assert library.count("ann") == 3
+    assert library.count("bob") == 1
+
+
+def test_files_are_listed_newest_first_page_by_page(library: Library) -> None:
+    names = [add(library, text)[0].id for text in ("one", "two", "three")]
+    page = library.files("ann", 2)
+    assert [file.id for file in page] == names[:0:-1]
+    assert [file.id for file in library.files("ann", 2, page[-1].n)] == names[:1]
+    assert library.files("nobody", 5) == []
+
+
+def test_what_is_read_is_found_by_words_and_by_meaning(library: Library) -> None:
+    filled(library, "t", Chunk("page 1", "The warranty lasts two years"), Chunk("page 2", "Clean the filter monthly"))
+    bare = library.bare("ann", SPACE, 10)
+    assert [one.chunk.place for one in bare] == ["page 1", "page 2"]
+    library.place("ann", [(bare[0].n, Vector("m", (1.0, 0.0))), (bare[1].n, Vector("m", (0.0, 1.0)))])
+    assert library.bare("ann", SPACE, 10) == []
+    by_words = library.search("ann", "how long is the warranty?", None, 5)
+    assert [(one.place, one.similarity) for one in by_words] == [("page 1", None)]
+    by_meaning = library.search("ann", "wash it", Vector("m", (0.0, 1.0)), 1)
+    assert [(one.place, one.similarity, one.words) for one in by_meaning] == [("page 2", 1.0, 0.0)]
+    # vectors of another model are not compared
+    assert library.search("ann", "wash it", Vector("other", (0.0, 1.0)), 1) == []
+    assert len(library.bare("ann", Space("other", 2), 10)) == 2
+
+
+def test_a_search_can_be_bound_to_files(library: Library) -> None:
+    one, two = filled(library, "the cat sat"), filled(library, "the cat ran")
+    assert texts(library.search("ann", "cat", None, 5)) == {"the cat sat", "the cat ran"}
+    assert texts(library.search("ann", "cat", None, 5, [two.id])) == {"the cat ran"}
+    assert library.search("ann", "cat", None, 5, [one.id + "x"]) == []
+
+
+def test_nobody_finds_what_is_another_users(library: Library) -> None:
+    file = filled(library, "the secret recipe", user="bob")
+    assert library.search("ann", "secret recipe", Vector("m", (1.0, 0.0)), 5) == []
+    assert not library.remove("ann", file.id)
+    assert library.file("bob", file.id) is not None
+
+
+def test_words_of_a_hostile_query_are_words(library: Library) -> None:
+    filled(library, 'say "NEAR" OR * and drop')
+    for query in ('" OR 1', "a* NEAR(b)", "'; DROP TABLE file", "\0", "", "NOT", "-x", "said:words"):
+        library.search("ann", query, None, 5)
+    assert texts(library.search("ann", "near", None, 5)) == {'say "NEAR" OR * and drop'}
+
+
+def test_reading_again_replaces_what_was_read(library: Library) -> None:
+    file = filled(library, "t", Chunk("", "first reading"))
+    library.fill("ann", file.id, "Title", [Chunk("", "second reading")], "cut")
+    found = library.search("ann", "reading", None, 5)
+    assert texts(found) == {"second reading"}
+    assert (found[0].file.title, found[0].file.reason, found[0].file.chars) == ("Title", "cut", 14)
+    assert library.search("ann", "first", None, 5) == []
+
+
+def test_a_removed_file_leaves_nothing_on_the_disk(library: Library, tmp_path: Path) -> None:
+    secret = "xylophone-secret"
+    file = filled(library, secret)
+    kept = filled(library, "kept text")
+    assert library.remove("ann", file.id)
+    assert not library.remove("ann", file.id)
+    library.fill("ann", file.id, "", [Chunk("", secret)])
+    assert library.search("ann", "xylophone", None, 5) == []
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or secret.encode() not in path.read_bytes(), path
+    assert library.path("ann", kept).exists()
+
+
+def test_everything_of_a_user_goes_at_once(library: Library, tmp_path: Path) -> None:
+    filled(library, "one")
+    filled(library, "two")
+    filled(library, "other", user="bob")
+    assert library.users() == ["ann", "bob"]
+    assert library.remove_user("ann") == 2
+    assert library.users() == ["bob"]
+    assert library.files("ann", 5) == []
+    assert library.remove_user("ann") == 0
+
+
+def test_a_failed_file_is_read_again_when_it_is_added_again(library: Library) -> None:
+    file, _ = add(library, "one")
+    library.fail("ann", file.id, "damaged")
+    there = library.file("ann", file.id)
+    assert there is not None
+    assert (there.state, there.reason, library.unread("ann")) == ("failed", "damaged", [])
+    again, new = add(library, "one")
+    assert (again.state, again.reason, new, library.unread("ann")) == ("reading", "", False, [file.id])
+
+
+def test_bytes_that_were_lost_come_back_with_the_same_file(library: Library) -> None:
+    file, _ = add(library, "one")
+    library.path("ann", file).unlink()
+    add(library, "one")
+    assert library.path("ann", file).read_text() == "one"
+
+
+def test_what_is_over_and_what_a_crash_left_goes_and_nothing_else(library: Library, tmp_path: Path) -> None:
+    now = 1_900_000_000.0
+    kept, _ = add(library, "kept")
+    over, _ = add(library, "over", expires=int(now * 1000) - 1)
+    later, _ = add(library, "later", expires=int(now * 1000) + 1)
+    half, orphan = library.fresh(), library.path("ann", kept).with_name("0" * 64)
+    for path in (half, orphan):
+        path.write_text("left behind")
+    fresh = library.fresh()
+    fresh.write_text("just coming")
+    os.utime(fresh, (now, now))
+    library.tidy(now)
+    assert {file.id for file in library.files("ann", 9)} == {kept.id, later.id}
+    assert [half.exists(), orphan.exists(), fresh.exists()] == [False, False, True]
+    assert not library.path("ann", over).exists()
+
+
+def test_a_file_that_is_added_for_good_does_not_expire_any_more(library: Library) -> None:
+    assert add(library, "one", expires=1)[0].expires == 1
+    assert add(library, "one", expires=5)[0].expires == 5
+    assert add(library, "one", expires=2)[0].expires == 5
+    assert add(library, "one")[0].expires is None
+    assert add(library, "one", expires=9)[0].expires is None
+
+
+def test_a_change_that_fails_changes_nothing(library: Library) -> None:
+    file = filled(library, "t", Chunk("", "first reading"))
+    with pytest.raises((sqlite3.Error, AttributeError)):
+        library.fill("ann", file.id, "", [Chunk("", "second"), None])  # type: ignore[list-item]
+    assert texts(library.search("ann", "reading", None, 5)) == {"first reading"}
+
+
+def test_several_writers_take_turns(tmp_path: Path) -> None:
+    roomy = Limits(100, 10_000)
+
+    def write(number: int) -> None:
+        own = Library(tmp_path)
+        for at in range(5):
+            path = own.fresh()
+            path.write_text(f"{number} {at}")
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            file, _ = own.add("ann", path, "a", "text/plain", digest, read=True, expires=None, most=roomy)
+            own.fill("ann", file.id, "", [Chunk("", f"common words {number} {at}")])
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(Library(tmp_path).search("ann", "common", None, 50)) == 20
+
+
+def test_passages_that_have_nothing_to_do_with_the_query_are_left_out(library: Library) -> None:
+    file = filled(library, "t")
+
+    def passage(n: int, similarity: float | None, words: float) -> Passage:
+        return Passage(n, file, "", "", similarity, words)
+
+    found = ranked([passage(1, 0.1, 0.1), passage(2, 0.8, 0.0), passage(3, None, 0.9), passage(4, 0.8, 0.9)], 0.3)
+    assert [one.passage.n for one in found] == [4, 3, 2]
+    assert all(0 < one.relevance <= 1 for one in found)
