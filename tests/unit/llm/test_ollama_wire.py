@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -245,15 +245,15 @@ async def test_a_pull_reports_its_progress_and_the_model_is_there_afterwards() -
 
 
 async def test_a_pull_of_an_unknown_model_fails_with_the_servers_words() -> None:
-    async with ScriptedModelServer() as server:
-        admin = OllamaAdmin(server.url)
+    async with ScriptedModelServer() as server, aclosing(OllamaAdmin(server.url)) as admin:
         with pytest.raises(ModelError, match="file does not exist"):
             [part async for part in admin.pull("nosuch")]
 
 
 async def test_a_server_that_is_not_there_is_told_with_the_command_that_starts_it() -> None:
-    with pytest.raises(ModelUnavailable, match="ollama serve"):
-        await OllamaAdmin("127.0.0.1:9").models()
+    async with aclosing(OllamaAdmin("127.0.0.1:9")) as admin:
+        with pytest.raises(ModelUnavailable, match="ollama serve"):
+            await admin.models()
 
 
 @pytest.mark.parametrize(
