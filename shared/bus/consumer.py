@@ -365,19 +365,15 @@ class Consumer:
     async def _note(self, delivery: Delivery, reason: str) -> None:
         """Sets aside an entry that is acknowledged already, because one of its effects could not be carried out.
 
-        Nobody else will, so it is offered until Redis takes it.
+        It is made pending again first, which a full Redis allows, as one that was tried often enough: should this
+        process end before the letter is written, another one sets it aside.
         """
         log.error("bus.dead_letter", stream=delivery.stream, entry_id=delivery.entry_id, reason=reason)
-        letter = self._letter(delivery, reason)
         # nobody has taken it over, though it is no longer pending
         delivery.settling = True
-        while True:
-            try:
-                await self._bus.link.call(*letter)
-                return
-            except TransientError as exc:
-                log.warning("bus.full", stream=delivery.stream, entry_id=delivery.entry_id, reason=str(exc))
-                await asyncio.sleep(self._heartbeat)
+        claim = ("XCLAIM", delivery.stream, self._group, self._replica, 0, delivery.entry_id)
+        await self._bus.link.pipe_raw([(*claim, "RETRYCOUNT", self._max_deliveries + 1, "FORCE", "JUSTID")])
+        await self._finish(delivery, [self._letter(delivery, reason)])
 
     def _letter(self, delivery: Delivery, reason: str) -> Command:
         return self._bus.burying(

@@ -19,7 +19,7 @@ from support.services import announced, running
 from support.waiting import always, eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
-from shared.bus import Bus, BusFull, Delivery, Link
+from shared.bus import Bus, BusFull, Consumer, Delivery, Link, Route
 from shared.bus.claims import Watch
 from shared.bus.scripts import PUBLISH_ONCE
 from shared.bus.wire import Server, open_wire
@@ -227,6 +227,38 @@ async def test_the_dead_letter_of_a_failed_effect_waits_for_a_full_redis(redis_u
     finally:
         raw.config_set("maxmemory", 0)
     assert raw.xpending(STREAM, GROUP)["pending"] == 0
+
+
+async def test_the_dead_letter_of_a_failed_effect_outlives_who_was_to_write_it(
+    redis_url: str, raw: redis.Redis
+) -> None:
+    raw.set("taken", "a string")
+    ran: list[str] = []
+
+    async def handler(delivery: Delivery) -> list[Any]:
+        ran.append(delivery.entry_id)
+        return [("RPUSH", "taken", "x"), ("CONFIG", "SET", "maxmemory", 1)]
+
+    try:
+        async with Bus(redis_url, "test/dies") as bus:
+            options: dict[str, Any] = {"concurrency": 1, "heartbeat": HEARTBEAT, "max_deliveries": 3, "drain": 1}
+            consumer = Consumer(bus, GROUP, "dies", {STREAM: Route(handler)}, **options)
+            running = asyncio.create_task(consumer.run(asyncio.Event()))
+            raw.xadd(STREAM, {"payload": "x"})
+            # acknowledged with its effects, and pending again
+            await eventually(lambda: ran and raw.xpending_range(STREAM, GROUP, "-", "+", 1, "dies"))
+            await eventually(lambda: raw.xpending_range(STREAM, GROUP, "-", "+", 1)[0]["times_delivered"] == 4)
+            for task in (running, *(held.task for held in consumer.held.values() if held.task is not None)):
+                task.cancel()
+            await asyncio.wait({running})
+        assert raw.xlen("local2:dead.letter") == 0
+        raw.config_set("maxmemory", 0)
+        async with consuming(redis_url, handler, heartbeat=HEARTBEAT, max_deliveries=3):
+            await eventually(lambda: raw.xlen("local2:dead.letter") == 1)
+            await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
+    finally:
+        raw.config_set("maxmemory", 0)
+    assert len(ran) == 1
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])

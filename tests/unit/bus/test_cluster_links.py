@@ -1,0 +1,130 @@
+"""Whom a command of a cluster goes to when a node does not answer, and who is asked about it; without servers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from shared.bus import Bell, Bus, ConnectionLost
+from shared.bus.bell import _SILENCE, _Line
+from shared.bus.cluster import ClusterLink, Lines
+from shared.bus.endpoint import Address, Endpoint
+
+ONE, TWO = Address("one", 1), Address("two", 2)
+
+
+class Node:
+    """A connection to a node. lost: so many commands are lost on it."""
+
+    def __init__(self, address: Address, lost: int) -> None:
+        self.address = address
+        self.lost = lost
+        self.given: list[Any] = []
+
+    async def submit(self, commands: Any, _retry: bool) -> list[Any]:
+        self.given.append(commands[0])
+        if len(self.given) <= self.lost:
+            raise ConnectionLost("x")
+        return [self.address.host]
+
+
+class Nodes:
+    def __init__(self, **lost: int) -> None:
+        self.nodes = {address: Node(address, lost[address.host]) for address in (ONE, TWO)}
+
+    def to(self, address: Address) -> Node:
+        return self.nodes[address]
+
+
+def cluster(masters: list[tuple[Address, ...]], **lost: int) -> tuple[ClusterLink, Nodes]:
+    """masters: those of each map that is read, one after the other."""
+    link = ClusterLink(Endpoint.parse("redis+cluster://one:1/"), name="test")
+    nodes = Nodes(**lost)
+    link._masters, *later = masters
+
+    async def mapped() -> None:
+        if later:
+            link._masters = later.pop(0)
+
+    link._lines = cast(Lines, nodes)
+    link._mapped = mapped  # type: ignore[method-assign]
+    return link, nodes
+
+
+async def test_a_command_for_a_node_is_said_again_to_it_or_to_another_when_it_is_none_any_more() -> None:
+    link, _ = cluster([(ONE, TWO), (ONE, TWO), (TWO,)], one=9, two=0)
+    assert await link._tell(ONE, ("PING",), True) == "two"
+    link, nodes = cluster([(ONE, TWO)], one=1, two=0)
+    assert await link._tell(ONE, ("PING",), True) == "one"
+    assert len(nodes.nodes[ONE].given) == 2
+
+
+async def test_one_that_must_not_be_repeated_is_said_once() -> None:
+    link, nodes = cluster([(ONE, TWO)], one=1, two=0)
+    with pytest.raises(ConnectionLost):
+        await link._tell(ONE, ("INCR", "x"), False)
+    assert [len(node.given) for node in nodes.nodes.values()] == [1, 0]
+
+
+async def test_connections_that_are_about_to_end_do_not_outlive_their_cluster() -> None:
+    link, _ = cluster([(ONE,)], one=0, two=0)
+    lines = Lines(link, "x")
+    leaving = asyncio.create_task(asyncio.Event().wait())
+    lines._leaving.add(cast(Any, leaving))
+    await asyncio.wait_for(lines.close(), 60)
+    assert leaving.cancelled()
+
+
+async def test_a_slot_that_has_moved_is_told_to_the_map() -> None:
+    doubts: list[int] = []
+    async with asyncio.TaskGroup() as tasks:
+        for url in ("redis+cluster://one:1/", "redis://one:1"):
+            bus = Bus(url, "test/1")
+            if isinstance(bus.link, ClusterLink):
+                bus.link.doubt = lambda: doubts.append(1)  # type: ignore[method-assign]
+            Bell(bus, tasks, 1.0).moved()
+    assert doubts == [1]
+
+
+class Wire:
+    def __init__(self, heard: float) -> None:
+        self.heard = heard
+        self.sent: list[Any] = []
+        self.aborted = False
+
+    def send(self, commands: Any) -> None:
+        self.sent += commands
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+async def test_a_bell_that_is_silent_is_asked_once_and_given_up_when_it_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
+    async with asyncio.TaskGroup() as tasks:
+        line = _Line(Bell(Bus("redis://one:1", "test/1"), tasks, patience=5.0), None)
+        line.check()
+        wire = Wire(now)
+        line._wire = cast(Any, wire)
+        line.check()
+        assert wire.sent == []
+        now += _SILENCE + 1
+        line.check()
+        line.check()
+        assert wire.sent == [("PING",)]
+        now += 4
+        line.check()
+        assert not wire.aborted
+        now += 2
+        line.check()
+        assert wire.aborted
+        # an answer makes it good again
+        wire.heard, wire.aborted = now, False
+        line.check()
+        assert not wire.aborted

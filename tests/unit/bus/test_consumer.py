@@ -1,0 +1,162 @@
+"""What a consumer does when something goes wrong, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import hiredis
+import pytest
+
+from shared.bus import Bus, Command, ConnectionLost, Consumer, Delivery, Reply, ReplyError, Route
+from shared.bus.link import MOST_TRIES, _load
+from shared.bus.port import Script
+from shared.bus.settling import EffectRefused, Settling
+from shared.errors import Fenced, PermanentError, TransientError
+
+STREAM = "local2:tool.request.probe"
+
+
+async def nothing(_delivery: Delivery) -> list[Command]:
+    return []
+
+
+def consumer(heartbeat: float = 3_600.0) -> Consumer:
+    bus = Bus("redis://127.0.0.1:1", "test/1")
+    options: dict[str, Any] = {"concurrency": 1, "heartbeat": heartbeat, "max_deliveries": 3, "drain": 1}
+    return Consumer(bus, "g", "r1", {STREAM: Route(nothing)}, **options)
+
+
+def delivery(of: Consumer) -> Delivery:
+    return Delivery(STREAM, "1-1", [], 1, of.slots)
+
+
+async def test_effects_that_break_the_connection_again_and_again_are_given_up_at_the_last_try() -> None:
+    reader = consumer()
+    one = delivery(reader)
+    for _ in range(MOST_TRIES - 1):
+        await reader._reconsider(one, ConnectionLost("x", broken=1))
+    # one that was lost over something else is no fault of theirs
+    await reader._reconsider(one, ConnectionLost("x"))
+    with pytest.raises(PermanentError, match=f"broke the connection to Redis {MOST_TRIES} times"):
+        await reader._reconsider(one, ConnectionLost("x", broken=1))
+
+
+async def test_what_was_refused_for_good_is_not_offered_again() -> None:
+    reader = consumer()
+    with pytest.raises(PermanentError, match="its effects were refused: WRONGTYPE"):
+        await reader._reconsider(delivery(reader), ReplyError("WRONGTYPE it is"))
+    with pytest.raises(EffectRefused):
+        await reader._reconsider(delivery(reader), EffectRefused("x"))
+
+
+async def test_an_entry_that_was_taken_over_while_it_waited_for_space_is_left_alone() -> None:
+    reader = consumer(heartbeat=0.0)
+    one = delivery(reader)
+    one.lost = True
+    with pytest.raises(Fenced):
+        await reader._wait_for_space(one, TransientError("full"))  # type: ignore[arg-type]
+
+
+async def test_another_number_of_slots_counts_at_once() -> None:
+    reader = consumer()
+    reader.slots.changed.clear()
+    reader.resize(7)
+    assert reader.concurrency == reader.slots.room() == 7
+    assert reader.slots.changed.is_set()
+
+
+async def test_whoever_waits_for_a_group_ends_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, stop, tried = consumer(), asyncio.Event(), 0
+
+    async def begin() -> None:
+        nonlocal tried
+        tried += 1
+        asyncio.get_running_loop().call_soon(stop.set)
+        raise TransientError("full")
+
+    monkeypatch.setattr(reader._claims, "begin", begin)
+    await asyncio.wait_for(reader._begin(stop), 60)
+    assert tried == 1
+
+
+async def test_a_read_that_found_no_group_is_not_repeated_at_once_where_somebody_else_makes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = consumer()
+    waited: list[float] = []
+
+    async def begin() -> None:
+        raise TransientError("somebody else makes it")
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(reader._claims, "begin", begin)
+    monkeypatch.setattr("shared.bus.consumer.asyncio.sleep", sleep)
+    await reader._repair(ReplyError("NOGROUP no such group"))
+    assert waited == [3_600.0]
+
+
+# ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Writing:
+    """The connection, as settling sees it: each commit is answered by the test."""
+
+    transactions = True
+
+    def __init__(self) -> None:
+        self.commits: list[tuple[list[Command], asyncio.Future[list[Reply]]]] = []
+
+    def commit(self, commands: Sequence[Command], *, until: float | None = None) -> asyncio.Future[list[Reply]]:
+        future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+        self.commits.append((list(commands), future))
+        return future
+
+
+class OneBus:
+    def __init__(self) -> None:
+        self.link = Writing()
+
+
+async def test_an_entry_is_being_settled_from_the_moment_it_is_handed_in_until_the_outcome_is_known() -> None:
+    """Meanwhile it may not be pending any more: whoever renews claims must not take it for lost."""
+    bus, reader = OneBus(), consumer()
+    settling = Settling(bus, "g")  # type: ignore[arg-type]
+    one, told = delivery(reader), list[Any]()
+    settling.settle(one, [("SET", "a", "b")], 1.0, lambda *what: told.append(what))
+    assert one.settling
+    await asyncio.sleep(0)
+    ((commands, future),) = bus.link.commits
+    assert commands == [("SET", "a", "b"), ("XACK", STREAM, "g", "1-1")]
+    assert one.settling
+    future.set_result([b"OK", 1])
+    await asyncio.sleep(0)
+    assert not one.settling
+    assert told == [(one, [("SET", "a", "b")], None)]
+
+
+# ── scripts ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Asked:
+    def __init__(self, *replies: Any) -> None:
+        self.replies = list(replies)
+
+    async def ask(self, _commands: Sequence[Command]) -> list[Any]:
+        return self.replies
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [("NOPERM this user has no permissions", "this user of it may not load"), ("ERR Error compiling", "compiling")],
+    ids=["may not", "does not compile"],
+)
+async def test_why_scripts_are_not_there_is_said_as_it_is(error: str, told: str) -> None:
+    script = next(iter(Script.known.values()))
+    with pytest.raises(ConnectionError, match=told):
+        await _load(Asked(b"sha", hiredis.ReplyError(error)), [script])  # type: ignore[arg-type]
+    await _load(Asked(b"sha"), [script])  # type: ignore[arg-type]
+    await _load(Asked(), [])  # type: ignore[arg-type]

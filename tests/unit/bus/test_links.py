@@ -1,0 +1,71 @@
+"""What becomes of error replies, and what may be sent again, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import hiredis
+import pytest
+
+from shared.bus import Command, Link, Reply, ReplyError
+from shared.bus.clock import BusClock
+
+
+class Answering(Link):
+    """A link whose commands are answered with what is in `replies`."""
+
+    def answering(self, *replies: Reply) -> Answering:
+        self.replies = list(replies)
+        self.sent: list[tuple[list[Command], bool, dict[str, Any]]] = []
+        return self
+
+    def submit(self, commands: Sequence[Command], retry: bool, **options: Any) -> asyncio.Future[list[Reply]]:
+        self.sent.append((list(commands), retry, options))
+        future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+        future.set_result(self.replies)
+        return future
+
+
+def link(*replies: Reply) -> Answering:
+    return Answering("redis://127.0.0.1:1", name="test", timeout=1.0, clock=BusClock()).answering(*replies)
+
+
+WRONG = hiredis.ReplyError("WRONGTYPE it is")
+
+
+async def test_an_error_reply_is_raised_unless_raw_ones_are_asked_for() -> None:
+    with pytest.raises(ReplyError, match="WRONGTYPE"):
+        await link(WRONG).call("GET", "x")
+    for replies in ([WRONG, b"OK"], [b"OK", WRONG]):
+        with pytest.raises(ReplyError, match="WRONGTYPE"):
+            await link(*replies).pipe([("GET", "x"), ("GET", "y")])
+    assert await link(b"1", b"2").pipe([("GET", "x"), ("GET", "y")]) == [b"1", b"2"]
+    one, other = await link(b"1", WRONG).pipe_raw([("GET", "x"), ("GET", "y")])
+    assert one == b"1"
+    assert isinstance(other, ReplyError)
+    assert other.code == "WRONGTYPE"
+
+
+async def test_commands_are_sent_again_after_a_lost_connection_unless_the_caller_says_otherwise() -> None:
+    asked = link(b"1")
+    await asked.call("GET", "x")
+    await asked.pipe([("GET", "x")])
+    await asked.pipe_raw([("GET", "x")])
+    await asked.post([("GET", "x")])
+    await asked.commit([("SET", "x", "y")])
+    assert [retry for _, retry, _ in asked.sent] == [True] * 5
+    asked.sent.clear()
+    await asked.call("INCR", "x", retry=False)
+    await asked.pipe([("INCR", "x")], retry=False)
+    await asked.post([("INCR", "x")], retry=False)
+    assert [retry for _, retry, _ in asked.sent] == [False] * 3
+
+
+async def test_a_transaction_leaves_as_one() -> None:
+    asked = link(b"OK")
+    await asked.commit([("SET", "x", "y")], until=7.0)
+    ((commands, _, options),) = asked.sent
+    assert commands == [("MULTI",), ("SET", "x", "y"), ("EXEC",)]
+    assert (options["atomic"], options["until"]) == (True, 7.0)

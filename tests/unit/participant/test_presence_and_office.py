@@ -1,0 +1,110 @@
+"""What a participant says of itself and does for all, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from shared.bus import Bus, BusFull, Command
+from shared.contracts import QUERY_CANCEL, RESPONSE_GENERATION
+from shared.errors import BusUnavailable, TransientError
+from shared.participant.janitor import ABANDONED_MS, Janitor
+from shared.participant.presence import Presence
+from shared.participant.registry import ReplicaInfo
+from shared.participant.service import _mark_draining
+from shared.participant.tool import Cancelled
+
+
+async def test_a_janitor_that_cannot_work_waits_its_time_before_it_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Away:
+        source = "test/1"
+
+        class link:
+            @staticmethod
+            async def call(*_command: Any) -> Any:
+                raise TransientError("away")
+
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("shared.participant.janitor.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await Janitor(cast(Bus, Away()), 60.0).run()
+    assert waited == [60.0, 60.0, 60.0]
+
+
+async def test_a_group_that_came_back_is_absent_from_then_on_when_it_goes_again() -> None:
+    absent: list[list[str]] = [["memory"], [], ["memory"], ["memory"]]
+
+    class Watched:
+        async def absent(self, _subject: Any, _silent: int) -> list[str]:
+            return absent.pop(0)
+
+    janitor = Janitor(cast(Bus, Watched()), 60.0)
+    found = [
+        await janitor._abandoned(RESPONSE_GENERATION, now)
+        for now in (0, 1_000, ABANDONED_MS, 2 * ABANDONED_MS)
+    ]  # fmt: skip
+    assert found == [[], [], [], ["memory"]]
+
+
+async def test_a_full_redis_is_told_of_until_it_takes_a_heartbeat_again() -> None:
+    full = [True, False]
+    still: list[Command] = []
+
+    class Pulse:
+        async def pipe(self, commands: Sequence[Command]) -> list[Any]:
+            if full.pop(0):
+                raise BusFull("out of memory")
+            return [1 for _ in commands]
+
+        async def call(self, *command: Any) -> Any:
+            still.append(command)
+
+    told = ReplicaInfo("probe", "r1", "ready", 1, 1)
+    bus = cast(Bus, SimpleNamespace(pulse=Pulse()))
+    presence = Presence(bus, "probe", "r1", "local2:inbox:probe:r1", lambda: "0-0", lambda: told, b"{}")
+    with pytest.raises(BusFull):
+        await presence.announce(2.0)
+    assert presence.full == "out of memory"
+    assert still == [("EXPIRE", "local2:replica:probe:r1", 6)]
+    await presence.announce(2.0)
+    assert presence.full is None
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_who_is_told_to_stop_says_so_at_once_and_leaves_all_the_same_when_nobody_hears_it(away: bool) -> None:
+    said: list[str] = []
+
+    class Leaving:
+        state = "ready"
+
+        async def announce(self) -> None:
+            said.append(self.state)
+            if away:
+                raise BusUnavailable("away")
+
+    stop = asyncio.Event()
+    marking = asyncio.create_task(_mark_draining(cast(Any, Leaving()), stop))
+    await asyncio.sleep(0)
+    assert said == []
+    stop.set()
+    await marking
+    assert said == ["draining"]
+
+
+def test_of_cancelled_queries_the_oldest_are_forgotten() -> None:
+    cancelled = Cancelled()
+    for n in range(QUERY_CANCEL.keep + 1):
+        cancelled.add(f"{n}-1")
+    assert "0-1" not in cancelled
+    assert "1-1" in cancelled
+    assert f"{QUERY_CANCEL.keep}-1" in cancelled
