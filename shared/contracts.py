@@ -40,7 +40,7 @@ class ChatToolCall(Payload):
 
 
 class ChatTurnMessage(Payload):
-    """One message of a history that the client gives itself (then nothing is stored)."""
+    """One message of a history that the client gives itself."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
@@ -71,6 +71,8 @@ class QueryReceived(Payload):
     personas: list[str] | None = None
     rounds: int | None = Field(default=None, ge=1, le=10)
     messages: list[ChatTurnMessage] | None = None
+    # the history that the client gives is that of the session, which keeps the turn
+    kept: bool = False
     model: str | None = None
     options: dict[str, Any] | None = None
     tools: list[str] | None = None
@@ -290,6 +292,15 @@ class MemoryForget(Payload):
     at: int
 
 
+class QueryForget(Payload):
+    """Everything that came of queries of a session, whose user has taken them back at `at` (ms)."""
+
+    user_id: str
+    session_id: str
+    queries: list[str]
+    at: int
+
+
 class MemoryChanged(Payload):
     """Engrams of a user that were written or removed; `all`: every one is gone. The replicas of memory follow it."""
 
@@ -415,6 +426,7 @@ MEMORY_SAVE = Subject("memory.save", MemorySave, kind="work", single_group=True)
 MEMORY_CLASSIFY = Subject("memory.classify", MemoryClassify, kind="work", single_group=True)
 MEMORY_READ = Subject("memory.read", MemoryRead, kind="work", single_group=True)
 MEMORY_FORGET = Subject("memory.forget", MemoryForget, kind="work")
+QUERY_FORGET = Subject("query.forget", QueryForget, kind="work")
 MEMORY_CHANGED = Subject("memory.changed", MemoryChanged, keep=100_000)
 AGENT_TRANSITION = Subject("agent.transition", AgentTransition)
 SETTINGS_UPDATE = Subject("settings.update", SettingsUpdate, keep=1_000)
@@ -436,6 +448,7 @@ SUBJECTS: tuple[Subject[Any], ...] = (
     MEMORY_CLASSIFY,
     MEMORY_READ,
     MEMORY_FORGET,
+    QUERY_FORGET,
     MEMORY_CHANGED,
     AGENT_TRANSITION,
     SETTINGS_UPDATE,

@@ -26,14 +26,16 @@ ONCE = "A request that is repeated with the same key asks once; another request 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 # A request may come again as long as its first one is under way; no retention is shorter than that.
 _ONCE_AT_LEAST = 60
-_LATER = frozenset({"material", "following", "client_tools", "answer_schema", "think", "plain"})
+_LATER = frozenset({"material", "following", "client_tools", "answer_schema", "think", "plain", "chat"})
 _NAMESPACE = uuid.UUID("6f3c2f0e-9d0a-4f5e-8a53-6c6f63616c32")
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A validated query. `messages`: the client's own history; then nothing is stored and there is no lane.
+    """A validated query. `messages`: the client's own history; then there is no lane, and nothing is stored.
 
+    chat: what the client calls the conversation. kept: the session that keeps the turn although the client has the
+    history; empty: a fresh one.
     material: what the client put before the user's words, for the model alone. given: what is to be kept of the request
     beside the query.
     """
@@ -55,6 +57,8 @@ class Ask:
     think: bool | None = None
     plain: bool = False
     given: str = ""
+    chat: str | None = None
+    kept: str | None = None
 
     @property
     def whole(self) -> bool:
@@ -63,7 +67,8 @@ class Ask:
 
     def digest(self) -> str:
         """What makes two requests the same. Not the model: which ones are there may change before a repeat."""
-        said = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("model", "given")}
+        left_out = ("model", "given", "kept")
+        said = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in left_out}
         # a request without them has the digest that the last release gave it
         said = {name: value for name, value in said.items() if name not in _LATER or value not in (None, False)}
         said["messages"] = said["messages"] or []
@@ -92,6 +97,11 @@ class Origin:
             raise ApiError(400, "bad_idempotency_key", "Idempotency-Key: 1 to 255 printable characters without spaces")
 
     @property
+    def once(self) -> str:
+        """The name of what is asked once, of a request with a key."""
+        return digest(f"{self.principal.user_id}\n{self.idempotency_key}")
+
+    @property
     def trace(self) -> str:
         """The span of this request when traces are on; else what the client says, or a new trace."""
         if here := tracing.current():
@@ -107,16 +117,29 @@ async def accept(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
     async with gateway.reachable():
         if origin.idempotency_key is None:
             return await _accept(gateway, origin, ask, uuid.uuid4().hex, str(uuid.uuid4()))
-        once = digest(f"{origin.principal.user_id}\n{origin.idempotency_key}")
-        known = await gateway.bus.link.call("GET", once_key(QUERY_RECEIVED.stream, once))
-        if known is not None:
-            earlier = await load(gateway, known.decode())
-            if earlier is not None:
-                return _same(earlier, ask)
-            # nothing is kept of that query any more
-            await gateway.bus.link.call("DEL", once_key(QUERY_RECEIVED.stream, once))
+        if (before := await _asked_before(gateway, origin, ask)) is not None:
+            return before
         # a repeat after a crash must come to the same session too
+        once = origin.once
         return await _accept(gateway, origin, ask, once, str(uuid.uuid5(_NAMESPACE, once)))
+
+
+async def asked_before(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord | None:
+    """The query that was accepted for the same Idempotency-Key. Raises ApiError 409 and BusUnavailable."""
+    async with gateway.reachable():
+        return await _asked_before(gateway, origin, ask)
+
+
+async def _asked_before(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord | None:
+    known = await gateway.bus.link.call("GET", once_key(QUERY_RECEIVED.stream, origin.once))
+    if known is None:
+        return None
+    earlier = await load(gateway, known.decode())
+    if earlier is not None:
+        return _same(earlier, ask)
+    # nothing is kept of that query any more
+    await gateway.bus.link.call("DEL", once_key(QUERY_RECEIVED.stream, origin.once))
+    return None
 
 
 def _same(earlier: QueryRecord, ask: Ask) -> QueryRecord:
@@ -146,9 +169,11 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         raise ApiError(429, "overloaded", "too many queries are waiting; try again shortly", {"Retry-After": "5"})
     await _check_personas(gateway, ask)
     session_id, random = fresh_session, False
-    if ask.session_id is not None:
+    if ask.kept:
+        session_id = ask.kept
+    elif ask.session_id is not None:
         session_id = await open_session(gateway, origin.principal, ask.session_id, ask.query)
-    elif ask.messages is None:
+    elif ask.messages is None or ask.kept is not None:
         random = origin.idempotency_key is None
         if not random and await gateway.sessions.open(session_id, user, ask.query) != user:
             # somebody took the name that follows from a user and an Idempotency-Key
@@ -165,6 +190,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         personas=ask.personas,
         rounds=ask.rounds,
         messages=ask.messages,
+        kept=ask.kept is not None,
         model=ask.model,
         options=ask.options,
         tools=ask.tools,
@@ -182,11 +208,11 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         QUERY_RECEIVED.of(payload, once=once, **headers),
         {**record.kept(), "once": once},
         seconds=max(1, int(seconds)) + max(settings.retention, _ONCE_AT_LEAST),
-        session_id=session_id if ask.messages is None else None,
-        respondents=["A", "B"] if shadows else ["A"],
+        session_id=session_id if ask.messages is None or ask.kept is not None else None,
+        respondents=[] if ask.messages is not None else ["A", "B"] if shadows else ["A"],
         limit=settings.max_session_backlog,
     )
-    if random:
+    if random and ask.messages is None:
         # a session of such a name is nobody else's: it is made in the same write
         _, found = await asyncio.gather(gateway.sessions.open(session_id, user, ask.query), accepting())
     else:

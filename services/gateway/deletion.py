@@ -1,4 +1,4 @@
-"""Deleting a session: everything of all its queries goes, whatever became of them."""
+"""Deleting a session, or queries of it: everything of them goes, whatever became of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services.gateway.cancel import cancel_all
 from services.gateway.gateway import Gateway
 from shared.bus import Bus, order
 from shared.bus.keys import cancel_key, queries_key
-from shared.contracts import QUERY_RECEIVED
+from shared.contracts import QUERY_FORGET, QUERY_RECEIVED, QueryForget
 from shared.records import lanes
 from shared.records.erasing import erase, erase_dead_letters, erase_entries
 from shared.records.lanes import RESPONDENTS, lane_keys
@@ -36,9 +36,27 @@ async def delete_session(gateway: Gateway, info: SessionInfo) -> list[str]:
     late = await _forget(gateway, session_id)
     await bus.link.pipe([("UNLINK", key) for key in lane_keys(session_id)])
     if known := sorted({*queries, *late}, key=order):
-        await erase_entries(bus, "session_id", session_id, known[0])
-    await erase_dead_letters(bus, session_id)
+        await erase_entries(bus, "session_id", [session_id], known[0])
+    await erase_dead_letters(bus, "session_id", [session_id])
     return open_ids
+
+
+async def forget_queries(gateway: Gateway, user_id: str, session_id: str, query_ids: Sequence[str]) -> None:
+    """Removes everything of some queries of a session but its turns, and stops what is not finished of them. Whoever
+    keeps something of them hears of it first. A repeat changes nothing."""
+    bus = gateway.bus
+    queries = sorted(query_ids, key=order)
+    # a page is a message that every store can take
+    for start in range(0, len(queries), _PAGE):
+        gone = QueryForget(
+            user_id=user_id, session_id=session_id, queries=queries[start : start + _PAGE], at=bus.now_ms()
+        )
+        await bus.publish(QUERY_FORGET.of(gone, user_id=user_id, session_id=session_id))
+    await _stop(gateway, queries)
+    await erase(bus, queries)
+    await bus.link.call("ZREM", queries_key(session_id), *queries)
+    await erase_entries(bus, "correlation_id", queries, queries[0])
+    await erase_dead_letters(bus, "correlation_id", queries)
 
 
 async def _forget(gateway: Gateway, session_id: str) -> list[str]:
@@ -47,16 +65,22 @@ async def _forget(gateway: Gateway, session_id: str) -> list[str]:
     queries = await _queries(gateway, session_id)
     if not queries:
         return []
-    waiting = await _still_read(bus, queries)
-    await cancel_all(gateway, waiting)
-    done = set(queries) - set(waiting)
-    await bus.link.pipe([("UNLINK", cancel_key(query_id)) for query_id in done])
+    waiting = await _stop(gateway, queries)
     # a client that follows the answer is told its end
     until = asyncio.get_running_loop().time() + _STOPPING
     while waiting and await lanes.running(bus, session_id) and asyncio.get_running_loop().time() < until:
         await asyncio.sleep(_LOOK)
     await erase(bus, queries)
     return queries
+
+
+async def _stop(gateway: Gateway, queries: Sequence[str]) -> list[str]:
+    """Cancels the queries that a respondent may read, or is at work on; which these are."""
+    waiting = await still_read(gateway.bus, queries)
+    await cancel_all(gateway, waiting)
+    done = set(queries) - set(waiting)
+    await gateway.bus.link.pipe([("UNLINK", cancel_key(query_id)) for query_id in done])
+    return waiting
 
 
 async def _queries(gateway: Gateway, session_id: str) -> list[str]:
@@ -69,7 +93,7 @@ async def _queries(gateway: Gateway, session_id: str) -> list[str]:
     return sorted(found, key=order)
 
 
-async def _still_read(bus: Bus, queries: Sequence[str]) -> list[str]:
+async def still_read(bus: Bus, queries: Sequence[str]) -> list[str]:
     """The queries whose entry a respondent may read, or is at work on."""
     await bus.trim(QUERY_RECEIVED)
     found: list[str] = []

@@ -52,6 +52,13 @@ class Orphans:
         found[1].cancel()
         return found[0]
 
+    def stop(self, session_id: str) -> None:
+        """Nobody comes back for the runs that were left in a session."""
+        for key, (record, timer) in list(self._waiting.items()):
+            if record.session_id == session_id:
+                timer.cancel()
+                self._over(key)
+
     def _over(self, key: _Key) -> None:
         record, _ = self._waiting.pop(key)
         self._stop(record)

@@ -23,6 +23,7 @@ from services.generator.watch import Watch, watched_answer
 from shared.bus.keys import cancel_key
 from shared.contracts import QueryReceived
 from shared.envelope import Message
+from shared.llm.courtesy import chore
 from shared.llm.port import (
     ContextOverflow,
     ModelError,
@@ -67,7 +68,11 @@ class Answering:
     async def answer(self, message: Message[QueryReceived]) -> None:
         """Answers a query, or continues where another replica stopped. Raises Fenced when one has taken over."""
         with watched_answer(self._parts.context.settings, message) as watch:
-            await self._answer(message, watch)
+            if not message.payload.plain:
+                await self._answer(message, watch)
+                return
+            async with chore(self._parts.context.bus, message.entry_id, self._deadline(message)):
+                await self._answer(message, watch)
 
     async def _answer(self, message: Message[QueryReceived], watch: Watch) -> None:
         query = message.payload
@@ -161,3 +166,5 @@ class Answering:
     async def _leave(self, query: QueryReceived, query_id: str) -> None:
         if query.messages is None:
             await self._parts.lanes.leave(query.session_id, query_id)
+        elif query.kept:
+            await self._parts.lanes.clear(query.session_id, query_id)

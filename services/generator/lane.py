@@ -54,10 +54,13 @@ class Lanes:
         """Gives the turn to the next; its replica is woken. What was written for a session that was deleted meanwhile
         is removed."""
         earlier = await self._context.registry.mixed()
-        _, deleted = await asyncio.gather(
+        await asyncio.gather(
             lanes.leave(self._bus, session_id, self._respondent, query_id, earlier=earlier),
-            self._sessions.deleted(session_id, query_id),
+            self.clear(session_id, query_id),
         )
-        if deleted:
+
+    async def clear(self, session_id: str, query_id: str) -> None:
+        """Removes what was written for a session that was deleted meanwhile."""
+        if await self._sessions.deleted(session_id, query_id):
             await erase(self._bus, [query_id])
-            await erase_entries(self._bus, "correlation_id", query_id, query_id)
+            await erase_entries(self._bus, "correlation_id", [query_id], query_id)

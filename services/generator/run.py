@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
@@ -45,16 +46,21 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
+# A program that asks something of its own may keep a person waiting for it.
+_CHORE_SECONDS = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What every run of this replica shares."""
+    """What every run of this replica shares. behind: a model for what comes after all people's queries, given what to
+    be in while it waits."""
 
     context: Context[GeneratorSettings]
     model: ChatModel
     tools: ToolClient
     sessions: Sessions
     lanes: Lanes
+    behind: Callable[[Callable[[], AbstractAsyncContextManager[None]]], ChatModel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +113,8 @@ async def open_response(parts: Parts, message: Message[QueryReceived], caller: C
     if known.terminal is not None:
         return None
     machine, attempt = Machine(TABLE, IDLE), message.deliveries
-    return Response(
-        parts, message, Ports(context, parts.model, parts.tools, writer, known, machine, caller, name, attempt)
-    )
+    model = parts.behind(message.parked) if query.plain else parts.model
+    return Response(parts, message, Ports(context, model, parts.tools, writer, known, machine, caller, name, attempt))
 
 
 async def history(parts: Parts, message: Message[QueryReceived], caller: Caller) -> list[Turn]:
@@ -215,6 +220,7 @@ class Response:
             labels={"persona": seat.persona, "round": seat.round} if seat else {},
             functions=functions,
             think=self._settings.think if self._query.think is None else self._query.think,
+            put_off=_CHORE_SECONDS if self._query.plain else None,
         )
 
     async def _committee(
@@ -328,7 +334,7 @@ class Response:
             respondent_id=self._settings.respondent_id,
             generator_id=self._settings.name,
             query=query.query,
-            answer=answer.text,
+            answer=self._begun() + answer.text,
             thinking=answer.thinking,
             tool_calls=answer.tool_calls,
             model=answer.model,
@@ -355,7 +361,22 @@ class Response:
         ]
         if query.messages is None:
             commands += await self._turn(answer.text, finished.ratio)
+        elif query.kept:
+            # a session that is new begins with its first answer
+            await check_owner(self._parts, query, caller.query_id)
+            commands += await self._turn(self._told(answer), finished.ratio)
         await bus.link.pipe(commands)
+
+    def _told(self, answer: Answer) -> str:
+        """The answer as a client has it that keeps the history itself: behind what it gave as its beginning, and with
+        what was said before calls of our tools."""
+        said = [answer.text] if self._query.answer_schema else [*answer.said_before, answer.text]
+        return self._begun() + "\n\n".join(part for part in said if part)
+
+    def _begun(self) -> str:
+        """The beginning of the answer that the client gave."""
+        last = self._query.following[-1] if self._query.following else None
+        return last.content if last and last.role == "assistant" and not last.tool_calls else ""
 
     async def _turn(self, answer: str, ratio: float | None, *, interrupted: bool = False) -> list[Any]:
         caller = self._ports.caller

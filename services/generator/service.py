@@ -18,7 +18,7 @@ from services.generator.settings import GeneratorSettings
 from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, Outgoing, QueryCancel, QueryReceived
 from shared.envelope import Message
 from shared.errors import SettingsError
-from shared.llm.courtesy import CourteousChatModel, answering
+from shared.llm.courtesy import CourteousChatModel, answering, people
 from shared.llm.factory import LOOK_SECONDS
 from shared.llm.port import ChatModel
 from shared.participant.background import beside
@@ -42,7 +42,12 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
     model: ChatModel = CourteousChatModel(wired, queries, lambda: context.settings) if shadow else wired
     sessions = Sessions(context.bus)
     lanes = Lanes(context, sessions, settings.respondent_id)
-    answers = Answering(Parts(context, model, ToolClient(context), sessions, lanes), queries)
+    # somebody may be waiting for it: it takes the first moment that nobody else needs
+    behind = partial(
+        CourteousChatModel, wired, people(context.bus), lambda: context.settings.model_copy(update={"yield_rest": 0.0})
+    )
+    parts = Parts(context, model, ToolClient(context), sessions, lanes, lambda waiting: behind(waiting=waiting))
+    answers = Answering(parts, queries)
 
     async def handle(message: Message[QueryReceived]) -> Iterable[Outgoing]:
         await answers.answer(message)

@@ -80,6 +80,7 @@ class JournalSteps:
     """One agent's steps. `scope` names a committee member's part of the journal; it is empty for the one answer.
 
     allowed: which of our tools are offered; None: all. functions: the schemas of the client's own, offered beside them.
+    put_off: seconds that a call may be put off in favour of others' queries; None: as the settings say.
     """
 
     ports: Ports
@@ -91,6 +92,7 @@ class JournalSteps:
     labels: dict[str, Any] = field(default_factory=dict)
     functions: Sequence[dict[str, Any]] = ()
     think: bool = True
+    put_off: float | None = None
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -109,7 +111,8 @@ class JournalSteps:
         schemas = await self._schemas() if with_tools else []
         interruptions, pause = 0, _FIRST_PAUSE
         clock = asyncio.get_running_loop().time
-        put_off_until = clock() + self.ports.context.settings.yield_seconds
+        seconds = self.ports.context.settings.yield_seconds
+        put_off_until = clock() + (seconds if self.put_off is None else min(seconds, self.put_off))
         while True:
             facts = await self._facts()
             request = replace(

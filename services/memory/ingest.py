@@ -25,6 +25,7 @@ from shared.contracts import (
     MemorySave,
     Outgoing,
     PairwiseResult,
+    QueryForget,
     ResponseGeneration,
     RewardEvent,
 )
@@ -101,6 +102,14 @@ class Ingest:
         wish = message.payload
         count = await _patiently(lambda: self._keeper.delete_session(wish.user_id, wish.session_id, wish.at))
         log.info("memory.session_forgotten", engrams=count)
+        return ()
+
+    async def take_back(self, message: Message[QueryForget]) -> Iterable[Outgoing]:
+        wish = message.payload
+        count = await _patiently(
+            lambda: self._keeper.delete_queries(wish.user_id, wish.session_id, wish.queries, wish.at)
+        )
+        log.info("memory.queries_forgotten", engrams=count)
         return ()
 
     async def critique(self, message: Message[CritiqueResult]) -> Iterable[Outgoing]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from services.memory.engram import Engram, Note, NoteKind
 from shared.bus import Bus, Command, Script
-from shared.bus.keys import engram_key, gone_key
+from shared.bus.keys import engram_key, gone_key, taken_back_key
 
 OWNER, DELETED = "owner", "deleted"
 _PAGE = 500
@@ -47,7 +47,7 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`gone_before`: what entered the memory until then (ms) is deleted, by its session or its user."""
+    """`gone_before`: what entered the memory until then (ms) is deleted, by its query, its session or its user."""
 
     notes: Mapping[str, Note] = field(default_factory=dict)
     deleted: bool = False
@@ -85,9 +85,10 @@ class States:
                 ("HGETALL", engram_key(engram.id)),
                 ("GET", gone_key(engram.user_id)),
                 ("GET", gone_key(engram.user_id, engram.session_id)),
+                ("GET", taken_back_key(engram.user_id, engram.query_id)),
             ]
         replies = await self._bus.link.pipe(commands)
-        return [_state(*replies[at : at + 3]) for at in range(0, len(replies), 3)]
+        return [_state(*replies[at : at + 4]) for at in range(0, len(replies), 4)]
 
     async def delete(self, ids: Sequence[str]) -> None:
         for at in range(0, len(ids), _PAGE):
@@ -106,13 +107,18 @@ class States:
         """What entered until then is deleted: of one session, or with '' of the user."""
         await self._bus.link.call("SET", gone_key(user_id, session_id), until, "EX", self._forget)
 
+    async def take_back(self, user_id: str, query_ids: Sequence[str], until: int) -> None:
+        """What entered until then of some queries is deleted."""
+        keys = [taken_back_key(user_id, query_id) for query_id in query_ids]
+        await self._bus.link.pipe([("SET", key, until, "EX", self._forget) for key in keys])
 
-def _state(raw: Sequence[bytes], of_user: bytes | None, of_session: bytes | None) -> State:
+
+def _state(raw: Sequence[bytes], *until: bytes | None) -> State:
     notes: dict[str, Note] = {}
     for name, value in zip(raw[::2], raw[1::2], strict=True):
         # what is not readable is nobody's note
         with suppress(ValueError):
             if (kind := name.decode()) not in (OWNER, DELETED):
                 notes[kind] = Note.load(value.decode())
-    gone = [int(at) for at in (of_user, of_session) if at and at.isdigit()]
+    gone = [int(at) for at in until if at and at.isdigit()]
     return State(notes, DELETED.encode() in raw[::2], max(gone, default=0))

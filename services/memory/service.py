@@ -36,6 +36,7 @@ from shared.contracts import (
     MEMORY_READ,
     MEMORY_SAVE,
     PAIRWISE_RESULT,
+    QUERY_FORGET,
     RESPONSE_GENERATION,
     REWARD_EVENT,
 )
@@ -108,6 +109,7 @@ def builder(fault: Hook = no_fault) -> Any:
                     Subscription(PAIRWISE_RESULT, ingest.pairwise, limit=_ANNOTATIONS),
                     Subscription(REWARD_EVENT, ingest.reward, limit=_ANNOTATIONS),
                     Subscription(MEMORY_FORGET, ingest.forget, limit=_ANNOTATIONS),
+                    Subscription(QUERY_FORGET, ingest.take_back, limit=_ANNOTATIONS),
                     Subscription(MEMORY_CLASSIFY, ingest.classify, limit=_ANNOTATIONS),
                     Subscription(MEMORY_READ, documents.read, documents.give_up, limit=PROCESSES),
                 ]

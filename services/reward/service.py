@@ -20,6 +20,7 @@ from shared.contracts import (
     CRITIQUE_RESULT,
     MEMORY_FORGET,
     PAIRWISE_RESULT,
+    QUERY_FORGET,
     RESPONSE_GENERATION,
     REWARD_EVENT,
     USER_FEEDBACK,
@@ -27,6 +28,7 @@ from shared.contracts import (
     MemoryForget,
     Outgoing,
     PairwiseResult,
+    QueryForget,
     ResponseGeneration,
     RewardEvent,
     UserFeedback,
@@ -198,6 +200,11 @@ class Rewarding:
         await self._desk.with_store(lambda store: store.forget(gone.session_id, gone.at))
         return ()
 
+    async def take_back(self, message: Message[QueryForget]) -> Iterable[Outgoing]:
+        gone = message.payload
+        await self._desk.with_store(lambda store: store.take_back(gone.queries, gone.at))
+        return ()
+
 
 @contextlib.asynccontextmanager
 async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work]]:
@@ -220,6 +227,7 @@ async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work
                 # fewer than there are slots: what a vote waits for must get through
                 Subscription(USER_FEEDBACK, rewarding.feedback, limit=_VOTES),
                 Subscription(MEMORY_FORGET, rewarding.forget),
+                Subscription(QUERY_FORGET, rewarding.take_back),
             ]
     finally:
         store.close()

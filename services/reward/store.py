@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,11 @@ def config_name(config: Mapping[str, Any]) -> str:
     """One text for one configuration: model, sampling, prompt version, in a fixed order."""
     kept = {name: value for name, value in config.items() if value not in (None, "", {})}
     return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _taken_back(query_id: str) -> str:
+    """How a query stands among what was forgotten; no session can be called so."""
+    return f"query {query_id}"
 
 
 # What to do about a database that is broken.
@@ -151,10 +156,11 @@ class Store:
         return True
 
     def _gone(self, db: sqlite3.Connection, session_id: str, query_id: str) -> bool:
-        """Whether the session was deleted after this query; its id may be used again."""
+        """Whether the session was deleted after this query, whose id may be used again, or the query taken back."""
         asked, _, _ = query_id.partition("-")
         at = int(asked) if asked.isdecimal() else 0
-        found = db.execute("SELECT 1 FROM forgotten WHERE session_id=? AND at>=?", (session_id, at))
+        names = (session_id, _taken_back(query_id))
+        found = db.execute("SELECT 1 FROM forgotten WHERE session_id IN (?, ?) AND at>=?", (*names, at))
         return found.fetchone() is not None
 
     def vote(self, row: Mapping[str, Any]) -> bool:
@@ -173,6 +179,14 @@ class Store:
             self._put(db, "forgotten", {"session_id": session_id, "at": at})
             for table in ("responses", "pairs", "critiques", "votes"):
                 db.execute(f"DELETE FROM {table} WHERE session_id=?", (session_id,))
+
+    def take_back(self, query_ids: Sequence[str], at: int) -> None:
+        """The same of some queries."""
+        with self._transaction() as db:
+            for query_id in query_ids:
+                self._put(db, "forgotten", {"session_id": _taken_back(query_id), "at": at})
+                for table in ("responses", "pairs", "critiques", "votes"):
+                    db.execute(f"DELETE FROM {table} WHERE query_id=?", (query_id,))
 
     def prune(self, before: int) -> int:
         """Removes answers older than `before` (ms) that nobody compared or rated, and their grades."""

@@ -268,6 +268,14 @@ def earlier_lane_key(session_id: str, respondent_id: str) -> str:
     return _EARLIER_LANE.key(session_id, respondent_id)
 
 
+CHORES = _family(
+    f"chores:{_IN_QUERIES}",
+    "sorted set",
+    "queries of programs, not of people, that are being answered, by the time (ms) until when",
+    owner="generator",
+    expires="a day after its last use",
+).key()
+
 _WAITING = _family(
     f"waiting:{_IN_QUERIES}:<respondent>:<session>",
     "hash",
@@ -447,6 +455,19 @@ _USER_GONE = _family(
 _SESSION_GONE = _family(
     "memory:gone:<user>:<session>", "string", "the same of one session", owner="memory", expires="`forget_days` (30)"
 )
+
+
+_QUERY_GONE = _family(
+    "memory:taken-back:<user>:<query_id>",
+    "string",
+    "the same of one query",
+    owner="memory",
+    expires="`forget_days` (30)",
+)
+
+
+def taken_back_key(user_id: str, query_id: str) -> str:
+    return _QUERY_GONE.key(user_id, query_id)
 
 
 def gone_key(user_id: str, session_id: str = "") -> str:

@@ -8,12 +8,13 @@ it off when somebody does (closing the connection frees the GPU at once), and ta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
 
 from pydantic import AliasChoices, Field
 
 from shared.bus import Bus, ReplyError
+from shared.bus.keys import CHORES
 from shared.contracts import QUERY_RECEIVED
 from shared.errors import TransientError
 from shared.llm.adapter import WiredChatModel
@@ -34,6 +35,7 @@ _LOOK_SECONDS = 0.2
 # Nobody has looked for so long: whether it was quiet meanwhile is not known.
 _UNSEEN_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_A_DAY = 86_400
 
 
 class CourtesySettings(Settings):
@@ -83,18 +85,51 @@ def answering(bus: Bus) -> Callable[[], Awaitable[int]]:
     return count
 
 
+@asynccontextmanager
+async def chore(bus: Bus, query_id: str, until: int) -> AsyncIterator[None]:
+    """While a query is worked on that a program asks of itself, for a title or the like: it is no person's.
+
+    until: when it is over in any case, in ms by the bus's clock.
+    """
+    await bus.link.pipe([("ZADD", CHORES, until, query_id), ("EXPIRE", CHORES, _A_DAY)])
+    try:
+        yield
+    finally:
+        # who is away for the moment leaves it to its time
+        with suppress(TransientError):
+            await bus.link.call("ZREM", CHORES, query_id)
+
+
+def people(bus: Bus) -> Callable[[], Awaitable[int]]:
+    """How many queries of people are waiting for the generator or being answered by it."""
+
+    async def count() -> int:
+        try:
+            queries = await bus.backlog(QUERY_RECEIVED.stream, "generator")
+            return max(0, queries - int(await bus.link.call("ZCOUNT", CHORES, bus.now_ms(), "+inf")))
+        except (TransientError, ReplyError):
+            return 0
+
+    return count
+
+
 class CourteousChatModel:
     """A chat model (see `shared.llm.port.ChatModel`) that yields to users' queries.
 
-    queries: how many there are now. settings: read anew for each call.
+    queries: how many there are now. settings: read anew for each call. waiting: entered while it waits for its turn.
     """
 
     def __init__(
-        self, model: WiredChatModel, queries: Callable[[], Awaitable[int]], settings: Callable[[], CourtesySettings]
+        self,
+        model: WiredChatModel,
+        queries: Callable[[], Awaitable[int]],
+        settings: Callable[[], CourtesySettings],
+        waiting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         self._model = model
         self._queries = queries
         self._settings = settings
+        self._waiting = waiting
         self._clock = asyncio.get_running_loop().time
         self._quiet_since: float | None = None
         self._looked = 0.0
@@ -153,12 +188,19 @@ class CourteousChatModel:
     async def _turn(self, model: str, until: float) -> None:
         """Returns when it is quiet enough, or the call has been put off for long enough."""
         above = await self._above(model)
-        while above is not None and self._clock() < until:
-            rest = 0.0 if above else self._settings().yield_rest
-            quiet = await self._quiet(above)
-            if quiet is not None and quiet >= rest:
-                return
-            await asyncio.sleep(_LOOK_SECONDS if quiet is None or rest - quiet > _LOOK_SECONDS else rest - quiet)
+        if above is None or self._clock() >= until or await self._lacks(above) is None:
+            return
+        async with self._waiting():
+            while self._clock() < until and (lacking := await self._lacks(above)) is not None:
+                await asyncio.sleep(lacking)
+
+    async def _lacks(self, above: int) -> float | None:
+        """Seconds until another look at whether it is quiet enough; None when it is."""
+        rest = 0.0 if above else self._settings().yield_rest
+        quiet = await self._quiet(above)
+        if quiet is None:
+            return _LOOK_SECONDS
+        return min(_LOOK_SECONDS, rest - quiet) if quiet < rest else None
 
     async def _stream(self, request: ChatRequest, until: float) -> AsyncGenerator[Delta, None]:
         above = await self._above(request.model)

@@ -26,6 +26,7 @@ from shared.contracts import (
     DEAD_LETTER,
     MEMORY_FORGET,
     PAIRWISE_RESULT,
+    QUERY_FORGET,
     QUERY_RECEIVED,
     RESPONSE_GENERATION,
     canonical_tool,
@@ -163,18 +164,18 @@ def _object(data: bytes) -> object:
 # ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def erase_entries(bus: Bus, field: str, value: str, since: str) -> None:
-    """Removes the entries of all subjects that have a value in a field of their envelope, as far as every group that
-    reads them has finished them; written since that query was accepted."""
+async def erase_entries(bus: Bus, field: str, values: Sequence[str], since: str) -> None:
+    """Removes the entries of all subjects that have one of some values in a field of their envelope, as far as every
+    group that reads them has finished them; written since that query was accepted."""
     start = f"{max(0, order(since)[0] - _CLOCK_MS)}-0"
     for subject in await bus.subjects():
         # whoever keeps something of a session is told of its end by these
-        if subject.name in (MEMORY_FORGET.name, DEAD_LETTER.name):
+        if subject.name in (MEMORY_FORGET.name, QUERY_FORGET.name, DEAD_LETTER.name):
             continue
         if subject.kind == "work":
             # from the front even what a group was given last can go
             await bus.trim(subject)
-        await _sweep(bus, subject.stream, start, field, [value])
+        await _sweep(bus, subject.stream, start, field, values)
 
 
 async def _sweep(bus: Bus, stream: str, start: str, field: str, values: Sequence[str]) -> None:
@@ -185,12 +186,12 @@ async def _sweep(bus: Bus, stream: str, start: str, field: str, values: Sequence
         start = f"({reply.decode()}"
 
 
-async def erase_dead_letters(bus: Bus, session_id: str) -> None:
-    """Removes what was set aside of a session."""
+async def erase_dead_letters(bus: Bus, field: str, values: Sequence[str]) -> None:
+    """Removes what was set aside of messages that have one of some values in a field of their envelope."""
     start = "-"
     while page := await bus.range(DEAD_LETTER.stream, start, count=_ENTRIES):
         start = f"({page[-1][0]}"
-        for entry_id, fields in page:
-            match _object(dict(zip(fields[::2], fields[1::2], strict=True)).get(b"payload", b"")):
-                case {"fields": {"session_id": said}} if said == session_id:
+        for entry_id, words in page:
+            match _object(dict(zip(words[::2], words[1::2], strict=True)).get(b"payload", b"")):
+                case {"fields": dict(fields)} if fields.get(field) in values:
                     await bus.drop(entry_id)

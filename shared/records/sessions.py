@@ -82,6 +82,27 @@ return 1
 )
 
 
+# Takes turns out of a session and adds others. KEYS: session, then per respondent turns and turns as a hash.
+# ARGV: number of ids, the ids, then ids and turns of the first respondent.
+_BRING = Script(
+    WRITING_TURNS
+    + """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+local number = tonumber(ARGV[1])
+for k = 2, #KEYS, 2 do
+  for i = 2, 1 + number do
+    local ms, seq = string.match(ARGV[i], '^(%d+)-(%d+)$')
+    local front = string.format('%015.0f-%010.0f ', ms, seq)
+    redis.call('ZREMRANGEBYLEX', KEYS[k], '[' .. front, '(' .. front .. '\\255')
+    redis.call('HDEL', KEYS[k + 1], ARGV[i])
+  end
+end
+for i = 2 + number, #ARGV, 2 do keep(KEYS[2], ARGV[i], ARGV[i + 1]) end
+return 1
+"""
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A query with its finished answer: clean text, no thinking. `time` is in ms since the epoch.
@@ -241,6 +262,35 @@ class Sessions:
             extra = {query_id: turn for query_id, turn in extra.items() if order(query_id) < order(before)}
         newest = sorted({**extra, **found}.values(), key=lambda turn: order(turn.query_id))[-limit - 1 :]
         return Page(newest[-limit:], len(newest) > limit, total + len(older) // 2)
+
+    async def every_turn(self, session_id: str, respondent_id: str = "A") -> list[Turn]:
+        """All that a session holds, oldest first."""
+        members, older = await self._bus.link.pipe(
+            [
+                ("ZRANGE", turns_key(session_id, respondent_id), 0, -1),
+                ("HGETALL", earlier_turns_key(session_id, respondent_id)),
+            ]
+        )
+        found = [Turn.parse(turn) for turn in kept(members, older).values()]
+        return sorted(found, key=lambda turn: order(turn.query_id))
+
+    async def beginnings(self, user_id: str, limit: int) -> list[tuple[str, Turn]]:
+        """The sessions that a user used last, the newest first, each with its first turn; without empty ones."""
+        ids = await self._bus.link.call("ZREVRANGE", user_sessions_key(user_id), 0, limit - 1)
+        keys: dict[str, str] = {}
+        for name in (raw.decode(errors="replace") for raw in ids):
+            # what cannot be a session's id is none
+            with suppress(DecodeError):
+                keys[name] = turns_key(name, "A")
+        first = await self._bus.link.pipe([("ZRANGE", key, 0, 0) for key in keys.values()])
+        return [(name, Turn.parse(turn)) for name, raw in zip(keys, first, strict=True) for turn in kept(raw).values()]
+
+    async def bring(self, session_id: str, gone: Sequence[str], added: Sequence[Turn]) -> None:
+        """Takes turns out of a session, of both respondents, and adds others of the first; in one step, and a repeat
+        changes nothing."""
+        words = [word for turn in added for word in (turn.query_id, turn.dump())]
+        keys = [key(session_id, r) for r in RESPONDENTS for key in (turns_key, earlier_turns_key)]
+        await self._bus.link.call(*_BRING((session_key(session_id), *keys), len(gone), *gone, *words))
 
     def appending(self, session_id: str, respondent_id: str, turn: Turn, *, copied: bool = False) -> list[Command]:
         """Stores a turn under its query's id: a repeat changes nothing.

@@ -11,7 +11,7 @@ from support.memories import MemoryClient, critique, new_query, remembering, res
 from support.waiting import eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
-from shared.contracts import MEMORY_FORGET, MemoryForget, ToolCallRecord
+from shared.contracts import MEMORY_FORGET, QUERY_FORGET, MemoryForget, QueryForget, ToolCallRecord
 from shared.envelope import now_ms
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -279,6 +279,32 @@ async def test_with_its_session_go_its_engrams_also_one_that_comes_late(memory: 
     await memory.publish(new)
     await memory.idle()
     assert new.response_id in await memory.engrams()
+
+
+async def test_with_a_query_that_is_taken_back_go_its_engrams_also_one_that_comes_late(memory: MemoryClient) -> None:
+    said, kept = response(*CAPITAL), response("The capital of Peru is Lima.", "Yes.")
+    late = response(*CAPITAL, query_id=said.query_id, respondent_id="B")
+    await memory.publish(said, kept)
+    await memory.tool("save_memory", session="s1", content="Ann lives in Canberra.")
+    await memory.idle()
+    assert len(await memory.engrams()) == 3
+    back = QueryForget(user_id="ann", session_id="s1", queries=[said.query_id, "1-1"], at=now_ms())
+    await memory.bus.publish(QUERY_FORGET.of(back))
+
+    async def gone() -> bool:
+        return list(await memory.engrams()) == [kept.response_id]
+
+    await eventually(gone)
+    # the second respondent's answer, a grade, and the same message once more
+    await memory.publish(late, said, critique(said, 5))
+    await memory.bus.publish(QUERY_FORGET.of(back))
+    await memory.idle()
+    assert await gone()
+    # somebody else's of that name stays
+    other = response(*CAPITAL, query_id=said.query_id, user_id="bob")
+    await memory.publish(other)
+    await memory.idle()
+    assert await gone()
 
 
 async def test_a_whole_memory_is_exported_deleted_and_taken_in_again(memory: MemoryClient) -> None:

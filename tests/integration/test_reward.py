@@ -29,12 +29,14 @@ from shared.contracts import (
     CRITIQUE_RESULT,
     MEMORY_FORGET,
     PAIRWISE_RESULT,
+    QUERY_FORGET,
     RESPONSE_GENERATION,
     REWARD_EVENT,
     USER_FEEDBACK,
     CritiqueResult,
     MemoryForget,
     PairwiseResult,
+    QueryForget,
     ResponseGeneration,
     RewardEvent,
     ToolCallRecord,
@@ -50,7 +52,7 @@ from shared.records.journal import EntryType, JournalWriter, append_after
 from shared.records.sessions import Turn
 
 ROOT = Path(__file__).parents[2]
-STREAMS = (RESPONSE_GENERATION, CRITIQUE_RESULT, PAIRWISE_RESULT, USER_FEEDBACK, MEMORY_FORGET)
+STREAMS = (RESPONSE_GENERATION, CRITIQUE_RESULT, PAIRWISE_RESULT, USER_FEEDBACK, MEMORY_FORGET, QUERY_FORGET)
 
 
 class Office(Client):
@@ -211,6 +213,23 @@ async def test_votes_on_what_was_deleted_are_not_waited_for(redis_url: str, tmp_
         # `settled` gives up before a single vote's patience
         await on.settled()
         assert await on.rewards() == []
+
+
+async def test_nothing_stays_of_a_query_that_is_taken_back(redis_url: str, tmp_path: Path) -> None:
+    async with office(redis_url, tmp_path) as on:
+        for query_id in ("100-1", "101-1"):
+            await on.answered(query_id)
+            await on.answered(query_id, "B", answer="No.")
+            await on.compared(query_id, "A")
+        await on.settled()
+        back = QueryForget(user_id="ann", session_id="s1", queries=["100-1"], at=500)
+        await on.bus.publish(QUERY_FORGET.of(back))
+        await on.settled()
+        # also of what comes late
+        await on.answered("100-1")
+        await on.compared("100-1", "B")
+        await on.settled()
+        assert [row["provenance"]["query_id"] for row in await on.exported("dpo")] == ["101-1"]
 
 
 async def test_a_session_id_that_is_used_again_after_its_deletion_is_kept(redis_url: str, tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ class _Answering:
         query, query_id = message.payload, message.entry_id
         self._fake.queries.append(message)
         stored = query.messages is None
+        kept = stored or query.kept
         if stored:
             place = (query.session_id, self._respondent, query_id)
             while await lanes.turn(self._bus, *place, self._inbox) is not None:
@@ -128,7 +129,7 @@ class _Answering:
         writer, _ = await JournalWriter.claim(self._bus, key, claimed, 3_600, fresh=True)
         self._fake.started.append(query_id)
         try:
-            return await self._play(query, query_id, writer, stored)
+            return await self._play(query, query_id, writer, kept)
         finally:
             if stored:
                 await lanes.leave(self._bus, *place)
@@ -172,6 +173,8 @@ class _Answering:
         counts = {"prompt_tokens": 11, "completion_tokens": 7}
         await writer.append(EntryType.MESSAGE, {"step": 1, "role": "assistant", "content": answer, **counts})
         if stored:
+            if query.kept:
+                await self._sessions.open(query.session_id, query.user_id, query.query, query_id)
             turn = Turn(query_id, query.query, answer, now_ms())
             await self._bus.link.pipe(self._sessions.appending(query.session_id, self._respondent, turn))
         completed = {

@@ -40,7 +40,7 @@ def test_every_subject_of_the_contract_is_declared() -> None:
         "query.received", "tool.schema", "tool.schema.request", "response.generation", "answer.dialog",
         "critique.result", "pairwise.result", "user.feedback", "reward.event", "agent.transition", "settings.update",
         "query.cancel", "dead.letter", "memory.save", "memory.classify", "memory.read", "memory.forget",
-        "memory.changed",
+        "memory.changed", "query.forget",
     }  # fmt: skip
     assert TOOL_REQUEST.for_tool("web_search").stream == "local2:tool.request.web_search"
     assert TOOL_RESULT.for_tool("web_search").stream == "local2:tool.result.web_search"
@@ -50,7 +50,7 @@ def test_what_a_group_reads_is_a_work_stream_and_what_observers_read_is_bounded(
     work = {subject.name for subject in SUBJECTS if subject.kind == "work"}
     assert work == {
         "query.received", "response.generation", "critique.result", "pairwise.result", "user.feedback", "reward.event",
-        "memory.save", "memory.classify", "memory.read", "memory.forget",
+        "memory.save", "memory.classify", "memory.read", "memory.forget", "query.forget",
     }  # fmt: skip
     for subject in (*SUBJECTS, TOOL_REQUEST.for_tool("x"), TOOL_RESULT.for_tool("x")):
         assert (event_length(subject.name) is None) == (subject.kind == "work")

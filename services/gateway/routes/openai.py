@@ -12,13 +12,14 @@ from typing import Annotated, Any, Protocol
 import orjson
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from services.gateway.accept import ONCE, Ask, Origin, accept
+from services.gateway.accept import ONCE, Ask, Origin, accept, asked_before
 from services.gateway.answers import reply
-from services.gateway.auth import USER_HEADER, UserDep
+from services.gateway.auth import CHAT_HEADER, USER_HEADER, UserDep
 from services.gateway.body import JsonRoute
 from services.gateway.cancel import cancel_all
 from services.gateway.chat_body import DEFAULT_MODEL, UTILITY_MODEL, ChatBody, asked, backend_model, bad
 from services.gateway.completions import Chunks, completion
+from services.gateway.conversation import placed
 from services.gateway.errors import not_found
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.keys import Principal
@@ -120,17 +121,35 @@ def _spoken_for(request: Request, user: Principal, body: ChatBody) -> Principal:
     return user.named(name)
 
 
-async def _taken(gateway: Gateway, orphans: Orphans, origin: Origin, ask: Ask) -> QueryRecord:
-    """The run of a request: a new one, or that of the same request whose client has just gone."""
+def _chat(request: Request, user: Principal, body: ChatBody) -> str | None:
+    """What a trusted key calls the conversation."""
+    said = body.metadata or {}
+    named = (request.headers.get(CHAT_HEADER), said.get("chat_id"), said.get("session_id"))
+    return next((name for name in named if isinstance(name, str) and name), None) if user.trusted else None
+
+
+async def _taken(
+    gateway: Gateway, orphans: Orphans, origin: Origin, ask: Ask, *, in_session: bool = False
+) -> QueryRecord:
+    """The run of a request: a new one, or that of the same request whose client has just gone. `in_session`: the
+    client's history is a session's."""
     if origin.idempotency_key is None:
-        left = orphans.take(origin.principal.user_id, ask.digest(), ask.model)
-        if left is not None:
-            return left
-    return await accept(gateway, origin, ask)
+        known = orphans.take(origin.principal.user_id, ask.digest(), ask.model)
+    else:
+        known = await asked_before(gateway, origin, ask)
+    if known is not None:
+        return known
+    if in_session:
+        ask = await placed(gateway, origin.principal, ask)
+    record = await accept(gateway, origin, ask)
+    # who asks on in a conversation does not come back for what was left in it
+    orphans.stop(record.session_id)
+    return record
 
 
 def _named(record: QueryRecord) -> dict[str, str]:
-    return {"X-Query-Id": record.query_id, "X-Request-Id": record.query_id}
+    ids = {"X-Query-Id": record.query_id, "X-Session-Id": record.session_id}
+    return {**ids, "X-Request-Id": record.query_id}
 
 
 def _stream(gateway: Gateway, record: QueryRecord, teller: Teller, left: Callable[[], None] | None = None) -> Response:
@@ -177,9 +196,10 @@ async def create_chat_completion(
     idempotency_key: OnceHeader = None,
     traceparent: TraceHeader = None,
 ) -> Response:
-    user = _spoken_for(request, user, body)
     ask = asked(body, await _models(gateway), request.headers.get(TASK_HEADER, ""))
-    record = await _taken(gateway, orphans, Origin(user, idempotency_key, traceparent), ask)
+    ask = replace(ask, chat=_chat(request, user, body))
+    user = _spoken_for(request, user, body)
+    record = await _taken(gateway, orphans, Origin(user, idempotency_key, traceparent), ask, in_session=True)
     left = partial(orphans.leave, record, ask.model)
     name = body.model or DEFAULT_MODEL
     if body.stream:

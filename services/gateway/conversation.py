@@ -1,0 +1,72 @@
+"""The session of a client that keeps the history itself: which one it is, and that it holds what the client sends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from services.gateway.accept import Ask
+from services.gateway.deletion import STEP, forget_queries, still_read
+from services.gateway.gateway import Gateway
+from services.gateway.history import Said, begins, change, queries_of, same, turns_of
+from services.gateway.keys import Principal, digest
+from services.gateway.records import is_session_id, open_session
+from shared.bus.keys import queries_key
+
+# Among so many sessions, those that their user used last, a history is looked for.
+_RECENT = 50
+
+
+async def placed(gateway: Gateway, user: Principal, ask: Ask) -> Ask:
+    """The query in its session, which holds the client's history and nothing else from then on.
+
+    Where the client does not name the conversation, its history tells which one it is; one that is nowhere is the
+    client's alone, and one that is empty begins a session. Raises BusUnavailable.
+    """
+    if ask.plain or ask.messages is None:
+        return ask
+    sent = turns_of(ask.messages)
+    async with gateway.reachable(extra=STEP):
+        if ask.chat is not None:
+            name = ask.chat if is_session_id(ask.chat) else f"chat-{digest(ask.chat)[:40]}"
+            found: str | None = await open_session(gateway, user, name, ask.query)
+        elif sent:
+            found = await _of(gateway, user, sent)
+        else:
+            # of a name that nobody has yet; it is made with its first turn
+            return replace(ask, kept="")
+        if found is None:
+            return ask
+        await _bring(gateway, user, found, sent, queries_of([*ask.messages, *(ask.following or ())]))
+    return replace(ask, kept=found)
+
+
+async def _of(gateway: Gateway, user: Principal, sent: Sequence[Said]) -> str | None:
+    """The session that begins with a history: one that ends with it, else the one used last."""
+    longer = None
+    for session_id, first in await gateway.sessions.beginnings(user.user_id, _RECENT):
+        if not same(first, sent[0]):
+            continue
+        held = await gateway.sessions.every_turn(session_id)
+        if begins(held, sent):
+            if len(held) == len(sent):
+                return session_id
+            longer = longer or session_id
+    return longer
+
+
+async def _bring(gateway: Gateway, user: Principal, session_id: str, sent: Sequence[Said], used: set[str]) -> None:
+    """Turns that the client does not have any more leave the session, and everything that came of them; so do queries
+    that left no turn. The turns go last: until then an interrupted change can be repeated. `used`: queries that the
+    history refers to."""
+    bus = gateway.bus
+    held = await gateway.sessions.every_turn(session_id)
+    needed = change(held, sent, bus.now_ms())
+    listed = await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)
+    loose = {raw.decode() for raw in listed} - {turn.query_id for turn in held} - used
+    # somebody may be waiting for those that are not finished
+    loose -= set(await still_read(bus, sorted(loose)))
+    if gone := [*needed.gone, *sorted(loose)]:
+        await forget_queries(gateway, user.user_id, session_id, gone)
+    if needed:
+        await gateway.sessions.bring(session_id, needed.gone, needed.added)

@@ -1,0 +1,57 @@
+"""What a program asks of itself, for a title or tags, comes after every person's question."""
+
+from __future__ import annotations
+
+from support.stack import Client, stage
+from support.waiting import eventually
+
+from shared.bus.keys import CHORES
+from shared.records.journal import EntryType
+
+# not the same again and again: a model that goes in circles is stopped
+WORDS = [f"word{number} " for number in range(500)]
+TITLE = {"when": {"user": "a title"}, "respond": {"text": "A title"}}
+SLOW_TITLE = {"when": {"user": "a title"}, "respond": {"text": ["A ", *WORDS], "pace": 0.03}}
+SLOW = {"when": {"user": "slow"}, "respond": {"text": ["One ", *WORDS[:100]], "pace": 0.02}}
+
+
+async def chore(client: Client) -> str:
+    return await client.ask("a title", messages=[], plain=True)
+
+
+async def test_a_title_waits_for_a_question_and_keeps_nobody_from_asking(redis_url: str) -> None:
+    # one place: a chore that held it would keep the second question out
+    async with stage(redis_url, [TITLE, SLOW, {"respond": {"text": "Yes."}}], concurrency=1) as on:
+        first = await on.ask("slow")
+        await on.seen(first, EntryType.ANSWER)
+        titles = [await chore(on), await chore(on)]
+        second = await on.ask("and you?")
+        assert await on.answer(second, 30) == "Yes."
+        assert [await on.answer(title, 30) for title in titles] == ["A title", "A title"]
+        asked = [one.body["messages"][-1]["content"] for one in on.server.requests]
+        assert asked == ["slow", "and you?", "a title", "a title"]
+
+        async def over() -> bool:
+            return await on.bus.link.call("ZCARD", CHORES) == 0
+
+        await eventually(over)
+
+
+async def test_a_title_gives_way_to_a_question_that_comes(redis_url: str) -> None:
+    async with stage(redis_url, [SLOW_TITLE, SLOW]) as on:
+        title = await chore(on)
+        await on.seen(title, EntryType.ANSWER)
+        assert (await on.answer(await on.ask("slow"))).startswith("One ")
+        # what had been said of it is void
+        await on.seen(title, EntryType.RESTARTED)
+        on.server.set_rules([TITLE])
+        await on.server.wait_until(lambda server: len(server.requests) >= 3, 30)
+        assert on.server.requests[0].outcome == "aborted"
+        await on.cancel(title)
+        await on.ended(title)
+
+
+async def test_a_title_alone_is_made_at_once(redis_url: str) -> None:
+    # nobody rests for it: whoever reads an answer may be waiting for it
+    async with stage(redis_url, [TITLE], yield_rest=600) as on:
+        assert await on.answer(await chore(on)) == "A title"
