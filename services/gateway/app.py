@@ -22,6 +22,7 @@ from services.gateway.routes import (
     files,
     health,
     keys,
+    mcp,
     memory,
     metrics,
     openai,
@@ -49,6 +50,7 @@ _ROUTERS: tuple[APIRouter, ...] = (
     backup.router,
     preferences.router,
     openai.router,
+    mcp.router,
     metrics.router,
     console.router,
 )

@@ -54,6 +54,11 @@ class GatewaySettings(Settings):
     admin_key: SecretStr | None = Field(
         default=None, description="The administrator's API key; else one is generated and kept in the data folder"
     )
+    mcp_origins: list[str] = Field(
+        default=[],
+        validation_alias=AliasChoices("LOCAL2_MCP_ORIGINS", "LOCAL2_GATEWAY_MCP_ORIGINS"),
+        description="Origins (https://host) of web pages that may use /mcp beside those of this machine",
+    )
     max_backlog: int = Field(default=1_000, ge=1, description="Unfinished queries above which new ones are refused")
     max_session_backlog: int = Field(default=100, ge=1, description="The same for the queries of one session")
     deadline_seconds: float = Field(

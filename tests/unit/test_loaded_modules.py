@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 # What only some processes need, or only at some moment: each costs megabytes in every process that loads it.
 HEAVY = {
     "rich", "pygments", "click", "jsonschema", "numpy", "prometheus_client", "chromadb", "trafilatura", "google.genai",
-    "redis", "psutil", "opentelemetry.sdk", "grpc", "ollama", "openai",
+    "redis", "psutil", "opentelemetry.sdk", "grpc", "ollama", "openai", "mcp", "mcp_types",
 }  # fmt: skip
 NEEDED = {
     "gateway": {"prometheus_client", "click"},

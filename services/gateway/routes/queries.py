@@ -134,7 +134,7 @@ async def finished(
         )
     if found:
         async with gateway.reachable():
-            shown = await _shown(gateway, record, "A")
+            shown = await shown_result(gateway, record, "A")
         if shown["state"] == "failed":
             raise failure(record, shown["error"])
         if shown["state"] in TERMINAL:
@@ -145,7 +145,7 @@ async def finished(
     raise ApiError(504, "deadline", "the query was not answered by its deadline", _ids(record), **extra)
 
 
-async def _shown(gateway: Gateway, record: QueryRecord, respondent: str) -> dict[str, Any]:
+async def shown_result(gateway: Gateway, record: QueryRecord, respondent: str) -> dict[str, Any]:
     """The result so far."""
     view = View(record)
     async for entries in read_result(gateway.bus, journal_key(record.query_id, respondent)):
@@ -171,7 +171,7 @@ def failure(record: QueryRecord, error: dict[str, Any]) -> ApiError:
 async def show_query(query_id: str, gateway: GatewayDep, user: UserDep, respondent: AskedRespondent = "A") -> Response:
     async with gateway.reachable():
         record = await owned(gateway, user, query_id)
-        shown = await _shown(gateway, record, respondent)
+        shown = await shown_result(gateway, record, respondent)
     return reply(shown, headers=_ids(record))
 
 

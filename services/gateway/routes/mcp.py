@@ -1,0 +1,112 @@
+"""/mcp: the agent for programs that speak the Model Context Protocol, over streamable HTTP."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from services.gateway.auth import UserDep
+from services.gateway.body import JsonRequest
+from services.gateway.cancel import cancel_all
+from services.gateway.errors import ApiError
+from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.keys import Principal, digest
+from services.gateway.orphans import Orphans, OrphansDep
+from services.gateway.settings import is_loopback
+from shared.bus.keys import once_key
+from shared.contracts import QUERY_RECEIVED
+
+router = APIRouter(tags=["mcp"])
+
+SESSION_HEADER = "mcp-session-id"
+# As we make them: it becomes part of a key.
+_LONGEST_SESSION = 64
+
+
+@router.post("/mcp", summary="The Model Context Protocol, over streamable HTTP", include_in_schema=False)
+async def mcp(request: Request, gateway: GatewayDep, user: UserDep, orphans: OrphansDep) -> Response:
+    _check_origin(gateway, request.headers.get("origin"))
+    read = JsonRequest(request.scope, request.receive)
+    body = await read.body()
+    try:
+        message = await read.json()
+    except orjson.JSONDecodeError as exc:
+        raise ApiError(400, "bad_json", "the body could not be read as JSON") from exc
+    message = message if isinstance(message, dict) else {}
+    session = request.headers.get(SESSION_HEADER, "")[:_LONGEST_SESSION]
+    if message.get("method") == "notifications/cancelled":
+        await _cancel(gateway, user, session, message.get("params"))
+    return _Answer(gateway, orphans, user, request, body, session, message)
+
+
+def _check_origin(gateway: Gateway, origin: str | None) -> None:
+    """A page in somebody's browser must not speak to this through a name that it has pointed here."""
+    if origin is None:
+        return
+    host = urlsplit(origin).hostname
+    if (host is None or not is_loopback(host)) and origin not in gateway.settings.mcp_origins:
+        raise ApiError(
+            403, "origin_not_allowed", "requests of pages from there are refused; allow them with LOCAL2_MCP_ORIGINS"
+        )
+
+
+async def _cancel(gateway: Gateway, user: Principal, session: str, params: Any) -> None:
+    """Ends the run of a request, whichever gateway waits for it."""
+    from services.gateway.routes.mcp_server import request_key
+
+    request_id = params.get("requestId") if isinstance(params, dict) else None
+    if not session or not isinstance(request_id, str | int):
+        return
+    once = digest(f"{user.user_id}\n{request_key(session, request_id)}")
+    async with gateway.reachable():
+        query_id = await gateway.bus.link.call("GET", once_key(QUERY_RECEIVED.stream, once))
+        if query_id is not None:
+            await cancel_all(gateway, [query_id.decode()])
+
+
+class _Answer(Response):
+    """Hands the request to the SDK's server, and gives a client that begins a session its name."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        orphans: Orphans,
+        user: Principal,
+        request: Request,
+        body: bytes,
+        session: str,
+        message: dict[str, Any],
+    ) -> None:
+        self._gateway = gateway
+        self._orphans = orphans
+        self._user = user
+        self._traceparent = request.headers.get("traceparent")
+        self._body = body
+        self._session = session
+        self._message = message
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from services.gateway.routes.mcp_server import Asking, request_key, serve
+
+        request_id = self._message.get("id")
+        # a session that we have not named may be another client's too
+        key = request_key(self._session, request_id) if self._session and request_id is not None else None
+        unread = [{"type": "http.request", "body": self._body, "more_body": False}]
+        name = secrets.token_hex(16) if self._message.get("method") == "initialize" else None
+
+        async def again() -> Message:
+            return unread.pop() if unread else await receive()
+
+        async def named(message: Message) -> None:
+            if name is not None and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (SESSION_HEADER.encode(), name.encode())]}
+            await send(message)
+
+        asking = Asking(self._user, key, self._traceparent)
+        await serve(self._gateway, self._orphans, asking, scope, again, named)
