@@ -101,6 +101,14 @@ class ClientSettings(Settings):
 _OF_THE_GATEWAY = {"api_host": "host", "api_port": "port", "admin_key": "admin_key", "data_dir": "data_dir"}
 
 
+class McpWish(Settings):
+    """The part of mcp's settings that says whether it is needed."""
+
+    whole: ClassVar[bool] = False
+
+    servers: dict[str, Any] = Field(default={}, description="MCP servers by name")
+
+
 class DrainWish(Settings):
     """What any participant says of its own end."""
 

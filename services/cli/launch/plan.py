@@ -16,12 +16,12 @@ DEMO_EMBEDDING = "all-minilm"
 # Those that call a model.
 MODEL_USERS = ("generator", "respondent-b", "critic", "memory")
 WITH_TOOLS = ("web_search", "web_fetch", "memory")
-PARTICIPANTS = ("gateway", "generator", "respondent-b", "web_search", "web_fetch", "critic", "reward", "memory")
+PARTICIPANTS = ("gateway", "generator", "respondent-b", "web_search", "web_fetch", "critic", "reward", "memory", "mcp")
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The options of `local2 run`; None leaves a value to the settings."""
+    """The options of `local2 run`; None leaves a value to the settings. mcp: the settings name MCP servers."""
 
     data_dir: Path
     api_host: str = "127.0.0.1"
@@ -32,6 +32,7 @@ class RunOptions:
     temperature_b: float = 0.5
     search: str | None = None
     headless: bool = False
+    mcp: bool = False
 
 
 def python(module: str, *args: str) -> list[str]:
@@ -87,6 +88,8 @@ def participants(options: RunOptions, redis_url: str, models: Mapping[str, str],
         ChildSpec("reward", python("services.reward"), common),
         ChildSpec("memory", python("services.memory"), memory),
     ]
+    if options.mcp:
+        specs.append(ChildSpec("mcp", python("services.mcp"), common))
     if options.respondent_b:
         respondent_b = {
             **common,

@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -23,7 +24,7 @@ from services.cli.launch.readiness import reasons
 from services.cli.launch.run_lock import REDIS_ENDS, UnusableFolder, run_lock
 from services.cli.launch.search_choice import choose_search
 from services.cli.launch.supervisor import StartError, Supervisor, grace, until_signal
-from services.cli.settings import ClientSettings, CriticWish, DrainWish, MemoryWish, ModelWish, SearchWish
+from services.cli.settings import ClientSettings, CriticWish, DrainWish, McpWish, MemoryWish, ModelWish, SearchWish
 from services.cli.typed import typed
 from shared.errors import Local2Error, SettingsError
 from shared.llm.settings import BackendSettings
@@ -47,7 +48,8 @@ class Run:
 
     async def until_stopped(self) -> None:
         """Raises Local2Error when the stack cannot be started."""
-        options = self._options
+        # whose servers are named in the settings
+        options = self._options = replace(self._options, mcp=bool(McpWish.load("mcp").servers))
         if trouble := writable(options.data_dir):
             raise UnusableFolder(options.data_dir, trouble)
         if wrong := misspelt_sections([*PARTICIPANTS, "cli"]):

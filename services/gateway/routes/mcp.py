@@ -50,9 +50,7 @@ def _check_origin(gateway: Gateway, origin: str | None) -> None:
         return
     host = urlsplit(origin).hostname
     if (host is None or not is_loopback(host)) and origin not in gateway.settings.mcp_origins:
-        raise ApiError(
-            403, "origin_not_allowed", "requests of pages from there are refused; allow them with LOCAL2_MCP_ORIGINS"
-        )
+        raise ApiError(403, "forbidden", "requests of pages from there are refused; allow them with LOCAL2_MCP_ORIGINS")
 
 
 async def _cancel(gateway: Gateway, user: Principal, session: str, params: Any) -> None:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from services.cli.launch.pull_view import PullView
 from services.cli.launch.run import tell_what_lacks
 from services.cli.launch.run_lock import UnusableFolder, run_lock
 from services.cli.launch.search_choice import choose_search
-from services.cli.settings import ClientSettings, ModelWish, SearchWish
+from services.cli.settings import ClientSettings, McpWish, ModelWish, SearchWish
 from services.cli.typed import typed
 from services.gateway.settings import GatewaySettings
 from shared.errors import SettingsError
@@ -222,13 +223,25 @@ async def test_search_is_the_one_asked_for_then_the_configured_then_the_one_that
 
 def test_one_process_per_participant_with_the_settings_handed_on() -> None:
     specs = {spec.name: spec for spec in participants(OPTIONS, "redis://x", {}, "mock")}
-    assert set(specs) == set(PARTICIPANTS) - {"respondent-b"}
+    assert set(specs) == set(PARTICIPANTS) - {"respondent-b", "mcp"}
     for spec in specs.values():
         assert spec.env["LOCAL2_REDIS_URL"] == "redis://x"
         assert spec.env["LOCAL2_API_PORT"] == "9000"
         assert Path(spec.env["LOCAL2_DATA_DIR"]).is_absolute()
     assert specs["web_search"].env["LOCAL2_WEB_SEARCH_PROVIDER"] == "mock"
     assert specs["generator"].env["LOCAL2_RESPONDENT_ID"] == "A"
+
+
+def test_mcp_is_started_where_the_settings_name_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not McpWish.load("mcp").servers
+    (tmp_path / "local2.yaml").write_text("mcp: {servers: {git: uvx mcp-server-git}, timeout: 5}")
+    assert McpWish.load("mcp").servers
+    monkeypatch.setenv("LOCAL2_MCP_SERVERS", '{"there": "https://example.com/mcp"}')
+    assert list(McpWish.load("mcp").servers) == ["there"]
+    names = [spec.name for spec in participants(replace(OPTIONS, mcp=True), "redis://x", {}, None)]
+    assert "mcp" in names
+    assert "mcp" not in [spec.name for spec in participants(OPTIONS, "redis://x", {}, None)]
 
 
 def test_respondent_b_is_the_generator_with_its_own_model_and_temperature() -> None:
