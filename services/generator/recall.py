@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from shared.bus import order
 from shared.contracts import ToolCallRecord
 from shared.llm.port import ToolCall
 from shared.records.journal import TERMINAL, EntryType, JournalEntry
+from shared.telemetry.unread import not_understood
 
 _PARTIAL = frozenset({EntryType.THINKING, EntryType.ANSWER})
 # Entries that end the partial text before them: it is either complete or declared void.
@@ -47,8 +47,10 @@ def recall(entries: Sequence[JournalEntry]) -> Recall:
         if found.unsettled is None:
             settled = entry.id
         # what cannot be read was not written by an owner of this journal
-        with contextlib.suppress(KeyError, TypeError, ValueError):
+        try:
             _take(found, entry)
+        except (KeyError, TypeError, ValueError) as exc:
+            not_understood("a journal", entry.id, f"{entry.type}: {exc!r}", entry.data)
         if entry.type in TERMINAL:
             found.terminal = entry
             break

@@ -16,6 +16,7 @@ from shared.contracts import DEAD_LETTER, DeadLetter
 from shared.envelope import Envelope
 from shared.errors import DecodeError
 from shared.telemetry.logging import get_logger
+from shared.telemetry.unread import not_understood
 
 log = get_logger()
 
@@ -37,7 +38,8 @@ async def forged(port: Port, letters: Sequence[Entry]) -> list[str]:
     for letter_id, fields in letters:
         try:
             letter = DEAD_LETTER.decode(Envelope.parse(DEAD_LETTER.name, letter_id, fields))
-        except DecodeError:
+        except DecodeError as exc:
+            not_understood(DEAD_LETTER.stream, letter_id, str(exc))
             continue
         if seen is None or _order(letter_id.encode()) > _order(seen):
             noted[letter_id] = ("GET", once_key(DEAD_LETTER.stream, letter_name(letter)))

@@ -8,6 +8,7 @@ from typing import Literal
 from shared.bus import START, Tail
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
+from shared.telemetry.unread import not_understood
 
 log = get_logger()
 
@@ -57,6 +58,8 @@ class Inbox:
                 notify = self._notify.get(raw.get(b"type", b""))
                 if notify is None:
                     ignored("unknown")
+                    kind = raw.get(b"type", b"")
+                    not_understood(self.stream, entry_id, "nobody here asks for entries of its type", kind)
                     continue
                 try:
                     notify(raw)

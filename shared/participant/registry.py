@@ -17,6 +17,7 @@ from shared.bus.keys import KNOWN_TOOLS, REPLICAS, replica_key
 from shared.contracts import TOOL_REQUEST
 from shared.errors import TransientError
 from shared.telemetry.logging import get_logger
+from shared.telemetry.unread import not_understood
 
 log = get_logger()
 
@@ -65,13 +66,20 @@ def _parsed(member: str, value: bytes) -> ReplicaInfo | None:
     try:
         written = orjson.loads(value)
         info = ReplicaInfo(**{name: written[name] for name in _FIELDS & written.keys()})
-    except (orjson.JSONDecodeError, AttributeError, TypeError):
+    except (orjson.JSONDecodeError, AttributeError, TypeError) as exc:
+        not_understood(REPLICAS, member, f"not a replica: {exc}", value)
         return None
     # one that writes nonsense must not stop those who read it
-    right = all(isinstance(getattr(info, name), _KINDS.get(name, int)) for name in _FIELDS)
-    if not right or not all(isinstance(schema, dict) for schema in info.tools):
+    wrong = sorted(name for name in _FIELDS if not isinstance(getattr(info, name), _KINDS.get(name, int)))
+    if not wrong and not all(isinstance(schema, dict) for schema in info.tools):
+        wrong = ["tools"]
+    if wrong:
+        not_understood(REPLICAS, member, f"of a wrong type: {', '.join(wrong)}", value)
         return None
-    return info if f"{info.participant}/{info.replica}" == member else None
+    if f"{info.participant}/{info.replica}" != member:
+        not_understood(REPLICAS, member, "it speaks of another replica", value)
+        return None
+    return info
 
 
 def announcing(info: ReplicaInfo, ttl_ms: int) -> list[Command]:
@@ -151,6 +159,8 @@ class Registry:
     async def _read(self) -> list[ReplicaInfo]:
         raw = [member.decode(errors="replace") for member in await self._bus.link.call("ZRANGE", REPLICAS, 0, -1)]
         members = [member for member in raw if "/" in member]
+        for member in set(raw) - set(members):
+            not_understood(REPLICAS, member, "not the name of a replica: participant/replica")
         if not members:
             return []
         values = await self._bus.link.pipe_raw([("GET", replica_key(*member.split("/", 1))) for member in members])
@@ -227,4 +237,8 @@ def _served(replicas: Sequence[ReplicaInfo]) -> dict[str, dict[str, Any]]:
             own = name == info.participant or not outside(info.participant)
             if own and isinstance(name, str) and _NAME.fullmatch(name):
                 found.setdefault(name, schema)
+            else:
+                why = "of another participant" if not own else "no name that a model can use"
+                not_understood(REPLICAS, f"{info.participant}/{info.replica}", f"a tool is not offered: {why}",
+                               repr(name).encode())  # fmt: skip
     return found

@@ -179,7 +179,7 @@ class Context(Generic[S]):
 
 async def _stored_settings(bus: Bus, participant: str, settings: S) -> S:
     """The settings with the run-time updates of earlier days; one that is no longer valid is left out."""
-    for name, value in stored_values(await bus.link.call("HGETALL", settings_key(participant))).items():
+    for name, value in stored_values(participant, await bus.link.call("HGETALL", settings_key(participant))).items():
         try:
             settings = settings.update_settings({name: value})
         except SettingsError as exc:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,6 +24,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from pydantic_settings.exceptions import SettingsError as MalformedSource
 
 from shared.errors import SettingsError
+from shared.telemetry.unread import not_understood
 
 ENV_PREFIX = "LOCAL2_"
 
@@ -197,12 +197,14 @@ class Settings(BaseSettings):
 S = TypeVar("S", bound=Settings)
 
 
-def stored_values(raw: Sequence[bytes]) -> dict[str, Any]:
-    """Run-time values as Redis keeps them, by their names; what cannot be read is left out."""
+def stored_values(participant: str, raw: Sequence[bytes]) -> dict[str, Any]:
+    """Run-time values as Redis keeps them, by their names; what cannot be read is left out, and said."""
     values: dict[str, Any] = {}
     for name, value in zip(raw[::2], raw[1::2], strict=True):
-        with suppress(ValueError):
+        try:
             values[name.decode()] = orjson.loads(value)
+        except ValueError as exc:
+            not_understood(f"settings of {participant}", name.decode(errors="replace"), f"not JSON: {exc}", value)
     return values
 
 
@@ -214,12 +216,16 @@ class Described:
     defaults: dict[str, Any]
 
     @staticmethod
-    def parse(raw: bytes | None) -> Described | None:
+    def parse(participant: str, raw: bytes | None) -> Described | None:
         """None for a participant that was never here, or when what it said cannot be read."""
-        with suppress(ValueError, TypeError, KeyError):
-            value = orjson.loads(raw or b"null")
+        if raw is None:
+            return None
+        try:
+            value = orjson.loads(raw)
             return Described(dict(value["schema"]), dict(value["defaults"]))
-        return None
+        except (ValueError, TypeError, KeyError) as exc:
+            not_understood(f"description of {participant}", "", f"no description of settings: {exc!r}", raw)
+            return None
 
 
 def _dotted(parts: Sequence[int | str]) -> str:

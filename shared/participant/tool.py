@@ -42,6 +42,7 @@ from shared.participant.service import Context, Service, Subscription, Work, bou
 from shared.participant.settings import Settings
 from shared.participant.tool_watch import watched_call, watching
 from shared.telemetry.logging import get_logger
+from shared.telemetry.unread import not_understood
 
 log = get_logger()
 
@@ -454,8 +455,10 @@ class Offered:
         # the calls of a query that was cancelled before this replica came may wait in the queue
         earlier = await self._context.bus.range(QUERY_CANCEL.stream)
         for entry in earlier:
-            with contextlib.suppress(DecodeError):
+            try:
                 self._cancelled.add(QUERY_CANCEL.decode(Envelope.parse(QUERY_CANCEL.name, *entry)).query_id)
+            except DecodeError as exc:
+                not_understood(QUERY_CANCEL.stream, entry[0], str(exc))
         self._context.observe(QUERY_CANCEL, self._cancel, after=earlier[-1][0] if earlier else START)
         await self.announce()
 

@@ -24,6 +24,7 @@ from shared.envelope import now_ms
 from shared.errors import Fenced, Local2Error
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
+from shared.telemetry.unread import not_understood
 
 log = get_logger()
 
@@ -85,7 +86,8 @@ class JournalEntry:
         """The data as an object; empty when it is none."""
         try:
             parsed = orjson.loads(self.data)
-        except orjson.JSONDecodeError:
+        except orjson.JSONDecodeError as exc:
+            not_understood("a journal", self.id, f"{self.type}: its data is no JSON: {exc}", self.data)
             return {}
         return parsed if isinstance(parsed, dict) else {}
 

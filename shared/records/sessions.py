@@ -8,7 +8,6 @@ session's queries need while they are answered is in `shared.records.lanes`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -20,6 +19,7 @@ from shared.contracts import QUERY_RECEIVED
 from shared.envelope import now_ms
 from shared.errors import DecodeError
 from shared.records.lanes import RESPONDENTS, number, padded, pairs
+from shared.telemetry.unread import not_understood
 
 # What is shown of a session at once, and the most that a model is shown.
 MAX_TURNS = 50
@@ -198,10 +198,13 @@ class Sessions:
         found: list[SessionInfo] = []
         for session_id in ids:
             # what cannot be a session's id is none
-            with suppress(DecodeError):
+            try:
                 info = await self.info(session_id.decode(errors="replace"))
-                if info is not None and info.user_id == user_id:
-                    found.append(info)
+            except DecodeError as exc:
+                not_understood(user_sessions_key(user_id), session_id.decode(errors="replace"), str(exc))
+                continue
+            if info is not None and info.user_id == user_id:
+                found.append(info)
         return found
 
     # ── deletion ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -307,12 +310,16 @@ def kept(members: Sequence[bytes] = (), older: Sequence[bytes] = ()) -> dict[str
     pieces = [*zip(older[::2], older[1::2], strict=True), *(member.split(b" ", 1) for member in members)]
     found: dict[str, dict[str, Any]] = {}
     for piece in pieces:
-        with suppress(ValueError, TypeError):
+        try:
             place, value = piece
             ms, _, seq = place.partition(b"-")
             turn = {"query_id": f"{int(ms)}-{int(seq)}", **orjson.loads(value)}
             Turn.parse(turn)
             found[turn["query_id"]] = turn
+        except (ValueError, TypeError) as exc:
+            # what is wrong with a turn, not the words in it
+            member = b" ".join(piece)
+            not_understood("the turns of a session", piece[0][:40].decode(errors="replace"), type(exc).__name__, member)
     return found
 
 

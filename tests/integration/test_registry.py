@@ -204,3 +204,26 @@ async def test_a_worker_that_came_a_moment_ago_is_found(bus: Bus) -> None:
     await announce(bus, info(replica="r2", tools=[tool("new")]))
     assert await registry.served("new") is not None
     assert await registry.served("never") is None
+
+
+async def test_what_cannot_be_understood_is_said_once_with_the_reason(
+    bus: Bus, raw: redis.Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await announce(bus, info("probe", "good"), info("web_x", "odd", tools=[tool("probe")]))
+    wrong = {"probe/json": b"{", "probe/type": orjson.dumps({**asdict(info("probe", "type")), "seen": "now"}),
+             "probe/other": orjson.dumps(asdict(info("web", "x")))}  # fmt: skip
+    for member, value in wrong.items():
+        raw.set(replica_key(*member.split("/")), value)
+        raw.zadd(REPLICAS, {member: 1})
+    raw.zadd(REPLICAS, {"nobody": 1})
+    registry = Registry(bus, 0.0)
+    for _ in range(3):
+        assert [one.replica for one in await registry.replicas(fresh=True)] == ["good", "odd"]
+    lines = [orjson.loads(line) for line in capsys.readouterr().err.splitlines() if "bus.not_understood" in line]
+    told = {line["entry_id"]: line["reason"] for line in lines}
+    assert len(told) == len(lines) == 5
+    assert told["probe/type"] == "of a wrong type: seen"
+    assert told["probe/other"] == "it speaks of another replica"
+    assert told["probe/json"].startswith("not a replica: ")
+    assert told["nobody"].startswith("not the name of a replica")
+    assert told["web_x/odd"] == "a tool is not offered: of another participant"

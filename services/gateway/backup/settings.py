@@ -40,10 +40,10 @@ class SettingsSection(KeptHere):
 
     async def _changed(self, participant: str) -> dict[str, Any]:
         raw = await self._gateway.bus.link.call("HGETALL", settings_key(participant))
-        return stored_values(raw)
+        return stored_values(participant, raw)
 
     async def _described(self, participant: str) -> Described | None:
-        return Described.parse(await self._gateway.bus.link.call("GET", schema_key(participant)))
+        return Described.parse(participant, await self._gateway.bus.link.call("GET", schema_key(participant)))
 
     async def export(self) -> AsyncIterator[Sequence[Record]]:
         for participant in await self._participants():

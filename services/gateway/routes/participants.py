@@ -98,10 +98,10 @@ def _shown(info: ReplicaInfo, now: int) -> dict[str, Any]:
 async def _described(gateway: Gateway, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A participant's settings schema and its values. Raises ApiError 404."""
     raw, changed = await gateway.bus.link.pipe([("GET", schema_key(name)), ("HGETALL", settings_key(name))])
-    described = Described.parse(raw)
+    described = Described.parse(name, raw)
     if described is None:
         raise not_found("participant")
-    updates = stored_values(changed)
+    updates = stored_values(name, changed)
     known = described.schema.get("properties", {})
     values = {**described.defaults, **{k: v for k, v in updates.items() if k in known}}
     return described.schema, values

@@ -106,8 +106,8 @@ async def _system_prompt(gateway: Gateway) -> str:
     raw, changed = await gateway.bus.link.pipe(
         [("GET", schema_key("generator")), ("HGETALL", settings_key("generator"))]
     )
-    described = Described.parse(raw)
-    values = {**(described.defaults if described else {}), **stored_values(changed)}
+    described = Described.parse("generator", raw)
+    values = {**(described.defaults if described else {}), **stored_values("generator", changed)}
     return str(values.get("system_prompt") or "")
 
 
