@@ -18,7 +18,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast test-clients lint format types imports docs-keys docs-settings pins stories bench bench-shadow eval-memory eval-fetch eval-ranking eval-talks mutants soak chaos judging-chaos compose-test lock env up down logs clean
+.PHONY: help setup run test test-fast test-clients test-api-clients lint format types imports docs-keys docs-settings pins stories bench bench-shadow eval-memory eval-fetch eval-ranking eval-talks mutants soak chaos judging-chaos compose-test lock env up down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -61,6 +61,9 @@ test-fast: $(DEV_STAMP) ## the tests without the slow ones and without the real 
 
 test-clients: $(DEV_STAMP) ## stock clients of OpenAI's API, each in an environment of its own (docs/clients.md)
 	@$(PY) tests/clients/run.py $(ARGS)
+
+test-api-clients: $(DEV_STAMP) ## clients that are generated from /openapi.json, and the worker in JavaScript (needs Node)
+	@$(PY) tests/clients/own_api.py
 
 lint: $(DEV_STAMP) ## ruff: rules and format
 	@$(VENV)/bin/ruff check .

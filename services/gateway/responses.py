@@ -46,7 +46,7 @@ _REPEATED = (
 )  # fmt: skip
 
 
-class Format(Wire):
+class TextFormat(Wire):
     format: dict[str, Any] | None = None
 
 
@@ -68,7 +68,7 @@ class ResponseBody(Wire):
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=_MOST_TOOLS)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    text: Format | None = None
+    text: TextFormat | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None

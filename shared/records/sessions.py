@@ -282,9 +282,10 @@ class Sessions:
         ids = await self._bus.link.call("ZREVRANGE", user_sessions_key(user_id), 0, limit - 1)
         keys: dict[str, str] = {}
         for name in (raw.decode(errors="replace") for raw in ids):
-            # what cannot be a session's id is none
-            with suppress(DecodeError):
+            try:
                 keys[name] = turns_key(name, "A")
+            except DecodeError as exc:
+                not_understood(user_sessions_key(user_id), name, str(exc))
         first = await self._bus.link.pipe([("ZRANGE", key, 0, 0) for key in keys.values()])
         return [(name, Turn.parse(turn)) for name, raw in zip(keys, first, strict=True) for turn in kept(raw).values()]
 

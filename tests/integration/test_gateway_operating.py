@@ -501,6 +501,8 @@ async def test_the_description_is_complete(site: Site) -> None:
     for name, schema in described["components"]["schemas"].items():
         assert re.fullmatch(r"[A-Z][A-Za-z]+", name), name
         Draft202012Validator.check_schema(schema)
+        # a generator gives a value in the class the name of the class
+        assert re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() not in schema.get("properties", {}), name
         assert not [part for part in schema.get("properties", {}).values() if "default" in part], name
     text = json.dumps(described)
     references = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}

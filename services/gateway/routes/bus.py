@@ -14,7 +14,7 @@ from services.gateway.gateway import GatewayDep
 from services.gateway.routes.participants import work_streams
 from services.gateway.schemas import SSE, told
 from services.gateway.shapes.events import BusEvent
-from services.gateway.shapes.operating import Streams
+from services.gateway.shapes.operating import StreamList
 from services.gateway.sse import EventStream
 from services.gateway.tap import Tap, matches
 from shared.bus import StreamState
@@ -44,7 +44,7 @@ def _shown(state: StreamState) -> dict[str, Any]:
 
 
 @router.get("/streams", summary="Length, age, lag and work in flight of every subject",
-            responses=told("Streams", Streams, {"streams": [_STREAM]}, 403, 503))  # fmt: skip
+            responses=told("Streams", StreamList, {"streams": [_STREAM]}, 403, 503))  # fmt: skip
 async def list_streams(gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         found = await work_streams(gateway)

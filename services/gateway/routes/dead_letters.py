@@ -13,7 +13,7 @@ from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import GatewayDep
 from services.gateway.records import checked_entry_id
 from services.gateway.schemas import told
-from services.gateway.shapes.operating import DeadLetters, Dropped, Replayed
+from services.gateway.shapes.operating import DeadLetterPage, DroppedCount, Replayed
 from shared.bus import Entry
 from shared.contracts import DEAD_LETTER
 from shared.envelope import Envelope
@@ -34,7 +34,7 @@ _LETTER = {
 
 
 @router.get("", summary="A page of dead letters, the oldest first",
-            responses=told("Dead letters; `next` is the cursor of the following page", DeadLetters,
+            responses=told("Dead letters; `next` is the cursor of the following page", DeadLetterPage,
                            {"dead_letters": [_LETTER], "total": 1, "next": None}, 400, 403, 422, 503))  # fmt: skip
 async def list_dead_letters(
     gateway: GatewayDep,
@@ -84,7 +84,7 @@ async def replay_dead_letter(letter_id: str, gateway: GatewayDep, _admin: AdminD
 
 
 @router.delete("/{letter_id}", summary="Drop one dead letter",
-               responses=told("Dropped", Dropped, {"dropped": 1}, 400, 403, 404, 503))  # fmt: skip
+               responses=told("Dropped", DroppedCount, {"dropped": 1}, 400, 403, 404, 503))  # fmt: skip
 async def drop_dead_letter(letter_id: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         if not await gateway.bus.drop(_checked(letter_id)):
@@ -92,7 +92,7 @@ async def drop_dead_letter(letter_id: str, gateway: GatewayDep, _admin: AdminDep
     return reply({"dropped": 1})
 
 
-@router.delete("", summary="Drop all dead letters", responses=told("Dropped", Dropped, {"dropped": 12}, 403, 503))
+@router.delete("", summary="Drop all dead letters", responses=told("Dropped", DroppedCount, {"dropped": 12}, 403, 503))
 async def drop_dead_letters(gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         dropped = await gateway.bus.link.call("XTRIM", DEAD_LETTER.stream, "MAXLEN", "=", 0)

@@ -20,7 +20,7 @@ from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.operations import memory_files
 from services.gateway.schemas import told
-from services.gateway.shapes.files import File, FileRemoved, Files, Passages
+from services.gateway.shapes.files import FileList, FileRemoved, Passages, StoredFile
 
 router = APIRouter(tags=["files"])
 
@@ -54,8 +54,8 @@ _BODY: dict[str, Any] = {
     "/files",
     summary="Add a file: as the body, or in a form; text, Markdown, HTML, PDF, PNG, JPEG, WebP, GIF",
     openapi_extra=_BODY,
-    responses={**told("It was there already", File, _FILE, 400, 413, 415, 422, 503),
-               **told("Added; its text is read soon", File, _FILE, status=201)},
+    responses={**told("It was there already", StoredFile, _FILE, 400, 413, 415, 422, 503),
+               **told("Added; its text is read soon", StoredFile, _FILE, status=201)},
 )  # fmt: skip
 async def add_file(
     request: Request,
@@ -85,7 +85,7 @@ async def _bounded(request: Request) -> AsyncIterator[bytes]:
 
 
 @router.get("/files", summary="Your files, newest first",
-            responses=told("A page", Files, {"files": [_FILE], "total": 1, "cursor": None}, 422, 503))  # fmt: skip
+            responses=told("A page", FileList, {"files": [_FILE], "total": 1, "cursor": None}, 422, 503))  # fmt: skip
 async def list_files(
     gateway: GatewayDep,
     user: UserDep,

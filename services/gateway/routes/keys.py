@@ -13,7 +13,7 @@ from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import GatewayDep
 from services.gateway.keys import LINK_SECONDS, KeyRecord
 from services.gateway.schemas import KeyBody, RedeemBody, told
-from services.gateway.shapes.operating import Key, Keys, Link, NewKey
+from services.gateway.shapes.operating import Key, KeyList, Link, NewKey
 
 router = APIRouter(route_class=JsonRoute, prefix="/keys", tags=["keys"])
 
@@ -42,7 +42,9 @@ async def create_key(body: KeyBody, gateway: GatewayDep, _admin: AdminDep) -> Re
     return reply({**_shown(record), "key": secret}, 201, {"Cache-Control": "no-store"})
 
 
-@router.get("", summary="All API keys, without their secrets", responses=told("Keys", Keys, {"keys": [_KEY]}, 403, 503))
+@router.get(
+    "", summary="All API keys, without their secrets", responses=told("Keys", KeyList, {"keys": [_KEY]}, 403, 503)
+)
 async def list_keys(gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         found = await gateway.keys.listed()

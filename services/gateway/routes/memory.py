@@ -22,11 +22,11 @@ from services.gateway.shapes.memory import (
     EngramLine,
     EngramPage,
     Forgotten,
-    Hits,
-    Imported,
-    Topic,
+    HitList,
+    ImportTally,
     TopicForgotten,
-    Topics,
+    TopicList,
+    TopicShown,
     WholeEngram,
 )
 from shared.errors import Local2Error
@@ -72,7 +72,7 @@ def _there(found: dict[str, Any], what: str) -> dict[str, Any]:
 
 
 @router.get("/memory", summary="Search, ranked as the model gets it",
-            responses=told("The hits, best first", Hits,
+            responses=told("The hits, best first", HitList,
                            {"query": "capital", "hits": [_HIT], "text": "[Memory recall — …]", "degraded": None},
                            422, 503))  # fmt: skip
 async def search_memory(
@@ -131,19 +131,19 @@ async def forget_memory(
 
 
 @router.get("/memory/topics", summary="Your topics",
-            responses=told("All of them", Topics, {"topics": [_TOPIC]}, 503))  # fmt: skip
+            responses=told("All of them", TopicList, {"topics": [_TOPIC]}, 503))  # fmt: skip
 async def list_topics(gateway: GatewayDep, user: UserDep) -> Response:
     return reply(await operate(gateway, _MEMORY, user.user_id, op="topics"))
 
 
 @router.get("/memory/topics/{topic}", summary="What is kept under a topic",
-            responses=told("The topic", Topic, _TOPIC, 404, 503))  # fmt: skip
+            responses=told("The topic", TopicShown, _TOPIC, 404, 503))  # fmt: skip
 async def show_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Response:
     return reply(_there(await operate(gateway, _MEMORY, user.user_id, op="topic_get", topic=topic), "topic"))
 
 
 @router.put("/memory/topics/{topic}", summary="Keep something under a topic (user.…, project.…, constraint.…)",
-            responses=told("The topic", Topic, _TOPIC, 400, 415, 422, 503))  # fmt: skip
+            responses=told("The topic", TopicShown, _TOPIC, 400, 415, 422, 503))  # fmt: skip
 async def put_topic(topic: str, body: TopicBody, gateway: GatewayDep, user: UserDep) -> Response:
     return reply(await operate(gateway, _MEMORY, user.user_id, op="topic_put", topic=topic, content=body.content))
 
@@ -193,7 +193,8 @@ _BODY = {
 
 @lines_router.post("/memory/import", summary="Take in engrams: JSON lines as /memory/export writes them",
                    openapi_extra=_BODY,
-                   responses=told("What was taken", Imported, {"imported": 2, "errors": [{"line": 3, "message": "…"}]},
+                   responses=told("What was taken", ImportTally,
+                                  {"imported": 2, "errors": [{"line": 3, "message": "…"}]},
                                   400, 413, 503))  # fmt: skip
 async def import_memory(request: Request, gateway: GatewayDep, user: UserDep) -> Response:
     imported, errors, number = 0, list[dict[str, Any]](), 0

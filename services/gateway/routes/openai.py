@@ -29,8 +29,15 @@ from services.gateway.responses import Answering, ResponseBody, query_of
 from services.gateway.responses import asked as asked_of_items
 from services.gateway.routes.queries import finished, loop_time_of
 from services.gateway.schemas import told
-from services.gateway.shapes.openai import ChatChunkEvent, ChatCompletion, Model, Models, ResponseDeleted, ResponseEvent
-from services.gateway.shapes.openai import Response as ResponseShape
+from services.gateway.shapes.openai import (
+    ChatChunkEvent,
+    ChatCompletion,
+    Model,
+    Models,
+    ResponseDeleted,
+    ResponseEvent,
+    ResponseObject,
+)
 from services.gateway.sse import KEEP_ALIVE, EventStream
 from shared.bus.keys import journal_key
 from shared.contracts import MEMORY_FORGET, MemoryForget
@@ -217,7 +224,7 @@ async def create_chat_completion(
 @router.post(
     "/responses",
     summary="A response by the whole agent",
-    responses=told("The response; with `stream` its events", ResponseShape, _RESPONSE,
+    responses=told("The response; with `stream` its events", ResponseObject, _RESPONSE,
                    400, 404, 409, 413, 415, 429, 502, 503, 504, events=ResponseEvent),
 )  # fmt: skip
 async def create_response(
@@ -288,7 +295,7 @@ async def _read(gateway: Gateway, record: QueryRecord) -> Answering:
 @router.get(
     "/responses/{name}",
     summary="A response, also while it is made; with `stream` its events from the start or behind one of them",
-    responses=told("The response so far", ResponseShape, _RESPONSE, 404, 503, events=ResponseEvent),
+    responses=told("The response so far", ResponseObject, _RESPONSE, 404, 503, events=ResponseEvent),
 )
 async def show_response(
     name: str,
@@ -304,7 +311,7 @@ async def show_response(
 
 
 @router.post("/responses/{name}/cancel", summary="Stop making a response",
-             responses=told("The response", ResponseShape, _RESPONSE, 404, 503))  # fmt: skip
+             responses=told("The response", ResponseObject, _RESPONSE, 404, 503))  # fmt: skip
 async def cancel_response(name: str, gateway: GatewayDep, user: UserDep) -> Response:
     record = await _owned(gateway, user, name)
     answering = await _read(gateway, record)

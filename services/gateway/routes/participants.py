@@ -16,7 +16,7 @@ from services.gateway.complaint import complaint
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.schemas import told
-from services.gateway.shapes.operating import Participants, SettingsShown
+from services.gateway.shapes.operating import ParticipantList, SettingsShown
 from shared.bus import StreamState
 from shared.bus.keys import schema_key, settings_key, subject_of
 from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
@@ -49,7 +49,7 @@ async def work_streams(gateway: Gateway) -> list[StreamState]:
 
 
 @router.get("/participants", summary="Replicas with state, work in flight and backlog; for users, only who is there",
-            responses=told("By participant", Participants, _LISTED, 503))  # fmt: skip
+            responses=told("By participant", ParticipantList, _LISTED, 503))  # fmt: skip
 async def list_participants(gateway: GatewayDep, user: UserDep) -> Response:
     async with gateway.reachable():
         replicas = await gateway.context.registry.replicas(fresh=True)

@@ -16,7 +16,7 @@ from services.gateway.body import JsonRoute
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.operations import operate
 from services.gateway.schemas import LINES, Body, told
-from services.gateway.shapes.preferences import Consent, Leaderboard, PreferenceRow
+from services.gateway.shapes.preferences import ConsentShown, Leaderboard, PreferenceRow
 
 router = APIRouter(route_class=JsonRoute, tags=["preferences"])
 
@@ -105,12 +105,12 @@ _CONSENT = {"user_id": "ann", "consent": True}
 
 
 @router.get("/preferences/consent", summary="Whether your conversations may be used for training",
-            responses=told("What you said; null when you were never asked", Consent, _CONSENT, 503))  # fmt: skip
+            responses=told("What you said; null when you were never asked", ConsentShown, _CONSENT, 503))  # fmt: skip
 async def show_consent(gateway: GatewayDep, user: UserDep) -> Response:
     return reply(await operate(gateway, "reward", user.user_id, op="consent"))
 
 
 @router.put("/preferences/consent", summary="Say whether your conversations may be used for training",
-            responses=told("Kept", Consent, _CONSENT, 400, 415, 422, 503))  # fmt: skip
+            responses=told("Kept", ConsentShown, _CONSENT, 400, 415, 422, 503))  # fmt: skip
 async def give_consent(body: ConsentBody, gateway: GatewayDep, user: UserDep) -> Response:
     return reply(await operate(gateway, "reward", user.user_id, op="consent", given=body.consent))

@@ -13,7 +13,7 @@ from services.gateway.body import JsonRoute
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import GatewayDep
 from services.gateway.schemas import ToolCallBody, told
-from services.gateway.shapes.operating import ToolAnswer, Tools
+from services.gateway.shapes.operating import ToolAnswer, ToolList
 from services.gateway.sse import gone
 from shared.contracts import canonical_tool
 from shared.participant.tool_client import Caller
@@ -33,7 +33,7 @@ _RESULT: dict[str, Any] = {
 
 
 @router.get("/tools", summary="The tools that are alive, as the model sees them",
-            responses=told("Live tools", Tools, {"tools": [_TOOL]}, 503))  # fmt: skip
+            responses=told("Live tools", ToolList, {"tools": [_TOOL]}, 503))  # fmt: skip
 async def list_tools(gateway: GatewayDep, _user: UserDep) -> Response:
     async with gateway.reachable():
         schemas = await gateway.tools.schemas()

@@ -9,7 +9,7 @@ from pydantic import Field
 from services.gateway.shapes.shape import Shape
 
 
-class File(Shape):
+class StoredFile(Shape):
     id: str
     name: str
     type: str = Field(description="As it was found out from its content")
@@ -23,8 +23,8 @@ class File(Shape):
     chars: int = Field(description="Characters of its text")
 
 
-class Files(Shape):
-    files: list[File]
+class FileList(Shape):
+    files: list[StoredFile]
     total: int
     cursor: int | None
 

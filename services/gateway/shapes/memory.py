@@ -58,7 +58,7 @@ class Hit(Engram):
     metadata: dict[str, Any]
 
 
-class Hits(Shape):
+class HitList(Shape):
     query: str
     hits: list[Hit]
     text: str = Field(description="As the model reads it")
@@ -75,14 +75,14 @@ class AllForgotten(Shape):
     files: int
 
 
-class Topic(Shape):
+class TopicShown(Shape):
     topic: str
     content: str
     time: int = Field(description="Milliseconds since the epoch")
 
 
-class Topics(Shape):
-    topics: list[Topic]
+class TopicList(Shape):
+    topics: list[TopicShown]
 
 
 class TopicForgotten(Shape):
@@ -108,7 +108,7 @@ class LineError(Shape):
     message: str
 
 
-class Imported(Shape):
+class ImportTally(Shape):
     imported: int
     errors: list[LineError] = Field(description="The first hundred")
     failed: int

@@ -138,7 +138,7 @@ class Incomplete(Shape):
     reason: str
 
 
-class Response(Shape):
+class ResponseObject(Shape):
     """A response. Settings of its request are repeated as they came."""
 
     id: str

@@ -21,7 +21,7 @@ class OfferedTool(Shape):
     function: OfferedFunction
 
 
-class Tools(Shape):
+class ToolList(Shape):
     tools: list[OfferedTool]
 
 
@@ -32,7 +32,7 @@ class ToolAnswer(Shape):
     duration_ms: int = Field(description="Milliseconds")
 
 
-class Replica(Shape):
+class ReplicaShown(Shape):
     """A running process; an administrator is told more than its state. Times are in milliseconds since the epoch."""
 
     state: str
@@ -48,7 +48,7 @@ class Replica(Shape):
     release: int = 0
 
 
-class Backlog(Shape):
+class WorkShown(Shape):
     subject: str
     backlog: int | None
     pending: int
@@ -56,11 +56,11 @@ class Backlog(Shape):
 
 class Participant(Shape):
     name: str
-    replicas: list[Replica]
-    work: list[Backlog] = Field(default=[], description="For administrators")
+    replicas: list[ReplicaShown]
+    work: list[WorkShown] = Field(default=[], description="For administrators")
 
 
-class Participants(Shape):
+class ParticipantList(Shape):
     participants: list[Participant]
 
 
@@ -84,7 +84,7 @@ class Stream(Shape):
     groups: list[Group]
 
 
-class Streams(Shape):
+class StreamList(Shape):
     streams: list[Stream]
 
 
@@ -102,7 +102,7 @@ class DeadLetterShown(Shape):
     malformed: str = ""
 
 
-class DeadLetters(Shape):
+class DeadLetterPage(Shape):
     dead_letters: list[DeadLetterShown]
     total: int
     next: str | None
@@ -113,7 +113,7 @@ class Replayed(Shape):
     entry_id: str
 
 
-class Dropped(Shape):
+class DroppedCount(Shape):
     dropped: int
 
 
@@ -131,7 +131,7 @@ class NewKey(Key):
     key: str = Field(description="The secret; it is shown this once")
 
 
-class Keys(Shape):
+class KeyList(Shape):
     keys: list[Key]
 
 

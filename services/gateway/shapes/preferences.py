@@ -49,7 +49,7 @@ class Leaderboard(Rankings):
     intents: dict[str, Rankings]
 
 
-class Consent(Shape):
+class ConsentShown(Shape):
     user_id: str
     consent: bool | None = Field(description="null: never asked")
 
