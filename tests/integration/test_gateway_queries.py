@@ -90,7 +90,7 @@ async def test_an_unknown_persona_is_refused_as_soon_as_a_generator_knows_its_ow
     asked = {"query": "say hello", "mode": "committee", "personas": ["Pirate", "Optimist", "Clown"]}
     known = {"personas": ["Sceptic", "Optimist"]}
     context: Context[Any]
-    async with open_context("generator", Settings(redis_url=redis_url, data_dir=tmp_path, heartbeat=0.2)) as context:
+    async with open_context("generator", Settings(redis_url=redis_url, data_dir=tmp_path, heartbeat=0.5)) as context:
         context.facts.update(known)
 
         async def refused() -> httpx.Response | None:

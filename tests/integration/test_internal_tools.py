@@ -54,7 +54,7 @@ CALLER = Caller("1-1", session_id="s1", user_id="ann")
 
 @pytest.fixture
 def staffed(redis_url: str, tmp_path: Path) -> Settings:
-    return Settings(redis_url=redis_url, data_dir=tmp_path, heartbeat=0.2)
+    return Settings(redis_url=redis_url, data_dir=tmp_path, heartbeat=0.5)
 
 
 @asynccontextmanager

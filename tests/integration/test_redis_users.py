@@ -86,7 +86,7 @@ def core(users: AclRedis) -> Iterator[redis.Redis]:
 @pytest.fixture
 async def system(users: AclRedis, tmp_path: Path) -> AsyncIterator[Site]:
     """The gateway, both respondents and both web workers, each as its own user."""
-    common: dict[str, Any] = {"heartbeat": 0.2, "drain": 0.5, "data_dir": tmp_path}
+    common: dict[str, Any] = {"heartbeat": 0.5, "drain": 0.5, "data_dir": tmp_path}
     # the first heartbeat after this finds that nobody tidies up
     with redis.Redis.from_url(users.core) as client:
         client.delete("local2:janitor")
@@ -218,7 +218,7 @@ async def test_a_workers_health_check_works_as_its_own_user(system: Site, users:
 
 
 async def test_workers_leave_no_consumer_and_no_trace_of_themselves_behind(users: AclRedis, core: redis.Redis) -> None:
-    settings = WebSearchSettings(provider="mock", heartbeat=0.2, drain=0.5, redis_url=users.web_search)
+    settings = WebSearchSettings(provider="mock", heartbeat=0.5, drain=0.5, redis_url=users.web_search)
     async with running(web_search, settings):
         await announced(users.core, "web_search")
     assert core.xinfo_consumers(TOOL_REQUEST.for_tool("web_search").stream, "web_search") == []

@@ -85,13 +85,15 @@ async def test_a_call_is_answered_with_text_and_data(probing: ProbeSettings, raw
     assert orjson.loads(published[0][1][b"payload"])["result"] == "you said hello"
 
 
-async def test_a_repeated_call_id_is_answered_from_the_stored_result(probing: ProbeSettings, raw: redis.Redis) -> None:
-    async with both(probing) as (client, _):
-        first = await ask(client, "hello")
+async def test_a_repeated_call_id_is_answered_from_the_stored_result(
+    probing: ProbeSettings, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # by message: nobody looks the result up in this time
+    monkeypatch.setattr("shared.participant.tool_client._PATIENCE", 60.0)
+    async with both(probing) as (client, _), asyncio.timeout(50):
+        first = await ask(client, "hello", timeout=60)
         for _ in range(3):
-            started = time.monotonic()
-            assert await ask(client, "hello") == first
-            assert time.monotonic() - started < 0.9, "by message, not by looking the result up"
+            assert await ask(client, "hello", timeout=60) == first
     assert runs(raw, "hello") == 1
     assert raw.xlen(RESULTS) == 1
 
@@ -207,14 +209,13 @@ async def test_a_tool_that_nobody_ever_served_is_unknown(probing: ProbeSettings)
     assert answer.result == "[unknown tool: 'nosuch']"
 
 
-async def test_a_tool_without_a_live_worker_is_answered_at_once(probing: ProbeSettings) -> None:
+async def test_a_tool_without_a_live_worker_is_not_asked(probing: ProbeSettings, raw: redis.Redis) -> None:
     async with running(probe, probing):
         await announced(probing.redis_url, "probe")
     async with asking(probing) as (client, _):
-        started = time.monotonic()
         answer = await ask(client, "x")
-        assert time.monotonic() - started < 0.5
     assert answer.result == "[tool unavailable]"
+    assert raw.xlen(TOOL_REQUEST.for_tool("probe").stream) == 0
 
 
 async def test_a_killed_worker_is_unavailable_after_three_heartbeats(probing: ProbeSettings) -> None:
@@ -222,7 +223,7 @@ async def test_a_killed_worker_is_unavailable_after_three_heartbeats(probing: Pr
         await announced(probing.redis_url, "probe")
         doomed.send(signal.SIGKILL)
     async with asking(probing) as (client, _):
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(30):
             while await client.schemas():
                 await asyncio.sleep(0.02)
         assert (await ask(client, "x")).result == "[tool unavailable]"
@@ -231,18 +232,19 @@ async def test_a_killed_worker_is_unavailable_after_three_heartbeats(probing: Pr
 async def test_a_tool_that_takes_too_long_is_a_timeout_and_is_stopped(probing: ProbeSettings, raw: redis.Redis) -> None:
     async with both(probing) as (client, _):
         started = time.monotonic()
-        answer = await ask(client, "slow", seconds=30, timeout=0.5)
-        assert time.monotonic() - started < 1.0
+        answer = await ask(client, "slow", seconds=60, timeout=0.5)
         assert answer.result == "[tool timeout after 0.5s]"
-        await eventually(lambda: raw.hget("ended", "slow") == b"1", timeout=1.5)
+        await eventually(lambda: raw.hget("ended", "slow") == b"1")
+        # long before the tool would have ended by itself
+        assert time.monotonic() - started < 30
 
 
 async def test_the_querys_deadline_bounds_a_call(probing: ProbeSettings) -> None:
     async with both(probing) as (client, _):
         started = time.monotonic()
         caller = Caller("1-1", deadline=now_ms() + 900)
-        answer = await client.call("probe", {"text": "x", "seconds": 9}, call_id="c", caller=caller, timeout=15)
-        assert time.monotonic() - started < 4.0
+        answer = await client.call("probe", {"text": "x", "seconds": 60}, call_id="c", caller=caller, timeout=50)
+        assert time.monotonic() - started < 30
     assert answer.result.startswith("[tool timeout after 0.")
 
 
@@ -266,19 +268,16 @@ async def test_a_call_whose_deadline_has_passed_is_not_started_and_may_be_asked_
         assert (answers[1]["error"], answers[1]["result"]) == (None, "you said late")
 
 
-async def test_cancelling_a_query_stops_its_calls_within_a_second_and_no_other(
-    probing: ProbeSettings, raw: redis.Redis
-) -> None:
+async def test_cancelling_a_query_stops_its_calls_and_no_other(probing: ProbeSettings, raw: redis.Redis) -> None:
     async with both(probing) as (client, context):
-        doomed = asyncio.create_task(ask(client, "doomed", "c1", seconds=30))
+        doomed = asyncio.create_task(ask(client, "doomed", "c1", seconds=60, timeout=60))
         other = asyncio.create_task(
-            client.call("probe", {"text": "other", "seconds": 0.5}, call_id="c2", caller=Caller("2-2"), timeout=5)
+            client.call("probe", {"text": "other", "seconds": 0.5}, call_id="c2", caller=Caller("2-2"), timeout=30)
         )
         await eventually(lambda: runs(raw, "doomed") == 1 and runs(raw, "other") == 1)
-        started = time.monotonic()
         await context.bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="1-1")))
-        answer = await doomed
-        assert time.monotonic() - started < 1.0
+        async with asyncio.timeout(30):
+            answer = await doomed
         assert answer.error == "cancelled"
         assert (await other).result == "you said other"
     assert raw.hget("ended", "doomed") == b"1"
@@ -291,7 +290,7 @@ async def test_new_settings_apply_to_new_calls_and_drop_none(probing: ProbeSetti
         update = SettingsUpdate(participant="probe", values={"greeting": "they said"})
         await context.bus.publish(SETTINGS_UPDATE.of(update))
         n = 0
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(30):
             while (await ask(client, "x", f"n{(n := n + 1)}")).result != "they said x":
                 pass
         assert not raw.hexists("closed", "you said"), "the old resources are open while their call runs"
@@ -307,7 +306,7 @@ async def test_wrong_settings_change_nothing_and_stop_nobody(values: dict[str, A
         update = SettingsUpdate(participant="probe", values={"greeting": "still"})
         await context.bus.publish(SETTINGS_UPDATE.of(update))
         n = 0
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(30):
             while (await ask(client, "x", f"n{(n := n + 1)}")).result != "still x":
                 pass
 

@@ -74,7 +74,7 @@ async def place(redis_url: str, folder: Path, **gateway: Any) -> AsyncIterator[P
 @contextlib.asynccontextmanager
 async def remembering(stack: Place, redis_url: str, folder: Path) -> AsyncIterator[None]:
     """A memory and a reward in a stack, with stores of their own."""
-    common: dict[str, Any] = {"redis_url": redis_url, "heartbeat": 0.2, "drain": 0.5, "data_dir": folder}
+    common: dict[str, Any] = {"redis_url": redis_url, "heartbeat": 0.5, "drain": 0.5, "data_dir": folder}
     host = stack.stage.server.url
     memory = MemorySettings(**common, ollama_host=host, classify="rules", chroma_path=folder / "chroma")
     async with (

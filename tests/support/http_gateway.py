@@ -52,7 +52,7 @@ def client(url: str, key: str | None, timeout: float = 15.0) -> httpx.AsyncClien
 
 
 def gateway_settings(redis_url: str, data_dir: Path, **values: Any) -> GatewaySettings:
-    plain: dict[str, Any] = {"heartbeat": 0.2, "drain": 2.0, "admin_key": ADMIN_KEY, "port": 0, "log_level": "error"}
+    plain: dict[str, Any] = {"heartbeat": 0.5, "drain": 2.0, "admin_key": ADMIN_KEY, "port": 0, "log_level": "error"}
     return GatewaySettings(**{**plain, "redis_url": redis_url, "data_dir": data_dir, **values})
 
 
@@ -223,7 +223,7 @@ async def generating(redis_url: str, data_dir: Path, respondent: str = "A") -> A
 
     fake = FakeGenerator()
     participant = "generator" if respondent == "A" else "respondent-b"
-    settings = Settings(redis_url=redis_url, data_dir=data_dir, heartbeat=0.2, drain=0.5, log_level="error")
+    settings = Settings(redis_url=redis_url, data_dir=data_dir, heartbeat=0.5, drain=0.5, log_level="error")
     async with running(fake.service(participant, respondent), settings):
         await announced(redis_url, participant)
         yield fake
