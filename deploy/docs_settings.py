@@ -15,6 +15,7 @@ from services.cli.settings import ClientSettings
 from services.critic.settings import CriticSettings
 from services.gateway.settings import GatewaySettings
 from services.generator.settings import GeneratorSettings
+from services.knowledge.settings import KnowledgeSettings
 from services.mcp.settings import McpSettings
 from services.memory.settings import MemorySettings
 from services.reward.settings import RewardSettings
@@ -30,6 +31,7 @@ PARTICIPANTS: Mapping[str, type[Settings]] = {
     "generator": GeneratorSettings,
     "critic": CriticSettings,
     "memory": MemorySettings,
+    "knowledge": KnowledgeSettings,
     "reward": RewardSettings,
     "mcp": McpSettings,
     "web_search": WebSearchSettings,
@@ -39,8 +41,8 @@ PARTICIPANTS: Mapping[str, type[Settings]] = {
 # What several participants have, with the name that stands for theirs.
 SHARED: Mapping[str, type[Settings]] = {
     "every participant": Settings,
-    "participants that call a model (generator, respondent-b, critic, memory)": BackendSettings,
-    "participants that come after the users' queries (respondent-b, critic, memory)": CourtesySettings,
+    "participants that call a model (generator, respondent-b, critic, memory, knowledge)": BackendSettings,
+    "participants that come after the users' queries (respondent-b, critic, memory, knowledge)": CourtesySettings,
 }
 _BETWEEN = re.compile(r"(?<=<!-- made by `make docs-settings` -->\n).*?(?=<!-- until here -->)", re.DOTALL)
 _LONG = 60

@@ -310,6 +310,22 @@ class MemoryChanged(Payload):
     all: bool = False
 
 
+class KnowledgeRead(Payload):
+    """A response whose facts the model is to read, when it has time."""
+
+    response_id: str
+    user_id: str
+
+
+class KnowledgeForget(Payload):
+    """What rests on these responses alone is forgotten, as far as it was said until `at` (ms); none named: all of the
+    user's."""
+
+    user_id: str
+    response_ids: list[str] = []
+    at: int
+
+
 class AgentTransition(Payload):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -428,6 +444,8 @@ MEMORY_READ = Subject("memory.read", MemoryRead, kind="work", single_group=True)
 MEMORY_FORGET = Subject("memory.forget", MemoryForget, kind="work")
 QUERY_FORGET = Subject("query.forget", QueryForget, kind="work")
 MEMORY_CHANGED = Subject("memory.changed", MemoryChanged, keep=100_000)
+KNOWLEDGE_READ = Subject("knowledge.read", KnowledgeRead, kind="work", single_group=True)
+KNOWLEDGE_FORGET = Subject("knowledge.forget", KnowledgeForget, kind="work", single_group=True)
 AGENT_TRANSITION = Subject("agent.transition", AgentTransition)
 SETTINGS_UPDATE = Subject("settings.update", SettingsUpdate, keep=1_000)
 QUERY_CANCEL = Subject("query.cancel", QueryCancel, keep=1_000)
@@ -450,6 +468,8 @@ SUBJECTS: tuple[Subject[Any], ...] = (
     MEMORY_FORGET,
     QUERY_FORGET,
     MEMORY_CHANGED,
+    KNOWLEDGE_READ,
+    KNOWLEDGE_FORGET,
     AGENT_TRANSITION,
     SETTINGS_UPDATE,
     QUERY_CANCEL,
@@ -471,3 +491,8 @@ def canonical_tool(name: str, args: dict[str, Any]) -> str:
     if current == "search_memory" and name != current and args.get("topic"):
         return "recall_topic"
     return current
+
+
+def persona_key(name: str) -> str:
+    """What names of one persona have in common: case, spaces and underscores make no difference."""
+    return "".join(name.casefold().replace("_", " ").split())

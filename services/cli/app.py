@@ -18,6 +18,7 @@ from services.cli.commands.ask import ask as ask_query
 from services.cli.commands.ask import chat as chat_loop
 from services.cli.commands.backup import backup, restore
 from services.cli.commands.doctor import World, configured_redis, examine
+from services.cli.commands.knowledge import knowledge
 from services.cli.commands.mcp import mcp
 from services.cli.commands.memory import memory
 from services.cli.commands.preferences import leaderboard
@@ -46,6 +47,7 @@ app.add_typer(operate.dead_letters, name="dead-letters")
 app.add_typer(operate.keys, name="keys")
 app.add_typer(operate.sessions, name="sessions")
 app.add_typer(memory, name="memory")
+app.add_typer(knowledge, name="knowledge")
 app.add_typer(mcp, name="mcp")
 app.add_typer(operate.export, name="export")
 app.add_typer(evaluate.app, name="eval")

@@ -18,7 +18,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal, digest
 from services.gateway.records import QueryRecord, load, open_session
 from shared.bus.keys import earlier_record_key, once_key
-from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, ClientTools, Mode, QueryReceived
+from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, ClientTools, Mode, QueryReceived, persona_key
 from shared.records import lanes
 from shared.telemetry import tracing
 
@@ -152,7 +152,8 @@ async def _check_personas(gateway: Gateway, ask: Ask) -> None:
     """Refuses at once what no live generator knows; without one, the generator will say it."""
     live = await gateway.context.registry.live("generator") if ask.personas else []
     known = {persona for info in live for persona in info.facts.get("personas", ())}
-    unknown = sorted(set(ask.personas or ()) - known) if known else []
+    keys = {persona_key(persona) for persona in known}
+    unknown = sorted({asked for asked in ask.personas or () if persona_key(asked) not in keys}) if known else []
     if unknown:
         raise ApiError(
             400, "unknown_persona", f"unknown personas: {', '.join(unknown)}; there are {', '.join(sorted(known))}"

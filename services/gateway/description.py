@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from services.gateway.schemas import JSON, MEANINGS, Problem
 from services.gateway.shapes.events import BusEvent, JournalEvent
+from services.gateway.shapes.knowledge import ClaimLine
 from services.gateway.shapes.memory import EngramLine
 from services.gateway.shapes.openai import ChatChunkEvent, ResponseEvent
 from services.gateway.shapes.operating import RestoreLine
@@ -25,6 +26,7 @@ _ITEMS: tuple[type[BaseModel], ...] = (
     ChatChunkEvent,
     ResponseEvent,
     EngramLine,
+    ClaimLine,
     PreferenceRow,
     RestoreLine,
 )

@@ -78,6 +78,7 @@ class _Shown(Collector):
             yield from _of_groups(self._reading.bus)
             yield from _of_replicas(self._reading)
             yield from _of_judging(self._reading.replicas)
+            yield from _of_knowledge(self._reading.replicas)
             yield from _of_redis(self._reading.bus)
 
 
@@ -150,6 +151,18 @@ def _of_judging(replicas: Sequence[ReplicaInfo]) -> Iterator[Metric]:
         yield GaugeMetricFamily("local2_pairs_waiting", "Answers that wait for their counterpart", value=waiting)
         unread = sum(facts["unreadable"] for facts in critics)
         yield GaugeMetricFamily("local2_judge_unread", "What the judge said and could not be read", value=unread)
+
+
+def _of_knowledge(replicas: Sequence[ReplicaInfo]) -> Iterator[Metric]:
+    """What knowledge says of itself; nothing when it does not run."""
+    told = (
+        ("claims", "local2_knowledge_claims", "What was said and noted, of which facts are made"),
+        ("names", "local2_knowledge_names", "Names that something is known of"),
+        ("waiting", "local2_knowledge_waiting", "Responses that the model is still to read"),
+    )
+    found = [info.facts for info in replicas if info.participant == "knowledge" and "claims" in info.facts]
+    for key, name, text in told if found else ():
+        yield GaugeMetricFamily(name, text, value=max(facts[key] for facts in found))
 
 
 def _tally(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from services.generator.loop import Answer, Message, Steps, run_agent
-from shared.contracts import Deliberation, PersonaToolTrace, Usage
+from shared.contracts import Deliberation, PersonaToolTrace, Usage, persona_key
 from shared.errors import ModelError, SettingsError
 
 PERSONA_TOOLS = frozenset({"search_memory", "search_knowledge_graph"})
@@ -30,6 +30,13 @@ class Identities:
 
     personas: dict[str, str]
     self_identity: str
+
+    def named(self, names: Iterable[str]) -> list[str]:
+        """The names as they are here, however they are written. Raises UnknownPersona."""
+        known = {persona_key(name): name for name in self.personas}
+        if unknown := sorted({name for name in names if persona_key(name) not in known}):
+            raise UnknownPersona(f"unknown personas: {', '.join(unknown)}; there are {', '.join(self.personas)}")
+        return [known[persona_key(name)] for name in names]
 
 
 @cache

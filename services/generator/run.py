@@ -10,7 +10,7 @@ from datetime import date
 from functools import partial
 from typing import Any
 
-from services.generator.committee import PERSONA_TOOLS, Seat, UnknownPersona, deliberate, load_identities
+from services.generator.committee import PERSONA_TOOLS, Seat, deliberate, load_identities
 from services.generator.context import Conversation, split_turns
 from services.generator.handed import as_the_model_reads, handed_id
 from services.generator.lane import Lanes
@@ -227,10 +227,7 @@ class Response:
         self, conversation: Conversation, options: dict[str, Any], question: ChatMessage
     ) -> tuple[Answer, list[Deliberation]]:
         identities = load_identities(self._settings.identities)
-        personas = self._query.personas or list(identities.personas)
-        unknown = sorted(set(personas) - set(identities.personas))
-        if unknown:
-            raise UnknownPersona(f"unknown personas: {', '.join(unknown)}; there are {', '.join(identities.personas)}")
+        personas = identities.named(self._query.personas or identities.personas)
 
         def open_steps(seat: Seat | None, prompt: str) -> JournalSteps:
             system: list[ChatMessage] = [{"role": "system", "content": prompt}, *conversation.system[1:]]

@@ -24,6 +24,7 @@ from shared.contracts import (
     ANSWER_DIALOG,
     CRITIQUE_RESULT,
     DEAD_LETTER,
+    KNOWLEDGE_FORGET,
     MEMORY_FORGET,
     PAIRWISE_RESULT,
     QUERY_FORGET,
@@ -170,7 +171,7 @@ async def erase_entries(bus: Bus, field: str, values: Sequence[str], since: str)
     start = f"{max(0, order(since)[0] - _CLOCK_MS)}-0"
     for subject in await bus.subjects():
         # whoever keeps something of a session is told of its end by these
-        if subject.name in (MEMORY_FORGET.name, QUERY_FORGET.name, DEAD_LETTER.name):
+        if subject.name in (MEMORY_FORGET.name, KNOWLEDGE_FORGET.name, QUERY_FORGET.name, DEAD_LETTER.name):
             continue
         if subject.kind == "work":
             # from the front even what a group was given last can go

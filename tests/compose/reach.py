@@ -25,6 +25,7 @@ REACHES: dict[str, set[str]] = {
     "generator": {"redis", "gateway", "ollama"},
     "respondent-b": {"redis", "gateway", "ollama"},
     "memory": {"redis", "gateway", "ollama", "chroma"},
+    "knowledge": {"redis", "gateway", "ollama"},
     "reward": {"redis", "gateway"},
     "critic": {"redis", "gateway", "ollama"},
     "web_search": {"redis", "searxng"},

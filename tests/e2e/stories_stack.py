@@ -1,6 +1,6 @@
 """Runs acceptance stories on a stack of their own: scripted model, local page, everything else as it is.
 
-`python tests/e2e/stories_stack.py [S1 S2 …]` (default S1 to S7); the exit code is that of `local2 stories`.
+`python tests/e2e/stories_stack.py [S1 S2 …]` (default: all); the exit code is that of `local2 stories`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ nightly inspection, and the final resident keeper left the island station togeth
 and the ordinary loneliness of long winters in careful handwriting.</p>
 </article></main><footer>Imprint</footer></body></html>""".encode()
 START = 60.0
-STORIES = ("S1", "S2", "S3", "S4", "S5", "S6", "S6b", "S7")
+STORIES = ("S1", "S2", "S3", "S4", "S5", "S6", "S6b", "S7", "S9", "S10")
 # S7 compares two respondents.
 SHADOW = ("--respondent-b",)
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from support.backups import Place, backed_up, key_of, place, remembering
+from support.backups import WITHOUT, Place, backed_up, key_of, place, remembering
 from support.http_gateway import client
 from support.waiting import eventually
 
@@ -101,7 +101,7 @@ async def test_without_a_memory_a_backup_is_refused_unless_it_is_asked_for(
     done = await bare.local2("backup", "--without", "memories", str(tmp_path / "some.backup"))
     assert done.exit_code == 1
     assert "--without preferences" in done.output
-    done = await bare.local2("backup", "--without=memories", "--without=preferences", str(tmp_path / "some.backup"))
+    done = await bare.local2("backup", *WITHOUT, str(tmp_path / "some.backup"))
     assert done.exit_code == 0
     assert "memories are NOT in this file" in done.output
     await fill(source)
@@ -110,6 +110,6 @@ async def test_without_a_memory_a_backup_is_refused_unless_it_is_asked_for(
     assert done.exit_code == 1
     assert "No memory is running" in done.output
     assert (await bare.site.http.get("/sessions")).json()["sessions"] == []
-    done = await bare.local2("restore", "--without=memories", "--without=preferences", str(whole))
+    done = await bare.local2("restore", *WITHOUT, str(whole))
     assert done.exit_code == 0, done.output
     assert len((await bare.site.http.get("/sessions")).json()["sessions"]) == 1

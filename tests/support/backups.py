@@ -17,6 +17,8 @@ from support.stack import Stage, stage
 from typer.testing import CliRunner
 
 from services.cli.app import app
+from services.knowledge.service import app as knowledge_app
+from services.knowledge.settings import KnowledgeSettings
 from services.memory.service import app as memory_app
 from services.memory.settings import MemorySettings
 from services.reward.service import app as reward_app
@@ -24,7 +26,8 @@ from services.reward.settings import RewardSettings
 from shared.errors import Local2Error
 
 # of a stack without the participants whose data these are
-BACKUP = ("backup", "--without=memories", "--without=preferences")
+WITHOUT = ("--without=memories", "--without=preferences", "--without=knowledge")
+BACKUP = ("backup", *WITHOUT)
 
 
 @dataclass(frozen=True)
@@ -73,16 +76,18 @@ async def place(redis_url: str, folder: Path, **gateway: Any) -> AsyncIterator[P
 
 @contextlib.asynccontextmanager
 async def remembering(stack: Place, redis_url: str, folder: Path) -> AsyncIterator[None]:
-    """A memory and a reward in a stack, with stores of their own."""
+    """A memory, a reward and a knowledge in a stack, with stores of their own."""
     common: dict[str, Any] = {"redis_url": redis_url, "heartbeat": 0.5, "drain": 0.5, "data_dir": folder}
     host = stack.stage.server.url
     memory = MemorySettings(**common, ollama_host=host, classify="rules", chroma_path=folder / "chroma")
     async with (
         running(memory_app, memory),
         running(reward_app, RewardSettings(**common)),
+        running(knowledge_app, KnowledgeSettings(**common, ollama_host=host, demo=True)),
     ):
         await announced(redis_url, "memory")
         await announced(redis_url, "reward")
+        await announced(redis_url, "knowledge")
         yield
 
 

@@ -44,6 +44,7 @@ MODULES = {
     "reward": "services.reward",
     "memory": "services.memory",
     "mcp": "services.mcp",
+    "knowledge": "services.knowledge",
 }
 _names = itertools.count(1)
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 # What only some processes need, or only at some moment: each costs megabytes in every process that loads it.
 HEAVY = {
     "rich", "pygments", "click", "jsonschema", "numpy", "prometheus_client", "chromadb", "trafilatura", "google.genai",
-    "redis", "psutil", "opentelemetry.sdk", "grpc", "ollama", "openai", "mcp", "mcp_types",
+    "redis", "psutil", "ladybug", "neo4j", "opentelemetry.sdk", "grpc", "ollama", "openai", "mcp", "mcp_types",
 }  # fmt: skip
 NEEDED = {
     "gateway": {"prometheus_client", "click"},
@@ -21,7 +21,7 @@ NEEDED = {
 
 
 @pytest.mark.parametrize(
-    "participant", ["gateway", "generator", "web_search", "web_fetch", "critic", "reward", "memory"]
+    "participant", ["gateway", "generator", "web_search", "web_fetch", "critic", "reward", "memory", "knowledge"]
 )
 def test_a_participant_loads_no_more_than_it_needs(participant: str) -> None:
     program = f"import sys, services.{participant}.service; import httpx; print(*sys.modules)"

@@ -14,9 +14,11 @@ from shared.participant.settings import own_prefix
 # What the demonstration model server has beside its chat model.
 DEMO_EMBEDDING = "all-minilm"
 # Those that call a model.
-MODEL_USERS = ("generator", "respondent-b", "critic", "memory")
-WITH_TOOLS = ("web_search", "web_fetch", "memory")
-PARTICIPANTS = ("gateway", "generator", "respondent-b", "web_search", "web_fetch", "critic", "reward", "memory", "mcp")
+MODEL_USERS = ("generator", "respondent-b", "critic", "memory", "knowledge")
+WITH_TOOLS = ("web_search", "web_fetch", "memory", "knowledge")
+PARTICIPANTS = (
+    "gateway", "generator", "respondent-b", "web_search", "web_fetch", "critic", "reward", "memory", "knowledge", "mcp",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,12 @@ def participants(options: RunOptions, redis_url: str, models: Mapping[str, str],
     }
     respondent_a = {**common, **model_of("generator"), "LOCAL2_RESPONDENT_ID": "A"}
     memory = {**common, **model_of("memory"), **memory_env(model_of("memory"))}
+    knowledge = {**common, **model_of("knowledge")}
     if options.model and "LOCAL2_DEMO" not in models:
         respondent_a |= {"LOCAL2_MODEL": options.model, "LOCAL2_GENERATOR_MODEL": options.model}
-        # what labels the memories is the respondent's model
+        # what labels the memories and reads the facts is the respondent's model
         memory |= {"LOCAL2_MODEL": options.model}
+        knowledge |= {"LOCAL2_MODEL": options.model}
     # the gateway's own names go before the general ones
     listening = {
         "LOCAL2_GATEWAY_HOST": options.api_host,
@@ -87,6 +91,7 @@ def participants(options: RunOptions, redis_url: str, models: Mapping[str, str],
         ChildSpec("critic", python("services.critic"), {**common, **model_of("critic")}),
         ChildSpec("reward", python("services.reward"), common),
         ChildSpec("memory", python("services.memory"), memory),
+        ChildSpec("knowledge", python("services.knowledge"), knowledge),
     ]
     if options.mcp:
         specs.append(ChildSpec("mcp", python("services.mcp"), common))

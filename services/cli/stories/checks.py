@@ -13,10 +13,13 @@ from services.cli.stories.story import (
     CritiqueCheck,
     DeliberationCheck,
     EngramCheck,
+    FactLine,
     PairwiseCheck,
     ResponseCheck,
+    ResultLines,
     Turn,
 )
+from shared.contracts import persona_key
 
 # So many words of a tool's result must come back in the answer for it to have been used.
 SHARED_WORDS = 5
@@ -35,13 +38,15 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a turn led to. `reply` is that of POST /query; the others are payloads of this query on the bus."""
+    """What a turn led to. `reply` is that of POST /query; the others are payloads of this query on the bus. `facts`:
+    what knowledge says then, as lines."""
 
     reply: dict[str, Any]
     generations: Sequence[dict[str, Any]] = ()
     critiques: Sequence[dict[str, Any]] = ()
     pairwise: Sequence[dict[str, Any]] = ()
     engrams: Sequence[dict[str, Any]] = field(default=())
+    facts: Sequence[str] = ()
 
     @property
     def query_id(self) -> str:
@@ -81,6 +86,10 @@ def check_turn(turn: Turn, seen: Seen) -> list[Outcome]:
         outcomes.extend(_pairwise(turn.pairwise, seen))
     if turn.engrams is not None:
         outcomes.extend(_engrams(turn.engrams, seen))
+    if turn.result_lines is not None:
+        outcomes.extend(_result_lines(turn.result_lines, seen))
+    if turn.facts is not None:
+        outcomes.extend(_lines("knowledge has", turn.facts.lines, seen.facts))
     if turn.deliberations is not None:
         outcomes.append(_deliberations(turn.deliberations, seen))
     return outcomes
@@ -206,9 +215,27 @@ def _engrams(check: EngramCheck, seen: Seen) -> Iterator[Outcome]:
 
 def _deliberations(check: DeliberationCheck, seen: Seen) -> Outcome:
     deliberations = seen.reply.get("deliberations") or []
-    got = {(d.get("persona"), d.get("round")) for d in deliberations if str(d.get("response") or "").strip()}
-    wanted = {(persona, number) for persona in check.personas for number in range(1, check.rounds + 1)}
+    said = [d for d in deliberations if str(d.get("response") or "").strip()]
+    got = {(persona_key(str(d.get("persona"))), d.get("round")) for d in said}
+    wanted = {(persona_key(persona), number) for persona in check.personas for number in range(1, check.rounds + 1)}
     return Outcome(f"deliberations of {', '.join(check.personas)}", wanted <= got, f"found: {sorted(map(str, got))}")
+
+
+def _result_lines(check: ResultLines, seen: Seen) -> Iterator[Outcome]:
+    results = [str(call.get("result") or "") for call in seen.calls if call.get("tool") == check.tool]
+    yield from _lines(f"{check.tool} tells", check.lines, [line for result in results for line in result.splitlines()])
+
+
+def _lines(what: str, wanted: Sequence[FactLine], lines: Sequence[str]) -> Iterator[Outcome]:
+    for line in wanted:
+        texts = ", ".join(line.contains)
+        yield Outcome(f"{what} a fact that {line.holds}, with {texts}", says(line, lines), f"lines: {list(lines)}")
+
+
+def says(wanted: FactLine, lines: Iterable[str]) -> bool:
+    """Whether one of the lines has all that is wanted; IS and WAS are words in capitals."""
+    mark = re.compile(rf"\b{wanted.holds}\b")
+    return any(mark.search(line) and all(folded(part) in folded(line) for part in wanted.contains) for line in lines)
 
 
 def _runs(events: Sequence[str]) -> str:

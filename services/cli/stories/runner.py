@@ -9,8 +9,8 @@ from typing import Any
 
 from services.cli.api import QUERY_TIMEOUT, Api, ApiError, rows
 from services.cli.stories.bus_tap import BusTap
-from services.cli.stories.checks import Outcome, Seen, check_events, check_turn, engrams_of
-from services.cli.stories.story import EngramCheck, Story, Turn
+from services.cli.stories.checks import Outcome, Seen, check_events, check_turn, engrams_of, says
+from services.cli.stories.story import EngramCheck, FactCheck, Story, Turn
 from shared.contracts import CRITIQUE_RESULT, PAIRWISE_RESULT, RESPONSE_GENERATION
 
 # The answer reaches the client with the journal, its message on the bus a moment before or after.
@@ -105,7 +105,20 @@ async def observe(api: Api, turn: Turn, session: str) -> Seen:
         critiques = await published(CRITIQUE_RESULT.name, respondents, turn.critique.within) if turn.critique else []
         pairwise = await published(PAIRWISE_RESULT.name, 1, turn.pairwise.within) if turn.pairwise else []
     engrams = await _engrams(api, turn.engrams, query_id) if turn.engrams else []
-    return Seen(reply, generations, critiques, pairwise, engrams)
+    facts = await _facts(api, turn.facts) if turn.facts else []
+    return Seen(reply, generations, critiques, pairwise, engrams, facts)
+
+
+async def _facts(api: Api, wanted: FactCheck) -> list[str]:
+    """Looks until knowledge says it, or the time is over; what was seen last is for the checks."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wanted.within
+    while True:
+        found = rows(await api.get("/knowledge/facts", about=wanted.about, limit=200), "facts")
+        lines = [str(row.get("text") or "") for row in found]
+        if all(says(line, lines) for line in wanted.lines) or loop.time() > until:
+            return lines
+        await asyncio.sleep(_LOOK)
 
 
 async def _engrams(api: Api, wanted: EngramCheck, query_id: str) -> list[dict[str, Any]]:

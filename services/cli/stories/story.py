@@ -75,6 +75,28 @@ class DeliberationCheck(Part):
     rounds: int = Field(default=1, ge=1)
 
 
+class FactLine(Part):
+    """A line about a fact that says IS or WAS, and has these texts."""
+
+    holds: Literal["IS", "WAS"]
+    contains: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
+
+
+class ResultLines(Part):
+    """Lines of a tool's result; each must be there."""
+
+    tool: str
+    lines: list[FactLine] = Field(min_length=1)
+
+
+class FactCheck(Part):
+    """What knowledge has of somebody when it has read the answer."""
+
+    about: str = Field(min_length=1)
+    lines: list[FactLine] = Field(min_length=1)
+    within: float = Field(default=120, gt=0)
+
+
 class Turn(Part):
     """One query and everything that must be true of its reply.
 
@@ -100,6 +122,8 @@ class Turn(Part):
     pairwise: PairwiseCheck | None = None
     engrams: EngramCheck | None = None
     deliberations: DeliberationCheck | None = None
+    result_lines: ResultLines | None = None
+    facts: FactCheck | None = None
 
 
 class Story(Part):
@@ -172,10 +196,11 @@ def _filled(value: Any, variables: Mapping[str, str]) -> Any:
 
 
 def shipped_stories() -> dict[str, str]:
-    """The texts of the stories that come with LoCAL2, by id, in the order of their names."""
+    """The texts of the stories that come with LoCAL2, by id, in the order of their numbers."""
     folder = files("services.cli.stories")
     found = {entry.name.removesuffix(".yaml"): entry for entry in folder.iterdir() if entry.name.endswith(".yaml")}
-    return {name: found[name].read_text(encoding="utf-8") for name in sorted(found)}
+    numbered = sorted(found, key=lambda name: (int("".join(re.findall(r"\d", name)) or 0), name))
+    return {name: found[name].read_text(encoding="utf-8") for name in numbered}
 
 
 def select_stories(names: list[str], variables: Mapping[str, str]) -> list[Story]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from services.gateway.backup.keys import KeysSection
+from services.gateway.backup.knowledge import KnowledgeSection
 from services.gateway.backup.memories import MemoriesSection
 from services.gateway.backup.preferences import PreferencesSection
 from services.gateway.backup.section import Section
@@ -21,6 +22,7 @@ def all_sections(gateway: Gateway) -> dict[str, Section]:
         SessionsSection(gateway),
         MemoriesSection(gateway),
         PreferencesSection(gateway),
+        KnowledgeSection(gateway),
         KeysSection(gateway),
     ]
     return {section.name: section for section in found}

@@ -29,6 +29,7 @@ from services.gateway.shapes.memory import (
     TopicShown,
     WholeEngram,
 )
+from shared.contracts import KNOWLEDGE_FORGET, KnowledgeForget
 from shared.errors import Local2Error
 from shared.telemetry.logging import get_logger
 
@@ -108,6 +109,7 @@ async def show_engram(engram_id: str, gateway: GatewayDep, user: UserDep) -> Res
 @router.delete("/memory/engrams/{engram_id}", summary="Forget one engram, for good",
                responses=told("Forgotten", Forgotten, {"id": _ENGRAM["id"], "deleted": True}, 404, 503))  # fmt: skip
 async def forget_engram(engram_id: str, gateway: GatewayDep, user: UserDep) -> Response:
+    await _forgotten(gateway, user.user_id, [engram_id])
     _there(await operate(gateway, _MEMORY, user.user_id, op="delete", id=engram_id), "engram")
     return reply({"id": engram_id, "deleted": True})
 
@@ -122,9 +124,17 @@ async def forget_memory(
 ) -> Response:
     if not everything:
         raise ApiError(422, "invalid_request", "everything: must be true to delete the whole memory")
+    await _forgotten(gateway, user.user_id, [])
     async with memory_files(gateway) as files:
         gone = (await files.operate(user.user_id, op="delete_user"))["deleted"]
     return reply({**await operate(gateway, _MEMORY, user.user_id, op="delete_user"), "files": gone})
+
+
+async def _forgotten(gateway: Gateway, user_id: str, ids: list[str]) -> None:
+    """On the bus, and first: knowledge forgets what rests on this alone, also when it is away now."""
+    async with gateway.reachable():
+        gone = KnowledgeForget(user_id=user_id, response_ids=ids, at=gateway.bus.now_ms())
+        await gateway.bus.publish(KNOWLEDGE_FORGET.of(gone, user_id=user_id))
 
 
 # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────

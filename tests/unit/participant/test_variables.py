@@ -13,6 +13,7 @@ from services.cli.settings import ClientSettings
 from services.critic.settings import CriticSettings
 from services.gateway.settings import GatewaySettings
 from services.generator.settings import GeneratorSettings
+from services.knowledge.settings import KnowledgeSettings
 from services.memory.settings import MemorySettings
 from services.reward.settings import RewardSettings
 from services.web_fetch.service import WebFetchSettings
@@ -26,6 +27,7 @@ CLASSES: dict[str, type[Settings]] = {
     "respondent-b": GeneratorSettings,
     "critic": CriticSettings,
     "memory": MemorySettings,
+    "knowledge": KnowledgeSettings,
     "reward": RewardSettings,
     "web_search": WebSearchSettings,
     "web_fetch": WebFetchSettings,

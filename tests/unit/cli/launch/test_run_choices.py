@@ -185,7 +185,7 @@ def test_the_gateway_is_told_whose_tools_are_started_with_it(monkeypatch: pytest
     specs = {spec.name: spec for spec in participants(OPTIONS, "redis://x", {}, None)}
     monkeypatch.setenv("LOCAL2_GATEWAY_EXPECTS", specs["gateway"].env["LOCAL2_GATEWAY_EXPECTS"])
     expected = GatewaySettings.load("gateway").expects
-    assert expected == ["web_search", "web_fetch", "memory"]
+    assert expected == ["web_search", "web_fetch", "memory", "knowledge"]
     assert set(expected) <= specs.keys()
 
 

@@ -1,0 +1,1 @@
+"""Facts about people, places and things, with what is and what was."""

@@ -1,0 +1,3 @@
+from services.knowledge.service import app
+
+app.main()

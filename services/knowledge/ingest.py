@@ -1,0 +1,151 @@
+"""What comes from the bus into the knowledge: responses, the wish to have one read by the model, deletions.
+
+A response is read by rule at once; then, where a capable model is there and as soon as nobody waits for an answer, by
+the model, whose claims take the place of the rules'. Each step is one transaction of the store, and its message is
+acknowledged afterwards: whoever takes a message over finds what was done, and does the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from services.knowledge import rules
+from services.knowledge.claims import Turn
+from services.knowledge.extract import Extractor
+from services.knowledge.settings import KnowledgeSettings
+from services.knowledge.store import Store
+from shared.bus import order
+from shared.contracts import (
+    KNOWLEDGE_READ,
+    KnowledgeForget,
+    KnowledgeRead,
+    MemoryForget,
+    Outgoing,
+    QueryForget,
+    ResponseGeneration,
+)
+from shared.envelope import Message
+from shared.errors import TransientError
+from shared.participant.service import Context
+from shared.records.journal import response_id
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
+
+R = TypeVar("R")
+# Called at each step with its name: where tests let a process die.
+Hook = Callable[[str], None]
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+# More than this many that wait for the model are left with what the rules say.
+_LINE = 200
+# Longer texts are a document, not something that somebody says of his life.
+_READ = 8_000
+
+
+def _nothing(_step: str) -> None:
+    """No fault."""
+
+
+def turn_of(response: ResponseGeneration, otherwise: int) -> Turn:
+    """What may be read of a response. An answer that used a tool repeats what others wrote, or what is known already.
+
+    otherwise: its time in ms, where its id does not tell it.
+    """
+    return Turn(
+        source=response.response_id,
+        user_id=response.user_id,
+        session_id=response.session_id,
+        said=_asked_at(response.query_id, otherwise),
+        query=response.query[:_READ],
+        answer="" if response.tool_calls else response.answer[:_READ],
+    )
+
+
+class Ingest:
+    def __init__(
+        self, context: Context[KnowledgeSettings], store: Store, extractor: Extractor, fault: Hook = _nothing
+    ) -> None:
+        self._context = context
+        self._store = store
+        self._extractor = extractor
+        self._fault = fault
+
+    async def response(self, message: Message[ResponseGeneration]) -> Iterable[Outgoing]:
+        """Only what was shown: nobody has seen what respondent B said."""
+        response, settings = message.payload, self._context.settings
+        if not settings.extract or response.respondent_id != "A":
+            return ()
+        turn = turn_of(response, message.envelope.time)
+        self._fault("received")
+        by_model = settings.by_model and await self._room()
+        written = await patiently(lambda: self._store.hear(turn, rules.read(turn), settled=not by_model))
+        self._fault("read by rule")
+        if written is None or not by_model:
+            return ()
+        wish = KnowledgeRead(response_id=turn.source, user_id=turn.user_id)
+        return [KNOWLEDGE_READ.of(wish, once=turn.source, user_id=turn.user_id, session_id=turn.session_id)]
+
+    async def read(self, message: Message[KnowledgeRead]) -> Iterable[Outgoing]:
+        """Has the model read a response that the rules have read."""
+        wish = message.payload
+        source = await patiently(lambda: self._store.source(wish.user_id, wish.response_id))
+        if source is None or source.settled:
+            # deleted since, or somebody did it and died before he could say so
+            return ()
+        claims = await self._extractor.read(source.turn) if self._context.settings.by_model else None
+        self._fault("read by the model")
+        if claims is None:
+            await patiently(lambda: self._store.settle(wish.user_id, wish.response_id))
+        else:
+            await patiently(lambda: self._store.hear(source.turn, claims, settled=True))
+        self._fault("merged")
+        return ()
+
+    async def forget_session(self, message: Message[MemoryForget]) -> Iterable[Outgoing]:
+        gone = message.payload
+        count = await patiently(lambda: self._store.forget_session(gone.user_id, gone.session_id, gone.at))
+        self._fault("forgotten")
+        log.info("knowledge.session_forgotten", sources=count)
+        return ()
+
+    async def take_back(self, message: Message[QueryForget]) -> Iterable[Outgoing]:
+        gone = message.payload
+        sources = [response_id(query_id, "A") for query_id in gone.queries]
+        await patiently(lambda: self._store.forget(gone.user_id, sources, gone.at))
+        self._fault("forgotten")
+        return ()
+
+    async def forget(self, message: Message[KnowledgeForget]) -> Iterable[Outgoing]:
+        gone = message.payload
+        if gone.response_ids:
+            await patiently(lambda: self._store.forget(gone.user_id, gone.response_ids, gone.at))
+        else:
+            await patiently(lambda: self._store.forget_user(gone.user_id, gone.at))
+        self._fault("forgotten")
+        return ()
+
+    async def _room(self) -> bool:
+        return int(await self._context.bus.link.call("XLEN", KNOWLEDGE_READ.stream)) < _LINE
+
+
+def _asked_at(query_id: str, otherwise: int) -> int:
+    """When a query was accepted, in ms: its id says it, unless another program made it."""
+    try:
+        return order(query_id)[0] or otherwise
+    except ValueError:
+        return otherwise
+
+
+async def patiently(work: Callable[[], Awaitable[R]]) -> R:
+    """The work's result, however long the graph is away: an entry that waits is not one that cannot be handled."""
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            return await work()
+        except TransientError as exc:
+            if pause == _FIRST_PAUSE:
+                log.warning("ingest.waits", reason=str(exc))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)

@@ -1,0 +1,312 @@
+"""knowledge_manage: what the gateway does with a user's knowledge. An operation between participants, not for models.
+
+The user is the request's. `all_users` is for the backup: the gateway sets it for an administrator only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from services.knowledge.claims import Claim, Holds, Turn, claim, moved
+from services.knowledge.dates import date_of
+from services.knowledge.graph import GraphUnavailable
+from services.knowledge.merging import Fact
+from services.knowledge.names import Kind
+from services.knowledge.search import Search, shown, shown_thing
+from services.knowledge.store import Store
+from shared.bus import Bus
+from shared.contracts import ToolRequest
+from shared.errors import ToolError
+from shared.participant.tool import Tool, ToolResult
+
+NAME = "knowledge_manage"
+# The nodes and edges of a picture, at most.
+_DRAWN = 2_000
+_SOURCES = 50
+
+Op = Literal["list", "get", "add", "correct", "delete", "entities", "graph", "export", "import", "clear", "stats"]
+
+
+class KnowledgeManage(BaseModel):
+    """Operates on a user's knowledge."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    op: Op
+    id: str = ""
+    about: str = ""
+    state: Literal["", "is", "was", "doubted"] = ""
+    subject: str = ""
+    subject_kind: Kind | None = None
+    relation: str = ""
+    object: str = ""
+    object_kind: Kind | None = None
+    holds: Holds | None = None
+    # null leaves a date as it is, "" takes it away
+    since: str | None = None
+    until: str | None = None
+    cursor: str | None = None
+    limit: int = Field(default=50, ge=1, le=500)
+    lines: list[dict[str, Any]] = Field(default=[], max_length=500)
+    all_users: bool = False
+
+
+class Line(BaseModel):
+    """A claim as it is moved in and out. Its id is made of the others."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    user_id: str = ""
+    source: str = Field(min_length=1, max_length=300)
+    session_id: str = Field(default="", max_length=300)
+    said: int = Field(ge=0, lt=1 << 53)
+    subject: str = Field(min_length=1, max_length=200)
+    subject_kind: Kind = "thing"
+    relation: str = Field(min_length=1, max_length=60)
+    object: str = Field(min_length=1, max_length=200)
+    object_kind: Kind = "thing"
+    holds: Holds = "is"
+    since: str = Field(default="", max_length=40)
+    until: str = Field(default="", max_length=40)
+    speaker: Literal["user", "assistant"] = "user"
+    by: Literal["model", "rules", "person"] = "person"
+    quote: str = Field(default="", max_length=1_000)
+
+
+_LINE = TypeAdapter(Line)
+
+
+class Manage:
+    def __init__(self, bus: Bus, store: Store, search: Search) -> None:
+        self._bus = bus
+        self._store = store
+        self._search = search
+        self._ops: dict[Op, Callable[[KnowledgeManage, ToolRequest], Awaitable[dict[str, Any]]]] = {
+            "list": self._list,
+            "get": self._get,
+            "add": self._add,
+            "correct": self._correct,
+            "delete": self._delete,
+            "entities": self._entities,
+            "graph": self._graph,
+            "export": self._export,
+            "import": self._import,
+            "clear": self._clear,
+            "stats": self._stats,
+        }
+
+    def tool(self) -> Tool[KnowledgeManage]:
+        return Tool(NAME, KnowledgeManage, self.run, internal=True)
+
+    async def run(self, args: KnowledgeManage, request: ToolRequest) -> ToolResult:
+        """`data` is {"found": false} for what is not there or not the user's."""
+        try:
+            return ToolResult("", await self._ops[args.op](args, request))
+        except GraphUnavailable as exc:
+            raise ToolError(f"unavailable: {exc}") from exc
+
+    async def _list(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
+        facts = await self._search.all(request.user_id)
+        if args.about:
+            names = await self._search.names(request.user_id)
+            meant = set(names.meant(args.about))
+            facts = [fact for fact in facts if meant & {fact.subject.id, fact.object.id}]
+        facts = [fact for fact in facts if args.state in ("", fact.state)]
+        start = _place(args.cursor, facts)
+        page = facts[start : start + args.limit]
+        more = start + args.limit < len(facts)
+        return {
+            "facts": [_told(fact) for fact in page],
+            "cursor": f"{page[-1].said}|{page[-1].id}" if more else None,
+            "total": len(facts),
+        }
+
+    async def _get(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
+        fact = await self._search.of_claim(request.user_id, args.id)
+        return {"found": False} if fact is None else {"found": True, "fact": _told(fact)}
+
+    async def _add(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
+        turn = await self._by_hand(request)
+        new = _stated(turn, args, None)
+        await self._store.correct(request.user_id, turn, [], new)
+        return await self._now(request, new)
+
+    async def _correct(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
+        fact = await self._search.of_claim(request.user_id, args.id)
+        if fact is None:
+            return {"found": False}
+        turn = await self._by_hand(request)
+        new = _stated(turn, args, fact)
+        await self._store.correct(request.user_id, turn, fact.claims, new)
+        return {"found": True, **await self._now(request, new)}
+
+    async def _delete(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
+        fact = await self._search.of_claim(request.user_id, args.id)
+        if fact is None:
+            return {"found": False}
+        await self._store.unsay(request.user_id, fact.claims)
+        return {"found": True}
+
+    async def _entities(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
+        names = await self._search.names(request.user_id)
+        found: dict[str, dict[str, Any]] = {}
+        for fact in await self._search.all(request.user_id):
+            for thing in (fact.subject, fact.object):
+                entity = found.setdefault(thing.id, {**shown_thing(thing), "facts": 0})
+                entity["facts"] += 1
+        for name, entity in found.items():
+            entity["names"] = names.same([name])
+        meant = names.meant(args.about) if args.about else list(found)
+        ranked = sorted((found[one] for one in meant if one in found), key=lambda one: (-one["facts"], one["id"]))
+        return {"entities": ranked[: args.limit], "total": len(ranked)}
+
+    async def _graph(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
+        """Nodes and edges for a picture: around somebody, or the newest."""
+        if args.about:
+            hits = await self._search.find(request.user_id, [args.about], [], min(args.limit * 4, _DRAWN), 2)
+            facts = [hit.fact for hit in hits]
+        else:
+            everything = await self._search.all(request.user_id)
+            facts = [fact for fact in everything if fact.state != "doubted"][: min(args.limit * 4, _DRAWN)]
+        nodes = {thing.id: shown_thing(thing) for fact in facts for thing in (fact.subject, fact.object)}
+        edges = [
+            {"id": fact.id, "from": fact.subject.id, "to": fact.object.id, "relation": fact.relation,
+             "state": fact.state, "since": fact.since or None, "until": fact.until or None,
+             "confidence": fact.confidence}
+            for fact in facts
+        ]  # fmt: skip
+        return {"nodes": list(nodes.values()), "edges": edges}
+
+    # ── moving in and out ────────────────────────────────────────────────────────────────────────────────────
+
+    async def _export(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
+        """Claims of a user, or of all, in the order of users and ids."""
+        users = await self._store.users() if args.all_users else [request.user_id]
+        user_id, _, after = (args.cursor or "").rpartition("|")
+        for one in users:
+            if args.cursor and one < user_id:
+                continue
+            start = after if one == user_id else ""
+            left = [claim for claim in await self._store.all(one) if claim.id > start]
+            if left:
+                page = left[: args.limit]
+                return {
+                    "lines": [{"user_id": one, **claim.row()} for claim in page],
+                    "cursor": f"{one}|{page[-1].id}",
+                }
+        return {"lines": [], "cursor": None}
+
+    async def _import(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
+        """Lines that are wrong are named by their number in the page; the others are taken."""
+        errors: list[dict[str, Any]] = []
+        by_user: dict[str, list[Claim]] = {}
+        for number, raw in enumerate(args.lines):
+            try:
+                line = _LINE.validate_python(raw)
+                user_id = (line.user_id or request.user_id) if args.all_users else request.user_id
+                by_user.setdefault(user_id, []).append(_taken(line, user_id))
+            except (ValidationError, ToolError) as exc:
+                errors.append({"line": number, "message": _complaint(exc)})
+        imported = 0
+        for user_id, claims in by_user.items():
+            imported += await self._store.take(user_id, claims)
+        there = sum(map(len, by_user.values())) - imported
+        return {"imported": imported, "there": there, "errors": errors}
+
+    async def _clear(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
+        """Of the user, or of the next one of all; `left`: whether there is another one."""
+        users = [request.user_id]
+        if args.all_users:
+            users = [one for one in await self._store.users() if await self._store.count(one)]
+        if not users:
+            return {"left": False}
+        await self._store.unsay(users[0], await self._store.all(users[0]))
+        return {"left": len(users) > 1}
+
+    async def _stats(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:
+        if args.all_users:
+            return await self._store.counts()
+        return {"claims": await self._store.count(request.user_id)}
+
+    # ── how ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _by_hand(self, request: ToolRequest) -> Turn:
+        """A source for what a person enters; the same for a call that is repeated."""
+        seconds, micros = await self._bus.link.call("TIME")
+        said = int(seconds) * 1000 + int(micros) // 1000
+        return Turn(f"person:{request.call_id}", request.user_id, "", said, "")
+
+    async def _now(self, request: ToolRequest, new: Claim) -> dict[str, Any]:
+        fact = await self._search.of_claim(request.user_id, new.id)
+        return {"fact": None if fact is None else _told(fact)}
+
+
+def _told(fact: Fact) -> dict[str, Any]:
+    """A fact with its newest sources; of one that is told every day, not with all."""
+    told = shown(fact)
+    return {**told, "sources": told["sources"][-_SOURCES:], "why": told["why"][-_SOURCES:]}
+
+
+def _stated(turn: Turn, args: KnowledgeManage, old: Fact | None) -> Claim:
+    """What a person says, with what he leaves out from the fact that he corrects. Raises ToolError."""
+    for name in ("since", "until"):
+        given = getattr(args, name)
+        if given and date_of(given, turn.said) is None:
+            raise ToolError(f"{name}: {given[:40]!r} is no date such as 2026, 2026-05 or 2026-05-03")
+    over = args.holds or ("was" if args.until else None) or ("was" if old and old.state == "was" else "is")
+    since, until = args.since, args.until
+    if old is not None:
+        since = old.since if since is None else since
+        # what is so again has no end any more
+        until = (old.until if until is None and over == "was" else until) or ""
+    new = claim(
+        turn,
+        args.subject or (old.subject.name if old else ""),
+        args.relation or (old.relation if old else ""),
+        args.object or (old.object.name if old else ""),
+        subject_kind=args.subject_kind or (old.subject.kind if old else "thing"),
+        object_kind=args.object_kind or (old.object.kind if old else "thing"),
+        holds=over,
+        since=since or None,
+        until=until or None,
+        by="person",
+    )
+    if new is None:
+        raise ToolError(
+            "subject, relation and object are needed: two different names, and a few words such as lives in"
+        )
+    return new
+
+
+def _taken(line: Line, user_id: str) -> Claim:
+    """Raises ToolError."""
+    turn = Turn(line.source, user_id, line.session_id, line.said, "")
+    found = claim(
+        turn, line.subject, line.relation, line.object,
+        subject_kind=line.subject_kind, object_kind=line.object_kind, holds=line.holds,
+        since=line.since, until=line.until, by=line.by, quote=line.quote,
+    )  # fmt: skip
+    if found is None:
+        raise ToolError("subject, relation and object do not make a fact")
+    return moved(found, speaker=line.speaker)
+
+
+def _complaint(exc: ValidationError | ToolError) -> str:
+    if isinstance(exc, ToolError):
+        return str(exc)
+    first = exc.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def _place(cursor: str | None, facts: Iterable[Fact]) -> int:
+    """Where a page begins. Raises ToolError."""
+    if cursor is None:
+        return 0
+    said, separator, fact_id = cursor.partition("|")
+    if not separator or not said.isdigit():
+        raise ToolError("cursor: one that a page has given is expected")
+    behind = (-int(said), fact_id)
+    return sum((-fact.said, fact.id) <= behind for fact in facts)

@@ -1,0 +1,279 @@
+"""Facts, made of claims. A pure function of the set of claims: in which order they came makes no difference.
+
+Nothing that is derived is stored: an alias, a contradiction or a deletion changes what is read the next time.
+
+- The same subject, relation and object are one fact, with all its sources.
+- Where there can be one object at a time (`relations.exclusive`), the object told last is so now; it closes the others
+  with the date since when it is so, or on which it was said. What is told with an earlier `since` is history.
+- The user's word counts: what the assistant said otherwise is doubted, and closes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from services.knowledge.claims import Claim
+from services.knowledge.dates import day
+from services.knowledge.names import KINDS, USER, USER_NAME, Kind
+from services.knowledge.relations import ALIAS, exclusive, symmetric
+
+State = Literal["is", "was", "doubted"]
+# The entity of a name's key.
+Entity = Callable[[str], str]
+
+_USERS, _ASSISTANTS = 2, 1
+# How far a single source is trusted.
+_TRUST = {"person": 1.0, "user": 0.8, "assistant": 0.5}
+_BY_RULES = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """Who or what a fact is about: `id` is its entity's key, `name` the spelling that was used most."""
+
+    id: str
+    name: str
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """`claims` are those it rests on, oldest first; its id is the first one's. `closed_by`: the claim that ended it."""
+
+    id: str
+    subject: Thing
+    relation: str
+    object: Thing
+    state: State
+    since: str
+    until: str
+    confidence: float
+    claims: tuple[Claim, ...]
+    closed_by: Claim | None = None
+
+    @property
+    def said(self) -> int:
+        """When it was told last, in ms."""
+        return self.claims[-1].said
+
+    def why(self) -> list[str]:
+        """Sentences that say what it rests on, and what ended it."""
+        told = [_reason(claim) for claim in self.claims]
+        if self.closed_by is not None:
+            told.append(f"It ended on {self.until or 'an unknown date'}: {_reason(self.closed_by)}")
+        if self.state == "doubted":
+            told.append("It is doubted: the user said something else.")
+        return told
+
+
+@dataclass(slots=True)
+class _Open:
+    """What the claims of one place say up to now. `current` is the object that is so."""
+
+    current: str | None = None
+    since: dict[str, str] = field(default_factory=dict)
+    state: dict[str, State] = field(default_factory=dict)
+    until: dict[str, str] = field(default_factory=dict)
+    closed_by: dict[str, Claim] = field(default_factory=dict)
+
+    def close(self, key: str, until: str, by: Claim | None) -> None:
+        self.state[key], self.until[key] = "was", until
+        if by is not None:
+            self.closed_by[key] = by
+        if self.current == key:
+            self.current = None
+
+
+def itself(key: str) -> str:
+    """The entity of a key where nothing is known of aliases."""
+    return key
+
+
+def facts_of(claims: Iterable[Claim], entity: Entity = itself) -> list[Fact]:
+    """All facts that the claims make, in the order of their ids; aliases are no facts."""
+    told = sorted({one.id: one for one in claims if one.relation != ALIAS}.values(), key=_when)
+    groups: dict[tuple[str, str, str], list[Claim]] = defaultdict(list)
+    places: dict[tuple[str, ...], list[Claim]] = defaultdict(list)
+    for one in told:
+        key = _fact(one, entity)
+        if key[0] == key[2]:
+            # two names of one entity
+            continue
+        groups[key].append(one)
+        for place in _places(key):
+            places[place].append(one)
+    seen = {place: _read(those, partial(_other_end, entity, place)) for place, those in places.items()}
+    names = _things(told, entity)
+    found = [_made(key, those, names, [(place, seen[place]) for place in _places(key)])
+             for key, those in groups.items()]  # fmt: skip
+    return sorted(found, key=lambda fact: fact.id)
+
+
+def told(fact: Fact) -> str:
+    """The fact as a model reads it: one line that says IS or WAS, with dates. What is doubted no model reads."""
+    said = f"{_name(fact.subject, True)} {_phrase(fact.relation, fact.object)}"
+    dates = f" since {fact.since}" if fact.since else ""
+    if fact.state == "was":
+        dates += f" until {fact.until}" if fact.until else ""
+        return f"{said}: WAS true{dates} (said {day(fact.said)})"
+    if fact.state == "doubted":
+        return f"{said}: doubted{dates} (said {day(fact.said)})"
+    dates += f" until {fact.until}" if fact.until else ""
+    return f"{said}: IS true{dates} (said {day(fact.said)})"
+
+
+def _phrase(relation: str, object_: Thing) -> str:
+    name = _name(object_, False)
+    if relation.startswith("favourite "):
+        return f"has the {relation} {name}"
+    if relation.startswith("is ") and relation.endswith(" of"):
+        return f"is the {relation.removeprefix('is ')} {name}"
+    return f"{relation} {name}"
+
+
+def _name(thing: Thing, first: bool) -> str:
+    return (USER_NAME.capitalize() if first else USER_NAME) if thing.id == USER else thing.name
+
+
+def _when(claim: Claim) -> tuple[int, str]:
+    return claim.said, claim.id
+
+
+def _tier(claim: Claim) -> int:
+    return _USERS if claim.speaker == "user" else _ASSISTANTS
+
+
+def _fact(claim: Claim, entity: Entity) -> tuple[str, str, str]:
+    subject, object_ = entity(claim.subject_key), entity(claim.object_key)
+    if symmetric(claim.relation) and object_ < subject:
+        subject, object_ = object_, subject
+    return subject, claim.relation, object_
+
+
+def _places(key: tuple[str, str, str]) -> list[tuple[str, ...]]:
+    """Within which claims compete: of one subject and relation where there can be one object, else of the fact."""
+    subject, relation, object_ = key
+    if not exclusive(relation):
+        return [key]
+    return [(subject, relation), (object_, relation)] if symmetric(relation) else [(subject, relation)]
+
+
+def _other_end(entity: Entity, place: tuple[str, ...], claim: Claim) -> str:
+    """What competes: the object, seen from the place's entity."""
+    subject, object_ = entity(claim.subject_key), entity(claim.object_key)
+    return subject if object_ == place[0] else object_
+
+
+def _read(claims: Sequence[Claim], object_of: Callable[[Claim], str]) -> _Open:
+    """The claims of one place in the order in which they were said; the user's come first."""
+    found = _Open()
+    for tier in (_USERS, _ASSISTANTS):
+        settled, sure = set(found.state), found.current is not None
+        for one in claims:
+            if _tier(one) == tier and (key := object_of(one)) not in settled:
+                if sure and one.holds == "is":
+                    found.state[key] = "doubted"
+                else:
+                    _say(found, key, one)
+    return found
+
+
+def _say(found: _Open, key: str, claim: Claim) -> None:
+    if claim.holds == "was":
+        if claim.since:
+            found.since.setdefault(key, claim.since)
+        # that it was so, said of what is so now, ends it
+        ended = claim.until or (day(claim.said) if found.state.get(key) == "is" else found.until.get(key, ""))
+        found.close(key, ended, claim if found.state.get(key) == "is" else None)
+        return
+    other = found.current
+    if other is not None and other != key:
+        since = found.since.get(other, "")
+        if claim.since and since and claim.since < since:
+            found.since[key] = claim.since
+            found.close(key, since, None)
+            return
+        ended = claim.since if claim.since and claim.since >= since else day(claim.said)
+        found.close(other, ended, claim)
+    if found.state.get(key) != "is":
+        # so again, or for the first time
+        found.since.pop(key, None)
+        found.until.pop(key, None)
+        found.closed_by.pop(key, None)
+    found.current = key
+    found.state[key] = "is"
+    if claim.since:
+        found.since[key] = min(found.since.get(key, claim.since), claim.since)
+    if claim.until:
+        found.until[key] = claim.until
+
+
+def _made(
+    key: tuple[str, str, str],
+    claims: Sequence[Claim],
+    names: dict[str, Thing],
+    seen: Sequence[tuple[tuple[str, ...], _Open]],
+) -> Fact:
+    subject, relation, object_ = key
+    states = [(one, object_ if place[0] == subject else subject) for place, one in seen]
+    # of a relation that binds both ends, what one end says is over is over
+    rank = {"is": 0, "was": 1, "doubted": 2}
+    place, end = max(states, key=lambda one: rank[one[0].state[one[1]]])
+    by_source: dict[str, float] = {}
+    for one in claims:
+        by_source[one.source] = max(by_source.get(one.source, 0.0), _trust(one))
+    doubt = 1.0
+    for trust in by_source.values():
+        doubt *= 1 - trust
+    return Fact(
+        id=claims[0].id,
+        subject=names[subject],
+        relation=relation,
+        object=names[object_],
+        state=place.state[end],
+        since=place.since.get(end, ""),
+        until=place.until.get(end, ""),
+        confidence=round(1 - doubt, 3),
+        claims=tuple(claims),
+        closed_by=place.closed_by.get(end),
+    )
+
+
+def _trust(claim: Claim) -> float:
+    trust = _TRUST["person" if claim.by == "person" else claim.speaker]
+    return trust * _BY_RULES if claim.by == "rules" else trust
+
+
+def _things(claims: Sequence[Claim], entity: Entity) -> dict[str, Thing]:
+    """Each entity with the name and the kind that was used most; any kind says more than `thing`."""
+    names: dict[str, Counter[str]] = defaultdict(Counter)
+    kinds: dict[str, Counter[Kind]] = defaultdict(Counter)
+    for one in claims:
+        for key, name, kind in (
+            (one.subject_key, one.subject, one.subject_kind),
+            (one.object_key, one.object, one.object_kind),
+        ):
+            names[entity(key)][name] += 1
+            kinds[entity(key)][kind] += kind != "thing"
+    return {key: Thing(key, _name_of(key, names[key]), _kind_of(key, kinds[key])) for key in names}
+
+
+def _name_of(key: str, used: Counter[str]) -> str:
+    return USER_NAME if key == USER else max(used, key=lambda name: (used[name], len(name), name))
+
+
+def _kind_of(key: str, used: Counter[Kind]) -> Kind:
+    if key == USER:
+        return "person"
+    return max(KINDS, key=lambda kind: (used[kind], kind == "thing", kind))
+
+
+def _reason(claim: Claim) -> str:
+    who = "The user" if claim.speaker == "user" else "The assistant"
+    said = f": “{claim.quote}”" if claim.quote else f" that {claim.subject} {claim.relation} {claim.object}"
+    how = {"model": "read by the model", "rules": "read by rule", "person": "entered by hand"}[claim.by]
+    return f"{who} said on {day(claim.said)}{said} ({how})."

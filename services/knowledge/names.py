@@ -1,0 +1,84 @@
+"""Names as people write them, and the key under which spellings of one name meet."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+from typing import Literal, get_args
+
+Kind = Literal["person", "place", "organisation", "thing", "time"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+# The key of whoever talks with us: no name has it, because keys of names have letters, digits and spaces only.
+USER = "@user"
+USER_NAME = "the user"
+MAX_NAME = 80
+
+_OF_THE_USER = frozenset({"i", "me", "my", "mine", "myself", "user", "the user", "ich", "mich", "mir"})
+_BY_THE_ASSISTANT = frozenset({"you", "your", "yours", "yourself"})
+_NOBODY = frozenset(
+    {"he", "she", "it", "they", "we", "us", "him", "her", "them", "his", "hers", "its", "their", "theirs", "our",
+     "someone", "somebody", "nobody", "everyone", "who", "which", "this", "that", "these", "those", "here", "there",
+     "assistant", "the assistant", "ai", "n a", "none", "null", "unknown"}
+)  # fmt: skip
+_ARTICLE = re.compile(r"^(the|a|an) (?=\S)")
+_POSSESSIVE = re.compile(r"['’`´]s\b")
+_LETTERS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ø": "oe", "æ": "ae", "œ": "oe", "å": "aa", "ł": "l",
+                          "đ": "d", "ð": "d", "þ": "th"})  # fmt: skip
+# Combining marks are part of the letter in other scripts.
+_END_OF_MARKED = 0x0530
+
+
+def shown(text: str) -> str:
+    """The text as a name may be shown: one line, without what a model could take for structure."""
+    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    flat = re.sub(r"[<>{}\[\]|`*#=_~\\]+", " ", flat)
+    return " ".join(flat.split()).strip(" .,;:!?-–—\"'“”‘’()")
+
+
+@lru_cache(maxsize=8192)
+def key_of(text: str) -> str:
+    """Where spellings meet: without case, marks of letters, punctuation and article; ä is ae, as it is where no
+    keyboard has it.
+
+    '' for what is no name. Typing errors are no spellings: Maria and Mario are two people.
+    """
+    folded = unicodedata.normalize("NFC", _POSSESSIVE.sub("", shown(text)).casefold()).translate(_LETTERS)
+    letters: list[str] = []
+    for c in unicodedata.normalize("NFKD", folded):
+        if unicodedata.combining(c):
+            if letters and ord(letters[-1]) >= _END_OF_MARKED:
+                letters.append(c)
+        else:
+            letters.append(c if c.isalnum() else " ")
+    words = " ".join(unicodedata.normalize("NFC", "".join(letters)).split())
+    return _ARTICLE.sub("", words)
+
+
+def named(text: str, *, by_assistant: bool = False) -> str | None:
+    """The key of what a text names, `USER` for whoever talks with us; None for what names nobody.
+
+    by_assistant: said by the assistant, whose `you` is the user and whose `I` is nobody.
+    """
+    key = key_of(text)
+    if key in _OF_THE_USER and key not in ("user",):
+        return None if by_assistant and not key.endswith("user") else USER
+    if key == "user":
+        return USER
+    if key in _BY_THE_ASSISTANT:
+        return USER if by_assistant else None
+    if not key or key in _NOBODY or len(key) > MAX_NAME or not any(c.isalnum() for c in key):
+        return None
+    return key
+
+
+def occurs(key: str, text: str) -> bool:
+    """Whether a name stands in a text, word by word."""
+    return f" {key} " in f" {key_of_text(text)} "
+
+
+@lru_cache(maxsize=256)
+def key_of_text(text: str) -> str:
+    """A whole text folded as names are."""
+    return " ".join(key_of(word) for word in re.split(r"[\s/–—-]+", text) if word)

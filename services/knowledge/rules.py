@@ -1,0 +1,132 @@
+"""Reading the plainest English statements by rule, where no capable model is at hand.
+
+Only what the user says of himself and of people by their names; questions, conditions and pronouns are left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from services.knowledge.claims import Claim, Turn, claim, once, sentences
+from services.knowledge.dates import MONTHS
+from services.knowledge.relations import ALIAS, KIN, PARTNERS, kinship
+
+_PART = r"[A-ZÀ-ÖØ-Þ][\w'’-]*"
+NAME = rf"{_PART}(?: (?:(?:de|da|di|du|la|le|of|the|van|von|der|den) ){{0,2}}{_PART}){{0,4}}"
+_SMALL = r"[a-zà-öø-ÿ][\w'’-]*(?: [a-zà-öø-ÿ][\w'’-]*){0,2}"
+_MONTH = "|".join(month.capitalize() for month in MONTHS)
+_DATE = rf"(?:(?:\d{{1,2}} )?(?:{_MONTH})(?: \d{{1,2}})?(?:,? \d{{4}})?|\d{{4}}|(?:last|this) (?:year|month))"
+_WORDS = [*KIN, *PARTNERS, "mom", "mum", "dad", "neighbor", "best friend", "coworker", "fiancé", "fiancée"]
+_KIN = rf"(?:(?:older|younger|little|big|twin|best) )?(?:{'|'.join(sorted(_WORDS, key=len, reverse=True))})"
+_WHO = rf"(?P<who>I|[Mm]y {_KIN},? {NAME},?|{NAME})"
+_NO_NAMES = frozenset(
+    {"He", "She", "It", "They", "We", "You", "The", "This", "That", "These", "Those", "There", "Here", "Who", "What",
+     "When", "Where", "Why", "How", "Which", "Please", "If", "My", "Your", "His", "Her", "Our", "Their", "Yes", "No",
+     "Ok", "Okay", "So", "And", "But", "Or", "Then", "Now", "Today", "Yesterday", "Tomorrow", "Monday", "Tuesday",
+     "Wednesday", "Thursday", "Friday", "Saturday", "Sunday", "Nobody", "Somebody", "Someone", "Everyone",
+     "Everybody", "People", "In", "On", "At", "From", "For", "To", "After", "Before", "Since", "While", "As",
+     "Maybe", "Perhaps", "I"} | {month.capitalize() for month in MONTHS}
+)  # fmt: skip
+_ADVERB = r"(?: (?:now|currently|still|just|recently|also|has|have|had|am|is|are))*"
+
+_LIVES = re.compile(
+    rf"^{_WHO}{_ADVERB} (?P<how>lives?|living|resides?|lived|used to live|moved|no longer lives?) (?:in|to|at|back to) "
+    rf"(?P<what>{NAME})(?:,? (?P<prep>in|since|until|till) (?P<date>{_DATE}))?"
+)
+_WORKS = re.compile(
+    rf"^{_WHO}{_ADVERB} (?P<how>works?|working|worked|used to work|no longer works?) (?:at|for) "
+    rf"(?P<what>{NAME})(?:,? (?P<prep>in|since|until|till) (?P<date>{_DATE}))?"
+)
+_BORN = re.compile(rf"^{_WHO} (?:was|were) born in (?P<what>{NAME})(?:,? (?P<prep>in) (?P<date>{_DATE}))?")
+_MARRIED = re.compile(
+    rf"^{_WHO}{_ADVERB} (?P<how>married|engaged|divorced)(?: to| from)? (?P<what>{NAME})"
+    rf"(?:,? (?P<prep>in|since) (?P<date>{_DATE}))?"
+)
+_KINS = (
+    re.compile(rf"\b[Mm]y (?P<kin>{_KIN})(?:,|'s name is| is called| is named| called| named)? (?P<name>{NAME})"),
+    re.compile(rf"^(?P<name>{NAME}) is my (?P<kin>{_KIN})\b"),
+    re.compile(rf"\bI have an? (?P<kin>{_KIN})(?:,| who is)? (?:called|named) (?P<name>{NAME})"),
+)
+_CALLED = re.compile(rf"^(?:[Mm]y name is|I am called|I'm called|[Cc]all me) (?P<name>{NAME})")
+_FAVOURITE = re.compile(
+    rf"^[Mm]y (?:favou?rite|preferred) (?P<thing>{_SMALL}) is (?P<what>{NAME}|{_SMALL})(?=$|[.,;!])"
+)
+_PET = re.compile(rf"\bI have an? (?P<thing>{_SMALL}) (?:called|named) (?P<name>{NAME})")
+_IF = re.compile(r"^(?:if|suppose|imagine|maybe|perhaps|would|could|should|let's say|what if)\b", re.IGNORECASE)
+_PAST = re.compile(r"lived|worked|used to|no longer|divorced")
+_CLAUSE = re.compile(r",? (?:and|but|while|whereas) (?=(?:I|[Mm]y|[A-ZÀ-Þ])\b|[Mm]y )|; ")
+
+
+def read(turn: Turn) -> list[Claim]:
+    """What the user's words state; each claim is marked as read by rule."""
+    return once(found for found in _all(turn) if found is not None)
+
+
+def _all(turn: Turn) -> Iterator[Claim | None]:
+    for sentence in sentences(turn.query):
+        if sentence.endswith("?") or _IF.match(sentence):
+            continue
+        for clause in _CLAUSE.split(_plain(sentence)):
+            yield from _clause(turn, clause.strip(), sentence)
+
+
+def _plain(sentence: str) -> str:
+    return re.sub(r"\bI['’]m\b", "I am", re.sub(r"\bI['’]ve\b", "I have", sentence))
+
+
+def _clause(turn: Turn, clause: str, quote: str) -> Iterator[Claim | None]:
+    clause = re.sub(r"^(?:please )?(?:remember|note|know)(?: that)?:? ", "", clause, flags=re.IGNORECASE)
+    for pattern in _KINS:
+        for found in pattern.finditer(clause):
+            relation = kinship(found["kin"])
+            if relation is not None and (name := _named(found["name"])):
+                yield claim(
+                    turn, name, relation, "me", subject_kind="person", object_kind="person", by="rules", quote=quote
+                )
+    for pattern, relation, kind in (
+        (_LIVES, "lives in", "place"),
+        (_WORKS, "works at", "organisation"),
+        (_BORN, "was born in", "place"),
+        (_MARRIED, "", "person"),
+    ):
+        if (stated := pattern.match(clause)) is not None:
+            yield _stated(turn, stated, relation, kind, quote)
+    if (called := _CALLED.match(clause)) is not None and (name := _named(called["name"])):
+        yield claim(turn, "me", ALIAS, name, subject_kind="person", object_kind="person", by="rules", quote=quote)
+    if (liked := _FAVOURITE.match(clause)) is not None:
+        yield claim(turn, "me", f"favourite {liked['thing']}", liked["what"], by="rules", quote=quote)
+    if (pet := _PET.search(clause)) is not None and kinship(pet["thing"]) is None:
+        yield claim(turn, "me", f"has {pet['thing']}", pet["name"], by="rules", quote=quote)
+
+
+def _stated(turn: Turn, found: re.Match[str], relation: str, kind: str, quote: str) -> Claim | None:
+    who, what = _who(found["who"]), _named(found["what"])
+    if not who or not what:
+        return None
+    how = found.groupdict().get("how") or ""
+    if not relation:
+        relation = "is engaged to" if how == "engaged" else "is married to"
+    past = bool(_PAST.search(how)) or found["prep"] in ("until", "till")
+    date = found["date"]
+    return claim(
+        turn, who, relation, what,
+        subject_kind="person", object_kind=kind,
+        holds="was" if past else "is",
+        since=None if past else date,
+        until=date if past and (how == "divorced" or found["prep"] in ("until", "till")) else None,
+        by="rules", quote=quote,
+    )  # fmt: skip
+
+
+def _who(text: str) -> str:
+    if text == "I":
+        return text
+    kin = re.match(rf"^[Mm]y {_KIN},? (?P<name>{NAME}),?$", text)
+    return _named(kin["name"] if kin else text.rstrip(","))
+
+
+def _named(text: str) -> str:
+    """The name without words that begin a sentence; '' when nothing is left, or a pronoun stands for it."""
+    words = text.split()
+    return "" if not words or words[0] in _NO_NAMES else text

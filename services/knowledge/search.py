@@ -1,0 +1,138 @@
+"""Facts about the people and places that are asked for, the nearest first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.knowledge.claims import Claim
+from services.knowledge.dates import day
+from services.knowledge.meaning import Names
+from services.knowledge.merging import Fact, Thing, facts_of, told
+from services.knowledge.names import USER
+from services.knowledge.relations import exclusive, symmetric
+from services.knowledge.store import Store
+
+HEADING = "=== KNOWLEDGE GRAPH FACTS ==="
+NOTHING = "No facts found in the knowledge graph."
+# Claims that one hop looks at, the newest first, and names that a second hop starts from.
+_CLAIMS, _STARTS = 400, 60
+# Users whose names are kept in memory.
+_USERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """hop: 1 for a fact about what was asked for, 2 for one about what that is connected with."""
+
+    fact: Fact
+    hop: int
+
+
+class Search:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._names: OrderedDict[str, Names] = OrderedDict()
+
+    async def names(self, user_id: str) -> Names:
+        """As they are now."""
+        version = await self._store.version(user_id)
+        known = self._names.get(user_id)
+        if known is None or known.version != version:
+            # a write in between makes them newer than they say, and they are read again the next time
+            known = Names(version, await self._store.keys(user_id), await self._store.aliases(user_id))
+            self._names[user_id] = known
+        self._names.move_to_end(user_id)
+        while len(self._names) > _USERS:
+            self._names.popitem(last=False)
+        return known
+
+    async def find(
+        self, user_id: str, people: Sequence[str], locations: Sequence[str], n_results: int, hops: int
+    ) -> list[Hit]:
+        """The best hits; facts about the user where nobody is named. What is doubted is not among them."""
+        names = await self.names(user_id)
+        wanted = [names.meant(text) for text in (*people, *locations)] if people or locations else [[USER]]
+        asked = {entity for entities in wanted for entity in entities}
+        first = await self._around(user_id, names, asked)
+        hits = [Hit(fact, 1) for fact in first]
+        if hops > 1 and len(hits) < n_results:
+            # what the user is connected with is everything: it is no way from one thing to another
+            near = sorted({thing.id for fact in first for thing in (fact.subject, fact.object)} - asked - {USER})
+            known = {fact.id for fact in first}
+            second = await self._around(user_id, names, near[:_STARTS])
+            hits += [Hit(fact, 2) for fact in second if fact.id not in known]
+        sure = [hit for hit in hits if hit.fact.state != "doubted"]
+        return sorted(sure, key=lambda hit: _rank(hit, wanted))[:n_results]
+
+    async def _around(self, user_id: str, names: Names, entities: Sequence[str] | set[str]) -> list[Fact]:
+        """The facts that touch entities, as all claims about them say."""
+        keys = names.same(entities)
+        claims = {one.id: one for one in await self._store.touching(user_id, keys, _CLAIMS)}
+        for one in await self._rivals(user_id, names, list(claims.values())):
+            claims[one.id] = one
+        near = set(entities)
+        return [fact for fact in facts_of(claims.values(), names.entity) if {fact.subject.id, fact.object.id} & near]
+
+    async def _rivals(self, user_id: str, names: Names, claims: Sequence[Claim]) -> list[Claim]:
+        """What else is said where there can be one object: who lives in Lyon may have moved since."""
+        bound = [one for one in claims if exclusive(one.relation)]
+        subjects = {one.subject_key for one in bound} | {one.object_key for one in bound if symmetric(one.relation)}
+        return await self._store.places(user_id, names.same(subjects), {one.relation for one in bound})
+
+    async def of_claim(self, user_id: str, claim_id: str) -> Fact | None:
+        """The fact that rests on a claim, with others or alone."""
+        return next((f for f in await self.all(user_id) if any(one.id == claim_id for one in f.claims)), None)
+
+    async def all(self, user_id: str) -> list[Fact]:
+        """Every fact of a user's, the newest first."""
+        names = await self.names(user_id)
+        return sorted(facts_of(await self._store.all(user_id), names.entity), key=lambda fact: (-fact.said, fact.id))
+
+
+def _rank(hit: Hit, wanted: Sequence[Sequence[str]]) -> tuple[Any, ...]:
+    """What connects several of those asked for comes first, then what is so, is sure, and was told last."""
+    fact = hit.fact
+    met = sum(any(one in (fact.subject.id, fact.object.id) for one in entities) for entities in wanted)
+    return hit.hop, -met, fact.state != "is", -fact.confidence, -fact.said, fact.id
+
+
+def text_of(hits: Sequence[Hit]) -> str:
+    """What a model reads."""
+    return "\n".join([HEADING, *(f"- {told(hit.fact)}" for hit in hits)]) if hits else NOTHING
+
+
+def shown_thing(thing: Thing) -> dict[str, Any]:
+    return {"id": thing.id, "name": thing.name, "kind": thing.kind}
+
+
+def shown(fact: Fact) -> dict[str, Any]:
+    """A fact as clients get it."""
+    return {
+        "id": fact.id,
+        "subject": shown_thing(fact.subject),
+        "relation": fact.relation,
+        "object": shown_thing(fact.object),
+        "state": fact.state,
+        "since": fact.since or None,
+        "until": fact.until or None,
+        "said": day(fact.said),
+        "time": fact.said,
+        "confidence": fact.confidence,
+        "text": told(fact),
+        "why": fact.why(),
+        "sources": [shown_claim(one) for one in fact.claims],
+    }
+
+
+def shown_claim(claim: Claim) -> dict[str, Any]:
+    return {
+        "source": claim.source,
+        "session_id": claim.session_id,
+        "time": claim.said,
+        "speaker": claim.speaker,
+        "by": claim.by,
+        "quote": claim.quote,
+    }

@@ -1,0 +1,104 @@
+"""knowledge: the graph of people, places and things, with what is and what was."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Any
+
+from services.knowledge.extract import MOST_TURNS, Extractor
+from services.knowledge.graph import Graph
+from services.knowledge.ingest import Hook, Ingest
+from services.knowledge.ladybug import open_ladybug
+from services.knowledge.manage import Manage
+from services.knowledge.search import Search
+from services.knowledge.settings import EMBEDDED, KnowledgeSettings
+from services.knowledge.store import CONSTRAINTS, TABLES, Store
+from services.knowledge.tools import KnowledgeTools
+from shared.contracts import KNOWLEDGE_FORGET, KNOWLEDGE_READ, MEMORY_FORGET, QUERY_FORGET, RESPONSE_GENERATION
+from shared.errors import TransientError
+from shared.llm.courtesy import CourteousChatModel, answering
+from shared.participant.background import beside
+from shared.participant.service import Context, Service, Subscription, Work
+from shared.participant.tool import Tool, open_tools
+
+_LOOK_SECONDS = 5.0
+# Fewer than there are slots: what waits for the model, or for a graph that is away, must leave some for the tools.
+_LIMIT = MOST_TURNS
+
+
+def builder(*fault: Hook) -> Any:
+    """How the participant is built. `fault` is called at each step of a write: where tests let a process die."""
+
+    @contextlib.asynccontextmanager
+    async def build(context: Context[KnowledgeSettings]) -> AsyncIterator[Sequence[Work]]:
+        async with contextlib.AsyncExitStack() as stack:
+            graph = await stack.enter_async_context(_opened(context.settings))
+            store = Store(graph)
+            search = Search(store)
+            model = CourteousChatModel(context.settings.chat_model(), answering(context.bus), lambda: context.settings)
+            stack.push_async_callback(model.aclose)
+            ingest = Ingest(context, store, Extractor(model, lambda: context.settings), *fault)
+            offered: list[Tool[Any]] = [
+                KnowledgeTools(context, search).tool(),
+                Manage(context.bus, store, search).tool(),
+            ]
+
+            @contextlib.asynccontextmanager
+            async def same(_settings: KnowledgeSettings) -> AsyncIterator[Sequence[Tool[Any]]]:
+                # they look at the context's settings at each call
+                yield offered
+
+            works = await stack.enter_async_context(open_tools(context, same))
+            await _look(context, store)
+            async with beside(watch_graph=partial(_watch, context, store)):
+                yield [
+                    *works,
+                    Subscription(RESPONSE_GENERATION, ingest.response, limit=_LIMIT),
+                    Subscription(KNOWLEDGE_READ, ingest.read, limit=_LIMIT),
+                    Subscription(MEMORY_FORGET, ingest.forget_session, limit=_LIMIT),
+                    Subscription(QUERY_FORGET, ingest.take_back, limit=_LIMIT),
+                    Subscription(KNOWLEDGE_FORGET, ingest.forget, limit=_LIMIT),
+                ]
+
+    return build
+
+
+def _opened(settings: KnowledgeSettings) -> contextlib.AbstractAsyncContextManager[Graph]:
+    if settings.store == EMBEDDED:
+        return open_ladybug(settings.path, TABLES, settings.store_buffer)
+    # its driver is loaded where it is wanted
+    from services.knowledge.bolt import open_bolt
+
+    password = settings.store_password.get_secret_value() if settings.store_password else ""
+    return open_bolt(
+        settings.store, settings.store_user, password, settings.store_database, CONSTRAINTS, settings.store_timeout
+    )
+
+
+async def _watch(context: Context[KnowledgeSettings], store: Store) -> None:
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        await _look(context, store)
+
+
+async def _look(context: Context[KnowledgeSettings], store: Store) -> None:
+    """Says in the registry what is kept, who reads, and whether the graph is there."""
+    settings, trouble = context.settings, None
+    try:
+        async with asyncio.timeout(settings.store_timeout):
+            context.facts.update(await store.counts())
+            context.facts["waiting"] = int(await context.bus.link.call("XLEN", KNOWLEDGE_READ.stream))
+    except (TransientError, TimeoutError) as exc:
+        trouble = str(exc) or "the graph does not answer"
+    context.facts.update(
+        store="embedded" if settings.store == EMBEDDED else "server",
+        store_ok=trouble is None,
+        read_by="nobody" if not settings.extract else "model" if settings.by_model else "rules",
+        degraded=trouble,
+    )
+
+
+app: Service[KnowledgeSettings] = Service("knowledge", KnowledgeSettings, builder())

@@ -1,0 +1,67 @@
+"""Settings of knowledge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, SecretStr, field_validator
+
+from shared.llm.courtesy import CourtesySettings
+from shared.llm.settings import BackendSettings
+from shared.participant.settings import Settings
+
+EMBEDDED = "ladybug"
+SERVERS = ("bolt://", "bolt+s://", "bolt+ssc://", "neo4j://", "neo4j+s://", "neo4j+ssc://")
+
+
+class KnowledgeSettings(BackendSettings, CourtesySettings):
+    """`backend` and its address are those of the model that reads facts."""
+
+    runtime: ClassVar[frozenset[str]] = Settings.runtime | {
+        "extract", "model", "n_results", "hops", "concurrency", "extract_timeout", "yield_above", "yield_rest",
+        "yield_seconds",
+    }  # fmt: skip
+
+    store: str = Field(
+        default=EMBEDDED,
+        description="`ladybug`: a graph in the data folder, for one replica; or the Bolt address of a server of yours",
+    )
+    store_user: str = Field(default="", description="Name at the graph server")
+    store_password: SecretStr | None = Field(default=None, description="Password at the graph server")
+    store_database: str | None = Field(default=None, description="Database of the graph server; unset: its usual one")
+    store_timeout: float = Field(default=10.0, gt=0, le=300, description="Seconds to wait for the graph server")
+    store_path: Path | None = Field(
+        default=None, description="File of the embedded graph; unset: knowledge.lbug in the data folder"
+    )
+    store_buffer: int = Field(
+        default=128 * 1024 * 1024,
+        ge=32 * 1024 * 1024,
+        description="Bytes of memory that the embedded graph may use for its pages",
+    )
+    extract: bool = Field(default=True, description="Read facts from what is said")
+    model: str = Field(default="gemma4:e4b", min_length=1, description="Model that reads facts")
+    extract_timeout: float = Field(default=60.0, gt=0, le=600, description="Seconds for reading a few turns")
+    n_results: int = Field(default=20, ge=1, le=200, description="Most facts given to the model")
+    hops: int = Field(
+        default=2, ge=1, le=2, description="1: facts about what is asked for; 2: also about what those name"
+    )
+    concurrency: int = Field(default=24, ge=10, description="Messages handled at the same time by one replica")
+    demo: bool = Field(default=False, description="Set by `local2 run` when the demonstration model answers")
+
+    @field_validator("store")
+    @classmethod
+    def _embedded_or_server(cls, value: str) -> str:
+        if value != EMBEDDED and not (value.startswith(SERVERS) and value.partition("://")[2].strip("/")):
+            raise ValueError(f"{value!r} is neither {EMBEDDED} nor the address of a server, such as bolt://graph:7687")
+        return value
+
+    @property
+    def path(self) -> Path:
+        """Of the embedded graph."""
+        return (self.store_path or self.data_dir / "knowledge.lbug").absolute()
+
+    @property
+    def by_model(self) -> bool:
+        """Whether a model reads facts; the demonstration model cannot."""
+        return self.extract and not self.demo

@@ -1,0 +1,353 @@
+"""What is kept: each user's names, who was told what about them, and which sources have been read.
+
+    (KnowledgeUser)-[:KNOWS]->(KnowledgeName)-[:SAID {a claim}]->(KnowledgeName)
+    (KnowledgeUser)-[:HEARD]->(KnowledgeSource)
+
+Claims are kept, facts are made of them when they are asked for (see `merging`). A source's claims are written in one
+transaction, in place of those that it had: doing it again changes nothing. What is deleted leaves a mark, so that what
+comes late of it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from services.knowledge.claims import FIELDS, Claim, Turn, claim_of
+from services.knowledge.graph import Graph, Row, Run
+from services.knowledge.relations import ALIAS
+
+# Tables of the embedded graph, and constraints of a server.
+_CLAIM = ", ".join(f"{name} {'INT64' if name == 'said' else 'STRING'}" for name in FIELDS)
+TABLES = (
+    "CREATE NODE TABLE IF NOT EXISTS KnowledgeUser(id STRING PRIMARY KEY, version INT64)",
+    "CREATE NODE TABLE IF NOT EXISTS KnowledgeName(id STRING PRIMARY KEY, key STRING, aliased BOOLEAN)",
+    "CREATE NODE TABLE IF NOT EXISTS KnowledgeSource(id STRING PRIMARY KEY, source STRING, session_id STRING, "
+    "said INT64, settled BOOLEAN, names STRING[], query STRING, answer STRING)",
+    "CREATE NODE TABLE IF NOT EXISTS KnowledgeGone(id STRING PRIMARY KEY, at INT64)",
+    "CREATE REL TABLE IF NOT EXISTS KNOWS(FROM KnowledgeUser TO KnowledgeName)",
+    "CREATE REL TABLE IF NOT EXISTS HEARD(FROM KnowledgeUser TO KnowledgeSource)",
+    f"CREATE REL TABLE IF NOT EXISTS SAID(FROM KnowledgeName TO KnowledgeName, {_CLAIM})",
+)
+CONSTRAINTS = tuple(
+    f"CREATE CONSTRAINT local2_{label.lower()} IF NOT EXISTS FOR (n:{label}) REQUIRE n.id IS UNIQUE"
+    for label in ("KnowledgeUser", "KnowledgeName", "KnowledgeSource", "KnowledgeGone")
+)
+
+_SET = ", ".join(f"r.{name} = row.{name}" for name in FIELDS if name != "id")
+_CLAIMS = ", ".join(f"r.{name} AS {name}" for name in FIELDS)
+_TOUCH = (
+    "MERGE (u:KnowledgeUser {id: $user}) ON CREATE SET u.version = 1 ON MATCH SET u.version = u.version + 1 "
+    "RETURN u.version AS version"
+)
+_VERSION = "MATCH (u:KnowledgeUser {id: $user}) RETURN u.version AS version"
+_NAMES = "UNWIND $rows AS row MERGE (n:KnowledgeName {id: row.id}) ON CREATE SET n.key = row.key, n.aliased = false"
+_ALIASED = "MATCH (n:KnowledgeName) WHERE n.id IN $ids SET n.aliased = true"
+_KNOW = "MATCH (u:KnowledgeUser {id: $user}), (n:KnowledgeName) WHERE n.id IN $ids MERGE (u)-[:KNOWS]->(n)"
+_SAY = (
+    "UNWIND $rows AS row MATCH (a:KnowledgeName {id: row.a}), (b:KnowledgeName {id: row.b}) "
+    f"MERGE (a)-[r:SAID {{id: row.id}}]->(b) SET {_SET}"
+)
+_HEAR = (
+    "MERGE (s:KnowledgeSource {id: $id}) SET s.source = $source, s.session_id = $session, s.said = $said, "
+    "s.settled = $settled, s.names = $names, s.query = $query, s.answer = $answer"
+)
+_HEARD = "MATCH (u:KnowledgeUser {id: $user}), (s:KnowledgeSource {id: $id}) MERGE (u)-[:HEARD]->(s)"
+_SOURCE = (
+    "MATCH (u:KnowledgeUser {id: $user})-[:HEARD]->(s:KnowledgeSource) WHERE s.id IN $ids RETURN s.id AS id, "
+    "s.source AS source, s.session_id AS session_id, s.said AS said, s.settled AS settled, s.names AS names, "
+    "s.query AS query, s.answer AS answer"
+)
+_SETTLE = "MATCH (s:KnowledgeSource) WHERE s.id IN $ids SET s.settled = true, s.query = '', s.answer = ''"
+_OF_SESSION = (
+    "MATCH (u:KnowledgeUser {id: $user})-[:HEARD]->(s:KnowledgeSource) WHERE s.session_id = $session AND s.said <= $at "
+    "RETURN s.id AS id"
+)
+_OF_USER = (
+    "MATCH (u:KnowledgeUser {id: $user})-[:HEARD]->(s:KnowledgeSource) WHERE s.said <= $at RETURN s.id AS id LIMIT $n"
+)
+_UNSAY = "MATCH (a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE a.id IN $names AND r.source IN $sources DELETE r"
+_UNSAY_IDS = "MATCH (a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE a.id IN $names AND r.id IN $ids DELETE r"
+_NEIGHBOURS = (
+    "MATCH (a:KnowledgeName)-[r:SAID]->(b:KnowledgeName) WHERE a.id IN $names AND r.source IN $sources "
+    "RETURN DISTINCT b.id AS id"
+)
+_UNHEAR = "MATCH (s:KnowledgeSource) WHERE s.id IN $sources DETACH DELETE s"
+_BARE = (
+    "MATCH (n:KnowledgeName) WHERE n.id IN $names AND NOT EXISTS { MATCH (n)-[:SAID]-(:KnowledgeName) } DETACH DELETE n"
+)
+_GO = "MERGE (g:KnowledgeGone {id: $id}) SET g.at = $at"
+_GONE = "MATCH (g:KnowledgeGone) WHERE g.id IN $ids AND g.at >= $said RETURN count(g) AS n"
+_BACK = "MATCH (g:KnowledgeGone) WHERE g.id IN $ids DELETE g"
+_KEYS = "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(n:KnowledgeName) RETURN n.key AS key"
+_ALIASES = (
+    "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(a:KnowledgeName) WHERE a.aliased "
+    f"MATCH (a)-[r:SAID]->(b:KnowledgeName) WHERE r.relation = '{ALIAS}' RETURN {_CLAIMS}"
+)
+_TOUCHING = (
+    "MATCH (a:KnowledgeName)-[r:SAID]-(:KnowledgeName) WHERE a.id IN $names "
+    f"RETURN DISTINCT {_CLAIMS} ORDER BY said DESC, id LIMIT $n"
+)
+_OF_PLACES = (
+    "MATCH (a:KnowledgeName)-[r:SAID]-(:KnowledgeName) WHERE a.id IN $names AND r.relation IN $relations "
+    f"RETURN DISTINCT {_CLAIMS}"
+)
+_ALL = (
+    "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(a:KnowledgeName)-[r:SAID]->(:KnowledgeName) "
+    f"RETURN {_CLAIMS} ORDER BY id"
+)
+_USERS = "MATCH (u:KnowledgeUser) RETURN u.id AS id ORDER BY id"
+_COUNT = (
+    "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(a:KnowledgeName)-[r:SAID]->(:KnowledgeName) RETURN count(r) AS n"
+)
+_COUNT_ALL = "MATCH (:KnowledgeName)-[r:SAID]->(:KnowledgeName) RETURN count(r) AS n"
+_COUNT_NAMES = "MATCH (n:KnowledgeName) RETURN count(n) AS n"
+_PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A turn that was heard. settled: read for good; until then its words are kept for whoever is to read them."""
+
+    turn: Turn
+    settled: bool
+
+
+class Store:
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def hear(self, turn: Turn, claims: Sequence[Claim], *, settled: bool) -> int | None:
+        """Keeps a source's claims in place of those that it had; the user's version then.
+
+        None when nothing was written: the source is settled, or it was deleted meanwhile.
+        """
+        async with self._graph.transaction() as run:
+            # first of all: of two who write for one user, the other one waits here
+            version = await self._touch(run, turn.user_id)
+            if await self._gone(run, turn):
+                return None
+            there = await run(_SOURCE, {"user": turn.user_id, "ids": [_source(turn.user_id, turn.source)]})
+            if there and there[0]["settled"]:
+                return None
+            before = await self._unsaid(run, [str(name) for row in there for name in row["names"]], [turn.source])
+            names = await self._said(run, turn.user_id, claims)
+            await self._heard(run, turn, names, settled=settled)
+            await self._bare(run, before)
+            return version
+
+    async def settle(self, user_id: str, source: str) -> None:
+        """Nothing more is read of it."""
+        async with self._graph.transaction() as run:
+            await self._touch(run, user_id)
+            await run(_SETTLE, {"ids": [_source(user_id, source)]})
+
+    async def take(self, user_id: str, claims: Sequence[Claim]) -> int:
+        """Takes in claims that were kept elsewhere before, with their sources; those that are there stay as they are.
+
+        The number of new ones.
+        """
+        by_source: dict[str, list[Claim]] = {}
+        for one in claims:
+            by_source.setdefault(one.source, []).append(one)
+        new = 0
+        async with self._graph.transaction() as run:
+            await self._touch(run, user_id)
+            await run(_BACK, {"ids": [_mark_of(user_id, source=source) for source in by_source]})
+            sources = [_source(user_id, source) for source in by_source]
+            there = {row["source"]: row for row in await run(_SOURCE, {"user": user_id, "ids": sources})}
+            names = [_name(user_id, one.subject_key) for one in claims]
+            ids = {row["id"] for row in await run(_TOUCHING, {"names": names, "n": 1_000_000})}
+            for source, those in by_source.items():
+                said = await self._said(run, user_id, [one for one in those if one.id not in ids])
+                new += sum(one.id not in ids for one in those)
+                known = [str(name) for name in there[source]["names"]] if source in there else []
+                turn = Turn(source, user_id, those[0].session_id, those[0].said, "")
+                await self._heard(run, turn, sorted({*known, *said}), settled=True)
+        return new
+
+    async def unsay(self, user_id: str, claims: Sequence[Claim]) -> None:
+        """Removes claims for good; what is still to be read of their sources is not read any more."""
+        async with self._graph.transaction() as run:
+            await self._touch(run, user_id)
+            await self._remove(run, user_id, claims)
+
+    async def correct(self, user_id: str, turn: Turn, old: Sequence[Claim], new: Claim) -> None:
+        """A person's word in place of claims."""
+        async with self._graph.transaction() as run:
+            await self._touch(run, user_id)
+            await self._remove(run, user_id, [one for one in old if one.id != new.id])
+            names = await self._said(run, user_id, [new])
+            await self._heard(run, turn, names, settled=True)
+
+    async def forget(self, user_id: str, sources: Collection[str], at: int) -> int:
+        """Removes what rests on sources alone, and keeps it from coming back; how many were there."""
+        async with self._graph.transaction() as run:
+            await self._touch(run, user_id)
+            for source in sources:
+                await run(_GO, {"id": _mark_of(user_id, source=source), "at": at})
+            return await self._forgotten(run, user_id, [_source(user_id, source) for source in sources])
+
+    async def forget_session(self, user_id: str, session_id: str, at: int) -> int:
+        """The same for all of a session that was said until then (ms)."""
+        async with self._graph.transaction() as run:
+            await self._touch(run, user_id)
+            await run(_GO, {"id": _mark_of(user_id, session=session_id), "at": at})
+            found = await run(_OF_SESSION, {"user": user_id, "session": session_id, "at": at})
+            return await self._forgotten(run, user_id, [row["id"] for row in found])
+
+    async def forget_user(self, user_id: str, at: int) -> int:
+        """The same for all that was said to a user, a bounded part at a time."""
+        count = 0
+        async with self._graph.transaction() as run:
+            await self._touch(run, user_id)
+            await run(_GO, {"id": _mark_of(user_id), "at": at})
+        while True:
+            async with self._graph.transaction() as run:
+                await self._touch(run, user_id)
+                found = await run(_OF_USER, {"user": user_id, "at": at, "n": _PAGE})
+                if not found:
+                    return count
+                count += await self._forgotten(run, user_id, [row["id"] for row in found])
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def source(self, user_id: str, source: str) -> Source | None:
+        found = await self._graph.read(_SOURCE, {"user": user_id, "ids": [_source(user_id, source)]})
+        if not found:
+            return None
+        row = found[0]
+        turn = Turn(source, user_id, row["session_id"], row["said"], row["query"] or "", row["answer"] or "")
+        return Source(turn, row["settled"])
+
+    async def version(self, user_id: str) -> int:
+        """It changes with every write of the user's."""
+        found = await self._graph.read(_VERSION, {"user": user_id})
+        return int(found[0]["version"]) if found else 0
+
+    async def keys(self, user_id: str) -> list[str]:
+        """The keys of all names of a user."""
+        return [row["key"] for row in await self._graph.read(_KEYS, {"user": user_id})]
+
+    async def aliases(self, user_id: str) -> list[Claim]:
+        return _claims(await self._graph.read(_ALIASES, {"user": user_id}))
+
+    async def touching(self, user_id: str, keys: Iterable[str], limit: int) -> list[Claim]:
+        """The newest claims about any of these names."""
+        names = [_name(user_id, key) for key in keys]
+        return _claims(await self._graph.read(_TOUCHING, {"names": names, "n": limit})) if names else []
+
+    async def places(self, user_id: str, keys: Iterable[str], relations: Collection[str]) -> list[Claim]:
+        """All claims about these names with one of these relations."""
+        names = [_name(user_id, key) for key in keys]
+        if not names or not relations:
+            return []
+        return _claims(await self._graph.read(_OF_PLACES, {"names": names, "relations": list(relations)}))
+
+    async def all(self, user_id: str) -> list[Claim]:
+        """Every claim of a user's, aliases too."""
+        return _claims(await self._graph.read(_ALL, {"user": user_id}))
+
+    async def users(self) -> list[str]:
+        return [row["id"] for row in await self._graph.read(_USERS, {})]
+
+    async def count(self, user_id: str) -> int:
+        return int((await self._graph.read(_COUNT, {"user": user_id}))[0]["n"])
+
+    async def counts(self) -> dict[str, int]:
+        """Claims and names of all users."""
+        claims, names = await self._graph.read(_COUNT_ALL, {}), await self._graph.read(_COUNT_NAMES, {})
+        return {"claims": int(claims[0]["n"]), "names": int(names[0]["n"])}
+
+    async def ping(self) -> None:
+        await self._graph.ping()
+
+    # ── how ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _touch(self, run: Run, user_id: str) -> int:
+        return int((await run(_TOUCH, {"user": user_id}))[0]["version"])
+
+    async def _gone(self, run: Run, turn: Turn) -> bool:
+        user = turn.user_id
+        marks = [_mark_of(user), _mark_of(user, session=turn.session_id), _mark_of(user, source=turn.source)]
+        return bool((await run(_GONE, {"ids": marks, "said": turn.said}))[0]["n"])
+
+    async def _said(self, run: Run, user_id: str, claims: Sequence[Claim]) -> list[str]:
+        """Writes claims; the ids of their subjects."""
+        if not claims:
+            return []
+        keys = sorted({key for one in claims for key in (one.subject_key, one.object_key)})
+        ids = [_name(user_id, key) for key in keys]
+        await run(_NAMES, {"rows": [{"id": _name(user_id, key), "key": key} for key in keys]})
+        await run(_KNOW, {"user": user_id, "ids": ids})
+        rows = [
+            {**one.row(), "a": _name(user_id, one.subject_key), "b": _name(user_id, one.object_key)} for one in claims
+        ]
+        await run(_SAY, {"rows": rows})
+        if aliased := [row["a"] for row in rows if row["relation"] == ALIAS]:
+            await run(_ALIASED, {"ids": aliased})
+        return sorted({row["a"] for row in rows})
+
+    async def _unsaid(self, run: Run, names: Sequence[str], sources: Sequence[str]) -> list[str]:
+        """Removes the claims of sources; the names that they were about."""
+        if not names:
+            return []
+        values = {"names": list(names), "sources": list(sources)}
+        others = [row["id"] for row in await run(_NEIGHBOURS, values)]
+        await run(_UNSAY, values)
+        return sorted({*names, *others})
+
+    async def _bare(self, run: Run, names: Sequence[str]) -> None:
+        """Removes names of which nothing is said any more."""
+        if names:
+            await run(_BARE, {"names": list(names)})
+
+    async def _remove(self, run: Run, user_id: str, claims: Sequence[Claim]) -> None:
+        if not claims:
+            return
+        names = sorted({_name(user_id, key) for one in claims for key in (one.subject_key, one.object_key)})
+        await run(_UNSAY_IDS, {"names": names, "ids": [one.id for one in claims]})
+        await run(_SETTLE, {"ids": sorted({_source(user_id, one.source) for one in claims})})
+        await self._bare(run, names)
+
+    async def _heard(self, run: Run, turn: Turn, names: Sequence[str], *, settled: bool) -> None:
+        """Notes a source with the subjects of its claims; its words only while they are still to be read."""
+        source = _source(turn.user_id, turn.source)
+        values = {"id": source, "source": turn.source, "session": turn.session_id, "said": turn.said}
+        words = {"query": "", "answer": ""} if settled else {"query": turn.query, "answer": turn.answer}
+        await run(_HEAR, {**values, **words, "settled": settled, "names": list(names)})
+        await run(_HEARD, {"user": turn.user_id, "id": source})
+
+    async def _forgotten(self, run: Run, user_id: str, ids: Sequence[str]) -> int:
+        """Removes sources with all that rests on them alone."""
+        found = await run(_SOURCE, {"user": user_id, "ids": list(ids)})
+        ids = [row["id"] for row in found]
+        names = sorted({str(name) for row in found for name in row["names"]})
+        before = await self._unsaid(run, names, [row["source"] for row in found])
+        if ids:
+            await run(_UNHEAR, {"sources": ids})
+        await self._bare(run, before)
+        return len(ids)
+
+
+def _name(user_id: str, key: str) -> str:
+    """A name's id: no key has a colon."""
+    return f"{user_id}:{key}"
+
+
+def _source(user_id: str, source: str) -> str:
+    return f"{len(user_id)}:{user_id}:{source}"
+
+
+def _mark_of(user_id: str, *, session: str = "", source: str = "") -> str:
+    kind, what = ("source", source) if source else ("session", session) if session else ("user", "")
+    return f"{kind}:{len(user_id)}:{user_id}:{what}"
+
+
+def _claims(rows: Iterable[Row]) -> list[Claim]:
+    return [claim_of(row) for row in rows]
+
+
+__all__ = ["CONSTRAINTS", "TABLES", "Source", "Store"]

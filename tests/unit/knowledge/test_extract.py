@@ -1,0 +1,78 @@
+"""Asking the model: turns that wait together share a call, and one that confuses it does not take the others along."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from services.knowledge.claims import Turn
+from services.knowledge.extract import MOST_TURNS, Extractor
+from services.knowledge.settings import KnowledgeSettings
+from shared.llm.courtesy import CourteousChatModel
+from shared.llm.port import ChatRequest
+
+
+class Model:
+    """Answers when it is let; what it is asked is kept."""
+
+    def __init__(self, *unreadable: int) -> None:
+        self.asked: list[str] = []
+        self.free = asyncio.Event()
+        self._unreadable = unreadable
+
+    async def say(self, request: ChatRequest, *, seconds: float, patience: float) -> str:
+        self.asked.append(str(request.messages[1]["content"]))
+        await self.free.wait()
+        turns = self.asked[-1].count("Turn ")
+        if turns in self._unreadable:
+            return "no json"
+        facts = [
+            {"turn": number, "subject": "Anna", "relation": "plays", "object": "chess", "holds": "is"}
+            for number in range(1, turns + 1)
+        ]
+        return orjson.dumps({"facts": facts}).decode()
+
+
+def extractor(model: Model, folder: Path) -> Extractor:
+    settings = KnowledgeSettings(redis_url="redis://nowhere", data_dir=folder)
+    return Extractor(cast(CourteousChatModel, model), lambda: settings)
+
+
+def turn(number: int, user: str = "ann") -> Turn:
+    return Turn(f"r{number}", user, "s", 1_700_000_000_000, f"Anna plays chess, said {number} times.")
+
+
+async def asking(found: Extractor, model: Model, turns: list[Turn]) -> list[Any]:
+    """Asks for the first alone, and for the others while it is read."""
+    tasks = [asyncio.create_task(found.read(turns[0]))]
+    while not model.asked:
+        await asyncio.sleep(0)
+    tasks += [asyncio.create_task(found.read(one)) for one in turns[1:]]
+    await asyncio.sleep(0)
+    model.free.set()
+    return await asyncio.gather(*tasks)
+
+
+async def test_turns_that_wait_together_are_read_in_one_call(tmp_path: Path) -> None:
+    model = Model()
+    turns = [turn(number) for number in range(MOST_TURNS + 2)]
+    found = await asking(extractor(model, tmp_path), model, turns)
+    assert [claims[0].source for claims in found] == [one.source for one in turns]
+    assert [asked.count("Turn ") for asked in model.asked] == [1, MOST_TURNS, 1]
+
+
+async def test_turns_of_two_users_do_not_meet_in_one_prompt(tmp_path: Path) -> None:
+    model = Model()
+    await asking(extractor(model, tmp_path), model, [turn(0), turn(1), turn(2, "bob"), turn(3)])
+    assert [asked.count("Turn ") for asked in model.asked] == [1, 2, 1]
+
+
+async def test_a_call_that_cannot_be_read_is_made_again_for_each_turn_alone(tmp_path: Path) -> None:
+    model = Model(3, 2)
+    found = await asking(extractor(model, tmp_path), model, [turn(0), turn(1), turn(2), turn(3)])
+    assert [len(claims) for claims in found] == [1, 1, 1, 1]
+    model = Model(1)
+    assert await asking(extractor(model, tmp_path), model, [turn(0)]) == [None]

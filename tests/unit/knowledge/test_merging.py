@@ -1,0 +1,173 @@
+"""Facts are a pure function of a set of claims."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.knowledge.claims import Claim, Turn, claim, once
+from services.knowledge.meaning import Names
+from services.knowledge.merging import Fact, facts_of, told
+
+START = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
+DAY = 86_400_000
+
+
+def say(day: int, subject: str, relation: str, object_: str, source: str = "", **values: Any) -> Claim:
+    turn = Turn(source or f"r{day}", "ann", f"s{day}", START + day * DAY, "")
+    found = claim(turn, subject, relation, object_, **{"by": "model", **values})
+    assert found is not None
+    return found
+
+
+def lines(*claims: Claim, names: Names | None = None) -> list[str]:
+    facts = facts_of(claims, names.entity) if names else facts_of(claims)
+    return sorted(told(fact) for fact in facts)
+
+
+def only(*claims: Claim) -> Fact:
+    (fact,) = facts_of(claims)
+    return fact
+
+
+def test_a_contradiction_closes_the_older_fact_with_a_date() -> None:
+    lyon, porto = say(1, "Anna", "lives in", "Lyon"), say(9, "Anna", "moved to", "Porto", since="2026-01-05")
+    assert lines(lyon, porto) == [
+        "Anna lives in Lyon: WAS true until 2026-01-05 (said 2026-01-02)",
+        "Anna lives in Porto: IS true since 2026-01-05 (said 2026-01-10)",
+    ]
+    # without a date of its own, the day on which it was said
+    assert "WAS true until 2026-01-10" in lines(lyon, say(9, "Anna", "lives in", "Porto"))[0]
+
+
+def test_what_is_told_later_of_an_earlier_time_is_history() -> None:
+    now, before = say(1, "I", "live in", "Porto", since="2020"), say(5, "I", "moved to", "Rome", since="2011")
+    assert lines(now, before) == [
+        "The user lives in Porto: IS true since 2020 (said 2026-01-02)",
+        "The user lives in Rome: WAS true since 2011 until 2020 (said 2026-01-06)",
+    ]
+
+
+def test_what_is_said_again_raises_confidence_and_adds_a_source() -> None:
+    once_said, again = say(1, "Anna", "likes", "tea"), say(2, "anna", "likes", "Tea")
+    fact = only(once_said, again)
+    assert fact.confidence > only(once_said).confidence
+    assert [one.source for one in fact.claims] == ["r1", "r2"]
+    assert len(fact.why()) == 2
+    # of what was read by rule a little less is thought
+    assert only(say(1, "Anna", "likes", "tea", by="rules")).confidence < only(once_said).confidence
+
+
+def test_the_users_word_counts_more_than_the_assistants() -> None:
+    mine = say(1, "Anna", "lives in", "Porto")
+    yours = say(5, "Anna", "lives in", "Lyon", speaker="assistant")
+    assert lines(mine, yours) == [
+        "Anna lives in Lyon: doubted (said 2026-01-06)",
+        "Anna lives in Porto: IS true (said 2026-01-02)",
+    ]
+    assert "doubted" in next(fact for fact in facts_of([mine, yours]) if fact.state == "doubted").why()[-1]
+    # nor does it reopen what the user has closed
+    moved = say(3, "Anna", "lives in", "Rome")
+    again = say(9, "Anna", "lives in", "Porto", speaker="assistant")
+    assert {fact.object.id: fact.state for fact in facts_of([mine, moved, again])} == {"porto": "was", "rome": "is"}
+    # alone it counts, and where the user only said what is over
+    assert only(yours).state == "is"
+    over = say(2, "Anna", "lived in", "Rome")
+    assert {fact.object.id: fact.state for fact in facts_of([over, yours])} == {"rome": "was", "lyon": "is"}
+
+
+def test_what_is_no_longer_so_is_over_and_may_be_so_again() -> None:
+    began, ended = say(1, "Tom", "works at", "SAP"), say(4, "Tom", "no longer works at", "SAP")
+    assert lines(began, ended) == ["Tom works at SAP: WAS true until 2026-01-05 (said 2026-01-05)"]
+    assert "It ended on 2026-01-05" in only(began, ended).why()[-1]
+    assert lines(began, ended, say(9, "Tom", "works at", "SAP")) == ["Tom works at SAP: IS true (said 2026-01-10)"]
+    assert lines(say(1, "Tom", "lived in", "Rome", until="2015")) == [
+        "Tom lives in Rome: WAS true until 2015 (said 2026-01-02)"
+    ]
+
+
+def test_a_bond_of_two_is_one_fact_and_ends_for_both() -> None:
+    married, told_again = say(1, "Tom", "married to", "Eva"), say(2, "Eva", "is the wife of", "Tom")
+    assert len(facts_of([married, told_again])) == 1
+    states = {(f.subject.id, f.object.id): f.state for f in facts_of([married, say(9, "Eva", "married to", "Jan")])}
+    assert states == {("eva", "tom"): "was", ("eva", "jan"): "is"}
+
+
+def test_aliases_make_one_entity_of_two_names_in_any_order() -> None:
+    aliases = [say(3, "Annie", "also called", "Anna"), say(4, "Annie", "aka", "Nan")]
+    names = Names(1, ["anna", "annie", "nan", "lyon", "porto"], aliases)
+    claims = [say(1, "Annie", "lives in", "Lyon"), say(2, "Anna", "lives in", "Porto"), *aliases]
+    facts = facts_of(claims, names.entity)
+    assert {fact.object.id: fact.state for fact in facts} == {"lyon": "was", "porto": "is"}
+    assert {fact.subject.id for fact in facts} == {"anna"}
+    other = Names(1, ["nan", "annie", "anna"], reversed(aliases))
+    assert [other.entity(key) for key in ("anna", "annie", "nan")] == ["anna"] * 3
+    me = Names(1, ["@user", "eva"], [say(1, "I", "am called", "Eva")])
+    assert me.entity("eva") == "@user"
+    assert me.same(["@user"]) == ["@user", "eva"]
+    # what was taken back joins nothing
+    assert Names(1, ["a", "b"], [say(1, "a", "no longer known as", "b")]).entity("b") == "b"
+
+
+def test_a_name_and_a_kind_are_those_used_most() -> None:
+    fact = only(
+        say(1, "MUELLER", "likes", "tea"),
+        say(2, "Müller", "likes", "tea", subject_kind="person"),
+        say(3, "Müller", "likes", "tea"),
+    )
+    assert (fact.subject.name, fact.subject.kind, fact.object.kind) == ("Müller", "person", "thing")
+
+
+def test_of_one_turn_what_is_counts() -> None:
+    was, now = say(1, "Anna", "lived in", "Lyon"), say(1, "Anna", "lives in", "Lyon")
+    assert once([was, now, was]) == [now]
+
+
+PEOPLE, PLACES = st.sampled_from(["Anna", "anna", "Tom", "the user"]), st.sampled_from(["Lyon", "Porto", "Rome", "Eva"])
+RELATIONS = st.sampled_from(["lives in", "used to live in", "likes", "married to", "divorced", "works at"])
+CLAIMS = st.builds(
+    lambda day, who, how, what, speaker, since, source: say(
+        day, who, how, what, f"{source}", speaker=speaker, since=since
+    ),
+    st.integers(0, 30), PEOPLE, RELATIONS, PLACES, st.sampled_from(["user", "assistant"]),
+    st.sampled_from([None, "2025", "2025-12", "2026-01-20"]), st.integers(0, 6),
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(CLAIMS, max_size=14), st.randoms())
+def test_any_order_of_arrival_makes_the_same_graph(claims: list[Claim], chance: random.Random) -> None:
+    # of one id the store keeps one claim
+    kept = list({one.id: one for one in claims}.values())
+    facts = facts_of(kept)
+    shuffled = list(kept)
+    chance.shuffle(shuffled)
+    assert facts_of([*shuffled, *shuffled]) == facts
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(CLAIMS, max_size=14))
+def test_there_is_one_home_at_a_time_and_nothing_is_lost(claims: list[Claim]) -> None:
+    kept = list({one.id: one for one in claims}.values())
+    facts = facts_of(kept)
+    for relation in ("lives in", "works at"):
+        now = [fact.subject.id for fact in facts if fact.relation == relation and fact.state == "is"]
+        assert len(now) == len(set(now))
+    married = [end for f in facts if f.relation == "is married to" and f.state == "is" for end in (f.subject, f.object)]
+    assert len({end.id for end in married}) == len(married)
+    assert sorted(one.id for fact in facts for one in fact.claims) == sorted(one.id for one in kept)
+    assert all(0 < fact.confidence <= 1 for fact in facts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(CLAIMS, max_size=12), st.integers(0, 6))
+def test_without_a_source_the_graph_is_as_if_it_had_never_been(claims: list[Claim], source: int) -> None:
+    kept = list({one.id: one for one in claims}.values())
+    left = [one for one in kept if one.source != str(source)]
+    ids = {one.id for fact in facts_of(left) for one in fact.claims}
+    assert ids == {one.id for one in left}
+    assert all(one.source != str(source) for fact in facts_of(left) for one in fact.claims)

@@ -1,0 +1,110 @@
+"""Reading plain statements by rule, and what is believed of a model's reading."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.knowledge.claims import Turn, grounded
+from services.knowledge.extract import material, parsed
+from services.knowledge.rules import read
+
+SAID = int(datetime(2026, 11, 22, tzinfo=UTC).timestamp() * 1000)
+
+
+def turn(query: str, answer: str = "") -> Turn:
+    return Turn("1-1:A", "ann", "s1", SAID, query, answer)
+
+
+@pytest.mark.parametrize(
+    ("said", "claims"),
+    [
+        ("I live in Berlin.", ["@user lives in berlin is"]),
+        ("I'm living in New York since 2019.", ["@user lives in new york is since 2019"]),
+        ("My sister Anna lives in Lyon.", ["anna is sister of @user is", "anna lives in lyon is"]),
+        ("Anna moved to Porto in May.", ["anna lives in porto is since 2026-05"]),
+        ("I used to work at Bosch, and I work at SAP now.", ["@user works at bosch was", "@user works at sap is"]),
+        ("Tom no longer lives in Cairo", ["tom lives in cairo was"]),
+        ("I lived in Rome until 2015.", ["@user lives in rome was until 2015"]),
+        ("My name is Eva Müller.", ["@user is also called eva mueller is"]),
+        ("I am married to Jan.", ["@user is married to jan is"]),
+        ("Tom divorced from Eva in May", ["eva is married to tom was until 2026-05"]),
+        ("Peter is my boss.", ["peter is boss of @user is"]),
+        ("My brother's name is Tom.", ["tom is brother of @user is"]),
+        ("I have a dog called Rex.", ["@user has dog rex is"]),
+        ("My favourite colour is blue.", ["@user favourite colour blue is"]),
+        ("Please remember that I was born in Graz.", ["@user was born in graz is"]),
+        ("Where does Anna live? Does Tom live in Rome?", []),
+        ("If I lived in Rome, I would be happy.", []),
+        ("She moved to Rome.", []),
+        ("Today I live in hope.", []),
+        ("", []),
+    ],
+)
+def test_plain_statements_are_read(said: str, claims: list[str]) -> None:
+    found = []
+    for one in read(turn(said)):
+        dates = (f" since {one.since}" if one.since else "") + (f" until {one.until}" if one.until else "")
+        found.append(f"{one.subject_key} {one.relation} {one.object_key} {one.holds}{dates}")
+        assert one.by == "rules"
+        assert one.speaker == "user"
+        assert one.quote
+    assert sorted(found) == sorted(claims)
+
+
+@given(st.text(max_size=400))
+def test_no_text_breaks_the_rules(said: str) -> None:
+    for one in read(turn(said)):
+        assert one.subject_key != one.object_key
+
+
+def fact(subject: str, relation: str, object_: str, **values: object) -> dict[str, object]:
+    return {"turn": 1, "subject": subject, "subject_kind": "person", "relation": relation, "object": object_,
+            "object_kind": "place", "holds": "is", "since": "", "until": "", **values}  # fmt: skip
+
+
+def test_the_users_words_are_the_users_and_the_rest_the_assistants() -> None:
+    said = turn("My sister Anna lives in Lyon.", "Lyon lies on the Rhône. You told me of Anna.")
+    mine = grounded(said, fact("Anna", "lives in", "Lyon"), "model")
+    assert mine is not None
+    assert (mine.speaker, mine.quote) == ("user", "My sister Anna lives in Lyon.")
+    yours = grounded(said, fact("Lyon", "lies on", "Rhône"), "model")
+    assert yours is not None
+    assert yours.speaker == "assistant"
+
+
+@pytest.mark.parametrize(
+    ("query", "read"),
+    [
+        ("Anna lives in Lyon.", fact("Anna", "lives in", "Paris")),
+        ("Anna lives in Lyon.", fact("Anne", "lives in", "Lyon")),
+        ("Does Anna live in Lyon?", fact("Anna", "lives in", "Lyon")),
+        ("Anna lives in Lyon.", fact("Anna", "", "Lyon")),
+        ("Anna lives in Lyon.", fact("Anna", "}) DETACH DELETE n //", "Lyon")),
+        ("Anna lives in Lyon.", fact("Lyon", "is", "Lyon")),
+        ("Anna lives in Lyon.", fact("the user", "is", "me")),
+        ("Anna lives in Lyon.", {"subject": 5, "relation": None, "object": ["Lyon"]}),
+    ],
+)
+def test_what_does_not_stand_in_the_turn_is_not_believed(query: str, read: dict[str, object]) -> None:
+    assert grounded(turn(query), read, "model") is None
+
+
+def test_an_answer_of_a_model_is_told_apart_by_turn() -> None:
+    turns = [turn("Anna lives in Lyon."), turn("I work at SAP.")]
+    facts = [fact("Anna", "lives in", "Lyon"), fact("the user", "works at", "SAP", turn=2),
+             fact("Anna", "lives in", "Lyon", turn=2), fact("Anna", "lives in", "Lyon", turn=9), ""]  # fmt: skip
+    found = parsed(f"Here: {orjson.dumps({'facts': facts}).decode()}", turns)
+    assert found is not None
+    assert [[one.object_key for one in claims] for claims in found] == [["lyon"], ["sap"]]
+    assert found[0][0].subject_kind == "person"
+    assert "Turn 2 (2026-11-22)\nUser: I work at SAP." in material(turns)
+
+
+@pytest.mark.parametrize("text", ["", "no json", "{}", '{"facts": 3}', '{"facts": ', "[1]"])
+def test_an_answer_that_is_none_is_not_read(text: str) -> None:
+    assert parsed(text, [turn("Anna lives in Lyon.")]) is None
