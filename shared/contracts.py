@@ -47,6 +47,8 @@ class ChatTurnMessage(Payload):
     name: str | None = None
     tool_calls: list[ChatToolCall] | None = None
     tool_call_id: str | None = None
+    # ids of files of the user's
+    attachments: list[str] | None = None
 
 
 class ClientTools(Payload):

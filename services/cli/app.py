@@ -18,6 +18,7 @@ from services.cli.commands.ask import ask as ask_query
 from services.cli.commands.ask import chat as chat_loop
 from services.cli.commands.backup import backup, restore
 from services.cli.commands.doctor import World, configured_redis, examine
+from services.cli.commands.files import files
 from services.cli.commands.knowledge import knowledge
 from services.cli.commands.mcp import mcp
 from services.cli.commands.memory import memory
@@ -49,6 +50,7 @@ app.add_typer(operate.sessions, name="sessions")
 app.add_typer(memory, name="memory")
 app.add_typer(knowledge, name="knowledge")
 app.add_typer(mcp, name="mcp")
+app.add_typer(files, name="files")
 app.add_typer(operate.export, name="export")
 app.add_typer(evaluate.app, name="eval")
 app.command()(backup)
@@ -97,6 +99,10 @@ def ask(
     session: Session = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object when the answer is complete")] = False,
     no_thinking: NoThinking = False,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option("--file", "-f", help="A file that belongs to the question; may be repeated"),
+    ] = None,
 ) -> None:
     """Asks one question. Ctrl-C cancels it, a second Ctrl-C leaves at once."""
     text = sys.stdin.read().strip() if query == "-" else query
@@ -111,6 +117,7 @@ def ask(
                 thinking=not no_thinking,
                 console=console,
                 errors=errors,
+                attached=file or (),
             )
 
     raise typer.Exit(asyncio.run(work()))

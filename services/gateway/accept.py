@@ -26,7 +26,7 @@ ONCE = "A request that is repeated with the same key asks once; another request 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 # A request may come again as long as its first one is under way; no retention is shorter than that.
 _ONCE_AT_LEAST = 60
-_LATER = frozenset({"material", "following", "client_tools", "answer_schema", "think", "plain", "chat"})
+_LATER = frozenset({"attachments", "material", "following", "client_tools", "answer_schema", "think", "plain", "chat"})
 _NAMESPACE = uuid.UUID("6f3c2f0e-9d0a-4f5e-8a53-6c6f63616c32")
 
 
@@ -51,6 +51,7 @@ class Ask:
     tools: list[str] | None = None
     deadline_seconds: float | None = None
     material: str | None = None
+    attachments: list[str] | None = None
     following: list[ChatTurnMessage] | None = None
     client_tools: ClientTools | None = None
     answer_schema: dict[str, Any] | None = None
@@ -196,6 +197,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         options=ask.options,
         tools=ask.tools,
         material=ask.material,
+        attachments=[{"id": id} for id in ask.attachments] if ask.attachments else None,
         following=ask.following,
         client_tools=ask.client_tools,
         answer_schema=ask.answer_schema,

@@ -51,6 +51,7 @@ _ROUTERS: tuple[APIRouter, ...] = (
     keys.router,
     backup.router,
     preferences.router,
+    openai.images_router,
     openai.router,
     mcp.router,
     metrics.router,

@@ -15,14 +15,16 @@ from services.gateway.errors import ApiError
 MAX_BODY = 4 * 1024**2
 # Of a file, and of a request with images in it.
 MAX_FILE_BODY = 32 * 1024**2
-# A client that still writes does not read the refusal, and a connection closed on it would lose it: so much is read
-# and thrown away.
-_PATIENCE = 2 * MAX_BODY
+# A client that still writes does not read the refusal, and a connection closed on it would lose it: so many times as
+# much is read and thrown away.
+_PATIENCE = 2
 # Far deeper than any real arguments, and shallow enough for every JSON writer on the way.
 MAX_DEPTH = 64
 
 
 class JsonRequest(Request):
+    most = MAX_BODY
+
     async def body(self) -> bytes:
         if not hasattr(self, "_checked"):
             self._checked = await self._read()
@@ -34,16 +36,16 @@ class JsonRequest(Request):
         try:
             async for part in self.stream():
                 size += len(part)
-                if size > _PATIENCE:
-                    raise _too_large()
-                if size > MAX_BODY:
+                if size > _PATIENCE * self.most:
+                    raise _too_large(self.most)
+                if size > self.most:
                     parts.clear()
                 else:
                     parts.append(part)
         except ClientDisconnect as exc:
             raise ApiError(400, "bad_request", "the connection closed before the body was complete") from exc
-        if size > MAX_BODY:
-            raise _too_large()
+        if size > self.most:
+            raise _too_large(self.most)
         body = b"".join(parts)
         if body and not _is_json(self.headers.get("content-type", "")):
             raise ApiError(415, "unsupported_media_type", "the body must be sent with Content-Type: application/json")
@@ -64,9 +66,9 @@ def _is_json(content_type: str) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-def _too_large() -> ApiError:
+def _too_large(most: int) -> ApiError:
     # the rest of the body is not read, so the connection cannot be used again
-    return ApiError(413, "body_too_large", f"the body is larger than {MAX_BODY} bytes", headers={"Connection": "close"})
+    return ApiError(413, "body_too_large", f"the body is larger than {most} bytes", headers={"Connection": "close"})
 
 
 def _deeper(value: Any, limit: int) -> bool:
@@ -83,13 +85,25 @@ def _deeper(value: Any, limit: int) -> bool:
     return any(isinstance(value, dict | list) for value in level)
 
 
+class ImageRequest(JsonRequest):
+    """A request in which images may stand."""
+
+    most = MAX_FILE_BODY
+
+
 class JsonRoute(APIRoute):
     """A route whose body is read by JsonRequest."""
+
+    request: type[JsonRequest] = JsonRequest
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            return await handler(JsonRequest(request.scope, request.receive))
+            return await handler(self.request(request.scope, request.receive))
 
         return handle
+
+
+class ImageRoute(JsonRoute):
+    request = ImageRequest

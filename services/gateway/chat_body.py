@@ -23,6 +23,10 @@ DEFAULT_MODEL = "local2"
 UTILITY_MODEL = "local2-utility"
 _MOST_TOOLS = 128
 _SEEDS = 2**32
+# A part that stands for an image which the memory keeps; its text is the id.
+STORED = "local2_file"
+# What somebody says who only shows an image.
+_SHOWN = "(The image says it all.)"
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: dict[str, Role] = {
@@ -42,6 +46,7 @@ class Wire(BaseModel):
 class Part(Wire):
     type: str = "text"
     text: str | None = None
+    image_url: Any = None
 
 
 class CalledFunction(Wire):
@@ -61,6 +66,10 @@ class ChatMessage(Wire):
     tool_calls: list[Call] | None = None
     function_call: CalledFunction | None = None
     tool_call_id: str | None = Field(default=None, max_length=200)
+
+    @property
+    def parts(self) -> list[str | Part]:
+        return self.content if isinstance(self.content, list) else []
 
 
 class StreamOptions(Wire):
@@ -138,6 +147,7 @@ def asked(body: ChatBody, known_models: Iterable[str], task: str = "") -> Ask:
     functions = _functions(body)
     return Ask(
         query=query,
+        attachments=next((one.attachments for one in reversed(messages) if one.role == "user"), None),
         material=material or None,
         messages=before,
         following=following,
@@ -199,6 +209,7 @@ def _messages(messages: Sequence[ChatMessage]) -> list[ChatTurnMessage]:
             ChatTurnMessage(
                 role=ROLES[message.role],
                 content=_content(message, place),
+                attachments=_images(message) or None,
                 name=message.name,
                 tool_calls=calls or None,
                 tool_call_id=answers,
@@ -209,7 +220,16 @@ def _messages(messages: Sequence[ChatMessage]) -> list[ChatTurnMessage]:
 
 def _content(message: ChatMessage, place: int) -> str:
     text = text_of(message.content, place, message.role)
+    if not text.strip() and _images(message):
+        return _SHOWN
     return spoken(text) if message.role == "assistant" else text
+
+
+def _images(message: ChatMessage) -> list[str]:
+    """The ids of a user's images."""
+    if message.role != "user":
+        return []
+    return [part.text for part in message.parts if isinstance(part, Part) and part.type == STORED and part.text]
 
 
 def arguments(called: CalledFunction) -> dict[str, Any]:
@@ -234,7 +254,7 @@ def text_of(content: str | Sequence[str | Part] | None, place: int, role: str) -
             texts.append(part)
         elif part.type in ("text", "input_text", "output_text") and part.text is not None:
             texts.append(part.text)
-        elif role != "assistant":
+        elif role != "assistant" and part.type != STORED:
             raise bad(f"messages.{place}.content: parts of type {part.type[:50]} are not supported", "unsupported")
     return "\n".join(texts)
 

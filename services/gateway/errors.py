@@ -21,6 +21,8 @@ log = get_logger()
 
 # What programs tell errors apart by.
 CODES = frozenset({
+    "attachment_missing", "bad_form", "damaged", "empty_file", "memory_error", "quota_exceeded", "too_large",
+    "unsupported_type", "wrong_type",
     "bad_event_id", "bad_idempotency_key", "bad_json", "bad_query_id", "bad_request", "body_too_large", "bus_full",
     "bus_refused", "bus_unavailable", "clock_behind", "context_length_exceeded", "context_overflow", "deadline",
     "deadline_exceeded", "error", "forbidden", "headers_too_large", "idempotency_conflict", "internal",
@@ -50,6 +52,8 @@ _WORTH_ANOTHER_TRY = (429, 503)
 FAILURE_STATUS = {
     "bad_request": 400,
     "unknown_persona": 400,
+    "attachment_missing": 404,
+    "memory_unavailable": 503,
     "context_overflow": 413,
     "deadline": 504,
     "deadline_exceeded": 504,

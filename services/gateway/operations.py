@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from services.gateway.errors import ApiError
@@ -52,6 +52,17 @@ async def memory_files(gateway: Gateway) -> AsyncIterator[Files]:
         raise _unavailable("memory", str(exc)) from exc
     except FilesRefused as exc:
         raise ApiError(exc.status, exc.code, str(exc)) from exc
+
+
+async def known_files(gateway: Gateway, user_id: str, ids: Sequence[str] | None) -> list[str] | None:
+    """The ids of files that belong to a question. Raises ApiError: 404 when one of them is not the user's."""
+    if not ids:
+        return None
+    async with memory_files(gateway) as files:
+        missing = (await files.operate(user_id, op="get", ids=list(ids)))["missing"]
+    if missing:
+        raise ApiError(404, "not_found", f"attachments: there is no such file: {missing[0]}")
+    return list(dict.fromkeys(ids))
 
 
 def _unavailable(participant: str, why: str) -> ApiError:

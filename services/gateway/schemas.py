@@ -52,6 +52,9 @@ class QueryBody(Body):
     messages: list[ChatTurnMessage] | None = Field(
         default=None, description="The history before the query, kept by you; then nothing is stored in a session"
     )
+    attachments: list[Name] | None = Field(
+        default=None, max_length=16, description="Ids of your files that belong to the question"
+    )
     model: Name | None = Field(default=None, description="A model of the backend, for this query only")
     options: Options | None = None
     tools: list[Name] | None = Field(

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
+from services.generator.attachments import AttachmentMissing, AttachmentsUnavailable
 from services.generator.committee import UnknownPersona
 from services.generator.loop import in_order
 from services.generator.run import (
@@ -40,6 +41,8 @@ log = get_logger()
 
 _CODES: tuple[tuple[type[ModelError], str], ...] = (
     (UnknownPersona, "unknown_persona"),
+    (AttachmentMissing, "attachment_missing"),
+    (AttachmentsUnavailable, "memory_unavailable"),
     (ModelMissing, "model_missing"),
     (ModelRejected, "model_rejected"),
     (ContextOverflow, "context_overflow"),

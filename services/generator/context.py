@@ -15,6 +15,8 @@ Message = Mapping[str, Any]
 DEFAULT_RATIO = 3.0
 _PER_MESSAGE = 8
 _MAX_RESERVE = 8_192
+# What an image takes of the window, as if it were text: about a thousand tokens at most models.
+_IMAGE_CHARS = 3_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ def characters(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] =
     total = sum(len(tool["function"]["name"]) + len(orjson.dumps(tool)) for tool in tools)
     for message in messages:
         total += len(message.get("content") or "") + len(message.get("thinking") or "")
+        total += _IMAGE_CHARS * len(message.get("images") or ())
         if calls := message.get("tool_calls"):
             total += len(orjson.dumps(calls))
     return total

@@ -10,6 +10,7 @@ from datetime import date
 from functools import partial
 from typing import Any
 
+from services.generator.attachments import Wanted, attached
 from services.generator.committee import PERSONA_TOOLS, Seat, deliberate, load_identities
 from services.generator.context import Conversation, split_turns
 from services.generator.handed import as_the_model_reads, handed_id
@@ -35,8 +36,10 @@ from shared.envelope import Message, now_ms
 from shared.errors import PermanentError
 from shared.llm.port import (
     ChatModel,
+    ModelFacts,
     ToolCall,
 )
+from shared.participant.files import Files
 from shared.participant.machine import Machine
 from shared.participant.service import Context
 from shared.participant.tool_client import Caller, ToolClient
@@ -61,6 +64,7 @@ class Parts:
     sessions: Sessions
     lanes: Lanes
     behind: Callable[[Callable[[], AbstractAsyncContextManager[None]]], ChatModel]
+    files: Files
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +188,7 @@ class Response:
     async def _answer(
         self, conversation: Conversation, options: dict[str, Any]
     ) -> tuple[Answer, list[Deliberation] | None]:
-        question = {"role": "user", "content": (self._query.material or "") + self._query.query}
+        question = await self._question()
         if self._query.mode == "committee":
             return await self._committee(conversation, options, question)
         query = self._query
@@ -194,9 +198,30 @@ class Response:
         rounds = 0 if query.plain else self._settings.max_tool_iterations
         return await run_agent(steps, question, rounds, terms), None
 
+    async def _question(self) -> ChatMessage:
+        """What the user says, with what the client put before it and the files that belong to it."""
+        query = self._query
+        said = (query.material or "") + query.query
+        ids = [str(one["id"]) for one in query.attachments or ()]
+        return await self._with_files(said, ids) if ids else {"role": "user", "content": said}
+
+    async def _with_files(self, said: str, ids: Sequence[str]) -> ChatMessage:
+        settings, caller = self._settings, self._ports.caller
+        model = self._query.model or settings.model
+        # the demonstration model sees nothing, whatever its server says
+        facts = ModelFacts(abilities=frozenset()) if settings.demo else await self._parts.model.facts(model)
+        wanted = Wanted(caller.user_id, model, facts, settings.num_ctx, caller.deadline)
+        return await attached(self._parts.files, wanted, said, ids)
+
     async def _read_as_given(self, messages: Sequence[ChatTurnMessage]) -> list[ChatMessage]:
         """A history that the client gives, as the model reads it."""
-        return await as_the_model_reads(self._ports.context.bus, self._query.user_id, messages)
+        read = await as_the_model_reads(self._ports.context.bus, self._query.user_id, messages)
+        return [
+            {**message, **await self._with_files(message["content"], message["attachments"])}
+            if message.get("attachments")
+            else message
+            for message in read
+        ]
 
     def _steps(
         self,

@@ -22,6 +22,7 @@ from shared.llm.courtesy import CourteousChatModel, answering, people
 from shared.llm.factory import LOOK_SECONDS
 from shared.llm.port import ChatModel
 from shared.participant.background import beside
+from shared.participant.files import open_files
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool_client import ToolClient
 from shared.records.sessions import Sessions
@@ -46,7 +47,10 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
     behind = partial(
         CourteousChatModel, wired, people(context.bus), lambda: context.settings.model_copy(update={"yield_rest": 0.0})
     )
-    parts = Parts(context, model, ToolClient(context), sessions, lanes, lambda waiting: behind(waiting=waiting))
+    tools = ToolClient(context)
+    stack = contextlib.AsyncExitStack()
+    files = await stack.enter_async_context(open_files(tools))
+    parts = Parts(context, model, tools, sessions, lanes, lambda waiting: behind(waiting=waiting), files)
     answers = Answering(parts, queries)
 
     async def handle(message: Message[QueryReceived]) -> Iterable[Outgoing]:
@@ -73,6 +77,7 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
             yield [Subscription(QUERY_RECEIVED, handle, abandon)]
     finally:
         await model.aclose()
+        await stack.aclose()
 
 
 async def _watch_backend(context: Context[GeneratorSettings], model: ChatModel) -> None:

@@ -175,7 +175,9 @@ class GoogleWire:
                 case "tool":
                     role, parts = "user", [_told(message)]
                 case _:
+                    images = message.get("images") or ()
                     role, parts = "user", [types.Part(text=message.get("content") or "")]
+                    parts += [types.Part.from_bytes(data=one["data"], mime_type=one["type"]) for one in images]
             # The results of one message's calls belong together in one content.
             if contents and contents[-1].role == role and contents[-1].parts:
                 contents[-1].parts.extend(parts)

@@ -7,6 +7,7 @@ and drops call ids; therefore it is not used there.
 from __future__ import annotations
 
 import contextlib
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,8 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
                 told["tool_call_id"] = message["tool_call_id"]
             return told
         case role:
-            return {"role": role, "content": content}
+            images = [b64encode(image["data"]).decode() for image in message.get("images") or ()]
+            return {"role": role, "content": content, **({"images": images} if images else {})}
 
 
 def _events(line: bytes, model: str) -> list[WireEvent]:

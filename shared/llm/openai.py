@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -180,7 +181,13 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
                 "content": content,
             }
         case role:
-            return {"role": role, "content": content}
+            return {"role": role, "content": _parts(content, message["images"]) if message.get("images") else content}
+
+
+def _parts(text: str, images: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A text with images, which are in the request itself: the server fetches nothing."""
+    urls = [f"data:{image['type']};base64,{b64encode(image['data']).decode()}" for image in images]
+    return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]
 
 
 def _without(body: dict[str, Any], refused: frozenset[str]) -> dict[str, Any]:

@@ -94,8 +94,8 @@ class ToolCall:
 class ChatRequest:
     """One model call.
 
-    messages: `{"role", "content", "thinking"?, "tool_calls"? [{"id", "name", "args"}], "tool_name"?, "tool_call_id"?}`;
-        the adapter writes them in its backend's form.
+    messages: `{"role", "content", "thinking"?, "tool_calls"? [{"id", "name", "args"}], "tool_name"?, "tool_call_id"?,
+        "images"? [{"type" (such as image/png), "data" (bytes)}]}`; the adapter writes them in its backend's form.
     tools: schemas in the OpenAI form `{type: "function", function: {name, description, parameters}}`.
     num_ctx: context length in tokens, always sent where the backend takes it.
     max_tokens: how many the answer may have, thinking included; None: what the backend thinks right.

@@ -7,8 +7,9 @@ import json
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +19,7 @@ from rich.text import Text
 from services.cli.api import Api, ApiError, rows
 from services.cli.commands.answer_view import AnswerView
 from services.cli.printable import printable
+from services.cli.sending import UnreadableFile, send
 from services.cli.settings import ClientSettings
 from services.cli.sse import QueryStream
 from services.cli.times import ago
@@ -27,16 +29,29 @@ HELP = "/new starts another conversation · /sessions lists them · /quit leaves
 
 
 async def ask(
-    api: Api, query: str, *, session: str | None, as_json: bool, thinking: bool, console: Console, errors: Console
+    api: Api,
+    query: str,
+    *,
+    session: str | None,
+    as_json: bool,
+    thinking: bool,
+    console: Console,
+    errors: Console,
+    attached: Sequence[Path] = (),
 ) -> int:
-    """Asks once; the exit code. With `as_json` the only output is one JSON object."""
+    """Asks once; the exit code. With `as_json` the only output is one JSON object. `attached`: files of this machine
+    that belong to the question."""
     view = AnswerView(None if as_json else console, thinking=thinking)
     stream = QueryStream(api, on_resume=lambda what: view.note(f"· {what}"))
     body: dict[str, Any] = {"query": query, **({"session_id": session} if session else {})}
     try:
+        if attached:
+            body["attachments"] = [(await send(api, path))["id"] for path in attached]
         left = await _watch(api, stream, view, body)
     except ApiError as exc:
         return _failed(exc.code, str(exc), stream, as_json, errors)
+    except UnreadableFile as exc:
+        return _failed("unreadable_file", str(exc), stream, as_json, errors)
     if left:
         return INTERRUPTED
     outcome = view.outcome

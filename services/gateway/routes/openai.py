@@ -15,13 +15,14 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from services.gateway.accept import ONCE, Ask, Origin, accept, asked_before
 from services.gateway.answers import reply
 from services.gateway.auth import CHAT_HEADER, USER_HEADER, UserDep
-from services.gateway.body import JsonRoute
+from services.gateway.body import ImageRoute, JsonRoute
 from services.gateway.cancel import cancel_all
 from services.gateway.chat_body import DEFAULT_MODEL, UTILITY_MODEL, ChatBody, asked, backend_model, bad
 from services.gateway.completions import Chunks, completion
 from services.gateway.conversation import placed
 from services.gateway.errors import not_found
 from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.images import stored
 from services.gateway.keys import Principal
 from services.gateway.orphans import Orphans, OrphansDep
 from services.gateway.records import QueryRecord, forgotten, owned
@@ -45,6 +46,8 @@ from shared.records.erasing import erase
 from shared.records.journal import JournalEntry, pages
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"])
+# What may have images in it is larger than anything else.
+images_router = APIRouter(route_class=ImageRoute, prefix="/v1", tags=["openai"])
 
 # What a client of several chores calls this one; Open WebUI sends it where it is told to.
 TASK_HEADER = "X-OpenWebUI-Task"
@@ -188,7 +191,7 @@ async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> Asyn
         follower.close()
 
 
-@router.post(
+@images_router.post(
     "/chat/completions",
     summary="A chat completion by the whole agent; its tools run on this side, the client's own on the client's",
     responses=told("The completion; with `stream` its chunks as events", ChatCompletion, _COMPLETION,
@@ -203,9 +206,10 @@ async def create_chat_completion(
     idempotency_key: OnceHeader = None,
     traceparent: TraceHeader = None,
 ) -> Response:
-    ask = asked(body, await _models(gateway), request.headers.get(TASK_HEADER, ""))
-    ask = replace(ask, chat=_chat(request, user, body))
+    chat = _chat(request, user, body)
     user = _spoken_for(request, user, body)
+    body = await stored(gateway, user.user_id, body, len(await request.body()))
+    ask = replace(asked(body, await _models(gateway), request.headers.get(TASK_HEADER, "")), chat=chat)
     record = await _taken(gateway, orphans, Origin(user, idempotency_key, traceparent), ask, in_session=True)
     left = partial(orphans.leave, record, ask.model)
     name = body.model or DEFAULT_MODEL

@@ -16,6 +16,7 @@ from services.gateway.body import JsonRoute
 from services.gateway.cancel import cancel_all
 from services.gateway.errors import FAILURE_STATUS, ApiError
 from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.operations import known_files
 from services.gateway.records import QueryRecord, checked_entry_id, forgotten, owned
 from services.gateway.schemas import SSE, QueryBody, Respondent, told
 from services.gateway.shapes.events import JournalEvent
@@ -83,6 +84,7 @@ async def ask(
         model=body.model,
         options=options,
         tools=body.tools,
+        attachments=await known_files(gateway, user.user_id, body.attachments),
         deadline_seconds=body.deadline_seconds,
     )
     record = await accept(gateway, Origin(user, idempotency_key, traceparent), asked)

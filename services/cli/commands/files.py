@@ -1,0 +1,74 @@
+"""The commands about files: list, add, rm, search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+from rich.table import Column, Table
+
+from services.cli.api import Api, rows
+from services.cli.commands.operate import AsJson, Limit, console, print_json, with_api
+from services.cli.printable import printable
+from services.cli.sending import send
+from services.cli.times import ago
+
+files = typer.Typer(no_args_is_help=True, help="Your files, and the documents among them")
+
+Files = Annotated[list[Path], typer.Argument(help="Text, Markdown, HTML, PDF, PNG, JPEG, WebP or GIF")]
+
+
+@files.command("add")
+def add(paths: Files) -> None:
+    """Adds files to your documents; one that is there already stays as it is."""
+
+    async def work(api: Api) -> None:
+        for path in paths:
+            file = await send(api, path)
+            console.print(f"{file['id']}  {printable(file['name'])}", markup=False, highlight=False, soft_wrap=True)
+
+    with_api(work)
+
+
+@files.command("list")
+def listed(limit: Limit = 50, as_json: AsJson = False) -> None:
+    """Your files, newest first."""
+    answer = with_api(lambda api: api.get("/files", limit=limit))
+    if as_json:
+        print_json(answer)
+        return
+    found = rows(answer, "files")
+    ids = Column("id", min_width=max((len(file["id"]) for file in found), default=0))
+    table = Table(ids, "name", "state", "size", "added")
+    for file in found:
+        state = printable(f"{file['state']}: {file['reason']}" if file["reason"] else file["state"])
+        table.add_row(file["id"], printable(file["name"]), state, f"{file['size']:,}", ago(file["added"]))
+    console.print(table)
+
+
+@files.command("rm")
+def remove(ids: Annotated[list[str], typer.Argument(help="Ids, as `files list` shows them")]) -> None:
+    """Removes files: their bytes, their text, and what a search finds of it."""
+
+    async def work(api: Api) -> None:
+        for id in ids:
+            await api.delete(f"/files/{quote(id, safe='')}")
+            console.print(f"removed {id}", markup=False, highlight=False)
+
+    with_api(work)
+
+
+@files.command("search")
+def search(
+    query: Annotated[str, typer.Argument(help="What to look for")],
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=50, help="How many at most")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """The passages of your documents that a model would be given for this, best first."""
+    found = with_api(lambda api: api.get("/documents", query=query, limit=limit))
+    if as_json:
+        print_json(found)
+    else:
+        console.print(printable(found["text"]), markup=False, highlight=False, soft_wrap=True)
