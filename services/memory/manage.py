@@ -5,6 +5,8 @@ The user is the request's. `all_users` is for the backup: the gateway sets it fo
 
 from __future__ import annotations
 
+import struct
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -12,7 +14,7 @@ from typing import Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.memory.embedding import Embedder
+from services.memory.embedding import Embedder, profile
 from services.memory.engram import Engram, topic_id
 from services.memory.ingest import embedded_text
 from services.memory.keeper import Keeper
@@ -22,7 +24,8 @@ from services.memory.settings import MemorySettings
 from services.memory.store import StoreUnavailable, Topic
 from services.memory.tools import MAX_CONTENT, MemoryTools, checked_topic
 from shared.contracts import ToolRequest
-from shared.errors import ToolError
+from shared.errors import ModelError, ToolError
+from shared.llm.port import ContextOverflow, ModelRejected
 from shared.participant.service import Context
 from shared.participant.tool import Tool, ToolResult
 
@@ -30,12 +33,14 @@ NAME = "memory_manage"
 # A page's JSON goes through Redis: it ends before it is larger than this, unless one engram alone is.
 PAGE_BYTES = 400_000
 _LOOK = 100
+# Texts of one request for their vectors.
+MOST_TEXTS = 64
 # Seconds for embedding a page of an import.
 _IMPORT_SECONDS = 25.0
 
 Op = Literal[
     "search", "list", "get", "delete", "delete_session", "delete_user", "import", "export", "topics", "topic_get",
-    "topic_put", "topic_delete", "stats",
+    "topic_put", "topic_delete", "stats", "embed",
 ]  # fmt: skip
 
 
@@ -53,6 +58,7 @@ class MemoryManage(BaseModel):
     cursor: str | None = None
     limit: int = Field(default=50, ge=1, le=500)
     lines: list[dict[str, Any]] = Field(default=[], max_length=200)
+    texts: list[str] = Field(default=[], max_length=MOST_TEXTS)
     all_users: bool = False
 
 
@@ -84,6 +90,7 @@ class Manage:
             "topic_put": self._topic_put,
             "topic_delete": self._topic_delete,
             "stats": self._stats,
+            "embed": self._embed,
         }
 
     def tool(self) -> Tool[MemoryManage]:
@@ -254,6 +261,21 @@ class Manage:
             "users": len(users),
             "embedding_model": self._embedder.using or None,
         }
+
+    async def _embed(self, args: MemoryManage, _request: ToolRequest) -> dict[str, Any]:
+        """Each text's vector of unit length, as 32-bit floats (little-endian) in base64."""
+        model, most = self._embedder.using, profile(self._embedder.using).max_chars
+        for place, text in enumerate(args.texts):
+            if len(text) > most:
+                raise ToolError(f"a text of {len(text)} characters ({place}) is too long: {model} reads {most}")
+        try:
+            found = await self._embedder.plain(args.texts, _IMPORT_SECONDS)
+        except (ModelRejected, ContextOverflow) as exc:
+            raise ToolError(f"{model} refuses one of the texts: {exc}") from exc
+        except ModelError as exc:
+            raise ToolError(f"unavailable: {exc}") from exc
+        vectors = [b64encode(struct.pack(f"<{len(one.values)}f", *one.values)).decode() for one in found]
+        return {"model": found[0].model if found else model, "vectors": vectors}
 
     async def _indexed(self) -> None:
         """Raises ToolError while the store is still being read after a start, or cannot be."""
