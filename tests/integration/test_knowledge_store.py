@@ -107,7 +107,8 @@ async def test_users_share_nothing_whatever_they_are_called(store: Store) -> Non
     assert await kept(store) == [("anna", "lives in", "lyon")]
     assert [one.object_key for one in await store.touching("bob", ["anna"], 9)] == ["rome"]
     # an export of one that the other takes in changes nothing of the first
-    assert await store.take("bob", await store.all("ann")) == 1
+    assert await store.take("bob", [*await store.all("ann")] * 2) == 1
+    assert await store.count("bob") == 2
     assert await store.take("bob", await store.all("ann")) == 0
     assert await kept(store) == [("anna", "lives in", "lyon")]
     assert await store.forget_user("bob", 1_000) == 1
