@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import struct
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -15,10 +16,11 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.memory.embedding import Embedder, profile
-from services.memory.engram import Engram, topic_id
+from services.memory.engram import IMPORTED, Engram, topic_id
 from services.memory.ingest import embedded_text
 from services.memory.keeper import Keeper
 from services.memory.portable import engram_of, exported, exported_topic, read_line
+from services.memory.previous import overdue
 from services.memory.recall import Recall, brief, shown_hit, told, whole
 from services.memory.settings import MemorySettings
 from services.memory.store import StoreUnavailable, Topic
@@ -186,8 +188,21 @@ class Manage:
         owner = self._keeper.index.catalog.owner
         for user_id, engrams in by_user.items():
             there += sum(owner(engram_id) == user_id for engram_id in engrams)
+            sessions = {e.session_id for e in engrams.values() if e.session_id and e.id.startswith(IMPORTED)}
+            for session_id in sessions:
+                due = overdue(await self._others(user_id, session_id, engrams), _of(engrams, session_id))
+                engrams |= {name: replace(engrams[name], before=text) for name, text in due.items() if name in engrams}
             imported += await self._take(user_id, list(engrams.values()))
+            # after the write, so that of two parts of a session that are written at once the later one sees both
+            for session_id in sessions:
+                await self._keeper.place(user_id, overdue(await self._others(user_id, session_id)))
         return {"imported": imported, "there": there, "errors": errors}
+
+    async def _others(self, user_id: str, session_id: str, without: Collection[str] = ()) -> list[Engram]:
+        """The engrams of a session that are in the store."""
+        ids = await self._keeper.store.ids_of_session(user_id, session_id)
+        found = await self._keeper.store.get(user_id, [one for one in ids if one not in without])
+        return list(found.values())
 
     def _old_id(self, given: Any, user_id: str, trusted: bool) -> str | None:
         """An engram may have its id again where nobody can claim another's with it: grades and deletions go by it."""
@@ -283,6 +298,10 @@ class Manage:
             raise ToolError(f"unavailable: {self._keeper.store.damage}")
         if not self._keeper.index.ready.is_set():
             raise ToolError("unavailable: the memory is still reading its store")
+
+
+def _of(engrams: Mapping[str, Engram], session_id: str) -> list[Engram]:
+    return [engram for engram in engrams.values() if engram.session_id == session_id]
 
 
 def _shown(topic: Topic) -> dict[str, Any]:

@@ -381,3 +381,22 @@ async def test_what_cannot_be_embedded_is_a_bad_request_with_a_sentence(
     assert answer.json()["error"]["message"].startswith(sentence)
     assert answer.json()["error"]["type"] == "invalid_request_error"
     assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_a_plain_import_in_parts_is_found_by_the_turn_before_each_line(house: House) -> None:
+    """Late, in the wrong order, and twice: what came before follows from session and time."""
+    lines = [
+        {"query": "Shall we take the ferry to Bergen?", "answer": "Yes.", "session_id": "trip", "time": 1_700_000_000},
+        {"query": "When does it leave?", "answer": "At nine.", "session_id": "trip", "time": 1_700_000_100},
+        {"query": "And the ticket?", "answer": "Forty.", "session_id": "trip", "time": 1_700_000_200},
+    ]
+    async with await house.site.key("fay") as fay:
+        for part in ([lines[2]], [lines[1]], [lines[0], lines[2]]):
+            assert (await imported(fay, *part)).json()["imported"] == len(part)
+        kept = [orjson.loads(line) for line in (await fay.get("/memory/export")).text.splitlines()]
+    before = {line["query"]: line["metadata"].get("before", "") for line in kept}
+    assert before == {
+        "Shall we take the ferry to Bergen?": "",
+        "When does it leave?": "Shall we take the ferry to Bergen?\nYes.",
+        "And the ticket?": "When does it leave?\nAt nine.",
+    }
