@@ -47,7 +47,7 @@ class SessionDeleted(Shape):
 class SessionTaken(Shape):
     session_id: str = Field(description="Where it is kept")
     state: Literal["added", "there", "different"] = Field(
-        description="there: all its turns were there before; different: it has turns of another import, and stays as it is"
+        description="there: it was there whole; different: it has turns of another import, and stays as it is"
     )
     turns_added: int
     turns: int = Field(description="Of the import")
