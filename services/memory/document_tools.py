@@ -45,6 +45,7 @@ class DocumentsManage(BaseModel):
     name: str = Field(default="file", max_length=1_000)
     type: str = Field(default="", max_length=200)
     keep_seconds: float | None = Field(default=None, gt=0)
+    added: int | None = Field(default=None, ge=0, lt=2**53)
     text: bool = False
     wait: float = Field(default=0.0, ge=0, le=60)
     query: str = Field(default="", max_length=4_000)
@@ -84,7 +85,7 @@ class DocumentTools:
             raise ToolError(f"unavailable: the folder of documents cannot be used: {exc.strerror or exc}") from exc
 
     async def _upload(self, args: DocumentsManage, user_id: str) -> dict[str, Any]:
-        return {"url": self._documents.upload(user_id, args.name, args.type, args.keep_seconds)}
+        return {"url": self._documents.upload(user_id, args.name, args.type, args.keep_seconds, args.added)}
 
     async def _open(self, args: DocumentsManage, user_id: str) -> dict[str, Any]:
         opened = await self._documents.open(user_id, args.id, text=args.text, wait=args.wait)

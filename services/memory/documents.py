@@ -78,19 +78,21 @@ class Documents:
 
     # ── taking in ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def upload(self, user_id: str, name: str, mime: str, keep_seconds: float | None = None) -> str:
+    def upload(
+        self, user_id: str, name: str, mime: str, keep_seconds: float | None = None, added: int | None = None
+    ) -> str:
         """An address that takes one file of the user. `name` and `mime` count where the file comes without."""
 
         async def take(incoming: Incoming) -> tuple[int, dict[str, Any]]:
             file, new = await self.take(
-                user_id, incoming, clean_name(incoming.name or name), incoming.type or mime, keep_seconds
+                user_id, incoming, clean_name(incoming.name or name), incoming.type or mime, keep_seconds, added
             )
             return 201 if new else 200, file.shown()
 
         return self._transfer.grant(Put(self.library.fresh(), self.settings.max_file_bytes, take))
 
     async def take(
-        self, user_id: str, incoming: Incoming, name: str, mime: str, keep_seconds: float | None
+        self, user_id: str, incoming: Incoming, name: str, mime: str, keep_seconds: float | None, added: int | None
     ) -> tuple[File, bool]:
         """The user's file, and whether it is new. Its text is read soon. Raises FileRefused."""
         kind = kind_of(name, mime, await asyncio.to_thread(_head, incoming))
@@ -102,6 +104,7 @@ class Documents:
             *(user_id, incoming.path, name, TYPES[kind], incoming.digest),
             read=kind not in IMAGES,
             expires=None if keep_seconds is None else now + int(keep_seconds * 1000),
+            added=now if added is None else added,
             most=Limits(self.settings.max_files, self.settings.max_total_bytes),
         )
         try:

@@ -152,6 +152,7 @@ class Library:
         read: bool,
         expires: int | None,
         most: Limits,
+        added: int | None = None,
     ) -> tuple[File, bool]:
         """Takes over a complete file; what the user has of it then, and whether it is new. `read`: whether there is
         text in it to be read. One that is there already keeps its name. Raises LibraryFull."""
@@ -172,7 +173,8 @@ class Library:
             os.replace(path, self._blob(user_id, digest))
             if known is None:
                 state: State = "reading" if read else "ready"
-                row = (file_id(user_id, digest), digest, name, mime, size, _now(), expires, state)
+                came = _now() if added is None else added
+                row = (file_id(user_id, digest), digest, name, mime, size, came, expires, state)
                 db.execute(_ADD, row)
             elif known.state == "failed":
                 # somebody tries again

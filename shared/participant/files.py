@@ -71,11 +71,16 @@ class Files:
         name: str = "file",
         content_type: str = "",
         keep_seconds: float | None = None,
+        added: int | None = None,
     ) -> tuple[bool, dict[str, Any]]:
-        """Whether the user's file is new, and what is known of it. `body`: the file itself, or a form with one file
-        where `content_type` says so. Raises FilesUnavailable, FilesRefused, and what reading `body` raises."""
+        """Whether the user's file is new, and what is known of it.
+
+        body: the file itself, or a form with one file where `content_type` says so. keep_seconds: after which it goes
+        by itself; None: never. added: when it came, in ms; None: now. Raises FilesUnavailable, FilesRefused, and what
+        reading `body` raises.
+        """
         granted = await self.operate(
-            user_id, op="upload", name=name, type=content_type[:200], keep_seconds=keep_seconds
+            user_id, op="upload", name=name, type=content_type[:200], keep_seconds=keep_seconds, added=added
         )
         headers = {"content-type": content_type or "application/octet-stream"}
         try:

@@ -98,7 +98,7 @@ async def test_without_a_memory_a_backup_is_refused_unless_it_is_asked_for(
     assert done.exit_code == 1
     assert "No memory is running, so memories cannot be reached" in done.output
     assert "--without memories" in done.output
-    done = await bare.local2("backup", "--without", "memories", str(tmp_path / "some.backup"))
+    done = await bare.local2("backup", "--without", "memories", "--without", "files", str(tmp_path / "some.backup"))
     assert done.exit_code == 1
     assert "--without preferences" in done.output
     done = await bare.local2("backup", *WITHOUT, str(tmp_path / "some.backup"))

@@ -456,6 +456,29 @@ async def test_files_are_added_listed_searched_and_removed_from_the_command_line
     assert "save what is in it as PDF or text" in (await local2(site, "files", "add", str(path)))[2]
 
 
+# ── backup ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_files_are_in_a_backup_and_come_back_under_their_ids(site: Site, tmp_path: Path) -> None:
+    saved, without = str(tmp_path / "all.backup"), ("--without=preferences", "--without=knowledge")
+    async with user(site, "ada") as ada, user(site, "abe") as abe:
+        one, two = await added(ada, MANUAL, "kettle.pdf"), await added(abe, png(3, 2), "dot.png")
+        await read(ada, one["id"])
+        status, _, err = await local2(site, "backup", saved, *without)
+        assert status == 0, err
+        for http, file in ((ada, one), (abe, two)):
+            await http.delete(f"/files/{file['id']}")
+        kept = await added(ada, b"came since", "since.txt")
+        for _ in range(2):
+            status, out, err = await local2(site, "restore", saved, "--merge", *without)
+            assert status == 0, out + err
+        there = await read(ada, one["id"])
+        assert (there["state"], there["name"], there["added"]) == ("ready", "kettle.pdf", one["added"])
+        assert (await ada.get(f"/files/{one['id']}")).content == MANUAL
+        assert (await abe.get(f"/files/{two['id']}")).content == png(3, 2)
+        assert {file["id"] for file in (await ada.get("/files")).json()["files"]} == {one["id"], kept["id"]}
+
+
 # ── a memory that dies, or is not there ──────────────────────────────────────────────────────────────────────
 
 

@@ -26,7 +26,7 @@ from services.reward.settings import RewardSettings
 from shared.errors import Local2Error
 
 # of a stack without the participants whose data these are
-WITHOUT = ("--without=memories", "--without=preferences", "--without=knowledge")
+WITHOUT = ("--without=memories", "--without=files", "--without=preferences", "--without=knowledge")
 BACKUP = ("backup", *WITHOUT)
 
 

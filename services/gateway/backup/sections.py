@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from services.gateway.backup.files import FilesSection
 from services.gateway.backup.keys import KeysSection
 from services.gateway.backup.knowledge import KnowledgeSection
 from services.gateway.backup.memories import MemoriesSection
@@ -21,6 +22,7 @@ def all_sections(gateway: Gateway) -> dict[str, Section]:
         SettingsSection(gateway),
         SessionsSection(gateway),
         MemoriesSection(gateway),
+        FilesSection(gateway),
         PreferencesSection(gateway),
         KnowledgeSection(gateway),
         KeysSection(gateway),

@@ -1,0 +1,109 @@
+"""The files of all users. Their text, and what a search needs of it, is read anew from them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.gateway.backup.section import Tally
+from services.gateway.errors import ApiError
+from services.gateway.gateway import Gateway
+from services.gateway.keys import ADMIN
+from services.gateway.operations import memory_files
+from shared.participant.backup import Record
+from shared.participant.files import OPERATION
+
+_PAGE = 100
+
+
+class FileRecord(BaseModel):
+    """One file; `data` in base64."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    user_id: str = Field(min_length=1, max_length=200)
+    name: str = Field(min_length=1, max_length=1_000)
+    type: str = Field(max_length=200)
+    added: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    data: str = Field(min_length=1)
+
+
+class FilesSection:
+    """A record is one file. Images of a request that are kept for a while only are left out."""
+
+    name = "files"
+    version = 1
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def absent(self) -> str | None:
+        if await self._gateway.context.registry.served(OPERATION) is not None:
+            return None
+        return "No memory is running, so files cannot be reached; start it and try again."
+
+    async def export(self) -> AsyncIterator[Sequence[Record]]:
+        for user_id in await self._users():
+            cursor: int | None = None
+            while True:
+                page = await self._ask(user_id, op="list", limit=_PAGE, cursor=cursor)
+                for about in page["files"]:
+                    if about["expires"] is None and (record := await self._record(user_id, about)) is not None:
+                        yield [record]
+                if (cursor := page["cursor"]) is None:
+                    break
+
+    async def _record(self, user_id: str, about: dict[str, Any]) -> Record | None:
+        try:
+            async with memory_files(self._gateway) as files:
+                data = (await files.fetch(user_id, about["id"])).content
+        except ApiError as exc:
+            if exc.status_code == 404:
+                # removed meanwhile
+                return None
+            raise
+        kept = {name: about[name] for name in ("name", "type", "added", "sha256")}
+        return {"user_id": user_id, **kept, "data": base64.b64encode(data).decode()}
+
+    def check(self, record: Record) -> None:
+        found = FileRecord.model_validate(record)
+        if hashlib.sha256(base64.b64decode(found.data, validate=True)).hexdigest() != found.sha256:
+            raise ValueError(f"the bytes of {found.name} are not those that were saved")
+
+    async def empty(self) -> bool:
+        return not await self._users()
+
+    async def clear(self) -> AsyncIterator[None]:
+        for user_id in await self._users():
+            await self._ask(user_id, op="delete_user")
+            yield
+
+    async def write(self, records: Sequence[Record], tally: Tally) -> None:
+        for record in records:
+            data = await asyncio.to_thread(base64.b64decode, record["data"])
+            try:
+                async with memory_files(self._gateway) as files:
+                    new, _ = await files.add(
+                        record["user_id"], data, name=record["name"], content_type=record["type"], added=record["added"]
+                    )
+            except ApiError as exc:
+                if exc.status_code >= 500:
+                    raise
+                tally.skip(f"file {record['name']} of {record['user_id']}: {exc.message}")
+            else:
+                tally.written += new
+                tally.kept += not new
+
+    async def _users(self) -> list[str]:
+        found: list[str] = (await self._ask(ADMIN, op="users"))["users"]
+        return found
+
+    async def _ask(self, user_id: str, **args: Any) -> dict[str, Any]:
+        async with memory_files(self._gateway) as files:
+            return await files.operate(user_id, **args)
