@@ -98,13 +98,13 @@ def test_the_secret_is_made_with_fresh_values_that_fit_together(tmp_path: Path) 
         seen.append(secret["stringData"])
     one, two = seen
     assert one["redis-url"] == f"redis://core:{one['redis-password']}@redis:6379/0"
-    for name in ("web-search", "web-fetch"):
+    for name in ("web-search", "web-fetch", "mcp"):
         user, password = name.replace("-", "_"), one[f"redis-{name}-password"]
         assert one[f"redis-{name}-url"] == f"redis://{user}:{password}@redis:6379/0"
     assert one["scaler-user"] == "scaler"
     assert one["redis-address"] == "redis.elsewhere.svc:6379"
     fresh = [key for key in one if key.endswith(("-password", "-secret", "-key"))]
-    assert len(fresh) == 6
+    assert len(fresh) == 7
     for key in fresh:
         assert re.fullmatch(r"(l2_)?[0-9a-f]{48}", one[key])
         assert one[key] != two[key]
@@ -205,7 +205,7 @@ def test_only_what_must_reach_out_does_and_only_to_public_addresses(overlay: str
         for name, resource in workloads(overlay)
         if resource["spec"]["template"]["metadata"]["labels"].get("local2/web") == "true"
     }
-    assert reaching - {"ollama-pull"} == {"web-search", "web-fetch", "searxng"}
+    assert reaching - {"ollama-pull", "mcp"} == {"web-search", "web-fetch", "searxng"}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
