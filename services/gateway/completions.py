@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 
 from services.gateway.errors import error_body, openai_fields
-from services.gateway.telling import Broken, Ended, Said, Telling
-from shared.records.journal import JournalEntry
+from services.gateway.telling import Broken, Ended, Said, Telling, step_of
+from shared.records.journal import EntryType, JournalEntry
 
 DONE = b"data: [DONE]\n\n"
 
@@ -23,8 +23,11 @@ def completion(
     *,
     whole: bool = False,
     legacy: bool = False,
+    thinking: str | None = None,
 ) -> dict[str, Any]:
-    """A finished result in OpenAI's shape; `whole` and `legacy` as for `Chunks`."""
+    """A finished result in OpenAI's shape; `whole` and `legacy` as for `Chunks`. `thinking`: what a stream would have
+    told of it, where that is more than the result has."""
+    thought = (shown["thinking"] if thinking is None else thinking) or None
     calls = tool_calls(shown.get("client_calls") or ())
     text = shown["answer"] if whole else content_of(shown)
     message: dict[str, Any] = {
@@ -32,8 +35,8 @@ def completion(
         "content": text if text or not calls else None,
         "refusal": None,
         "annotations": citations(shown["tool_calls"], text),
-        "reasoning": shown["thinking"] or None,
-        "reasoning_content": shown["thinking"] or None,
+        "reasoning": thought,
+        "reasoning_content": thought,
     }
     if calls:
         message |= {"function_call": calls[0]["function"]} if legacy else {"tool_calls": calls}
@@ -105,22 +108,37 @@ def usage(counts: Any) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 
 
+def _event_of(entry: JournalEntry) -> bytes:
+    """A call that begins or ends, as Open WebUI shows what a program does beside its answer."""
+    data = {"description": step_of(entry), "done": entry.type is EntryType.TOOL_RESULT}
+    return b"data: %b\n\n" % orjson.dumps({"event": {"type": "status", "data": data}})
+
+
 class Chunks:
     """A journal as `chat.completion.chunk` events.
 
     whole: the text is sent when it is complete, because it has to have a form that is looked at first.
     legacy: a call of the client's is told as a function call.
+    status: calls of the agent's own tools are told as Open WebUI's status events too.
     """
 
     def __init__(
-        self, query_id: str, model: str, include_usage: bool, *, whole: bool = False, legacy: bool = False
+        self,
+        query_id: str,
+        model: str,
+        include_usage: bool,
+        *,
+        whole: bool = False,
+        legacy: bool = False,
+        status: bool = False,
     ) -> None:
         self._id = f"chatcmpl-{query_id}"
         self._model = model
         self._created = int(time.time())
         self._include_usage = include_usage
         self._legacy = legacy
-        self._telling = Telling(whole=whole)
+        self._status = status
+        self._telling = Telling(whole=whole, steps=True)
         self.done = False
 
     def opening(self) -> bytes:
@@ -130,6 +148,8 @@ class Chunks:
         """The chunks of some journal entries; `done` is set after the terminal one."""
         out: list[bytes] = []
         for entry in entries:
+            if self._status and entry.type in (EntryType.TOOL_REQUEST, EntryType.TOOL_RESULT):
+                out.append(_event_of(entry))
             for said in self._telling.take(entry):
                 out.append(self._said(said))
                 self.done = not isinstance(said, Said)

@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import orjson
+
 from shared.bus import order
 from shared.records.journal import EntryType, JournalEntry
 
 Kind = Literal["thinking", "answer"]
+# Characters of a call's arguments that a line shows.
+_MOST = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,13 @@ class Broken:
     message: str
 
 
+def step_of(entry: JournalEntry) -> str:
+    """A call of a tool in one line."""
+    value = entry.value()
+    arguments = orjson.dumps(value.get("args") or {}).decode()
+    return f"{value.get('tool')} {arguments if len(arguments) <= _MOST else arguments[:_MOST] + '…'}"
+
+
 class Telling:
     """Takes a journal entry by entry; the same entries are always told the same way.
 
@@ -42,11 +53,13 @@ class Telling:
     beyond it is told. What was said before a tool call and what is said after it are two paragraphs.
 
     whole: the text is told when it is complete, because it has to have a form that is looked at first.
+    steps: calls of the agent's own tools are told as lines of what it thinks.
     """
 
-    def __init__(self, *, whole: bool = False) -> None:
+    def __init__(self, *, whole: bool = False, steps: bool = False) -> None:
         self.model = ""
         self._whole = whole
+        self._steps = steps
         self._told: list[tuple[tuple[int, int], Kind, str]] = []
         self._replayed: dict[str, str] = {}
         self._again: dict[str, str] = {}
@@ -69,6 +82,11 @@ class Telling:
                 self._replayed.clear()
                 called = bool(entry.value().get("tool_calls"))
                 self._gap = {kind for kind in self._any if kind == "thinking" or called}
+            case EntryType.TOOL_REQUEST if self._steps:
+                before = "\n\n" if "thinking" in self._any else ""
+                self._any.add("thinking")
+                self._gap.add("thinking")
+                yield Said("thinking", before + step_of(entry))
             case EntryType.RESTARTED:
                 self._restart(entry.valid_until())
             case EntryType.COMPLETED | EntryType.CANCELLED:

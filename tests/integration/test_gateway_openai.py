@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,9 @@ async def test_a_completion_uses_the_whole_agent(stock: openai.AsyncOpenAI, fake
     assert choice.message.tool_calls is None
     assert choice.finish_reason == "stop"
     assert choice.message.model_extra is not None
-    assert choice.message.model_extra["reasoning"] == choice.message.model_extra["reasoning_content"] == "Let me see."
+    # the agent's steps are told among its thoughts
+    told = 'Let me see.\n\nweb_search {"query":"x"}'
+    assert choice.message.model_extra["reasoning"] == choice.message.model_extra["reasoning_content"] == told
     assert done.usage is not None
     assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.total_tokens) == (11, 7, 18)
     assert done.model == "scripted:1b"
@@ -67,6 +70,25 @@ async def test_a_stream_has_thinking_answer_usage_and_an_end(stock: openai.Async
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.total_tokens == 18
     assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_steps_are_told_in_a_stream_as_in_one_piece_and_as_events_where_they_are_asked_for(
+    stock: openai.AsyncOpenAI, site: Site, fake: FakeGenerator
+) -> None:
+    stream = await stock.chat.completions.create(model="local2", messages=[user("tool one")], stream=True)
+    told = [(chunk.choices[0].delta.model_extra or {}).get("reasoning_content") or "" async for chunk in stream]
+    assert "".join(told) == 'Let me see.\n\nweb_search {"query":"x"}'
+    body = {"model": "local2", "messages": [user("tool one")], "stream": True}
+    events: dict[str, list[Any]] = {}
+    for wanted in ("", "status"):
+        text = (await site.http.post("/v1/chat/completions", json=body, headers={"X-LoCAL2-Events": wanted})).text
+        lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
+        events[wanted] = [one["event"] for line in lines if "event" in (one := json.loads(line))]
+    assert events[""] == []
+    shown = {"description": 'web_search {"query":"x"}'}
+    assert events["status"] == [
+        {"type": "status", "data": {**shown, "done": False}}, {"type": "status", "data": {**shown, "done": True}}
+    ]  # fmt: skip
 
 
 async def test_tools_and_restarts_inside_do_not_show(stock: openai.AsyncOpenAI, fake: FakeGenerator) -> None:

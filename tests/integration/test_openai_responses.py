@@ -202,7 +202,7 @@ async def test_the_same_question_in_another_form_or_to_another_model_is_another_
     place: Place, another: str
 ) -> None:
     place.rules({"times": 1, "respond": {"text": ["one ", "two"], "pace": 30}}, {"respond": {"text": "mine"}})
-    impatient = place.ann.with_options(timeout=0.3, max_retries=0)
+    impatient = place.ann.with_options(timeout=1.5, max_retries=0)
     messages: Any = [{"role": "user", "content": "x"}]
     with pytest.raises(openai.APITimeoutError):
         await impatient.chat.completions.create(model="local2", messages=messages)

@@ -40,6 +40,7 @@ from services.gateway.shapes.openai import (
     ResponseObject,
 )
 from services.gateway.sse import KEEP_ALIVE, EventStream
+from services.gateway.telling import Said, Telling
 from shared.bus.keys import journal_key
 from shared.contracts import MEMORY_FORGET, MemoryForget
 from shared.records.erasing import erase
@@ -51,6 +52,8 @@ images_router = APIRouter(route_class=ImageRoute, prefix="/v1", tags=["openai"])
 
 # What a client of several chores calls this one; Open WebUI sends it where it is told to.
 TASK_HEADER = "X-OpenWebUI-Task"
+# With `status`: a stream also has events that are none of OpenAI's, for clients that show them.
+EVENTS_HEADER = "X-LoCAL2-Events"
 _MODEL = {"id": DEFAULT_MODEL, "object": "model", "created": 1700000000, "owned_by": "local2"}
 _COMPLETION: dict[str, Any] = completion(
     "1700000000000-0",
@@ -215,11 +218,26 @@ async def create_chat_completion(
     name = body.model or DEFAULT_MODEL
     if body.stream:
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        chunks = Chunks(record.query_id, name, include_usage, whole=ask.whole, legacy=body.legacy)
+        status = request.headers.get(EVENTS_HEADER, "") == "status"
+        chunks = Chunks(record.query_id, name, include_usage, whole=ask.whole, legacy=body.legacy, status=status)
         return _stream(gateway, record, chunks, left)
     shown = await finished(request, gateway, record, left)
-    answer = completion(record.query_id, name, shown, int(time.time()), whole=ask.whole, legacy=body.legacy)
+    thinking = await _thought(gateway, record) if shown["tool_calls"] else None
+    answer = completion(
+        record.query_id, name, shown, int(time.time()), whole=ask.whole, legacy=body.legacy, thinking=thinking
+    )
     return reply(answer, headers=_named(record))
+
+
+async def _thought(gateway: Gateway, record: QueryRecord) -> str:
+    """What a stream tells of the agent's thoughts and steps."""
+    telling, thought = Telling(steps=True), []
+    async with gateway.reachable():
+        async for entries in pages(gateway.bus, journal_key(record.query_id, "A")):
+            for entry in entries:
+                told = telling.take(entry)
+                thought += [one.text for one in told if isinstance(one, Said) and one.kind == "thinking"]
+    return "".join(thought)
 
 
 # ── responses ────────────────────────────────────────────────────────────────────────────────────────────────────

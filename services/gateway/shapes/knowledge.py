@@ -61,7 +61,7 @@ class NamedEntity(Entity):
     facts: int
 
 
-class EntityPage(Shape):
+class Entities(Shape):
     entities: list[NamedEntity]
     total: int
 

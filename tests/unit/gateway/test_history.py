@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.gateway.history import Change, Said, begins, change, queries_of, same, turns_of
@@ -12,6 +12,8 @@ from shared.bus import order
 from shared.contracts import ChatToolCall, ChatTurnMessage
 from shared.records.sessions import Turn
 
+# a busy machine is slow at making examples
+patiently = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NOW = 1_700_000_000_000
 WORDS = st.sampled_from(["Hello.", "Paris", "What is it?", "It is 3.", "ü", "One\n\nTwo"])
 SAID = st.lists(st.builds(Said, WORDS, WORDS), max_size=6)
@@ -39,6 +41,7 @@ def messages(*said: tuple[str, str]) -> list[ChatTurnMessage]:
     return [ChatTurnMessage(role=role, content=content) for role, content in said]  # type: ignore[arg-type]
 
 
+@patiently
 @given(held_turns(), SAID)
 def test_a_session_holds_what_its_client_sends_and_keeps_what_is_the_same(held: list[Turn], sent: list[Said]) -> None:
     needed = change(held, sent, NOW)
@@ -54,6 +57,7 @@ def test_a_session_holds_what_its_client_sends_and_keeps_what_is_the_same(held: 
         front += 1
 
 
+@patiently
 @given(held_turns(), st.data())
 def test_a_turn_that_goes_takes_no_other_with_it(held: list[Turn], data: st.DataObject) -> None:
     if not held:
@@ -66,6 +70,7 @@ def test_a_turn_that_goes_takes_no_other_with_it(held: list[Turn], data: st.Data
     assert not needed.added
 
 
+@patiently
 @given(held_turns(), st.data())
 def test_a_session_begins_with_every_beginning_of_it(held: list[Turn], data: st.DataObject) -> None:
     some = held[: data.draw(st.integers(0, len(held)))]

@@ -1,1 +1,0 @@
-"""Reading the exports of other products: conversations and memories."""
