@@ -100,7 +100,7 @@ async def test_trust_is_listed_and_survives_a_backup(site: Site, redis_url: str,
         ("admin", False), ("webui", True), ("ann", False)
     }  # fmt: skip
     # nobody is here who keeps these
-    others = {"without": ["memories", "preferences"]}
+    others = {"without": ["files", "knowledge", "memories", "preferences"]}
     saved = await site.http.get("/backup", params=others)
     assert saved.status_code == 200
     for one in listed:
