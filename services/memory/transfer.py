@@ -25,6 +25,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from services.memory.formats import FileRefused
 from shared.errors import SettingsError
+from shared.participant.background import beside
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -300,14 +301,19 @@ async def open_transfer(host: str, port: int, redis_url: str, address: str | Non
         transfer, lifespan="off", ws="none", access_log=False, log_config=None, server_header=False, date_header=False,
         timeout_keep_alive=5, timeout_graceful_shutdown=1,
     )  # fmt: skip
-    server = _Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]), name="files")
-    try:
-        yield transfer
-    finally:
-        server.should_exit = True
-        await serving
-        listener.close()
+
+    async def serve() -> None:
+        server, own_listener = _Server(config), listener.dup()
+        try:
+            await server.serve(sockets=[own_listener])
+        except asyncio.CancelledError:
+            if server.started:
+                await server.shutdown(sockets=[own_listener])
+            raise
+
+    with listener:
+        async with beside(files=serve):
+            yield transfer
 
 
 def towards(redis_url: str) -> str:
