@@ -18,7 +18,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast test-clients test-webui test-api-clients lint format types imports docs-keys docs-settings pins stories bench bench-shadow eval-memory eval-fetch eval-ranking eval-talks mutants soak chaos judging-chaos compose-test lock env up down logs clean
+.PHONY: help setup run test test-fast test-clients test-webui test-api-clients lint format types imports docs-keys docs-settings pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-talks mutants soak chaos judging-chaos compose-test lock env up down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -117,6 +117,9 @@ chaos: $(DEV_STAMP) ## kill everything under load and count what is lost
 
 judging-chaos: $(DEV_STAMP) ## kill critics, reward and memory while 500 pairs are judged and count what is lost
 	@$(PY) tests/chaos/judging.py $(ARGS)
+
+eval-documents: $(DEV_STAMP) ## labelled questions: does a search find the passages of documents that answer them
+	@$(PY) tests/eval/documents/run.py $(ARGS)
 
 eval-ranking: $(DEV_STAMP) ## simulated judges: is the planted order found, do the intervals hold the truth
 	@$(PY) tests/eval/ranking.py $(ARGS)

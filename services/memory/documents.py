@@ -30,7 +30,7 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 # How much the share of a query's words counts against the similarity in meaning, and what a passage must have of
-# either to be a hit at all; measured with tests/eval/documents.py.
+# either to be a hit at all; measured with `make eval-documents`.
 WORDS = 0.5
 LEAST_WORDS = 0.25
 # Candidates of each of the two searches for one place in the result.
