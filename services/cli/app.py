@@ -13,7 +13,7 @@ from rich.text import Text
 
 from services.cli.api import Api
 from services.cli.commands import eval as evaluate
-from services.cli.commands import operate
+from services.cli.commands import importing, operate
 from services.cli.commands.ask import ask as ask_query
 from services.cli.commands.ask import chat as chat_loop
 from services.cli.commands.backup import backup, restore
@@ -53,6 +53,7 @@ app.add_typer(mcp, name="mcp")
 app.add_typer(files, name="files")
 app.add_typer(operate.export, name="export")
 app.add_typer(evaluate.app, name="eval")
+app.add_typer(importing.app, name="import")
 app.command()(backup)
 app.command()(restore)
 app.command()(leaderboard)

@@ -115,21 +115,21 @@ async def own_session(gateway: Gateway, principal: Principal, name: str) -> Sess
     Names are chosen by clients, and nobody can keep one from another: where it is another user's already, this user's
     session is kept under a name made of both, which nobody else can open.
     """
-    found = await asyncio.gather(gateway.sessions.info(_aside(principal, name)), gateway.sessions.info(name))
+    found = await asyncio.gather(gateway.sessions.info(aside(principal, name)), gateway.sessions.info(name))
     return next((info for info in found if info is not None and info.user_id == principal.user_id), None)
 
 
 async def open_session(gateway: Gateway, principal: Principal, name: str, title: str) -> str:
     """The id under which the user's session of that name is kept; it is made if it is new."""
-    known, aside = await own_session(gateway, principal, name), _aside(principal, name)
-    usual = [aside] if _ASIDE.search(name) else [name, aside]
+    known, other = await own_session(gateway, principal, name), aside(principal, name)
+    usual = [other] if _ASIDE.search(name) else [name, other]
     for session_id in [known.session_id] if known else usual:
         if await gateway.sessions.open(session_id, principal.user_id, title) == principal.user_id:
             return session_id
     raise not_found("session")
 
 
-def _aside(principal: Principal, name: str) -> str:
+def aside(principal: Principal, name: str) -> str:
     return f"{name[:60]}@{digest(f'{principal.user_id} {name}')}"
 
 

@@ -34,25 +34,26 @@ CONSTRAINTS = tuple(
     for label in ("KnowledgeUser", "KnowledgeName", "KnowledgeSource", "KnowledgeGone")
 )
 
-_SET = ", ".join(f"r.{name} = row.{name}" for name in FIELDS if name != "id")
+_SET = ", ".join(f"{name}: row.{name}" for name in FIELDS)
 _CLAIMS = ", ".join(f"r.{name} AS {name}" for name in FIELDS)
 _TOUCH = (
     "MERGE (u:KnowledgeUser {id: $user}) ON CREATE SET u.version = 1 ON MATCH SET u.version = u.version + 1 "
     "RETURN u.version AS version"
 )
 _VERSION = "MATCH (u:KnowledgeUser {id: $user}) RETURN u.version AS version"
-_NAMES = "UNWIND $rows AS row MERGE (n:KnowledgeName {id: row.id}) ON CREATE SET n.key = row.key, n.aliased = false"
+_THERE = "MATCH (n:KnowledgeName) WHERE n.id IN $ids RETURN n.id AS id"
+_NAMES = "UNWIND $rows AS row CREATE (:KnowledgeName {id: row.id, key: row.key, aliased: false})"
 _ALIASED = "MATCH (n:KnowledgeName) WHERE n.id IN $ids SET n.aliased = true"
-_KNOW = "MATCH (u:KnowledgeUser {id: $user}), (n:KnowledgeName) WHERE n.id IN $ids MERGE (u)-[:KNOWS]->(n)"
+_KNOW = "MATCH (u:KnowledgeUser {id: $user}), (n:KnowledgeName) WHERE n.id IN $ids CREATE (u)-[:KNOWS]->(n)"
 _SAY = (
     "UNWIND $rows AS row MATCH (a:KnowledgeName {id: row.a}), (b:KnowledgeName {id: row.b}) "
-    f"MERGE (a)-[r:SAID {{id: row.id}}]->(b) SET {_SET}"
+    f"CREATE (a)-[:SAID {{{_SET}}}]->(b)"
 )
 _HEAR = (
     "MERGE (s:KnowledgeSource {id: $id}) SET s.source = $source, s.session_id = $session, s.said = $said, "
     "s.settled = $settled, s.names = $names, s.query = $query, s.answer = $answer"
 )
-_HEARD = "MATCH (u:KnowledgeUser {id: $user}), (s:KnowledgeSource {id: $id}) MERGE (u)-[:HEARD]->(s)"
+_HEARD = "MATCH (u:KnowledgeUser {id: $user}), (s:KnowledgeSource {id: $id}) CREATE (u)-[:HEARD]->(s)"
 _SOURCE = (
     "MATCH (u:KnowledgeUser {id: $user})-[:HEARD]->(s:KnowledgeSource) WHERE s.id IN $ids RETURN s.id AS id, "
     "s.source AS source, s.session_id AS session_id, s.said AS said, s.settled AS settled, s.names AS names, "
@@ -134,7 +135,7 @@ class Store:
                 return None
             before = await self._unsaid(run, [str(name) for row in there for name in row["names"]], [turn.source])
             names = await self._said(run, turn.user_id, claims)
-            await self._heard(run, turn, names, settled=settled)
+            await self._heard(run, turn, names, new=not there, settled=settled)
             await self._bare(run, before)
             return version
 
@@ -150,7 +151,7 @@ class Store:
         The number of new ones.
         """
         by_source: dict[str, list[Claim]] = {}
-        for one in claims:
+        for one in {each.id: each for each in claims}.values():
             by_source.setdefault(one.source, []).append(one)
         new = 0
         async with self._graph.transaction() as run:
@@ -165,7 +166,7 @@ class Store:
                 new += sum(one.id not in ids for one in those)
                 known = [str(name) for name in there[source]["names"]] if source in there else []
                 turn = Turn(source, user_id, those[0].session_id, those[0].said, "")
-                await self._heard(run, turn, sorted({*known, *said}), settled=True)
+                await self._heard(run, turn, sorted({*known, *said}), new=source not in there, settled=True)
         return new
 
     async def unsay(self, user_id: str, claims: Sequence[Claim]) -> None:
@@ -178,9 +179,10 @@ class Store:
         """A person's word in place of claims."""
         async with self._graph.transaction() as run:
             await self._touch(run, user_id)
-            await self._remove(run, user_id, [one for one in old if one.id != new.id])
+            there = await run(_SOURCE, {"user": user_id, "ids": [_source(user_id, turn.source)]})
+            await self._remove(run, user_id, [*old, new])
             names = await self._said(run, user_id, [new])
-            await self._heard(run, turn, names, settled=True)
+            await self._heard(run, turn, names, new=not there, settled=True)
 
     async def forget(self, user_id: str, sources: Collection[str], at: int) -> int:
         """Removes what rests on sources alone, and keeps it from coming back; how many were there."""
@@ -275,13 +277,16 @@ class Store:
         return bool((await run(_GONE, {"ids": marks, "said": turn.said}))[0]["n"])
 
     async def _said(self, run: Run, user_id: str, claims: Sequence[Claim]) -> list[str]:
-        """Writes claims; the ids of their subjects."""
+        """Writes claims that are not there; the ids of their subjects."""
         if not claims:
             return []
         keys = sorted({key for one in claims for key in (one.subject_key, one.object_key)})
         ids = [_name(user_id, key) for key in keys]
-        await run(_NAMES, {"rows": [{"id": _name(user_id, key), "key": key} for key in keys]})
-        await run(_KNOW, {"user": user_id, "ids": ids})
+        # looked up and made, not merged: a merge of an edge looks at all edges that the user's node has
+        there = {row["id"] for row in await run(_THERE, {"ids": ids})}
+        if new := [{"id": _name(user_id, key), "key": key} for key in keys if _name(user_id, key) not in there]:
+            await run(_NAMES, {"rows": new})
+            await run(_KNOW, {"user": user_id, "ids": [row["id"] for row in new]})
         rows = [
             {**one.row(), "a": _name(user_id, one.subject_key), "b": _name(user_id, one.object_key)} for one in claims
         ]
@@ -312,13 +317,14 @@ class Store:
         await run(_SETTLE, {"ids": sorted({_source(user_id, one.source) for one in claims})})
         await self._bare(run, names)
 
-    async def _heard(self, run: Run, turn: Turn, names: Sequence[str], *, settled: bool) -> None:
+    async def _heard(self, run: Run, turn: Turn, names: Sequence[str], *, new: bool, settled: bool) -> None:
         """Notes a source with the subjects of its claims; its words only while they are still to be read."""
         source = _source(turn.user_id, turn.source)
         values = {"id": source, "source": turn.source, "session": turn.session_id, "said": turn.said}
         words = {"query": "", "answer": ""} if settled else {"query": turn.query, "answer": turn.answer}
         await run(_HEAR, {**values, **words, "settled": settled, "names": list(names)})
-        await run(_HEARD, {"user": turn.user_id, "id": source})
+        if new:
+            await run(_HEARD, {"user": turn.user_id, "id": source})
 
     async def _forgotten(self, run: Run, user_id: str, ids: Sequence[str]) -> int:
         """Removes sources with all that rests on them alone."""

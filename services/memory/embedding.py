@@ -142,6 +142,22 @@ class Embedder:
         """The same without waiting for a model that is away: None then, and when it refuses one of the texts."""
         return await self._at_once(texts, timeout, query=False)
 
+    async def plain(self, texts: Sequence[str], timeout: float) -> list[Vector]:
+        """Vectors of the texts as they are, without what the model wants before a document or a question.
+
+        Raises ModelError: nobody embeds now, or the model refuses one of the texts.
+        """
+        if self.away is not None:
+            raise ModelError(str(self.trouble))
+        try:
+            async with asyncio.timeout(timeout):
+                found = await self._embed(texts, prefixed=False)
+        except TimeoutError as exc:
+            raise ModelError(f"{self.using} did not answer within {timeout:g} s") from exc
+        if any(vector is NO_VECTOR for vector in found):
+            raise ModelError(str(self.trouble))
+        return found
+
     async def query(self, text: str) -> Vector | None:
         """The vector of a question; None while there is no model that answers."""
         found = await self._at_once([text], QUERY_TIMEOUT, query=True)
@@ -158,25 +174,27 @@ class Embedder:
                 self._note(str(exc) or f"{self.using} did not answer within {timeout:g} s")
             return None
 
-    async def _embed(self, texts: Sequence[str], *, query: bool = False) -> list[Vector]:
+    async def _embed(self, texts: Sequence[str], *, query: bool = False, prefixed: bool = True) -> list[Vector]:
         """Raises ModelError: the model is away, or refuses one of the texts."""
         if self.lacking is None:
             try:
-                return await self._asked(self._backend, self.model, texts, query=query)
+                return await self._asked(self._backend, self.model, texts, query=query, prefixed=prefixed)
             except _FINAL as exc:
                 self._lack(str(exc))
         if self._stand_in is not None:
             try:
-                return await self._asked(self._stand_in, BUILT_IN, texts, query=query)
+                return await self._asked(self._stand_in, BUILT_IN, texts, query=query, prefixed=prefixed)
             except ModelError as exc:
                 # it is in this process: what fails once fails again
                 log.error("embedding.no_stand_in", reason=str(exc))
                 self._stand_in, self.space = None, None
         return [NO_VECTOR for _ in texts]
 
-    async def _asked(self, source: EmbeddingModel, name: str, texts: Sequence[str], *, query: bool) -> list[Vector]:
+    async def _asked(
+        self, source: EmbeddingModel, name: str, texts: Sequence[str], *, query: bool, prefixed: bool = True
+    ) -> list[Vector]:
         wants = profile(name)
-        prefix = wants.query if query else wants.document
+        prefix = (wants.query if query else wants.document) if prefixed else ""
         found = await source.embed(name, [prefix + text[: wants.max_chars] for text in texts])
         if source is self._backend and self.lacking is not None:
             self.lacking = None

@@ -21,6 +21,8 @@ PREVIEW = 200
 # Longer texts are cut in the store: a record must fit into a message on the bus several times.
 MAX_TEXT = 100_000
 MAX_BEFORE = 600
+# How the ids of engrams begin that came from outside.
+IMPORTED = "import:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,7 @@ def topic_id(user_id: str, topic: str) -> str:
 
 def imported_id(user_id: str, session_id: str, time_ms: int, *texts: str) -> str:
     """The id of an engram that comes from outside: the same line imported twice is the same engram."""
-    return f"import:{_digest(user_id, session_id, str(time_ms), *texts)}"
+    return f"{IMPORTED}{_digest(user_id, session_id, str(time_ms), *texts)}"
 
 
 def _digest(*parts: str) -> str:

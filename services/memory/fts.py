@@ -73,18 +73,20 @@ Row = tuple[str, str, str, str, bytes | None, str]
 
 def insert(db: sqlite3.Connection, rows: Iterable[Row]) -> None:
     for row in rows:
-        id_, turn, before, *rest = row
+        id_, turn, before, data, vector, model = row
         there = db.execute("SELECT turn, before, data, vector, model FROM engram WHERE id = ?", (id_,)).fetchone()
-        if there is not None and there[:2] == (turn, before):
-            data, vector, model = rest if rest[1] is not None else (rest[0], *there[3:])
-            if there[2:] != (data, vector, model):
-                changed = "UPDATE engram SET data = ?, vector = ?, model = ? WHERE id = ?"
-                db.execute(changed, (data, vector, model, id_))
-            continue
         if there is not None:
+            if vector is None and there[0] == turn:
+                # the same words are in the same place
+                vector, model = there[3:]
+            if there[:2] == (turn, before):
+                if there[2:] != (data, vector, model):
+                    changed = "UPDATE engram SET data = ?, vector = ?, model = ? WHERE id = ?"
+                    db.execute(changed, (data, vector, model, id_))
+                continue
             delete(db, id_)
         added = "INSERT INTO engram(id, turn, before, data, vector, model) VALUES (?, ?, ?, ?, ?, ?)"
-        n = db.execute(added, row).lastrowid
+        n = db.execute(added, (id_, turn, before, data, vector, model)).lastrowid
         db.execute("INSERT INTO words(rowid, turn, before) VALUES (?, ?, ?)", (n, turn, before))
 
 

@@ -7,7 +7,9 @@ between leaves its message unacknowledged, and the one who takes the message ove
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from services.memory.engram import Engram, Note, NoteKind
 from services.memory.index import Index
@@ -92,11 +94,16 @@ class Keeper:
             return False
         owner = owner or self.index.catalog.owner(engram_id) or ""
         if owner:
-            await self._apply(owner, engram_id, note, kind)
+            await self._change(owner, engram_id, lambda found: found.annotated({kind: note}))
         self._fault("annotated")
         return True
 
-    async def _apply(self, user_id: str, engram_id: str, note: Note, kind: NoteKind) -> None:
+    async def place(self, user_id: str, before: Mapping[str, str]) -> None:
+        """Says of engrams that are there which turn came before them: text by id."""
+        for engram_id, text in before.items():
+            await self._change(user_id, engram_id, partial(replace, before=text))
+
+    async def _change(self, user_id: str, engram_id: str, change: Callable[[Engram], Engram]) -> None:
         while True:
             found = (await self.store.get(user_id, [engram_id])).get(engram_id)
             if found is None:
@@ -107,7 +114,7 @@ class Keeper:
                 await self.store.delete(user_id, [engram_id])
                 await self.index.remove(user_id, [engram_id])
                 return
-            whole = found.annotated(before.notes).annotated({kind: note})
+            whole = change(found.annotated(before.notes))
             if whole is not found:
                 await self.store.update(user_id, [whole])
             self._fault("updated")

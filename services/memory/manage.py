@@ -5,24 +5,29 @@ The user is the request's. `all_users` is for the backup: the gateway sets it fo
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import struct
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.memory.embedding import Embedder
-from services.memory.engram import Engram, topic_id
+from services.memory.embedding import Embedder, profile
+from services.memory.engram import IMPORTED, Engram, topic_id
 from services.memory.ingest import embedded_text
 from services.memory.keeper import Keeper
 from services.memory.portable import engram_of, exported, exported_topic, read_line
+from services.memory.previous import overdue
 from services.memory.recall import Recall, brief, shown_hit, told, whole
 from services.memory.settings import MemorySettings
 from services.memory.store import StoreUnavailable, Topic
 from services.memory.tools import MAX_CONTENT, MemoryTools, checked_topic
 from shared.contracts import ToolRequest
-from shared.errors import ToolError
+from shared.errors import ModelError, ToolError
+from shared.llm.port import ContextOverflow, ModelRejected
 from shared.participant.service import Context
 from shared.participant.tool import Tool, ToolResult
 
@@ -30,12 +35,14 @@ NAME = "memory_manage"
 # A page's JSON goes through Redis: it ends before it is larger than this, unless one engram alone is.
 PAGE_BYTES = 400_000
 _LOOK = 100
+# Texts of one request for their vectors.
+MOST_TEXTS = 64
 # Seconds for embedding a page of an import.
 _IMPORT_SECONDS = 25.0
 
 Op = Literal[
     "search", "list", "get", "delete", "delete_session", "delete_user", "import", "export", "topics", "topic_get",
-    "topic_put", "topic_delete", "stats",
+    "topic_put", "topic_delete", "stats", "embed",
 ]  # fmt: skip
 
 
@@ -53,6 +60,7 @@ class MemoryManage(BaseModel):
     cursor: str | None = None
     limit: int = Field(default=50, ge=1, le=500)
     lines: list[dict[str, Any]] = Field(default=[], max_length=200)
+    texts: list[str] = Field(default=[], max_length=MOST_TEXTS)
     all_users: bool = False
 
 
@@ -84,6 +92,7 @@ class Manage:
             "topic_put": self._topic_put,
             "topic_delete": self._topic_delete,
             "stats": self._stats,
+            "embed": self._embed,
         }
 
     def tool(self) -> Tool[MemoryManage]:
@@ -179,8 +188,21 @@ class Manage:
         owner = self._keeper.index.catalog.owner
         for user_id, engrams in by_user.items():
             there += sum(owner(engram_id) == user_id for engram_id in engrams)
+            sessions = {e.session_id for e in engrams.values() if e.session_id and e.id.startswith(IMPORTED)}
+            for session_id in sessions:
+                due = overdue(await self._others(user_id, session_id, engrams), _of(engrams, session_id))
+                engrams |= {name: replace(engrams[name], before=text) for name, text in due.items() if name in engrams}
             imported += await self._take(user_id, list(engrams.values()))
+            # after the write, so that of two parts of a session that are written at once the later one sees both
+            for session_id in sessions:
+                await self._keeper.place(user_id, overdue(await self._others(user_id, session_id)))
         return {"imported": imported, "there": there, "errors": errors}
+
+    async def _others(self, user_id: str, session_id: str, without: Collection[str] = ()) -> list[Engram]:
+        """The engrams of a session that are in the store."""
+        ids = await self._keeper.store.ids_of_session(user_id, session_id)
+        found = await self._keeper.store.get(user_id, [one for one in ids if one not in without])
+        return list(found.values())
 
     def _old_id(self, given: Any, user_id: str, trusted: bool) -> str | None:
         """An engram may have its id again where nobody can claim another's with it: grades and deletions go by it."""
@@ -255,12 +277,31 @@ class Manage:
             "embedding_model": self._embedder.using or None,
         }
 
+    async def _embed(self, args: MemoryManage, _request: ToolRequest) -> dict[str, Any]:
+        """Each text's vector of unit length, as 32-bit floats (little-endian) in base64."""
+        model, most = self._embedder.using, profile(self._embedder.using).max_chars
+        for place, text in enumerate(args.texts):
+            if len(text) > most:
+                raise ToolError(f"a text of {len(text)} characters ({place}) is too long: {model} reads {most}")
+        try:
+            found = await self._embedder.plain(args.texts, _IMPORT_SECONDS)
+        except (ModelRejected, ContextOverflow) as exc:
+            raise ToolError(f"{model} refuses one of the texts: {exc}") from exc
+        except ModelError as exc:
+            raise ToolError(f"unavailable: {exc}") from exc
+        vectors = [b64encode(struct.pack(f"<{len(one.values)}f", *one.values)).decode() for one in found]
+        return {"model": found[0].model if found else model, "vectors": vectors}
+
     async def _indexed(self) -> None:
         """Raises ToolError while the store is still being read after a start, or cannot be."""
         if self._keeper.store.damage:
             raise ToolError(f"unavailable: {self._keeper.store.damage}")
         if not self._keeper.index.ready.is_set():
             raise ToolError("unavailable: the memory is still reading its store")
+
+
+def _of(engrams: Mapping[str, Engram], session_id: str) -> list[Engram]:
+    return [engram for engram in engrams.values() if engram.session_id == session_id]
 
 
 def _shown(topic: Topic) -> dict[str, Any]:

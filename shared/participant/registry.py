@@ -27,6 +27,7 @@ RELEASE = 2
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST_TOOLS = 1_000
 _OUTSIDE = "web_"
+_MCP = "mcp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,14 @@ def outside(participant: str) -> bool:
     """Whether a participant touches the outside: by its name. It may be in somebody else's hands, so that nothing it
     says counts beyond the one tool that is named like it."""
     return participant.startswith(_OUTSIDE)
+
+
+def may_serve(participant: str, tool: object) -> bool:
+    """Whether what a participant says of a tool counts: one outside speaks of its own alone, which for mcp are those
+    named `server__tool`."""
+    if participant == _MCP:
+        return "__" in str(tool)
+    return tool == participant or not outside(participant)
 
 
 _FIELDS = frozenset(item.name for item in fields(ReplicaInfo))
@@ -234,7 +243,7 @@ def _served(replicas: Sequence[ReplicaInfo]) -> dict[str, dict[str, Any]]:
         for schema in info.tools if info.state == "ready" else ():
             function = schema.get("function")
             name = function.get("name") if isinstance(function, dict) else None
-            own = name == info.participant or not outside(info.participant)
+            own = may_serve(info.participant, name)
             if own and isinstance(name, str) and _NAME.fullmatch(name):
                 found.setdefault(name, schema)
             else:

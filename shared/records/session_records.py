@@ -156,6 +156,13 @@ def _after(member: bytes) -> str:
     return f"({member.partition(b' ')[0].decode()}!"
 
 
+async def turn_ids(bus: Bus, session_id: str, respondent_id: RespondentId) -> list[str]:
+    """The queries of all turns of a session, oldest first."""
+    keys = (turns_key(session_id, respondent_id), earlier_turns_key(session_id, respondent_id))
+    members, older = await bus.link.pipe([("ZRANGE", keys[0], 0, -1), ("HGETALL", keys[1])])
+    return sorted(kept(members, older), key=order)
+
+
 async def write_sessions(bus: Bus, records: Sequence[SessionRecord]) -> list[int]:
     """Adds what is not there yet; per session the number of turns added, or -1 for one that is another user's."""
     added: list[int] = await bus.link.pipe([_writing(record) for record in records])

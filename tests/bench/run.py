@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
+import knowledge_search
 import memory_ingest
 import memory_search
 import psutil
@@ -27,7 +28,7 @@ from tables import Target
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 
-PARTS = ("roundtrip", "memory", "streams", "recall")
+PARTS = ("roundtrip", "memory", "streams", "recall", "knowledge")
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -120,6 +121,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "recall" in parts:
             found, values["recall"] = recall(folder, min(rounds, 3), options.short)
             verdicts += found
+        if "knowledge" in parts:
+            known = knowledge_search.measure(folder / "knowledge", *((1_000, 30) if options.short else (100_000, 300)))
+            print(knowledge_search.report(known), flush=True)
+            values["knowledge"] = known
     print("\nTargets")
     print("\n".join(map(str, verdicts)))
     print(f"\n{time.monotonic() - began:.0f} s; at the end, others use {psutil.cpu_percent(interval=1.0):.0f} %")

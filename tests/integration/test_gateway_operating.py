@@ -469,15 +469,17 @@ async def test_the_description_is_complete(site: Site) -> None:
     assert set(described["paths"]) == {
         "/health", "/ready", "/query", "/queries/{query_id}", "/queries/{query_id}/events",
         "/queries/{query_id}/cancel", "/feedback",
-        "/sessions", "/sessions/{session_id}", "/tools", "/tools/{name}/call", "/participants",
+        "/sessions", "/sessions/import", "/sessions/{session_id}", "/tools", "/tools/{name}/call", "/participants",
         "/participants/{name}/settings", "/bus/streams", "/bus/events", "/dead-letters", "/dead-letters/{letter_id}",
         "/dead-letters/{letter_id}/replay", "/keys", "/keys/link", "/keys/redeem", "/keys/{key_id}",
         "/v1/models", "/v1/models/{name}", "/v1/chat/completions", "/v1/responses", "/v1/responses/{name}",
-        "/v1/responses/{name}/cancel", "/metrics",
+        "/v1/responses/{name}/cancel", "/v1/embeddings", "/metrics",
         "/openapi.json", "/memory", "/memory/engrams", "/memory/engrams/{engram_id}", "/memory/topics",
         "/memory/topics/{topic}", "/memory/export", "/memory/import", "/backup", "/restore",
         "/files", "/files/{file_id}", "/documents",
         "/preferences/leaderboard", "/preferences/export", "/preferences/consent",
+        "/knowledge/entities", "/knowledge/export", "/knowledge/facts", "/knowledge/facts/{fact_id}",
+        "/knowledge/graph",
     }  # fmt: skip
     names = []
     for path, methods in described["paths"].items():

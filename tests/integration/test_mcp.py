@@ -13,6 +13,8 @@ from typing import Any
 import orjson
 import pytest
 import redis
+from redis.exceptions import NoPermissionError
+from support.acl_redis import acl_redis
 from support.http_gateway import ADMIN_KEY, gateway_settings
 from support.http_gateway import serving as gateway
 from support.services import TESTS, announced, running
@@ -312,3 +314,30 @@ async def test_an_operator_looks_at_a_change_and_says_yes(
             return "faulty__add" in await asker.offered()
 
         await eventually(offered, what="it is offered again")
+
+
+async def test_it_does_its_whole_job_as_a_user_of_redis_that_reads_no_conversation(
+    tmp_path_factory: pytest.TempPathFactory, settings: Settings
+) -> None:
+    with acl_redis(tmp_path_factory.mktemp("acl")) as server:
+        as_core = settings.model_copy(update={"redis_url": server.core})
+        as_mcp = settings.model_copy(update={"redis_url": server.mcp})
+        async with asking(as_core) as asker, running(app, mcp_settings(as_mcp)):
+            await announced(server.core, "mcp")
+            await eventually(lambda: _ready(asker), what="the server is connected")
+            assert (await asker.call("faulty__echo", text="hello")).result == "echo: hello"
+            with redis.Redis.from_url(server.core) as core:
+                assert core.hexists(MCP_PINS, "faulty")
+        with redis.Redis.from_url(server.mcp) as captured:
+            for command in (
+                ("XRANGE", "local2:query.received", "-", "+"),
+                ("XADD", "local2:query.received", "*", "a", "b"),
+                ("XREADGROUP", "GROUP", "web_search", "x", "STREAMS", "local2:tool.request.web_search", ">"),
+                ("HGETALL", "local2:session:{s}"),
+                ("HSET", MCP_PINS, "faulty", "{}"),
+                ("DEL", MCP_PINS),
+                ("HGETALL", "local2:keys"),
+                ("CONFIG", "GET", "*"),
+            ):
+                with pytest.raises(NoPermissionError):
+                    captured.execute_command(*command)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import orjson
 import pytest
 import pytest_asyncio
@@ -168,8 +169,9 @@ async def test_a_whole_memory_is_exported_deleted_and_taken_in_again(house: Hous
         assert (await http.get("/memory/engrams")).json() == {"engrams": [], "cursor": None, "total": 0}
         assert (await http.get("/memory/topics")).json() == {"topics": []}
         assert (await http.get("/memory/export")).text == ""
-        for _ in range(2):
-            assert (await imported(http, *lines)).json() == {"imported": 4, "errors": [], "failed": 0}
+        for there in (0, 4):
+            taken = {"imported": 4, "there": there, "errors": [], "failed": 0}
+            assert (await imported(http, *lines)).json() == taken
         again = (await http.get("/memory/engrams")).json()
         scores = {e["query"]: e["score"] for e in again["engrams"] if e["kind"] == "turn"}
         assert (again["total"], scores) == (4, {"Question 0?": 5, "Question 1?": None, "Question 2?": None})
@@ -338,3 +340,64 @@ async def test_a_memory_without_its_model_is_degraded_and_the_stack_is_ready(tmp
         await eventually(well, 20, "the memory is well again")
         await memory.idle()
         assert [hit["topic"] for hit in (await site.http.get("/memory", params={"query": "cat"})).json()["hits"]]
+
+
+async def test_stock_clients_get_vectors_of_the_memorys_model(house: House) -> None:
+    async with await house.site.key("ema") as ema:
+        key = ema.headers["authorization"].removeprefix("Bearer ")
+        async with openai.AsyncOpenAI(base_url=f"{house.site.url}/v1", api_key=key, max_retries=0) as stock:
+            texts = [f"text {number}" for number in range(70)]
+            packed = await stock.embeddings.create(model="local2", input=texts)
+            plain = await stock.embeddings.create(model="local2", input=texts[3], encoding_format="float")
+            assert [one.index for one in packed.data] == list(range(70))
+            assert packed.data[3].embedding == pytest.approx(plain.data[0].embedding)
+            assert sum(value * value for value in plain.data[0].embedding) == pytest.approx(1.0, abs=1e-3)
+            assert len({tuple(one.embedding) for one in packed.data}) > 60
+            assert (plain.usage.prompt_tokens, plain.usage.total_tokens) == (2, 2)
+            named = await stock.embeddings.create(model=plain.model, input="text 3", encoding_format="float")
+            assert named.data == plain.data
+            with pytest.raises(openai.NotFoundError) as unknown:
+                await stock.embeddings.create(model="text-embedding-3-small", input="x")
+            assert unknown.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({"input": []}, "input: from 1 to 2048 texts"),
+        ({"input": ["x"] * 2_049}, "input: from 1 to 2048 texts"),
+        ({"input": [1, 2]}, "input.0: a text is expected"),
+        ({"input": [[1, 2]]}, "input.0: a text is expected"),
+        ({"input": ["x", " "]}, "input.1: must not be empty"),
+        ({"input": "x", "dimensions": 8}, "dimensions: "),
+        ({"input": "x" * 300_000}, "input: a text of 300000 characters (0) is too long"),
+        ({"input": "x", "encoding_format": "int8"}, "encoding_format: "),
+    ],
+)
+async def test_what_cannot_be_embedded_is_a_bad_request_with_a_sentence(
+    house: House, body: dict[str, Any], sentence: str
+) -> None:
+    answer = await house.site.http.post("/v1/embeddings", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(sentence)
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_a_plain_import_in_parts_is_found_by_the_turn_before_each_line(house: House) -> None:
+    """Late, in the wrong order, and twice: what came before follows from session and time."""
+    lines = [
+        {"query": "Shall we take the ferry to Bergen?", "answer": "Yes.", "session_id": "trip", "time": 1_700_000_000},
+        {"query": "When does it leave?", "answer": "At nine.", "session_id": "trip", "time": 1_700_000_100},
+        {"query": "And the ticket?", "answer": "Forty.", "session_id": "trip", "time": 1_700_000_200},
+    ]
+    async with await house.site.key("fay") as fay:
+        for part in ([lines[2]], [lines[1]], [lines[0], lines[2]]):
+            assert (await imported(fay, *part)).json()["imported"] == len(part)
+        kept = [orjson.loads(line) for line in (await fay.get("/memory/export")).text.splitlines()]
+    before = {line["query"]: line["metadata"].get("before", "") for line in kept}
+    assert before == {
+        "Shall we take the ferry to Bergen?": "",
+        "When does it leave?": "Shall we take the ferry to Bergen?\nYes.",
+        "And the ticket?": "When does it leave?\nAt nine.",
+    }

@@ -20,16 +20,18 @@ PASSWORDS = {
     "LOCAL2_REDIS_PASSWORD": "secretOfCore1",
     "LOCAL2_REDIS_WEB_SEARCH_PASSWORD": "secretOfSearch2",
     "LOCAL2_REDIS_WEB_FETCH_PASSWORD": "secretOfFetch3",
+    "LOCAL2_REDIS_MCP_PASSWORD": "secretOfMcp4",
 }
 
 
 @dataclass(frozen=True)
 class AclRedis:
-    """`core`, `web_search` and `web_fetch` are the URLs of the users of participants, `nobody` names no user."""
+    """`core`, `web_search`, `web_fetch` and `mcp` are the URLs of the users of participants, `nobody` names no user."""
 
     core: str
     web_search: str
     web_fetch: str
+    mcp: str
     nobody: str
     folder: Path
     port: int
@@ -75,6 +77,7 @@ def acl_redis(folder: Path, *, admin: bool = False, arguments: Sequence[str] = (
         core=f"redis://core:{PASSWORDS['LOCAL2_REDIS_PASSWORD']}@{place}",
         web_search=f"redis://web_search:{PASSWORDS['LOCAL2_REDIS_WEB_SEARCH_PASSWORD']}@{place}",
         web_fetch=f"redis://web_fetch:{PASSWORDS['LOCAL2_REDIS_WEB_FETCH_PASSWORD']}@{place}",
+        mcp=f"redis://mcp:{PASSWORDS['LOCAL2_REDIS_MCP_PASSWORD']}@{place}",
         nobody=f"redis://{place}",
         folder=folder,
         port=port,

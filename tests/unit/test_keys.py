@@ -37,7 +37,7 @@ READ_BY_THE_WEB = {
 STREAMS = [subject.stream for subject in SUBJECTS] + [
     base.for_tool(tool).stream
     for base in (TOOL_REQUEST, TOOL_RESULT)
-    for tool in ("web_search", "web_fetch", "search_memory")
+    for tool in ("web_search", "web_fetch", "search_memory", "git__log")
 ]
 # What may stand in each place, so that every pattern of a user of Redis has something to match.
 EXAMPLES = {
@@ -47,13 +47,17 @@ EXAMPLES = {
     "engram_id": ["1-1:A", "ann/lamp"],
     "call_id": ["1-1:A:0:0"],
     "respondent": ["A", "B"],
-    "participant": ["generator", "gateway", "web_search", "web_fetch"],
+    "participant": ["generator", "gateway", "web_search", "web_fetch", "mcp"],
     "replica": ["r1"],
-    "tool": ["web_search", "web_fetch", "search_memory"],
+    "tool": ["web_search", "web_fetch", "search_memory", "git__log"],
     "session": ["s:1"],
     "user": ["ann"],
     "stream": STREAMS,
-    "name": ["x", *(f"local2:tool.request.{tool}:{tool}:1-1" for tool in ("web_search", "web_fetch"))],
+    "name": [
+        "x",
+        *(f"local2:tool.request.{tool}:{tool}:1-1" for tool in ("web_search", "web_fetch")),
+        "local2:tool.request.git__log:mcp:1-1",
+    ],
     "sums": ["counts", "sums"],
 }
 
@@ -151,7 +155,7 @@ def rules_of(user: str) -> list[tuple[str, str]]:
     return [(match[1] or "", match[2]) for match in found if match]
 
 
-@pytest.mark.parametrize("user", ["core", "web_search", "scaler"])
+@pytest.mark.parametrize("user", ["core", "web_search", "mcp", "scaler"])
 def test_each_pattern_of_a_user_is_for_keys_that_there_are(user: str) -> None:
     rules = rules_of(user)
     assert rules
@@ -162,6 +166,18 @@ def test_a_web_tool_reads_nothing_of_conversations_and_of_other_web_tools() -> N
     readable = [rule for how, rule in rules_of("web_search") if how != "W"]
     found = {key.removeprefix(PREFIX) for _, key in EVERY if any(fnmatchcase(key, rule) for rule in readable)}
     assert found == READ_BY_THE_WEB
+
+
+def test_mcp_reads_nothing_of_conversations_and_of_other_tools() -> None:
+    readable = [rule for how, rule in rules_of("mcp") if how != "W"]
+    found = {key.removeprefix(PREFIX) for _, key in EVERY if any(fnmatchcase(key, rule) for rule in readable)}
+    theirs = {
+        key.replace("web_search:web_search", "git__log:mcp")
+        .replace("tool.request.web_search", "tool.request.git__log")
+        .replace("web_search", "mcp")
+        for key in READ_BY_THE_WEB
+    }
+    assert found == theirs | {"mcp:pins"}
 
 
 def test_the_scaler_reads_work_streams_alone() -> None:

@@ -116,7 +116,7 @@ def test_every_image_is_pinned_by_its_tag() -> None:
 def test_everything_that_touches_the_outside_is_redis_other_user_and_on_no_network_with_the_rest() -> None:
     users = {name: _redis_user(service) for name, service in OURS.items()}
     outside = {name for name, service in OURS.items() if "egress" in service["networks"]}
-    assert outside == {"web_search", "web_fetch"}
+    assert outside == {"web_search", "web_fetch", "mcp"}
     # each is a user of its own, whose password no other has, also when .env has none
     assert {name for name, user in users.items() if user == name} == outside
     passwords = {name: value for name, value in SERVICES["redis"]["environment"].items() if name.endswith("_PASSWORD")}
@@ -125,11 +125,10 @@ def test_everything_that_touches_the_outside_is_redis_other_user_and_on_no_netwo
         password = passwords[f"LOCAL2_REDIS_{name.upper()}_PASSWORD"]
         assert OURS[name]["environment"]["LOCAL2_REDIS_URL"] == f"redis://{name}:{password}@redis:6379/0"
     assert {name for name, user in users.items() if user == "core"} == OURS.keys() - outside
-    for name in outside:
-        assert name.startswith("web_")
-        assert "bus" not in SERVICES[name]["networks"]
-    shared = {name for name, service in SERVICES.items() if "web" in service["networks"]}
-    assert shared == outside | {"redis", "prometheus"}
+    assert {name for name in outside if "bus" in SERVICES[name]["networks"]} == set()
+    for network, theirs in (("web", {"web_search", "web_fetch"}), ("mcp", {"mcp"})):
+        shared = {name for name, service in SERVICES.items() if network in service["networks"]}
+        assert shared == theirs | {"redis", "prometheus"}
 
 
 def _redis_user(service: dict[str, Any]) -> str:
@@ -140,8 +139,8 @@ def _redis_user(service: dict[str, Any]) -> str:
 def test_the_bus_and_the_model_server_have_no_way_out() -> None:
     networks = COMPOSE["networks"]
     closed = {name for name, options in networks.items() if (options or {}).get("internal")}
-    assert closed == {"bus", "web", "models", "vectors", "search", "metrics"}
-    assert SERVICES["redis"]["networks"] == ["bus", "web"]
+    assert closed == {"bus", "web", "mcp", "models", "vectors", "search", "metrics"}
+    assert SERVICES["redis"]["networks"] == ["bus", "web", "mcp"]
     assert SERVICES["ollama"]["networks"] == ["models"]
     assert SERVICES["chroma"]["networks"] == ["vectors"]
     assert {name for name, s in SERVICES.items() if "vectors" in s["networks"]} == {"chroma", "memory"}
@@ -151,6 +150,7 @@ def test_the_bus_and_the_model_server_have_no_way_out() -> None:
         "searxng",
         "web_search",
         "web_fetch",
+        "mcp",
     }
 
 
@@ -340,7 +340,7 @@ def test_the_generated_environment_has_its_own_secrets_and_is_private(tmp_path: 
     subprocess.run(["make", "env"], cwd=tmp_path, capture_output=True, timeout=20, check=True)
     made = tmp_path / ".env"
     secrets = _secrets(made)
-    assert len(set(secrets.values())) == len(secrets) == 4
+    assert len(set(secrets.values())) == len(secrets) == 5
     assert all(re.fullmatch(r"[0-9a-f]{48}", value) for value in secrets.values())
     assert made.stat().st_mode & 0o077 == 0
 
@@ -359,7 +359,7 @@ def test_an_environment_of_an_earlier_release_gets_the_secrets_that_it_lacks(tmp
     for _ in range(2):
         subprocess.run(["make", "env"], cwd=tmp_path, capture_output=True, timeout=20, check=True)
         before, secrets = made.read_text(), _secrets(made)
-        assert before.count("\n") == 5
+        assert before.count("\n") == 6
     assert (secrets["LOCAL2_REDIS_PASSWORD"], secrets["SEARXNG_SECRET"]) == ("a1", "s1")
     assert secrets["LOCAL2_REDIS_WEB_PASSWORD"] == "b1"
     added = {secrets[f"LOCAL2_REDIS_WEB_{tool}_PASSWORD"] for tool in ("SEARCH", "FETCH")}

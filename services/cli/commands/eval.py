@@ -130,13 +130,12 @@ async def _import(api: Api, talks: Sequence[Conversation]) -> dict[tuple[str, in
     places: dict[tuple[str, int], str] = {}
     lines: list[str] = []
     for number, talk in enumerate(talks, start=1):
-        session, before, last = f"eval-{number}", None, 0
+        session, last = f"eval-{number}", 0
         for turn in talk.turns:
             # turns of a session may share a time, as where only its date is known
             last = max(last + 1, int(turn.time.timestamp() * 1_000))
             places[session, last] = turn.id
-            lines.append(json.dumps(_line(session, last, turn, before)))
-            before = turn
+            lines.append(json.dumps(_line(session, last, turn)))
     for at in range(0, len(lines), IMPORT_LINES):
         part = lines[at : at + IMPORT_LINES]
         answer = await api.call(
@@ -151,7 +150,7 @@ async def _import(api: Api, talks: Sequence[Conversation]) -> dict[tuple[str, in
     return places
 
 
-def _line(session: str, time_ms: int, turn: Turn, before: Turn | None) -> dict[str, Any]:
+def _line(session: str, time_ms: int, turn: Turn) -> dict[str, Any]:
     """A turn as an export would have it, with its ratings."""
     stamp = f"{time_ms:015d}{0:020d}"
     known: dict[str, dict[str, Any]] = {}
@@ -168,7 +167,6 @@ def _line(session: str, time_ms: int, turn: Turn, before: Turn | None) -> dict[s
         "time": time_ms,
         "metadata": {
             "respondent_id": "A",
-            "before": f"{before.query}\n{before.answer}" if before else "",
             "annotations": {kind: {"stamp": stamp, "values": values} for kind, values in known.items()},
         },
     }

@@ -19,7 +19,7 @@ from services.gateway.operations import operate
 from services.gateway.schemas import LINES, Body, told
 from services.gateway.shapes.knowledge import (
     ClaimLine,
-    Entities,
+    EntityPage,
     Fact,
     FactForgotten,
     FactPage,
@@ -141,7 +141,7 @@ async def forget_fact(fact_id: str, gateway: GatewayDep, user: UserDep) -> Respo
 
 
 @router.get("/knowledge/entities", summary="Who and what your facts are about, the most talked of first",
-            responses=told("Entities", Entities,
+            responses=told("Entities", EntityPage,
                            {"entities": [{**_ANNA, "names": ["anna", "annie"], "facts": 2}], "total": 1},
                            422, 503))  # fmt: skip
 async def list_entities(

@@ -203,18 +203,19 @@ _BODY = {
 
 @lines_router.post("/memory/import", summary="Take in engrams: JSON lines as /memory/export writes them",
                    openapi_extra=_BODY,
-                   responses=told("What was taken", ImportTally,
-                                  {"imported": 2, "errors": [{"line": 3, "message": "…"}]},
+                   responses=told("What was taken; `there`: of these, what had been taken before", ImportTally,
+                                  {"imported": 2, "there": 0, "errors": [{"line": 3, "message": "…"}], "failed": 1},
                                   400, 413, 503))  # fmt: skip
 async def import_memory(request: Request, gateway: GatewayDep, user: UserDep) -> Response:
-    imported, errors, number = 0, list[dict[str, Any]](), 0
+    imported, there, errors, number = 0, 0, list[dict[str, Any]](), 0
     page: list[tuple[int, dict[str, Any]]] = []
     size = 0
 
     async def send() -> None:
-        nonlocal imported, size
+        nonlocal imported, there, size
         found = await operate(gateway, _MEMORY, user.user_id, op="import", lines=[line for _, line in page])
         imported += found["imported"]
+        there += found["there"]
         errors.extend({"line": page[bad["line"]][0], "message": bad["message"]} for bad in found["errors"])
         page.clear()
         size = 0
@@ -236,7 +237,7 @@ async def import_memory(request: Request, gateway: GatewayDep, user: UserDep) ->
         size += len(raw)
     if page:
         await send()
-    return reply({"imported": imported, "errors": errors[:_MOST_ERRORS], "failed": len(errors)})
+    return reply({"imported": imported, "there": there, "errors": errors[:_MOST_ERRORS], "failed": len(errors)})
 
 
 async def _lines(request: Request) -> AsyncIterator[bytes]:

@@ -12,10 +12,11 @@ from services.gateway.body import JsonRoute
 from services.gateway.deletion import STEP, delete_session
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.incoming import IncomingSessions, take_in
 from services.gateway.keys import Principal
 from services.gateway.records import is_query_id, is_session_id, own_session
 from services.gateway.schemas import told
-from services.gateway.shapes.sessions import SessionDeleted, SessionPage, SessionShown
+from services.gateway.shapes.sessions import SessionDeleted, SessionPage, SessionShown, SessionsTaken
 from shared.bus.keys import schema_key, settings_key
 from shared.contracts import MEMORY_FORGET, MemoryForget
 from shared.participant.settings import Described, stored_values
@@ -57,6 +58,20 @@ async def list_sessions(
     async with gateway.reachable():
         found = await gateway.sessions.of_user(user.user_id, limit, offset)
     return reply({"sessions": [_shown(info) for info in found], "limit": limit, "offset": offset})
+
+
+_TAKEN = {"session_id": "openwebui-1", "state": "added", "turns_added": 2, "turns": 2}
+
+
+@router.post(
+    "/sessions/import",
+    summary="Take in conversations of another product as your sessions; what is there already stays as it is",
+    responses=told("What became of each: added, there, or different from the one that is there",
+                   SessionsTaken, {"sessions": [_TAKEN]}, 400, 413, 415, 422, 503),
+)  # fmt: skip
+async def import_sessions(body: IncomingSessions, gateway: GatewayDep, user: UserDep) -> Response:
+    async with gateway.reachable(extra=STEP):
+        return reply({"sessions": await take_in(gateway, user, body.sessions)})
 
 
 @router.get(

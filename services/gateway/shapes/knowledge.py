@@ -61,7 +61,7 @@ class NamedEntity(Entity):
     facts: int
 
 
-class Entities(Shape):
+class EntityPage(Shape):
     entities: list[NamedEntity]
     total: int
 

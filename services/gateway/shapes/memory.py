@@ -110,5 +110,6 @@ class LineError(Shape):
 
 class ImportTally(Shape):
     imported: int
+    there: int = Field(description="Of these, what had been taken before")
     errors: list[LineError] = Field(description="The first hundred")
     failed: int

@@ -113,6 +113,24 @@ class ChatChunkEvent(Shape):
     data: Json[ChatChunk] | Literal["[DONE]"]
 
 
+class EmbeddingItem(Shape):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str = Field(description="base64: 32-bit floats, little-endian")
+
+
+class EmbeddingTokens(Shape):
+    prompt_tokens: int = Field(description="An estimate: a quarter of the characters")
+    total_tokens: int
+
+
+class EmbeddingList(Shape):
+    object: Literal["list"]
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingTokens
+
+
 class InputDetails(Shape):
     cached_tokens: int
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from services.gateway.shapes.shape import Shape
@@ -40,3 +42,16 @@ class SessionDeleted(Shape):
     session_id: str
     deleted: bool
     cancelled: list[str] = Field(description="Queries that were open")
+
+
+class SessionTaken(Shape):
+    session_id: str = Field(description="Where it is kept")
+    state: Literal["added", "there", "different"] = Field(
+        description="there: it was there whole; different: it has turns of another import, and stays as it is"
+    )
+    turns_added: int
+    turns: int = Field(description="Of the import")
+
+
+class SessionsTaken(Shape):
+    sessions: list[SessionTaken] = Field(description="In the order of the request")

@@ -210,3 +210,23 @@ async def test_what_fails_without_a_reason_ends_the_block_instead_of_every_later
         async with opened(backend) as embedder:
             await embedder.documents(["never"])
     assert ended.group_contains(AssertionError, match="a bug")
+
+
+async def test_plain_vectors_have_no_prefix_and_say_why_there_are_none() -> None:
+    backend = Backend()
+    embedder = Embedder(backend, "nomic-embed-text", 8, Pace(nobody, 0.0))
+    (vector,) = await embedder.plain(["hello"], 1.0)
+    assert (vector.model, backend.calls) == ("nomic-embed-text", [["hello"]])
+    backend.gate = asyncio.Event()
+    with pytest.raises(ModelError, match="did not answer within"):
+        await embedder.plain(["hello"], 0.01)
+    backend.gate = None
+    backend.refusal = ModelRejected("too odd")
+    with pytest.raises(ModelRejected):
+        await embedder.plain(["hello"], 1.0)
+    backend.refusal = NotOffered("started without embeddings")
+    with pytest.raises(ModelError, match="started without embeddings"):
+        await embedder.plain(["hello"], 1.0)
+    embedder.lacking, embedder.away = None, "no route to it"
+    with pytest.raises(ModelError, match="no route to it"):
+        await embedder.plain(["hello"], 1.0)

@@ -115,6 +115,13 @@ def test_a_vector_goes_with_its_text_and_is_replaced_by_another(index: KeywordIn
     assert (hit.vector, hit.model) == (None, "")
 
 
+def test_another_turn_before_it_leaves_the_vector_in_its_place(index: KeywordIndex) -> None:
+    index.add("ann", [Entry("coffee", COFFEE.text, vector=b"place", model="m"), LISBON])
+    index.add("ann", [Entry("coffee", COFFEE.text, before="Shall we take the ferry?")])
+    (hit,) = index.search("ann", "ferry", 5)
+    assert (hit.id, hit.vector, hit.model) == ("coffee", b"place", "m")
+
+
 def test_an_addition_that_fails_leaves_nothing_behind(index: KeywordIndex) -> None:
     index.add("ann", [LISBON])
     with pytest.raises(sqlite3.Error):

@@ -1,0 +1,190 @@
+"""One behaviour for every graph: the embedded one, and a server where LOCAL2_TEST_BOLT names an empty one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from services.knowledge.bolt import open_bolt
+from services.knowledge.claims import Claim, Turn, claim
+from services.knowledge.graph import Graph, GraphUnavailable
+from services.knowledge.ladybug import open_ladybug
+from services.knowledge.names import USER
+from services.knowledge.store import CONSTRAINTS, TABLES, Store
+from shared.errors import SettingsError
+
+BOLT = os.environ.get("LOCAL2_TEST_BOLT", "")
+BUFFER = 32 * 1024 * 1024
+KINDS = ["ladybug", *(["bolt"] if BOLT else [])]
+
+
+@contextlib.asynccontextmanager
+async def opened(kind: str, folder: Path) -> AsyncIterator[Graph]:
+    if kind == "ladybug":
+        async with open_ladybug(folder / "g.lbug", TABLES, BUFFER) as graph:
+            yield graph
+    else:
+        user, password = os.environ.get("LOCAL2_TEST_BOLT_USER", ""), os.environ.get("LOCAL2_TEST_BOLT_PASSWORD", "")
+        async with open_bolt(BOLT, user, password, None, CONSTRAINTS, 10) as graph:
+            yield graph
+
+
+@pytest_asyncio.fixture(params=KINDS)
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    async with opened(request.param, tmp_path) as graph:
+        found = Store(graph)
+        for user in ("ann", "bob"):
+            await found.forget_user(user, 10)
+        yield found
+
+
+def turn(source: str, said: int = 100, user: str = "ann", session: str = "s1") -> Turn:
+    return Turn(source, user, session, said, "the words")
+
+
+def say(of: Turn, subject: str, relation: str, object_: str, **values: Any) -> Claim:
+    found = claim(of, subject, relation, object_, by="model", **values)
+    assert found is not None
+    return found
+
+
+async def kept(store: Store, user: str = "ann") -> list[tuple[str, str, str]]:
+    return sorted((one.subject_key, one.relation, one.object_key) for one in await store.all(user))
+
+
+async def test_a_source_is_written_in_place_of_what_it_said_before(store: Store) -> None:
+    first = turn("r1")
+    claims = [say(first, "Anna", "lives in", "Lyon"), say(first, "Anna", "likes", "tea")]
+    assert await store.hear(first, claims, settled=False) is not None
+    before = await store.version("ann")
+    source = await store.source("ann", "r1")
+    assert source is not None
+    assert (source.settled, source.turn.query) == (False, "the words")
+    assert await store.hear(first, claims, settled=False) is not None
+    assert await kept(store) == [("anna", "likes", "tea"), ("anna", "lives in", "lyon")]
+    assert await store.version("ann") > before
+    assert await store.hear(first, [say(first, "Anna", "lives in", "Porto")], settled=True) is not None
+    assert await kept(store) == [("anna", "lives in", "porto")]
+    # a name of which nothing is said any more is gone, and so are the words once they are read
+    assert sorted(await store.keys("ann")) == ["anna", "porto"]
+    source = await store.source("ann", "r1")
+    assert source is not None
+    assert (source.settled, source.turn.query) == (True, "")
+    # settled, it stays as it is
+    assert await store.hear(first, claims, settled=True) is None
+    assert await kept(store) == [("anna", "lives in", "porto")]
+
+
+async def test_what_is_forgotten_goes_alone_and_stays_away(store: Store) -> None:
+    one, other, third = turn("r1"), turn("r2", session="s2"), turn("r3", session="s3", said=300)
+    for each in (one, other, third):
+        await store.hear(each, [say(each, "Anna", "lives in", "Lyon")], settled=True)
+    assert await store.forget("ann", ["r1", "unknown"], 200) == 1
+    assert await store.forget_session("ann", "s2", 200) == 1
+    # said after the deletion of its session
+    assert await store.forget_session("ann", "s3", 200) == 0
+    assert [claim.source for claim in await store.all("ann")] == ["r3"]
+    for late in (one, other):
+        assert await store.hear(late, [say(late, "Anna", "lives in", "Lyon")], settled=True) is None
+    assert await store.count("ann") == 1
+    assert await store.forget_user("ann", 1_000) == 1
+    assert await store.keys("ann") == []
+    assert await store.hear(turn("r4", said=999), [], settled=True) is None
+    assert await store.hear(turn("r5", said=1_001), [], settled=True) is not None
+
+
+async def test_users_share_nothing_whatever_they_are_called(store: Store) -> None:
+    for user in ("ann", "bob"):
+        own = turn("r1", user=user)
+        await store.hear(own, [say(own, "Anna", "lives in", "Lyon" if user == "ann" else "Rome")], settled=False)
+    assert await kept(store) == [("anna", "lives in", "lyon")]
+    assert [one.object_key for one in await store.touching("bob", ["anna"], 9)] == ["rome"]
+    # an export of one that the other takes in changes nothing of the first
+    assert await store.take("bob", [*await store.all("ann")] * 2) == 1
+    assert await store.count("bob") == 2
+    assert await store.take("bob", await store.all("ann")) == 0
+    assert await kept(store) == [("anna", "lives in", "lyon")]
+    assert await store.forget_user("bob", 1_000) == 1
+    assert await store.count("ann") == 1
+    assert (await store.source("ann", "r1")) is not None
+
+
+async def test_names_are_found_by_what_is_said_of_them(store: Store) -> None:
+    said = turn("r1")
+    claims = [say(said, "me", "also called", "Eva"), say(said, "Anna", "married to", "Tom"),
+              say(said, "Tom", "lives in", "Rome"), say(said, "Anna", "likes", "tea")]  # fmt: skip
+    await store.hear(said, claims, settled=True)
+    assert [(one.subject_key, one.object_key) for one in await store.aliases("ann")] == [(USER, "eva")]
+    assert {one.object_key for one in await store.touching("ann", ["tom"], 9)} == {"tom", "rome"}
+    assert len(await store.touching("ann", ["tom", "anna"], 2)) == 2
+    assert [one.object_key for one in await store.places("ann", ["tom"], ["lives in"])] == ["rome"]
+    await store.unsay("ann", [one for one in claims if one.relation == "likes"])
+    assert "tea" not in await store.keys("ann")
+
+
+async def test_text_is_a_value_and_never_a_query(store: Store) -> None:
+    wild = "x'}) DETACH DELETE n // $user \\ \u2028 \""
+    mine = turn("r1", session=wild, user="ann")
+    await store.hear(mine, [say(mine, "Anna", "likes", "tea", quote=wild)], settled=False)
+    other = turn(wild, user="bob")
+    await store.hear(other, [say(other, "Tom", "likes", "tea")], settled=True)
+    assert await store.forget_session("bob", wild, 1_000) == 0
+    assert await store.touching("bob", [wild, "anna"], 5) == []
+    assert await kept(store) == [("anna", "likes", "tea")]
+    assert (await store.all("ann"))[0].quote == " ".join(wild.split())
+
+
+async def test_of_a_transaction_that_fails_nothing_is_there(tmp_path: Path) -> None:
+    async with opened("ladybug", tmp_path) as graph:
+        store = Store(graph)
+
+        async def failing() -> None:
+            async with graph.transaction() as run:
+                await run("MERGE (u:KnowledgeUser {id: $user}) SET u.version = 5", {"user": "ann"})
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await failing()
+        assert await store.version("ann") == 0
+        with pytest.raises(RuntimeError, match="Parser exception"):
+            await graph.read("NO QUERY", {})
+        tasks = [
+            store.hear(turn(f"r{n}"), [say(turn(f"r{n}"), "Anna", "likes", "tea")], settled=True) for n in range(5)
+        ]
+        await asyncio.gather(*tasks)
+        assert await store.count("ann") == 5
+
+
+async def test_a_graph_that_is_gone_or_broken_is_said_and_not_begun_anew(tmp_path: Path) -> None:
+    async with opened("ladybug", tmp_path):
+        pass
+    file = tmp_path / "g.lbug"
+    whole = file.read_bytes()
+    file.write_bytes(b"no graph at all" * 100)
+    with pytest.raises(SettingsError, match="cannot be read"):
+        async with opened("ladybug", tmp_path):
+            pass
+    file.unlink()
+    with pytest.raises(SettingsError, match="was there before"):
+        async with opened("ladybug", tmp_path):
+            pass
+    file.write_bytes(whole)
+    async with opened("ladybug", tmp_path) as graph:
+        await graph.ping()
+
+
+async def test_a_server_that_is_away_is_an_error_that_passes() -> None:
+    async with open_bolt("bolt://127.0.0.1:9", "neo4j", "x", None, CONSTRAINTS, 2) as graph:
+        with pytest.raises(GraphUnavailable, match="the graph server"):
+            await graph.ping()
+        with pytest.raises(GraphUnavailable):
+            await Store(graph).count("ann")
+        with pytest.raises(GraphUnavailable):
+            await Store(graph).settle("ann", "r1")
