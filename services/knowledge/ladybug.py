@@ -19,7 +19,11 @@ _LOCK_PATIENCE = 5.0
 _THREADS = 2
 # What says that a query is wrong: trying it again would not help.
 _BUGS = ("Binder exception", "Parser exception", "Catalog exception")
-REMEDY = "stop the stack, move it aside, start again, and bring a backup back with `local2 restore`"
+REMEDY = "stop the stack: `local2 doctor --repair` puts it aside, `local2 restore` brings a backup back"
+
+
+class GraphLocked(SettingsError):
+    """Another process uses the graph."""
 
 
 class LadybugGraph:
@@ -93,7 +97,7 @@ async def open_ladybug(path: Path, schema: Sequence[str], buffer_bytes: int) -> 
     lock = FileLock(path.with_name(f"{path.name}.lock"))
     try:
         if not await lock.taken(_LOCK_PATIENCE):
-            raise SettingsError(
+            raise GraphLocked(
                 f"the knowledge in {path} is in use by another process ({lock.text or 'unknown'}); an embedded graph "
                 "has one replica: stop the other one, or name a server in LOCAL2_KNOWLEDGE_STORE"
             )
@@ -115,7 +119,7 @@ def _opened(path: Path, buffer_bytes: int) -> LadybugGraph:
     import ladybug
 
     if noted(path) and not path.exists():
-        raise SettingsError(f"the knowledge is gone: {path} was there before; bring it back, or {REMEDY}")
+        raise SettingsError(f"the knowledge is gone: {path} was there before; {REMEDY}")
     try:
         database = ladybug.Database(path, buffer_pool_size=buffer_bytes, max_num_threads=_THREADS)
     except (RuntimeError, OSError) as exc:

@@ -15,8 +15,9 @@ import pytest_asyncio
 from services.knowledge.bolt import open_bolt
 from services.knowledge.claims import Claim, Turn, claim
 from services.knowledge.graph import Graph, GraphUnavailable
-from services.knowledge.ladybug import open_ladybug
+from services.knowledge.ladybug import GraphLocked, open_ladybug
 from services.knowledge.names import USER
+from services.knowledge.repair import repair
 from services.knowledge.store import CONSTRAINTS, TABLES, Store
 from shared.errors import SettingsError
 
@@ -162,7 +163,10 @@ async def test_of_a_transaction_that_fails_nothing_is_there(tmp_path: Path) -> N
         assert await store.count("ann") == 5
 
 
-async def test_a_graph_that_is_gone_or_broken_is_said_and_not_begun_anew(tmp_path: Path) -> None:
+async def test_a_graph_that_is_gone_or_broken_is_said_and_not_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.knowledge.ladybug._LOCK_PATIENCE", 0.1)
     async with opened("ladybug", tmp_path):
         pass
     file = tmp_path / "g.lbug"
@@ -171,6 +175,14 @@ async def test_a_graph_that_is_gone_or_broken_is_said_and_not_begun_anew(tmp_pat
     with pytest.raises(SettingsError, match="cannot be read"):
         async with opened("ladybug", tmp_path):
             pass
+    # what is put aside can be looked at, and a new one is begun
+    said = await asyncio.to_thread(repair, file, BUFFER)
+    assert "was put aside as" in said[1]
+    assert await asyncio.to_thread(repair, file, BUFFER) == []
+    async with opened("ladybug", tmp_path):
+        with pytest.raises(GraphLocked, match="in use"):
+            await asyncio.to_thread(repair, file, BUFFER)
+    assert await asyncio.to_thread(repair, file, BUFFER) == []
     file.unlink()
     with pytest.raises(SettingsError, match="was there before"):
         async with opened("ladybug", tmp_path):

@@ -17,7 +17,7 @@ from shared.errors import Local2Error
 from shared.participant.kept import noted, sqlite_missing, sqlite_trouble
 
 # Participants whose stores are files of their own; each knows best how to save them.
-_MODULES = ("memory", "reward")
+_MODULES = ("memory", "reward", "knowledge")
 
 
 def damages(data_dir: Path, *, embedded: bool) -> list[tuple[str, str]]:
