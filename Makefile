@@ -18,7 +18,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast test-clients test-webui test-api-clients lint format types imports docs-keys docs-settings pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-talks mutants soak chaos judging-chaos compose-test lock env up down logs clean
+.PHONY: help setup run test test-fast test-clients test-webui test-api-clients lint format types imports docs-keys docs-asyncapi docs-settings pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-talks mutants soak chaos judging-chaos compose-test lock env up down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -84,6 +84,9 @@ imports: $(DEV_STAMP) ## who may import whom
 
 docs-keys: $(DEV_STAMP) ## write the table of keys into docs/bus.md
 	@$(PY) deploy/docs_keys.py
+
+docs-asyncapi: $(DEV_STAMP) ## write docs/asyncapi.yaml from the contracts
+	@$(PY) deploy/docs_asyncapi.py
 
 docs-settings: $(DEV_STAMP) ## write the tables of settings into docs/settings.md
 	@$(PY) deploy/docs_settings.py
