@@ -21,19 +21,19 @@ log = get_logger()
 
 # What programs tell errors apart by.
 CODES = frozenset({
-    "attachment_missing", "bad_form", "damaged", "empty_file", "memory_error", "quota_exceeded", "too_large",
-    "unsupported_type", "wrong_type",
-    "bad_event_id", "bad_idempotency_key", "bad_json", "bad_query_id", "bad_request", "body_too_large", "bus_full",
-    "bus_refused", "bus_unavailable", "clock_behind", "context_length_exceeded", "context_overflow", "deadline",
-    "deadline_exceeded", "error", "forbidden", "headers_too_large", "idempotency_conflict", "internal",
-    "invalid_record", "invalid_request", "invalid_setting", "knowledge_unavailable", "malformed", "memory_unavailable",
-    "method_not_allowed",
-    "model_error", "model_missing", "model_not_found", "model_overloaded", "model_rejected", "model_unavailable",
-    "newer_section", "no_space", "not_empty", "not_found", "overloaded", "request_timeout", "restore_running",
+    "attachment_missing", "bad_event_id", "bad_form", "bad_idempotency_key", "bad_json", "bad_query_id",
+    "bad_request", "body_too_large", "bus_full", "bus_refused", "bus_unavailable", "clock_behind",
+    "context_length_exceeded", "context_overflow", "corrupt", "damaged", "deadline", "deadline_exceeded",
+    "empty_file", "error", "forbidden", "headers_too_large", "idempotency_conflict", "incomplete", "internal",
+    "invalid_record", "invalid_request", "invalid_setting", "knowledge_unavailable", "malformed", "memory_error",
+    "memory_unavailable", "method_not_allowed", "model_error", "model_missing", "model_not_found",
+    "model_overloaded", "model_rejected", "model_unavailable", "newer_format", "newer_section", "no_space",
+    "not_a_backup", "not_empty", "not_found", "overloaded", "quota_exceeded", "request_timeout", "restore_running",
     "restore_unfinished", "reward_unavailable", "section_unavailable", "session_busy", "start_key", "stopping",
-    "stream_interrupted", "tool_unavailable", "unauthorized", "unknown_persona", "unknown_section", "unsupported",
-    "unsupported_media_type", "url_too_long",
+    "stream_interrupted", "too_large", "tool_unavailable", "truncated", "unauthorized", "unknown_persona",
+    "unknown_section", "unsupported", "unsupported_media_type", "unsupported_type", "url_too_long", "wrong_type",
 })  # fmt: skip
+
 _CODES = {
     400: "bad_request",
     401: "unauthorized",
