@@ -106,9 +106,9 @@ async def used(name: str, command: Sequence[str | Path], site: Site, key: str) -
     for line in out.splitlines():
         said = json.loads(line)
         mark = "does not work" if said["trouble"] else "ok"
-        print(f"{mark}: {name}: {said['tried']} {said['trouble'][:300]}", flush=True)
+        print(f"{mark}: {name}: {said['feature']} {said['trouble'][:300]}", flush=True)
         if said["trouble"]:
-            bad.append(f"{name}: {said['tried']}")
+            bad.append(f"{name}: {said['feature']}")
     return bad or ([] if out else [f"{name}: nothing was tried"])
 
 

@@ -9,7 +9,7 @@ const api = createClient<paths>({ baseUrl: base, headers: { Authorization: `Bear
 async function tried(what: string, attempt: () => Promise<boolean>): Promise<void> {
   let trouble = "";
   try { trouble = (await attempt()) ? "" : "it gave something else"; } catch (error) { trouble = String(error); }
-  console.log(JSON.stringify({ tried: what, trouble }));
+  console.log(JSON.stringify({ feature: what, trouble }));
 }
 
 async function events(query: string, after?: string): Promise<JournalEvent[]> {

@@ -133,6 +133,15 @@ async def test_unknown_routes_and_methods_have_the_same_shape(site: Site) -> Non
     unknown = await site.http.get("/v1/nowhere")
     assert error(unknown) == (404, "not_found")
     assert unknown.json()["error"]["type"] == "not_found_error"
+    assert unknown.json()["error"]["message"] == "there is no such route: GET /v1/nowhere"
+
+
+async def test_a_question_may_have_400_000_characters(site: Site) -> None:
+    asked = await site.http.post("/query?wait=false", json={"query": "é" * 400_000})
+    assert asked.status_code == 202, asked.text
+    refused = await site.http.post("/query?wait=false", json={"query": "é" * 400_001})
+    assert error(refused) == (422, "invalid_request")
+    assert "400000 characters" in refused.json()["error"]["message"]
 
 
 async def test_ids_that_cannot_be_are_not_found(site: Site) -> None:

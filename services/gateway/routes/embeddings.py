@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
@@ -42,7 +42,10 @@ class EmbeddingsBody(Wire):
     }
 
     model: str | None = Field(default=DEFAULT_MODEL, max_length=200, description="local2, or memory's own by its name")
-    input: str | list[Any] = Field(description="A text, or a list of texts")
+    # what else stands in the list is refused by a sentence of its own
+    input: str | Annotated[list[Any], WithJsonSchema({"type": "array", "items": {"type": "string"}})] = Field(
+        description="A text, or a list of texts"
+    )
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
 
