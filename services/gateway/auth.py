@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
@@ -11,7 +10,7 @@ from fastapi.security import HTTPBearer
 from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal
-from services.gateway.settings import is_loopback
+from services.gateway.settings import names_loopback
 
 # By these a trusted key names the person whom it speaks for, and the chat; with any other key they mean nothing.
 USER_HEADER = "X-OpenWebUI-User-Id"
@@ -43,10 +42,10 @@ async def administrator(principal: Annotated[Principal, Depends(authenticated)])
 
 def _from_this_machine(request: Request) -> None:
     """Without keys, a web page in the user's browser must not be able to speak for the user."""
-    names = [urlsplit(f"//{request.headers.get('host', '')}").hostname]
+    addresses = [f"//{request.headers.get('host', '')}"]
     if "origin" in request.headers:
-        names.append(urlsplit(request.headers["origin"]).hostname)
-    if not all(name is not None and is_loopback(name) for name in names):
+        addresses.append(request.headers["origin"])
+    if not all(map(names_loopback, addresses)):
         raise ApiError(403, "forbidden", "with auth off, only requests from and to this machine are answered")
 
 

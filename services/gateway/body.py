@@ -55,8 +55,7 @@ class JsonRequest(Request):
         """Strict JSON: no NaN, no lone surrogates. Raises orjson.JSONDecodeError."""
         body = await self.body()
         value = orjson.loads(body)
-        # only a body with that many brackets can be that deep
-        if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _deeper(value, MAX_DEPTH):
+        if too_deep(body, value):
             raise ApiError(400, "bad_json", f"the body is nested more than {MAX_DEPTH} levels deep")
         return value
 
@@ -69,6 +68,12 @@ def _is_json(content_type: str) -> bool:
 def _too_large(most: int) -> ApiError:
     # the rest of the body is not read, so the connection cannot be used again
     return ApiError(413, "body_too_large", f"the body is larger than {most} bytes", headers={"Connection": "close"})
+
+
+def too_deep(text: bytes, value: Any) -> bool:
+    """Whether the value that was read from a text is nested more than MAX_DEPTH levels deep."""
+    # only a text with that many brackets can be that deep
+    return text.count(b"[") + text.count(b"{") > MAX_DEPTH and _deeper(value, MAX_DEPTH)
 
 
 def _deeper(value: Any, limit: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from typing import ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, SecretStr, model_validator
 
@@ -18,6 +19,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def names_loopback(address: str) -> bool:
+    """Whether an address, or a host behind two slashes, names this machine; what cannot be read names none."""
+    try:
+        host = urlsplit(address).hostname
+    except ValueError:
+        return False
+    return host is not None and is_loopback(host)
 
 
 KEY_RULE = "at least 8 printable characters without spaces"

@@ -29,7 +29,8 @@ HEAD = 4_096
 # What may stand before a PDF's own first bytes, as readers of PDF allow it.
 _PDF_WITHIN = 1_024
 _BOMS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
-_HTML = re.compile(rb"\s*(?:<!--.*?-->\s*)*(?:<!doctype\s+html|<html[\s>])", re.IGNORECASE | re.DOTALL)
+# A comment ends where it ends: tried in all ways, a row of them would take for ever.
+_HTML = re.compile(rb"\s*+(?:(?><!--.*?-->)\s*+)*+(?:<!doctype\s+html|<html[\s>])", re.IGNORECASE | re.DOTALL)
 # By the ends of names: what such a file must be.
 _NAMED: dict[str, Kind] = {
     ".pdf": "pdf", ".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif",

@@ -400,7 +400,8 @@ async def test_a_taken_port_is_said_in_a_sentence(redis_url: str, tmp_path: Path
 async def test_without_keys_a_web_page_cannot_speak_for_the_user(redis_url: str, tmp_path: Path) -> None:
     async with serving(gateway_settings(redis_url, tmp_path, auth="off")) as site, client(site.url, None) as http:
         assert (await http.get("/sessions")).status_code == 200
-        for headers in ({"Host": "rebound.example:8765"}, {"Origin": "https://page.example"}, {"Origin": "null"}):
+        for headers in ({"Host": "rebound.example:8765"}, {"Origin": "https://page.example"}, {"Origin": "null"},
+                        {"Host": "[x"}, {"Origin": "http://[x"}):  # fmt: skip
             response = await http.get("/sessions", headers=headers)
             assert (response.status_code, response.json()["error"]["code"]) == (403, "forbidden")
         assert (await http.get("/sessions", headers={"Origin": "http://localhost:3000"})).status_code == 200

@@ -189,8 +189,9 @@ async def test_each_sees_its_own_and_nobody_without_a_key_anything(site: Site) -
         assert (await nobody.post("/mcp", json=ping, headers=headers)).status_code == 401
     post = site.http.post
     assert (await post("/mcp", json=ping, headers={**headers, "Origin": "http://localhost:6274"})).status_code == 200
-    refused = await post("/mcp", json=ping, headers={**headers, "Origin": "https://evil.example.com"})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+    for origin in ("https://evil.example.com", "http://[localhost"):
+        refused = await post("/mcp", json=ping, headers={**headers, "Origin": origin})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
     assert (await post("/mcp", content="{", headers={"Content-Type": "application/json"})).status_code == 400
     assert (await post("/mcp", json=["x" * 5_000_000], headers=headers)).status_code == 413
     assert (await site.http.get("/mcp")).status_code == 405

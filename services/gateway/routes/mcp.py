@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 from fastapi import APIRouter, Request, Response
@@ -17,7 +16,7 @@ from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.keys import Principal, digest
 from services.gateway.orphans import Orphans, OrphansDep
-from services.gateway.settings import is_loopback
+from services.gateway.settings import names_loopback
 from shared.bus.keys import once_key
 from shared.contracts import QUERY_RECEIVED
 
@@ -46,10 +45,7 @@ async def mcp(request: Request, gateway: GatewayDep, user: UserDep, orphans: Orp
 
 def _check_origin(gateway: Gateway, origin: str | None) -> None:
     """A page in somebody's browser must not speak to this through a name that it has pointed here."""
-    if origin is None:
-        return
-    host = urlsplit(origin).hostname
-    if (host is None or not is_loopback(host)) and origin not in gateway.settings.mcp_origins:
+    if origin is not None and not names_loopback(origin) and origin not in gateway.settings.mcp_origins:
         raise ApiError(403, "forbidden", "requests of pages from there are refused; allow them with LOCAL2_MCP_ORIGINS")
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
-from services.gateway.body import JsonRoute
+from services.gateway.body import MAX_DEPTH, JsonRoute, too_deep
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.operations import memory_files, operate
@@ -207,16 +207,25 @@ _BODY = {
                                   {"imported": 2, "there": 0, "errors": [{"line": 3, "message": "…"}], "failed": 1},
                                   400, 413, 503))  # fmt: skip
 async def import_memory(request: Request, gateway: GatewayDep, user: UserDep) -> Response:
-    imported, there, errors, number = 0, 0, list[dict[str, Any]](), 0
+    imported, there, failed, number = 0, 0, 0, 0
+    errors: list[dict[str, Any]] = []
     page: list[tuple[int, dict[str, Any]]] = []
     size = 0
+
+    def wrong(line: int, message: str) -> None:
+        nonlocal failed
+        failed += 1
+        # a body may have more lines than anybody keeps complaints of
+        if len(errors) < _MOST_ERRORS:
+            errors.append({"line": line, "message": message})
 
     async def send() -> None:
         nonlocal imported, there, size
         found = await operate(gateway, _MEMORY, user.user_id, op="import", lines=[line for _, line in page])
         imported += found["imported"]
         there += found["there"]
-        errors.extend({"line": page[bad["line"]][0], "message": bad["message"]} for bad in found["errors"])
+        for bad in found["errors"]:
+            wrong(page[bad["line"]][0], bad["message"])
         page.clear()
         size = 0
 
@@ -229,7 +238,10 @@ async def import_memory(request: Request, gateway: GatewayDep, user: UserDep) ->
         except orjson.JSONDecodeError:
             line = None
         if not isinstance(line, dict):
-            errors.append({"line": number, "message": "a JSON object is expected"})
+            wrong(number, "a JSON object is expected")
+            continue
+        if too_deep(raw, line):
+            wrong(number, f"it is nested more than {MAX_DEPTH} levels deep")
             continue
         if page and (len(page) >= _IMPORT_LINES or size + len(raw) > _IMPORT_BYTES):
             await send()
@@ -237,7 +249,7 @@ async def import_memory(request: Request, gateway: GatewayDep, user: UserDep) ->
         size += len(raw)
     if page:
         await send()
-    return reply({"imported": imported, "there": there, "errors": errors[:_MOST_ERRORS], "failed": len(errors)})
+    return reply({"imported": imported, "there": there, "errors": errors, "failed": failed})
 
 
 async def _lines(request: Request) -> AsyncIterator[bytes]:

@@ -38,6 +38,8 @@ def refusal(data: bytes, kind: Kind = "pdf", name: str = "a.pdf") -> str:
         ("a.htm", "", b"<p>x", "html"),
         ("page", "", b"  <!-- x --> <!DOCTYPE html><p>", "html"),
         ("page", "text/html; charset=utf-8", b"plain", "html"),
+        # tried in all ways, the comments would take for ever
+        ("a.txt", "", b"<!---->" * 585, "text"),
         ("a.md", "", b"# x", "markdown"),
         ("a", "text/markdown", b"# x", "markdown"),
         ("main.py", "", b"print()", "text"),
