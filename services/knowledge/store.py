@@ -46,14 +46,16 @@ _NAMES = "UNWIND $rows AS row CREATE (:KnowledgeName {id: row.id, key: row.key, 
 _ALIASED = "MATCH (n:KnowledgeName) WHERE n.id IN $ids SET n.aliased = true"
 _KNOW = "MATCH (u:KnowledgeUser {id: $user}), (n:KnowledgeName) WHERE n.id IN $ids CREATE (u)-[:KNOWS]->(n)"
 _SAY = (
-    "UNWIND $rows AS row MATCH (a:KnowledgeName {id: row.a}), (b:KnowledgeName {id: row.b}) "
+    # the names are there: a merge goes to them by their ids, where a match of two looks at all names
+    "UNWIND $rows AS row MERGE (a:KnowledgeName {id: row.a}) MERGE (b:KnowledgeName {id: row.b}) "
     f"CREATE (a)-[:SAID {{{_SET}}}]->(b)"
 )
 _HEAR = (
-    "MERGE (s:KnowledgeSource {id: $id}) SET s.source = $source, s.session_id = $session, s.said = $said, "
-    "s.settled = $settled, s.names = $names, s.query = $query, s.answer = $answer"
+    "UNWIND $rows AS row MERGE (s:KnowledgeSource {id: row.id}) SET s.source = row.source, "
+    "s.session_id = row.session, s.said = row.said, s.settled = row.settled, s.names = row.names, s.query = row.query, "
+    "s.answer = row.answer"
 )
-_HEARD = "MATCH (u:KnowledgeUser {id: $user}), (s:KnowledgeSource {id: $id}) CREATE (u)-[:HEARD]->(s)"
+_HEARD = "MATCH (u:KnowledgeUser {id: $user}), (s:KnowledgeSource) WHERE s.id IN $ids CREATE (u)-[:HEARD]->(s)"
 _SOURCE = (
     "MATCH (u:KnowledgeUser {id: $user})-[:HEARD]->(s:KnowledgeSource) WHERE s.id IN $ids RETURN s.id AS id, "
     "s.source AS source, s.session_id AS session_id, s.said AS said, s.settled AS settled, s.names AS names, "
@@ -69,6 +71,9 @@ _OF_USER = (
 )
 _UNSAY = "MATCH (a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE a.id IN $names AND r.source IN $sources DELETE r"
 _UNSAY_IDS = "MATCH (a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE a.id IN $names AND r.id IN $ids DELETE r"
+_SAID_ALREADY = (
+    "MATCH (a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE a.id IN $names AND r.id IN $ids RETURN r.id AS id"
+)
 _NEIGHBOURS = (
     "MATCH (a:KnowledgeName)-[r:SAID]->(b:KnowledgeName) WHERE a.id IN $names AND r.source IN $sources "
     "RETURN DISTINCT b.id AS id"
@@ -135,7 +140,7 @@ class Store:
                 return None
             before = await self._unsaid(run, [str(name) for row in there for name in row["names"]], [turn.source])
             names = await self._said(run, turn.user_id, claims)
-            await self._heard(run, turn, names, new=not there, settled=settled)
+            await self._heard(run, [(turn, names)], new=[] if there else [turn.source], settled=settled)
             await self._bare(run, before)
             return version
 
@@ -153,21 +158,25 @@ class Store:
         by_source: dict[str, list[Claim]] = {}
         for one in {each.id: each for each in claims}.values():
             by_source.setdefault(one.source, []).append(one)
-        new = 0
         async with self._graph.transaction() as run:
             await self._touch(run, user_id)
             await run(_BACK, {"ids": [_mark_of(user_id, source=source) for source in by_source]})
             sources = [_source(user_id, source) for source in by_source]
             there = {row["source"]: row for row in await run(_SOURCE, {"user": user_id, "ids": sources})}
-            names = [_name(user_id, one.subject_key) for one in claims]
-            ids = {row["id"] for row in await run(_TOUCHING, {"names": names, "n": 1_000_000})}
+            # of a source that was never heard nothing is there
+            asked = [one for source in there for one in by_source[source]]
+            names = sorted({_name(user_id, one.subject_key) for one in asked})
+            ids = {row["id"] for row in await run(_SAID_ALREADY, {"names": names, "ids": [one.id for one in asked]})}
+            fresh = [one for those in by_source.values() for one in those if one.id not in ids]
+            await self._said(run, user_id, fresh)
+            heard: list[tuple[Turn, list[str]]] = []
             for source, those in by_source.items():
-                said = await self._said(run, user_id, [one for one in those if one.id not in ids])
-                new += sum(one.id not in ids for one in those)
                 known = [str(name) for name in there[source]["names"]] if source in there else []
+                said = [_name(user_id, one.subject_key) for one in those]
                 turn = Turn(source, user_id, those[0].session_id, those[0].said, "")
-                await self._heard(run, turn, sorted({*known, *said}), new=source not in there, settled=True)
-        return new
+                heard.append((turn, sorted({*known, *said})))
+            await self._heard(run, heard, new=[one for one in by_source if one not in there], settled=True)
+        return len(fresh)
 
     async def unsay(self, user_id: str, claims: Sequence[Claim]) -> None:
         """Removes claims for good; what is still to be read of their sources is not read any more."""
@@ -182,7 +191,7 @@ class Store:
             there = await run(_SOURCE, {"user": user_id, "ids": [_source(user_id, turn.source)]})
             await self._remove(run, user_id, [*old, new])
             names = await self._said(run, user_id, [new])
-            await self._heard(run, turn, names, new=not there, settled=True)
+            await self._heard(run, [(turn, names)], new=[] if there else [turn.source], settled=True)
 
     async def forget(self, user_id: str, sources: Collection[str], at: int) -> int:
         """Removes what rests on sources alone, and keeps it from coming back; how many were there."""
@@ -317,14 +326,21 @@ class Store:
         await run(_SETTLE, {"ids": sorted({_source(user_id, one.source) for one in claims})})
         await self._bare(run, names)
 
-    async def _heard(self, run: Run, turn: Turn, names: Sequence[str], *, new: bool, settled: bool) -> None:
-        """Notes a source with the subjects of its claims; its words only while they are still to be read."""
-        source = _source(turn.user_id, turn.source)
-        values = {"id": source, "source": turn.source, "session": turn.session_id, "said": turn.said}
-        words = {"query": "", "answer": ""} if settled else {"query": turn.query, "answer": turn.answer}
-        await run(_HEAR, {**values, **words, "settled": settled, "names": list(names)})
-        if new:
-            await run(_HEARD, {"user": turn.user_id, "id": source})
+    async def _heard(
+        self, run: Run, heard: Sequence[tuple[Turn, list[str]]], *, new: Collection[str], settled: bool
+    ) -> None:
+        """Notes sources of one user with the subjects of their claims; their words only while they are still to be
+        read. new: those that are not there yet."""
+        rows = [
+            {"id": _source(turn.user_id, turn.source), "source": turn.source, "session": turn.session_id,
+             "said": turn.said, "names": names, "settled": settled,
+             "query": "" if settled else turn.query, "answer": "" if settled else turn.answer}
+            for turn, names in heard
+        ]  # fmt: skip
+        if rows:
+            await run(_HEAR, {"rows": rows})
+        if ids := [row["id"] for row in rows if row["source"] in new]:
+            await run(_HEARD, {"user": heard[0][0].user_id, "ids": ids})
 
     async def _forgotten(self, run: Run, user_id: str, ids: Sequence[str]) -> int:
         """Removes sources with all that rests on them alone."""
