@@ -31,6 +31,8 @@ log = get_logger()
 _LOOK_SECONDS = 60.0
 _AT_MOST_EVERY = 0.5
 _MOST_PAGES = 20
+# What is known of each is written to the registry; only a hundred of them could be offered.
+MOST_LISTED = 1_000
 _LONGEST_REASON = 500
 _LONGEST_ERROR = 4_000
 
@@ -162,7 +164,7 @@ class Link:
                     task.cancel()
 
     async def _list(self, client: Client) -> None:
-        """Takes note of all tools that the server has."""
+        """Takes note of all tools that the server has. Raises Away for one that floods."""
         assert self._secrets is not None
         found: list[Listed] = []
         cursor: str | None = None
@@ -171,6 +173,8 @@ class Link:
             for tool in page.tools:
                 told = self._secrets.masked_in([tool.description or "", tool.input_schema])
                 found.append(listed(self.name, tool.name, *told))
+            if len(found) > MOST_LISTED:
+                raise Away(f"it lists more than {MOST_LISTED} tools")
             cursor = page.next_cursor
             if not cursor:
                 break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -15,8 +15,9 @@ import orjson
 from shared.contracts import ToolFunction
 
 _LONGEST_NAME = 64
+_MOST_NAMESAKES = 3
 _STRANGE = re.compile(r"[^A-Za-z0-9_-]")
-# What one tool's description and schema may have, and what all of one server's (bytes of JSON): a registry entry is
+# What one tool's name, description and schema may have, and what all of one server's (bytes of JSON): a registry entry is
 # written with every heartbeat.
 MOST_OF_ONE = 16_000
 MOST_OF_ALL = 256_000
@@ -38,7 +39,7 @@ class Listed:
 
     @property
     def size(self) -> int:
-        return len(orjson.dumps(self.function.model_dump(exclude_none=True)))
+        return len(orjson.dumps([self.name, self.function.model_dump(exclude_none=True)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +87,18 @@ def fitting(tools: Sequence[Listed], allow: Sequence[str]) -> tuple[list[Listed]
     fits: list[Listed] = []
     left_out: list[LeftOut] = []
     wanted = [tool for tool in tools if not allow or any(fnmatchcase(tool.name, one) for one in allow)]
-    count = Counter(tool.function.name for tool in wanted)
+    namesakes: dict[str, list[str]] = defaultdict(list)
+    for tool in wanted:
+        namesakes[tool.function.name].append(repr(tool.name[:_LONGEST_NAME]))
     size = 0
     for tool in wanted:
         name = tool.function.name
-        if count[name] > 1:
-            others = sorted(repr(one.name) for one in wanted if one.function.name == name)
-            left_out.append(LeftOut(name, f"{' and '.join(others)} would have the same name; allow only one of them"))
+        if len(namesakes[name]) > 1:
+            # of any number of them, as many as people read
+            others = " and ".join(sorted(namesakes[name][:_MOST_NAMESAKES]))
+            left_out.append(LeftOut(name, f"{others} would have the same name; allow only one of them"))
         elif tool.size > MOST_OF_ONE:
-            left_out.append(LeftOut(name, f"its description and schema have more than {MOST_OF_ONE} bytes"))
+            left_out.append(LeftOut(name, f"its name, description and schema have more than {MOST_OF_ONE} bytes"))
         elif len(fits) == MOST_TOOLS or size + tool.size > MOST_OF_ALL:
             left_out.append(LeftOut(name, "the server has too many tools; name those that you want under allow"))
         else:
@@ -110,8 +114,8 @@ def fitting(tools: Sequence[Listed], allow: Sequence[str]) -> tuple[list[Listed]
 
 
 def pins(tools: Sequence[Listed]) -> dict[str, str]:
-    """What is remembered of a server that is seen for the first time: each tool's hash."""
-    return {tool.name: tool.hash for tool in tools}
+    """What is remembered of a server that is seen for the first time: the hash of each tool that could be offered."""
+    return {tool.name: tool.hash for tool in tools if tool.size <= MOST_OF_ONE}
 
 
 def sorted_out(

@@ -17,6 +17,7 @@ from shared.reading.charset import to_text
 
 # Beyond, a document's text is left out, and its listing says so.
 MOST_CHARS = 4_000_000
+MOST_BLOCKS = 100_000
 _BLANK = re.compile(r"\n[ \t]*\n")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _SPACES = re.compile(r"[ \t\u00a0]+")
@@ -29,7 +30,7 @@ _MOST_HEADING = 120
 
 @dataclass(frozen=True, slots=True)
 class DocumentText:
-    """cut: the text was longer than MOST_CHARS."""
+    """cut: the text was longer than MOST_CHARS, or had more paragraphs than MOST_BLOCKS."""
 
     title: str
     blocks: list[Block]
@@ -52,7 +53,7 @@ def text_of(data: bytes, kind: Kind, name: str) -> DocumentText:
     kept: list[Block] = []
     chars, cut = 0, False
     for block in blocks:
-        if chars + len(block.text) > MOST_CHARS:
+        if chars + len(block.text) > MOST_CHARS or len(kept) == MOST_BLOCKS:
             cut = True
             break
         chars += len(block.text)

@@ -263,7 +263,9 @@ async def test_a_slow_start_is_waited_for_and_a_wrong_command_is_told(
     (folder / "fault").write_text("slow")
     async with serving(settings, asker):
         assert (await asker.call("faulty__echo", text="late")).result == "echo: late"
+    (folder / "fault").write_text("crowd")
     for server, seconds, reason in (
+        ({}, 60.0, "it lists more than 1000 tools"),
         ({"command": "no-such-program-at-all"}, 60.0, "no-such-program-at-all cannot be started"),
         ({"env": ["NO_SUCH_VARIABLE"]}, 60.0, "the environment has no NO_SUCH_VARIABLE"),
         ({"command": ["cat", "/dev/zero"]}, 60.0, "more than 16 MB"),

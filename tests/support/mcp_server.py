@@ -1,7 +1,7 @@
 """A small MCP server with faults, written with the SDK: `python -m support.mcp_server`, over standard input and output.
 
 MCP_SERVER_FOLDER: what it notes of itself (`starts`, `cancelled`, `calls`) and reads (`version`, which changes the
-description of `add`; `fault`: `slow`, `dead`, `old` or `extra`).
+description of `add`; `fault`: `slow`, `dead`, `old`, `extra` or `crowd`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def note(name: str, text: str) -> None:
 def tools() -> list[types.Tool]:
     version = read("version")
     plain = dict.fromkeys(("echo", "die", "hang", "flood", "fail", "image", "leak", "hostile", "change"), _TEXT)
-    extra = ["extra"] if read("fault") == "extra" else []
+    more = {"extra": ["extra"], "crowd": [f"one_of_{n}" for n in range(1_000)]}
+    extra = more.get(read("fault"), [])
     return [
         types.Tool(name="add", description=f"Add two numbers.{version} Key {SECRET}", input_schema=_NUMBERS),
         *(types.Tool(name=name, description=f"It can {name}.", input_schema=plain.get(name, _TEXT))

@@ -60,12 +60,17 @@ def test_two_tools_of_one_name_are_both_left_out_with_a_reason() -> None:
     # as the reason says
     fits, left_out = fitting([tool("a.b"), tool("a_b")], ["a.b"])
     assert ([one.name for one in fits], left_out) == (["a.b"], [])
+    # a server may have any number of them, of any length
+    _, left_out = fitting([tool("same") for _ in range(1_000)], ())
+    assert (len(left_out), max(len(one.why) for one in left_out) < 300) == (1_000, True)
 
 
 def test_what_is_too_large_or_too_much_is_left_out() -> None:
     fits, left_out = fitting([tool("big", "x" * MOST_OF_ONE), tool("small")], ())
     assert [one.name for one in fits] == ["small"]
     assert "more than 16000 bytes" in left_out[0].why
+    # nothing is remembered of it either, and its name counts as well
+    assert list(pins([tool("x" * MOST_OF_ONE), tool("big", "x" * MOST_OF_ONE), tool("small")])) == ["small"]
     many = [tool(f"t{n}") for n in range(MOST_TOOLS + 1)]
     fits, left_out = fitting(many, ())
     assert (len(fits), len(left_out)) == (MOST_TOOLS, 1)

@@ -162,6 +162,13 @@ def test_a_text_that_is_too_long_is_cut_and_says_so(monkeypatch: pytest.MonkeyPa
     assert not text_of(b"12345", "text", "a").cut
 
 
+def test_of_a_text_of_very_many_paragraphs_the_first_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document_text, "MOST_BLOCKS", 2)
+    found = text_of(b"# a\nx\n# b\ny\n# c\nz", "markdown", "a")
+    assert ([block.text for block in found.blocks], found.cut) == (["x", "y"], True)
+    assert not text_of(b"x\n\ny", "text", "a").cut
+
+
 # ── the process that may be killed ───────────────────────────────────────────────────────────────────────────
 
 
