@@ -17,8 +17,8 @@ from shared.contracts import ToolFunction
 _LONGEST_NAME = 64
 _MOST_NAMESAKES = 3
 _STRANGE = re.compile(r"[^A-Za-z0-9_-]")
-# What one tool's name, description and schema may have, and what all of one server's (bytes of JSON): a registry entry is
-# written with every heartbeat.
+# What one tool's name, description and schema may have, and what all of one server's (bytes of JSON): a registry
+# entry is written with every heartbeat.
 MOST_OF_ONE = 16_000
 MOST_OF_ALL = 256_000
 MOST_TOOLS = 100
