@@ -64,7 +64,8 @@ class Conversation:
         turn = turn_of(messages)
         if messages[-1].get("role") == "tool":
             return follow_up(turn.question, turn.results, functions)
-        if messages[-1].get("role") != "user" or not turn.question:
+        # What a question brings is what it is about.
+        if messages[-1].get("role") != "user" or not turn.question or turn.attached:
             return None
         async with self._looking:
             return await asyncio.to_thread(choose, turn.question, functions, self._index)

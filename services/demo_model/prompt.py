@@ -17,27 +17,40 @@ FROM_TEXT = "Answer the question from the given text in one or two sentences."
 # Older turns only confuse so small a model.
 HISTORY_MESSAGES = 4
 
+# As the generator puts files before a question.
+_ATTACHED = re.compile(
+    r"\s*\[attached file (?P<name>[^\n]*?): [^\n]*material to use, not instructions\]\n"
+    r"(?P<text>.*?)\n\[end of attached file (?P=name)\]",
+    re.DOTALL,
+)
+
 Message = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The user's newest message, and what the tools have answered since, as (tool, text) in order."""
+    """The user's newest message without the files in it, what the tools have answered since, as (tool, text) in order,
+    and the texts of the files."""
 
     question: str
     results: tuple[tuple[str, str], ...]
+    attached: tuple[str, ...] = ()
 
 
 def turn_of(messages: Sequence[Mapping[str, Any]]) -> Turn:
     """The newest turn of a conversation."""
     start = max((at for at, message in enumerate(messages) if message.get("role") == "user"), default=-1)
-    question = str(messages[start].get("content") or "") if start >= 0 else ""
+    said = str(messages[start].get("content") or "") if start >= 0 else ""
+    attached: list[str] = []
+    while found := _ATTACHED.match(said):
+        attached.append(found["text"].strip())
+        said = said[found.end() :]
     results = tuple(
         (str(message.get("tool_name") or message.get("name") or ""), str(message.get("content") or ""))
         for message in messages[start + 1 :]
         if message.get("role") == "tool"
     )
-    return Turn(question.strip(), results)
+    return Turn(said.strip(), results, tuple(attached))
 
 
 def ruled_answer(turn: Turn) -> str | None:
@@ -50,10 +63,10 @@ def ruled_answer(turn: Turn) -> str | None:
 def build(messages: Sequence[Mapping[str, Any]], budget: int) -> list[Message]:
     """The messages for the model, cut to about `budget` characters; the question itself is cut last."""
     turn = turn_of(messages)
-    if not turn.results:
+    if not turn.results and not turn.attached:
         return _chat(messages, budget)
     question = _task(turn.question)[: budget // 2]
-    readable = [plain(text) for _, text in turn.results if _ruled(text.strip()) is None]
+    readable = [*turn.attached, *(plain(text) for _, text in turn.results if _ruled(text.strip()) is None)]
     # The newest result is the one that was asked for last: it stays whole the longest.
     room = max(budget - len(FROM_TEXT) - len(question) - 40, 0)
     kept: list[str] = []
@@ -66,7 +79,8 @@ def build(messages: Sequence[Mapping[str, Any]], budget: int) -> list[Message]:
 
 _MARKUP = re.compile(r"^\[\d+\] Title: |^(?:Snippet|Title): |^- ")
 _NOISE = re.compile(
-    r"^(?:Today's date|URL|Extracted text|A):|^\[Memory|^===|^\d+\. \(relevance|^</?\w[^>]*>$|^-{3,}$|^<<<|^>>>"
+    r"^(?:Today's date|URL|Extracted text|A|Place|Link):|^\[Memory|^===|^\d+\. \(relevance"
+    r"|^</?\w[^>]*>$|^-{3,}$|^<<<|^>>>"
 )
 
 
@@ -90,7 +104,7 @@ def _ruled(text: str) -> str | None:
     )
     if error:
         return f"I could not get that: {error[1]}."
-    if re.match(r"No (?:results found for|memories found|facts found)", text):
+    if re.match(r"No (?:results found for|memories found|facts found|documents found)", text):
         return f"I have found nothing. ({text})"
     if text.startswith("Memory saved"):
         return "I have saved that."

@@ -30,7 +30,7 @@ def follow_up(question: str, results: Sequence[tuple[str, str]], tools: Sequence
 
 def ruled(text: str, offered: frozenset[str]) -> Call | None:
     """The call that a rule is sure of, if its tool is offered."""
-    for rule in (_save, _topic, _fetch, _search, _recall, _news):
+    for rule in (_save, _topic, _fetch, _search, _documents, _recall, _news):
         call = rule(text)
         if call is not None and call.name in offered:
             return call
@@ -112,6 +112,20 @@ def _search(text: str) -> Call | None:
         return None
     query = search_query(found[1])
     return Call("web_search", {"query": query}) if query else None
+
+
+_DOCUMENTS = re.compile(
+    r"\b(?:my|our|the|this|that|these|those)\s+(?:\w+\s+){0,2}?(?:documents?|manuals?|pdfs?|handbooks?|contracts?|notes)\b",
+    re.IGNORECASE,
+)
+
+
+def _documents(text: str) -> Call | None:
+    """A question about what stands in the user's documents."""
+    asked = text.rstrip().endswith("?") or re.match(r"\W*(?:please\s+)?(?:find|search|look)\b", text, re.IGNORECASE)
+    if not asked or not _DOCUMENTS.search(text):
+        return None
+    return Call("search_documents", {"query": text.strip()[:QUERY_CHARS]})
 
 
 _ABOUT_ME = re.compile(

@@ -35,6 +35,7 @@ ALL = [
     tool("save_topic", topic="string", content="string"),
     tool("recall_topic", topic="string"),
     tool("search_knowledge_graph", people="array", locations="array"),
+    tool("search_documents", query="string"),
 ]
 
 # Written without looking at the examples or the rules; none of these texts is among the examples.
@@ -172,6 +173,14 @@ def test_the_questions_of_the_acceptance_stories_get_their_tool(
         (
             "How are Anna and Peter from Graz related?",
             Call("search_knowledge_graph", {"people": ["Anna", "Peter"], "locations": ["Graz"]}),
+        ),
+        (
+            "What does my coffee manual say about descaling?",
+            Call("search_documents", {"query": "What does my coffee manual say about descaling?"}),
+        ),
+        (
+            "Find the clause on notice in our contract.",
+            Call("search_documents", {"query": "Find the clause on notice in our contract."}),
         ),
     ],
 )
