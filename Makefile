@@ -22,7 +22,7 @@ DEV_STAMP := $(VENV)/.stamp-dev
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
-		while IFS=$$'\t' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+		while IFS=$$'\t' read -r name text; do printf '  make %-16s %s\n' "$$name" "$$text"; done
 	@echo
 	@echo '  Further arguments: make run ARGS="--api-port 9000", make stories ARGS="S1 S3", make test ARGS="-k journal"'
 

@@ -79,8 +79,8 @@ def build(messages: Sequence[Mapping[str, Any]], budget: int) -> list[Message]:
 
 _MARKUP = re.compile(r"^\[\d+\] Title: |^(?:Snippet|Title): |^- ")
 _NOISE = re.compile(
-    r"^(?:Today's date|URL|Extracted text|A|Place|Link):|^\[Memory|^===|^\d+\. \(relevance"
-    r"|^</?\w[^>]*>$|^-{3,}$|^<<<|^>>>"
+    r"^(?:Today's date|URL|Extracted text|A|Place|Link):|^\[(?:end of )?untrusted content\b|^\[Memory|^==="
+    r"|^\d+\. \(relevance|^</?\w[^>]*>$|^-{3,}$|^<<<|^>>>"
 )
 
 

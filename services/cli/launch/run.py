@@ -129,7 +129,8 @@ class Run:
         say("starting the demonstration model instead: it is small, proves that the stack works, and knows little")
         url, model = await supervisor.start_demo_model()
         say(f"DEMO MODEL {model} answers, not {wish.model}; start Ollama for real use")
-        say("it is respondent B and the judge too: expect no grades, its judgements can hardly ever be read")
+        others = "respondent B and the judge" if self._options.respondent_b else "the judge"
+        say(f"it is {others} too: expect no grades, its judgements can hardly ever be read")
         # who has a server of its own keeps it
         return demo_env(url, model, [user for user in MODEL_USERS if _same_server(ModelWish.load(user), wish)])
 
