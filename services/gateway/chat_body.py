@@ -140,14 +140,14 @@ def asked(body: ChatBody, known_models: Iterable[str], task: str = "") -> Ask:
         raise bad("logprobs: not supported", "unsupported")
     name = body.model or DEFAULT_MODEL
     messages = _messages(body.messages)
-    said, before, following = question(messages)
+    last, before, following = question(messages)
     task = task or (body.metadata or {}).get("task", "")
     plain = name == UTILITY_MODEL or bool(task) or is_housekeeping(messages)
-    material, query = ("", said) if plain else undressed(said)
+    material, query = ("", last.content) if plain else undressed(last.content)
     functions = _functions(body)
     return Ask(
         query=query,
-        attachments=next((one.attachments for one in reversed(messages) if one.role == "user"), None),
+        attachments=last.attachments,
         material=material or None,
         messages=before,
         following=following,
@@ -175,7 +175,7 @@ def backend_model(name: str, known: Iterable[str]) -> str | None:
 
 def question(
     messages: Sequence[ChatTurnMessage],
-) -> tuple[str, list[ChatTurnMessage], list[ChatTurnMessage] | None]:
+) -> tuple[ChatTurnMessage, list[ChatTurnMessage], list[ChatTurnMessage] | None]:
     """(what the user said last, the messages before it, those after it). Raises ApiError 400."""
     # a conversation without a user's message is one where the system's is all that was said
     said = [n for n, message in enumerate(messages) if message.role == "user"] or [
@@ -183,12 +183,12 @@ def question(
     ]
     if not said:
         raise bad("messages: none of them is the user's")
-    query = messages[said[-1]].content
-    if not query.strip():
+    last = messages[said[-1]]
+    if not last.content.strip():
         raise bad("messages: the last message of the user is empty")
     if any(len(message.content) > MAX_QUERY_CHARS for message in messages):
         raise bad(f"messages: one is longer than {MAX_QUERY_CHARS} characters", "context_length_exceeded")
-    return query, list(messages[: said[-1]]), list(messages[said[-1] + 1 :]) or None
+    return last, list(messages[: said[-1]]), list(messages[said[-1] + 1 :]) or None
 
 
 def _messages(messages: Sequence[ChatMessage]) -> list[ChatTurnMessage]:
@@ -208,8 +208,8 @@ def _messages(messages: Sequence[ChatMessage]) -> list[ChatTurnMessage]:
         found.append(
             ChatTurnMessage(
                 role=ROLES[message.role],
-                content=_content(message, place),
-                attachments=_images(message) or None,
+                content=content_of(message.content, place, message.role),
+                attachments=images_of(message.content, message.role),
                 name=message.name,
                 tool_calls=calls or None,
                 tool_call_id=answers,
@@ -218,18 +218,29 @@ def _messages(messages: Sequence[ChatMessage]) -> list[ChatTurnMessage]:
     return found
 
 
-def _content(message: ChatMessage, place: int) -> str:
-    text = text_of(message.content, place, message.role)
-    if not text.strip() and _images(message):
+def content_of(content: str | Sequence[str | Part] | None, place: int, role: str) -> str:
+    """A message's words; raises ApiError as `text_of` does."""
+    text = text_of(content, place, role)
+    if not text.strip() and images_of(content, role):
         return _SHOWN
-    return spoken(text) if message.role == "assistant" else text
+    return spoken(text) if role == "assistant" else text
 
 
-def _images(message: ChatMessage) -> list[str]:
+def images_of(content: str | Sequence[str | Part] | None, role: str) -> list[str] | None:
     """The ids of a user's images."""
-    if message.role != "user":
+    if role != "user" or not content or isinstance(content, str):
+        return None
+    return [part.text for part in content if isinstance(part, Part) and part.type == STORED and part.text] or None
+
+
+def parts_of(content: Any) -> list[str | Part]:
+    """The parts of a content that has not been looked at. Raises ApiError 400."""
+    if not isinstance(content, list):
         return []
-    return [part.text for part in message.parts if isinstance(part, Part) and part.type == STORED and part.text]
+    try:
+        return [Part.model_validate(part) if isinstance(part, dict) else str(part) for part in content]
+    except ValidationError as exc:
+        raise bad(f"content: {sentence(exc.errors()[0])}") from exc
 
 
 def arguments(called: CalledFunction) -> dict[str, Any]:

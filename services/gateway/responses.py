@@ -18,15 +18,17 @@ from services.gateway.chat_body import (
     UTILITY_MODEL,
     CalledFunction,
     Function,
-    Part,
     Wire,
     answer_schema,
     arguments,
     backend_model,
     bad,
     client_tools,
+    content_of,
     effort,
+    images_of,
     options,
+    parts_of,
     question,
     text_of,
 )
@@ -96,11 +98,12 @@ def asked(body: ResponseBody, items: Sequence[Mapping[str, Any]], known_models: 
     messages = messages_of(items)
     if body.instructions:
         messages.insert(0, ChatTurnMessage(role="system", content=body.instructions))
-    query, before, following = question(messages)
+    last, before, following = question(messages)
     plain = name == UTILITY_MODEL
     choice = body.tool_choice
     return Ask(
-        query=query,
+        query=last.content,
+        attachments=last.attachments,
         messages=before,
         following=following,
         model=backend_model(name, known_models),
@@ -135,7 +138,10 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[ChatTurnMessage]:
                 role = {"developer": "system"}.get(str(item.get("role")), str(item.get("role")))
                 if role not in ("system", "user", "assistant"):
                     raise bad(f"input.{place}.role: must be user, assistant, system or developer")
-                found.append(ChatTurnMessage(role=role, content=_content(item.get("content"), place, role)))
+                content = item.get("content")
+                said = parts_of(content) or str(content or "")
+                words, shown = content_of(said, place, role), images_of(said, role)
+                found.append(ChatTurnMessage(role=role, content=words, attachments=shown))
             case "function_call":
                 called = CalledFunction(name=str(item.get("name", "")), arguments=item.get("arguments"))
                 call = ChatToolCall(id=str(item.get("call_id", "")), name=called.name, args=arguments(called))
@@ -145,20 +151,14 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[ChatTurnMessage]:
                 else:
                     found.append(ChatTurnMessage(role="assistant", tool_calls=[call]))
             case "function_call_output":
-                text = _content(item.get("output"), place, "tool")
+                output = item.get("output")
+                text = text_of(parts_of(output) or str(output or ""), place, "tool")
                 found.append(ChatTurnMessage(role="tool", content=text, tool_call_id=str(item.get("call_id", ""))))
             case "reasoning":
                 pass
             case kind:
                 raise bad(f"input.{place}: items of type {str(kind)[:50]} are not supported", "unsupported")
     return found
-
-
-def _content(content: Any, place: int, role: str) -> str:
-    if isinstance(content, list):
-        return text_of([Part.model_validate(part) if isinstance(part, dict) else str(part) for part in content],
-                       place, role)  # fmt: skip
-    return str(content or "")
 
 
 # ── ids ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -391,6 +391,32 @@ async def test_an_image_in_openais_form_reaches_the_model_and_its_bytes_are_not_
             assert not any(needle in value or image[:60] in value for value in fields.values())
 
 
+async def test_an_image_of_a_response_reaches_the_model_also_when_it_is_gone_on_with(site: Site) -> None:
+    image = png(4, 4)
+    parts = [{"type": "input_text", "text": "what is it?"}, {"type": "input_image", "image_url": data_url(image)}]
+    await site.http.patch("/participants/generator/settings", json={"model": "seeing"})
+    try:
+        async with user(site, "ana") as ana:
+            answer = await ana.post("/v1/responses", json={"input": [{"role": "user", "content": parts}]})
+            assert answer.status_code == 200, answer.text
+            assert last_question()["images"] == [b64encode(image).decode()]
+            after = {"input": "and its colour?", "previous_response_id": answer.json()["id"]}
+            answer = await ana.post("/v1/responses", json=after)
+            assert answer.status_code == 200, answer.text
+            asked = [request.body for request in ASKED["requests"] if "messages" in (request.body or {})][-1]
+            shown = [message.get("images") for message in asked["messages"] if message["role"] == "user"]
+            assert shown == [[b64encode(image).decode()], None]
+            wrong = [{"type": "input_image", "image_url": "https://a.example/cat.png"}]
+            answer = await ana.post("/v1/responses", json={"input": [{"role": "user", "content": wrong}]})
+            assert answer.status_code == 400
+            assert (
+                "input.0.content: image_url: an image must be in the request itself"
+                in answer.json()["error"]["message"]
+            )
+    finally:
+        await site.http.patch("/participants/generator/settings", json={"model": "gemma4:e4b"})
+
+
 async def test_images_that_cannot_be_taken_are_refused_in_openais_form(site: Site) -> None:
     async with user(site, "tim") as tim:
         for body, status, said in (

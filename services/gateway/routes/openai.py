@@ -22,7 +22,7 @@ from services.gateway.completions import Chunks, completion
 from services.gateway.conversation import placed
 from services.gateway.errors import not_found
 from services.gateway.gateway import Gateway, GatewayDep
-from services.gateway.images import stored
+from services.gateway.images import in_chat, in_response
 from services.gateway.keys import Principal
 from services.gateway.orphans import Orphans, OrphansDep
 from services.gateway.records import QueryRecord, forgotten, owned
@@ -211,7 +211,7 @@ async def create_chat_completion(
 ) -> Response:
     chat = _chat(request, user, body)
     user = _spoken_for(request, user, body)
-    body = await stored(gateway, user.user_id, body, len(await request.body()))
+    body = await in_chat(gateway, user.user_id, body, len(await request.body()))
     ask = replace(asked(body, await _models(gateway), request.headers.get(TASK_HEADER, "")), chat=chat)
     record = await _taken(gateway, orphans, Origin(user, idempotency_key, traceparent), ask, in_session=True)
     left = partial(orphans.leave, record, ask.model)
@@ -243,7 +243,7 @@ async def _thought(gateway: Gateway, record: QueryRecord) -> str:
 # ── responses ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@router.post(
+@images_router.post(
     "/responses",
     summary="A response by the whole agent",
     responses=told("The response; with `stream` its events", ResponseObject, _RESPONSE,
@@ -258,6 +258,7 @@ async def create_response(
     idempotency_key: OnceHeader = None,
     traceparent: TraceHeader = None,
 ) -> Response:
+    body = await in_response(gateway, user.user_id, body, len(await request.body()))
     items = await _conversation(gateway, user, body)
     ask = asked_of_items(body, items, await _models(gateway))
     kept = {"items": items, "repeated": body.repeated(), "whole": ask.whole, "stored": body.store is not False}
