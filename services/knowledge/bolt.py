@@ -27,9 +27,10 @@ class BoltGraph:
                 begun = await session.begin_transaction()
                 try:
 
-                    async def run(query: str, parameters: dict[str, Any]) -> list[Row]:
+                    async def run(query: str, *parameters: dict[str, Any]) -> list[Row]:
                         with _told():
-                            return await (await begun.run(query, parameters)).data()
+                            results = [await (await begun.run(query, one)).data() for one in parameters]
+                        return [row for rows in results for row in rows]
 
                     yield run
                     await begun.commit()
@@ -37,10 +38,11 @@ class BoltGraph:
                     # after a commit it does nothing
                     await begun.close()
 
-    async def read(self, query: str, parameters: dict[str, Any]) -> list[Row]:
+    async def read(self, query: str, *parameters: dict[str, Any]) -> list[Row]:
         with _told():
             async with self._driver.session(database=self._database, default_access_mode="READ") as session:
-                return await (await session.run(query, parameters)).data()
+                results = [await (await session.run(query, one)).data() for one in parameters]
+        return [row for rows in results for row in rows]
 
     async def ping(self) -> None:
         await self.read("RETURN 1 AS one", {})
@@ -96,9 +98,9 @@ class _Prepared:
         async with self._graph.transaction() as run:
             yield run
 
-    async def read(self, query: str, parameters: dict[str, Any]) -> list[Row]:
+    async def read(self, query: str, *parameters: dict[str, Any]) -> list[Row]:
         await self._prepare()
-        return await self._graph.read(query, parameters)
+        return await self._graph.read(query, *parameters)
 
     async def ping(self) -> None:
         await self._prepare()

@@ -5,19 +5,24 @@ Queries are constants of `store`; everything that comes from outside is a parame
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from shared.errors import TransientError
 
 Row = dict[str, Any]
-# One query with its parameters; the rows it returns.
-Run = Callable[[str, dict[str, Any]], Awaitable[list[Row]]]
 
 
 class GraphUnavailable(TransientError):
     """The graph cannot be reached just now; what was asked has not happened."""
+
+
+class Run(Protocol):
+    """A query, once with each of some parameters; all rows, in their order. A node is found by `id = $one` at once,
+    by `id IN $many` after a look at all nodes: many ids are many parameters."""
+
+    def __call__(self, query: str, *parameters: dict[str, Any]) -> Awaitable[list[Row]]: ...
 
 
 class Graph(Protocol):
@@ -29,6 +34,7 @@ class Graph(Protocol):
         Transactions are one after the other, as far as they change the same node.
         """
 
-    async def read(self, query: str, parameters: dict[str, Any]) -> list[Row]: ...
+    async def read(self, query: str, *parameters: dict[str, Any]) -> list[Row]:
+        """As `Run`, outside of a transaction."""
 
     async def ping(self) -> None: ...

@@ -47,7 +47,7 @@ class LadybugGraph:
                 await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writer, self._undone))
                 raise
 
-    async def read(self, query: str, parameters: dict[str, Any]) -> list[Row]:
+    async def read(self, query: str, *parameters: dict[str, Any]) -> list[Row]:
         return await self._in(self._reader, self._reading, query, parameters)
 
     async def ping(self) -> None:
@@ -60,28 +60,33 @@ class LadybugGraph:
         self._reading.close()
         self._database.close()
 
-    async def _write(self, query: str, parameters: dict[str, Any]) -> list[Row]:
+    async def _write(self, query: str, *parameters: dict[str, Any]) -> list[Row]:
         return await self._in(self._writer, self._writing, query, parameters)
 
-    async def _in(self, thread: ThreadPoolExecutor, connection: Any, query: str, parameters: Row) -> list[Row]:
+    async def _in(
+        self, thread: ThreadPoolExecutor, connection: Any, query: str, parameters: Sequence[dict[str, Any]]
+    ) -> list[Row]:
         running = asyncio.get_running_loop().run_in_executor(thread, _rows, connection, query, parameters)
         # whoever is cancelled must not leave a query that another one runs into
         return await asyncio.shield(running)
 
     def _undone(self) -> None:
         try:
-            _rows(self._writing, "ROLLBACK", {})
+            _rows(self._writing, "ROLLBACK", ({},))
         except GraphUnavailable:
             return
 
 
-def _rows(connection: Any, query: str, parameters: dict[str, Any]) -> list[Row]:
+def _rows(connection: Any, query: str, parameters: Sequence[dict[str, Any]]) -> list[Row]:
+    rows: list[Row] = []
     try:
-        result = connection.execute(query, parameters)
-        try:
-            return list(result.rows_as_dict())
-        finally:
-            result.close()
+        for one in parameters:
+            result = connection.execute(query, one)
+            try:
+                rows += result.rows_as_dict()
+            finally:
+                result.close()
+        return rows
     except RuntimeError as exc:
         if str(exc).startswith(_BUGS):
             raise

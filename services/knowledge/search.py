@@ -17,8 +17,8 @@ from services.knowledge.store import Store
 
 HEADING = "=== KNOWLEDGE GRAPH FACTS ==="
 NOTHING = "No facts found in the knowledge graph."
-# Claims that one hop looks at, the newest first, and names that a second hop starts from.
-_CLAIMS, _STARTS = 400, 60
+# Claims about a name that are looked at, the newest first; of those that a second hop starts from, and how many.
+_CLAIMS, _NEAR, _STARTS = 400, 20, 40
 # Users whose names are kept in memory.
 _USERS = 64
 
@@ -56,31 +56,31 @@ class Search:
         names = await self.names(user_id)
         wanted = [names.meant(text) for text in (*people, *locations)] if people or locations else [[USER]]
         asked = {entity for entities in wanted for entity in entities}
-        first = await self._around(user_id, names, asked)
+        first = await self._around(user_id, names, asked, _CLAIMS)
         hits = [Hit(fact, 1) for fact in first]
         if hops > 1 and len(hits) < n_results:
             # what the user is connected with is everything: it is no way from one thing to another
             near = sorted({thing.id for fact in first for thing in (fact.subject, fact.object)} - asked - {USER})
             known = {fact.id for fact in first}
-            second = await self._around(user_id, names, near[:_STARTS])
+            second = await self._around(user_id, names, near[:_STARTS], _NEAR)
             hits += [Hit(fact, 2) for fact in second if fact.id not in known]
         sure = [hit for hit in hits if hit.fact.state != "doubted"]
         return sorted(sure, key=lambda hit: _rank(hit, wanted))[:n_results]
 
-    async def _around(self, user_id: str, names: Names, entities: Sequence[str] | set[str]) -> list[Fact]:
-        """The facts that touch entities, as all claims about them say."""
+    async def _around(self, user_id: str, names: Names, entities: Sequence[str] | set[str], each: int) -> list[Fact]:
+        """The facts that touch entities, as the newest claims about them and what competes with these say."""
         keys = names.same(entities)
-        claims = {one.id: one for one in await self._store.touching(user_id, keys, _CLAIMS)}
-        for one in await self._rivals(user_id, names, list(claims.values())):
+        claims = {one.id: one for one in await self._store.touching(user_id, keys, each)}
+        for one in await self._rivals(user_id, names, list(claims.values()), each):
             claims[one.id] = one
         near = set(entities)
         return [fact for fact in facts_of(claims.values(), names.entity) if {fact.subject.id, fact.object.id} & near]
 
-    async def _rivals(self, user_id: str, names: Names, claims: Sequence[Claim]) -> list[Claim]:
+    async def _rivals(self, user_id: str, names: Names, claims: Sequence[Claim], each: int) -> list[Claim]:
         """What else is said where there can be one object: who lives in Lyon may have moved since."""
         bound = [one for one in claims if exclusive(one.relation)]
         subjects = {one.subject_key for one in bound} | {one.object_key for one in bound if symmetric(one.relation)}
-        return await self._store.places(user_id, names.same(subjects), {one.relation for one in bound})
+        return await self._store.places(user_id, names.same(subjects), {one.relation for one in bound}, each)
 
     async def of_claim(self, user_id: str, claim_id: str) -> Fact | None:
         """The fact that rests on a claim, with others or alone."""

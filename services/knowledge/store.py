@@ -34,34 +34,29 @@ CONSTRAINTS = tuple(
     for label in ("KnowledgeUser", "KnowledgeName", "KnowledgeSource", "KnowledgeGone")
 )
 
-_SET = ", ".join(f"{name}: row.{name}" for name in FIELDS)
+_SET = ", ".join(f"{name}: ${name}" for name in FIELDS)
 _CLAIMS = ", ".join(f"r.{name} AS {name}" for name in FIELDS)
 _TOUCH = (
     "MERGE (u:KnowledgeUser {id: $user}) ON CREATE SET u.version = 1 ON MATCH SET u.version = u.version + 1 "
     "RETURN u.version AS version"
 )
 _VERSION = "MATCH (u:KnowledgeUser {id: $user}) RETURN u.version AS version"
-_THERE = "MATCH (n:KnowledgeName) WHERE n.id IN $ids RETURN n.id AS id"
-_NAMES = "UNWIND $rows AS row CREATE (:KnowledgeName {id: row.id, key: row.key, aliased: false})"
-_ALIASED = "MATCH (n:KnowledgeName) WHERE n.id IN $ids SET n.aliased = true"
-_KNOW = "MATCH (u:KnowledgeUser {id: $user}), (n:KnowledgeName) WHERE n.id IN $ids CREATE (u)-[:KNOWS]->(n)"
-_SAY = (
-    # the names are there: a merge goes to them by their ids, where a match of two looks at all names
-    "UNWIND $rows AS row MERGE (a:KnowledgeName {id: row.a}) MERGE (b:KnowledgeName {id: row.b}) "
-    f"CREATE (a)-[:SAID {{{_SET}}}]->(b)"
-)
+_THERE = "MATCH (n:KnowledgeName) WHERE n.id = $id RETURN n.id AS id"
+_NAME = "CREATE (:KnowledgeName {id: $id, key: $key, aliased: false})"
+_ALIASED = "MATCH (n:KnowledgeName) WHERE n.id = $id SET n.aliased = true"
+_KNOW = "MATCH (u:KnowledgeUser), (n:KnowledgeName) WHERE u.id = $user AND n.id = $id CREATE (u)-[:KNOWS]->(n)"
+_SAY = f"MATCH (a:KnowledgeName), (b:KnowledgeName) WHERE a.id = $a AND b.id = $b CREATE (a)-[:SAID {{{_SET}}}]->(b)"
 _HEAR = (
-    "UNWIND $rows AS row MERGE (s:KnowledgeSource {id: row.id}) SET s.source = row.source, "
-    "s.session_id = row.session, s.said = row.said, s.settled = row.settled, s.names = row.names, s.query = row.query, "
-    "s.answer = row.answer"
+    "MERGE (s:KnowledgeSource {id: $id}) SET s.source = $source, s.session_id = $session, s.said = $said, "
+    "s.settled = $settled, s.names = $names, s.query = $query, s.answer = $answer"
 )
-_HEARD = "MATCH (u:KnowledgeUser {id: $user}), (s:KnowledgeSource) WHERE s.id IN $ids CREATE (u)-[:HEARD]->(s)"
+_HEARD = "MATCH (u:KnowledgeUser), (s:KnowledgeSource) WHERE u.id = $user AND s.id = $id CREATE (u)-[:HEARD]->(s)"
 _SOURCE = (
-    "MATCH (u:KnowledgeUser {id: $user})-[:HEARD]->(s:KnowledgeSource) WHERE s.id IN $ids RETURN s.id AS id, "
-    "s.source AS source, s.session_id AS session_id, s.said AS said, s.settled AS settled, s.names AS names, "
+    "MATCH (s:KnowledgeSource) WHERE s.id = $id RETURN s.id AS id, s.source AS source, s.session_id AS session_id, "
+    "s.said AS said, s.settled AS settled, s.names AS names, "
     "s.query AS query, s.answer AS answer"
 )
-_SETTLE = "MATCH (s:KnowledgeSource) WHERE s.id IN $ids SET s.settled = true, s.query = '', s.answer = ''"
+_SETTLE = "MATCH (s:KnowledgeSource) WHERE s.id = $id SET s.settled = true, s.query = '', s.answer = ''"
 _OF_SESSION = (
     "MATCH (u:KnowledgeUser {id: $user})-[:HEARD]->(s:KnowledgeSource) WHERE s.session_id = $session AND s.said <= $at "
     "RETURN s.id AS id"
@@ -69,34 +64,34 @@ _OF_SESSION = (
 _OF_USER = (
     "MATCH (u:KnowledgeUser {id: $user})-[:HEARD]->(s:KnowledgeSource) WHERE s.said <= $at RETURN s.id AS id LIMIT $n"
 )
-_UNSAY = "MATCH (a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE a.id IN $names AND r.source IN $sources DELETE r"
-_UNSAY_IDS = "MATCH (a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE a.id IN $names AND r.id IN $ids DELETE r"
+_UNSAY = "MATCH (a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE a.id = $name AND r.source IN $sources DELETE r"
+_UNSAY_IDS = "MATCH (a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE a.id = $name AND r.id IN $ids DELETE r"
 _SAID_ALREADY = (
-    "MATCH (a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE a.id IN $names AND r.id IN $ids RETURN r.id AS id"
+    "MATCH (a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE a.id = $name AND r.id IN $ids RETURN r.id AS id"
 )
 _NEIGHBOURS = (
-    "MATCH (a:KnowledgeName)-[r:SAID]->(b:KnowledgeName) WHERE a.id IN $names AND r.source IN $sources "
+    "MATCH (a:KnowledgeName)-[r:SAID]->(b:KnowledgeName) WHERE a.id = $name AND r.source IN $sources "
     "RETURN DISTINCT b.id AS id"
 )
-_UNHEAR = "MATCH (s:KnowledgeSource) WHERE s.id IN $sources DETACH DELETE s"
+_UNHEAR = "MATCH (s:KnowledgeSource) WHERE s.id = $id DETACH DELETE s"
 _BARE = (
-    "MATCH (n:KnowledgeName) WHERE n.id IN $names AND NOT EXISTS { MATCH (n)-[:SAID]-(:KnowledgeName) } DETACH DELETE n"
+    "MATCH (n:KnowledgeName) WHERE n.id = $name AND NOT EXISTS { MATCH (n)-[:SAID]-(:KnowledgeName) } DETACH DELETE n"
 )
 _GO = "MERGE (g:KnowledgeGone {id: $id}) SET g.at = $at"
-_GONE = "MATCH (g:KnowledgeGone) WHERE g.id IN $ids AND g.at >= $said RETURN count(g) AS n"
-_BACK = "MATCH (g:KnowledgeGone) WHERE g.id IN $ids DELETE g"
+_GONE = "MATCH (g:KnowledgeGone) WHERE g.id = $id AND g.at >= $said RETURN g.id AS id"
+_BACK = "MATCH (g:KnowledgeGone) WHERE g.id = $id DELETE g"
 _KEYS = "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(n:KnowledgeName) RETURN n.key AS key"
 _ALIASES = (
     "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(a:KnowledgeName) WHERE a.aliased "
     f"MATCH (a)-[r:SAID]->(b:KnowledgeName) WHERE r.relation = '{ALIAS}' RETURN {_CLAIMS}"
 )
 _TOUCHING = (
-    "MATCH (a:KnowledgeName)-[r:SAID]-(:KnowledgeName) WHERE a.id IN $names "
-    f"RETURN DISTINCT {_CLAIMS} ORDER BY said DESC, id LIMIT $n"
+    "MATCH (a:KnowledgeName)-[r:SAID]-(:KnowledgeName) WHERE a.id = $name "
+    f"RETURN {_CLAIMS} ORDER BY said DESC, id LIMIT $n"
 )
 _OF_PLACES = (
-    "MATCH (a:KnowledgeName)-[r:SAID]-(:KnowledgeName) WHERE a.id IN $names AND r.relation IN $relations "
-    f"RETURN DISTINCT {_CLAIMS}"
+    "MATCH (a:KnowledgeName)-[r:SAID]-(:KnowledgeName) WHERE a.id = $name AND r.relation IN $relations "
+    f"RETURN {_CLAIMS} ORDER BY said DESC, id LIMIT $n"
 )
 _ALL = (
     "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(a:KnowledgeName)-[r:SAID]->(:KnowledgeName) "
@@ -135,7 +130,7 @@ class Store:
             version = await self._touch(run, turn.user_id)
             if await self._gone(run, turn):
                 return None
-            there = await run(_SOURCE, {"user": turn.user_id, "ids": [_source(turn.user_id, turn.source)]})
+            there = await run(_SOURCE, {"id": _source(turn.user_id, turn.source)})
             if there and there[0]["settled"]:
                 return None
             before = await self._unsaid(run, [str(name) for row in there for name in row["names"]], [turn.source])
@@ -148,7 +143,7 @@ class Store:
         """Nothing more is read of it."""
         async with self._graph.transaction() as run:
             await self._touch(run, user_id)
-            await run(_SETTLE, {"ids": [_source(user_id, source)]})
+            await run(_SETTLE, {"id": _source(user_id, source)})
 
     async def take(self, user_id: str, claims: Sequence[Claim]) -> int:
         """Takes in claims that were kept elsewhere before, with their sources; those that are there stay as they are.
@@ -160,13 +155,13 @@ class Store:
             by_source.setdefault(one.source, []).append(one)
         async with self._graph.transaction() as run:
             await self._touch(run, user_id)
-            await run(_BACK, {"ids": [_mark_of(user_id, source=source) for source in by_source]})
-            sources = [_source(user_id, source) for source in by_source]
-            there = {row["source"]: row for row in await run(_SOURCE, {"user": user_id, "ids": sources})}
+            await run(_BACK, *({"id": _mark_of(user_id, source=source)} for source in by_source))
+            sources = [{"id": _source(user_id, source)} for source in by_source]
+            there = {row["source"]: row for row in await run(_SOURCE, *sources)}
             # of a source that was never heard nothing is there
             asked = [one for source in there for one in by_source[source]]
-            names = sorted({_name(user_id, one.subject_key) for one in asked})
-            ids = {row["id"] for row in await run(_SAID_ALREADY, {"names": names, "ids": [one.id for one in asked]})}
+            wanted = _by_name((_name(user_id, one.subject_key), one.id) for one in asked)
+            ids = {row["id"] for row in await run(_SAID_ALREADY, *({"name": n, "ids": i} for n, i in wanted.items()))}
             fresh = [one for those in by_source.values() for one in those if one.id not in ids]
             await self._said(run, user_id, fresh)
             heard: list[tuple[Turn, list[str]]] = []
@@ -188,7 +183,7 @@ class Store:
         """A person's word in place of claims."""
         async with self._graph.transaction() as run:
             await self._touch(run, user_id)
-            there = await run(_SOURCE, {"user": user_id, "ids": [_source(user_id, turn.source)]})
+            there = await run(_SOURCE, {"id": _source(user_id, turn.source)})
             await self._remove(run, user_id, [*old, new])
             names = await self._said(run, user_id, [new])
             await self._heard(run, [(turn, names)], new=[] if there else [turn.source], settled=True)
@@ -197,9 +192,8 @@ class Store:
         """Removes what rests on sources alone, and keeps it from coming back; how many were there."""
         async with self._graph.transaction() as run:
             await self._touch(run, user_id)
-            for source in sources:
-                await run(_GO, {"id": _mark_of(user_id, source=source), "at": at})
-            return await self._forgotten(run, user_id, [_source(user_id, source) for source in sources])
+            await run(_GO, *({"id": _mark_of(user_id, source=source), "at": at} for source in sources))
+            return await self._forgotten(run, [_source(user_id, source) for source in sources])
 
     async def forget_session(self, user_id: str, session_id: str, at: int) -> int:
         """The same for all of a session that was said until then (ms)."""
@@ -207,7 +201,7 @@ class Store:
             await self._touch(run, user_id)
             await run(_GO, {"id": _mark_of(user_id, session=session_id), "at": at})
             found = await run(_OF_SESSION, {"user": user_id, "session": session_id, "at": at})
-            return await self._forgotten(run, user_id, [row["id"] for row in found])
+            return await self._forgotten(run, [row["id"] for row in found])
 
     async def forget_user(self, user_id: str, at: int) -> int:
         """The same for all that was said to a user, a bounded part at a time."""
@@ -221,12 +215,12 @@ class Store:
                 found = await run(_OF_USER, {"user": user_id, "at": at, "n": _PAGE})
                 if not found:
                     return count
-                count += await self._forgotten(run, user_id, [row["id"] for row in found])
+                count += await self._forgotten(run, [row["id"] for row in found])
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def source(self, user_id: str, source: str) -> Source | None:
-        found = await self._graph.read(_SOURCE, {"user": user_id, "ids": [_source(user_id, source)]})
+        found = await self._graph.read(_SOURCE, {"id": _source(user_id, source)})
         if not found:
             return None
         row = found[0]
@@ -245,17 +239,18 @@ class Store:
     async def aliases(self, user_id: str) -> list[Claim]:
         return _claims(await self._graph.read(_ALIASES, {"user": user_id}))
 
-    async def touching(self, user_id: str, keys: Iterable[str], limit: int) -> list[Claim]:
-        """The newest claims about any of these names."""
-        names = [_name(user_id, key) for key in keys]
-        return _claims(await self._graph.read(_TOUCHING, {"names": names, "n": limit})) if names else []
+    async def touching(self, user_id: str, keys: Iterable[str], each: int) -> list[Claim]:
+        """The newest claims about these names, so many of each."""
+        found = await self._graph.read(_TOUCHING, *({"name": _name(user_id, key), "n": each} for key in keys))
+        # what two of them have with each other came twice
+        return list({one.id: one for one in _claims(found)}.values())
 
-    async def places(self, user_id: str, keys: Iterable[str], relations: Collection[str]) -> list[Claim]:
-        """All claims about these names with one of these relations."""
-        names = [_name(user_id, key) for key in keys]
-        if not names or not relations:
+    async def places(self, user_id: str, keys: Iterable[str], relations: Collection[str], each: int) -> list[Claim]:
+        """The newest claims about these names with one of these relations, so many of each name."""
+        if not relations:
             return []
-        return _claims(await self._graph.read(_OF_PLACES, {"names": names, "relations": list(relations)}))
+        asked = ({"name": _name(user_id, key), "relations": list(relations), "n": each} for key in keys)
+        return list({one.id: one for one in _claims(await self._graph.read(_OF_PLACES, *asked))}.values())
 
     async def all(self, user_id: str) -> list[Claim]:
         """Every claim of a user's, aliases too."""
@@ -283,48 +278,41 @@ class Store:
     async def _gone(self, run: Run, turn: Turn) -> bool:
         user = turn.user_id
         marks = [_mark_of(user), _mark_of(user, session=turn.session_id), _mark_of(user, source=turn.source)]
-        return bool((await run(_GONE, {"ids": marks, "said": turn.said}))[0]["n"])
+        return bool(await run(_GONE, *({"id": mark, "said": turn.said} for mark in marks)))
 
     async def _said(self, run: Run, user_id: str, claims: Sequence[Claim]) -> list[str]:
         """Writes claims that are not there; the ids of their subjects."""
         if not claims:
             return []
         keys = sorted({key for one in claims for key in (one.subject_key, one.object_key)})
-        ids = [_name(user_id, key) for key in keys]
         # looked up and made, not merged: a merge of an edge looks at all edges that the user's node has
-        there = {row["id"] for row in await run(_THERE, {"ids": ids})}
-        if new := [{"id": _name(user_id, key), "key": key} for key in keys if _name(user_id, key) not in there]:
-            await run(_NAMES, {"rows": new})
-            await run(_KNOW, {"user": user_id, "ids": [row["id"] for row in new]})
+        there = {row["id"] for row in await run(_THERE, *({"id": _name(user_id, key)} for key in keys))}
+        new = [{"id": _name(user_id, key), "key": key} for key in keys if _name(user_id, key) not in there]
+        await run(_NAME, *new)
+        await run(_KNOW, *({"user": user_id, "id": row["id"]} for row in new))
         rows = [
             {**one.row(), "a": _name(user_id, one.subject_key), "b": _name(user_id, one.object_key)} for one in claims
         ]
-        await run(_SAY, {"rows": rows})
-        if aliased := [row["a"] for row in rows if row["relation"] == ALIAS]:
-            await run(_ALIASED, {"ids": aliased})
+        await run(_SAY, *rows)
+        await run(_ALIASED, *({"id": row["a"]} for row in rows if row["relation"] == ALIAS))
         return sorted({row["a"] for row in rows})
 
     async def _unsaid(self, run: Run, names: Sequence[str], sources: Sequence[str]) -> list[str]:
         """Removes the claims of sources; the names that they were about."""
-        if not names:
-            return []
-        values = {"names": list(names), "sources": list(sources)}
-        others = [row["id"] for row in await run(_NEIGHBOURS, values)]
-        await run(_UNSAY, values)
+        values = [{"name": name, "sources": list(sources)} for name in names]
+        others = [row["id"] for row in await run(_NEIGHBOURS, *values)]
+        await run(_UNSAY, *values)
         return sorted({*names, *others})
 
     async def _bare(self, run: Run, names: Sequence[str]) -> None:
         """Removes names of which nothing is said any more."""
-        if names:
-            await run(_BARE, {"names": list(names)})
+        await run(_BARE, *({"name": name} for name in names))
 
     async def _remove(self, run: Run, user_id: str, claims: Sequence[Claim]) -> None:
-        if not claims:
-            return
-        names = sorted({_name(user_id, key) for one in claims for key in (one.subject_key, one.object_key)})
-        await run(_UNSAY_IDS, {"names": names, "ids": [one.id for one in claims]})
-        await run(_SETTLE, {"ids": sorted({_source(user_id, one.source) for one in claims})})
-        await self._bare(run, names)
+        said = _by_name((_name(user_id, one.subject_key), one.id) for one in claims)
+        await run(_UNSAY_IDS, *({"name": name, "ids": ids} for name, ids in said.items()))
+        await run(_SETTLE, *({"id": source} for source in {_source(user_id, one.source) for one in claims}))
+        await self._bare(run, sorted({*said, *(_name(user_id, one.object_key) for one in claims)}))
 
     async def _heard(
         self, run: Run, heard: Sequence[tuple[Turn, list[str]]], *, new: Collection[str], settled: bool
@@ -337,21 +325,25 @@ class Store:
              "query": "" if settled else turn.query, "answer": "" if settled else turn.answer}
             for turn, names in heard
         ]  # fmt: skip
-        if rows:
-            await run(_HEAR, {"rows": rows})
-        if ids := [row["id"] for row in rows if row["source"] in new]:
-            await run(_HEARD, {"user": heard[0][0].user_id, "ids": ids})
+        await run(_HEAR, *rows)
+        there = [turn for turn, _ in heard if turn.source in new]
+        await run(_HEARD, *({"user": one.user_id, "id": _source(one.user_id, one.source)} for one in there))
 
-    async def _forgotten(self, run: Run, user_id: str, ids: Sequence[str]) -> int:
+    async def _forgotten(self, run: Run, ids: Sequence[str]) -> int:
         """Removes sources with all that rests on them alone."""
-        found = await run(_SOURCE, {"user": user_id, "ids": list(ids)})
-        ids = [row["id"] for row in found]
+        found = await run(_SOURCE, *({"id": one} for one in ids))
         names = sorted({str(name) for row in found for name in row["names"]})
         before = await self._unsaid(run, names, [row["source"] for row in found])
-        if ids:
-            await run(_UNHEAR, {"sources": ids})
+        await run(_UNHEAR, *({"id": row["id"]} for row in found))
         await self._bare(run, before)
-        return len(ids)
+        return len(found)
+
+
+def _by_name(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, claim_id in pairs:
+        found.setdefault(name, []).append(claim_id)
+    return found
 
 
 def _name(user_id: str, key: str) -> str:

@@ -32,7 +32,7 @@ RELATIONS = ("lives in", "works at", "likes", "is friend of", "is sister of", "o
 ABOUT_THE_USER = 0.1
 DAY_MS = 86_400_000
 BARE = (
-    "MATCH (a:KnowledgeName)-[r:SAID]-(b:KnowledgeName) WHERE a.id IN $names "
+    "MATCH (a:KnowledgeName)-[r:SAID]-(b:KnowledgeName) WHERE a.id = $name "
     "RETURN r.relation AS relation, a.key AS one, b.key AS other ORDER BY r.said DESC LIMIT 20"
 )
 PAIRS = "aeiou", "bdfgklmnprstvz"
@@ -94,7 +94,7 @@ async def _measured(folder: Path, facts: int, questions: int) -> dict[str, Any]:
         names = [life.some() for _ in range(questions)]
         bare, one, two = [], [], []
         for name in names:
-            bare.append(await _timed(graph.read(BARE, {"names": [f"{USER}:{name.lower()}"]})))
+            bare.append(await _timed(graph.read(BARE, {"name": f"{USER}:{name.lower()}"})))
             one.append(await _timed(search.find(USER, [name], [], 20, 1)))
             two.append(await _timed(search.find(USER, [name], [], 20, 2)))
         user = [await _timed(search.find(USER, ["me"], [], 20, 2)) for _ in range(max(20, questions // 10))]
