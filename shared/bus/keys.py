@@ -40,6 +40,8 @@ _FORMS = {
     "engram_id": r".+",
     "call_id": r".+",
     "name": r".+",
+    # as an engram tells it, also where it is of no query
+    "said": r".*",
     "stream": r"[^{}]+",
     "sums": r"counts|sums",
 }
@@ -458,9 +460,9 @@ _SESSION_GONE = _family(
 
 
 _QUERY_GONE = _family(
-    "memory:taken-back:<user>:<query_id>",
+    "memory:taken-back:<user>:<said>",
     "string",
-    "the same of one query",
+    "the same of what was said in one query",
     owner="memory",
     expires="`forget_days` (30)",
 )

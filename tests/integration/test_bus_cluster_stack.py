@@ -32,6 +32,8 @@ from support.waiting import eventually
 from services.critic.service import app as critic
 from services.critic.settings import CriticSettings
 from services.generator.settings import GeneratorSettings
+from services.knowledge.service import app as knowledge
+from services.knowledge.settings import KnowledgeSettings
 from services.memory.service import app as memory
 from services.reward.service import app as reward
 from services.reward.settings import RewardSettings
@@ -222,9 +224,10 @@ async def whole_run(
             running(critic, CriticSettings(**common, yield_rest=0, ollama_host=model.url)),
             running(reward, RewardSettings(**common)),
             running(memory, memory_settings(redis_url, tmp_path, model.url)),
+            running(knowledge, KnowledgeSettings(**common, ollama_host=model.url, demo=True)),
             serving(gateway_settings(redis_url, tmp_path)) as site,
         ):
-            for name in ("generator", "respondent-b", "web_search", "critic", "reward", "memory"):
+            for name in ("generator", "respondent-b", "web_search", "critic", "reward", "memory", "knowledge"):
                 await announced(redis_url, name)
             headers = {"Idempotency-Key": "k"}
             for _ in range(2):

@@ -117,7 +117,8 @@ def pages(stack: HttpStack, asked: Mapping[str, str]) -> dict[str, int]:
         # after an error the server closes the connection, perhaps while the next page is asked for
         web.headers["connection"] = "close"
         routes = [path for path, methods in web.get("/openapi.json").json()["paths"].items() if "get" in methods]
-        values = {**asked, "name": "generator", "engram_id": f"{asked['query_id']}:A", "topic": "t"}
+        values = {**asked, "name": "generator", "engram_id": f"{asked['query_id']}:A", "topic": "t", "file_id": "f",
+                  "fact_id": "f"}  # fmt: skip
         for path in routes:
             url = re.sub(r"\{(\w+)\}", lambda name: values[name[1]], path)
             found[path] = _status(web, url, {"query": "found", "last": "1000", "limit": "100", "follow": "0"})

@@ -99,7 +99,7 @@ def test_the_pages_test_passes(example: ModuleType, tmp_path: Path) -> None:
 
 
 def test_the_pages_compose_entry_fits_into_the_compose_file() -> None:
-    (entry,) = blocks("yaml")
+    entry, _ = blocks("yaml")
     whole = yaml.safe_load((ROOT / "compose.yaml").read_text().replace("\nnetworks:\n", f"\n{entry}\nnetworks:\n", 1))
     added = whole["services"]["world_clock"]
     assert added["read_only"] is True

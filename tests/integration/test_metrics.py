@@ -89,6 +89,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpStack]:
         # it does not yield: a judgement that is broken off would use up the rule that it is to read
         people.start("critic", critic_yield_above=100)
         people.start("reward")
+        people.start("knowledge", extract="false")
         running.start(2)
         until(lambda: "probe" in _addresses(running), 20, "the probe is there")
         with running.web() as web:
@@ -142,7 +143,7 @@ def scraped(stack: HttpStack) -> Scraped:
 
 def test_every_process_shows_itself(scraped: Scraped) -> None:
     assert scraped.texts.keys() == {
-        "critic", "gateway", "generator", "judge", "probe", "reward", "web_fetch", "web_search",
+        "critic", "gateway", "generator", "judge", "knowledge", "probe", "reward", "web_fetch", "web_search",
     }  # fmt: skip
     assert len(scraped.texts["generator"]) == 2
     for name, texts in scraped.texts.items():

@@ -371,7 +371,7 @@ def test_tool_workers_with_one_password_are_told_of_and_a_tool_of_ones_own_has_i
         assert b"secretOf" not in told
         lines = (tmp_path / "users.acl").read_text(encoding="utf-8").splitlines()
         users = {line.split()[1]: line for line in lines if line}
-        assert set(users) == {"default", "core", "web_fetch", "web_my_maps", "web_search"}
+        assert set(users) == {"default", "core", "mcp", "web_fetch", "web_my_maps", "web_search"}
         assert ">secretOfMaps4 " in users["web_my_maps"]
         assert "~local2:tool.request.web_my_maps)" in users["web_my_maps"]
         assert "web_fetch" not in users["web_my_maps"]

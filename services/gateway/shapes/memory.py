@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from services.gateway.shapes.shape import Shape
-from shared.contracts import Sentiment
+from shared.contracts import Sentiment, Winner
 
 
 class Engram(Shape):
@@ -27,8 +27,8 @@ class Engram(Shape):
     entities: list[str]
     tainted: bool = Field(description="Whether it holds text from the web")
     score: int | None
-    winner: bool | None
-    pairwise_winner: bool | None
+    winner: Winner | None
+    pairwise_winner: Winner | None
     reward: float | None
     sentiment: Sentiment | None
 
