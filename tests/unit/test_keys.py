@@ -51,6 +51,7 @@ EXAMPLES = {
     "replica": ["r1"],
     "tool": ["web_search", "web_fetch", "search_memory", "git__log"],
     "session": ["s:1"],
+    "said": ["1-1", "http:c", ""],
     "user": ["ann"],
     "stream": STREAMS,
     "name": [
