@@ -18,7 +18,7 @@ import redis
 from support.http_gateway import ADMIN_KEY, Site, gateway_settings, serving
 from support.made_files import pdf, png
 from support.memories import asking, memory_settings, remembering
-from support.memory_replica import replica
+from support.mortal import replica
 from support.services import announced, running
 from support.waiting import eventually
 
@@ -526,7 +526,7 @@ async def test_a_memory_that_is_killed_while_it_takes_a_file_in_loses_nothing(tm
             serving(gateway_settings(url, tmp_path)) as site,
             asking(url, tmp_path, model) as client,
         ):
-            with replica(url, tmp_path, model.url, step) as dying:
+            with replica("memory", url, tmp_path, model.url, step) as dying:
                 await announced(url, "memory")
                 answer = await site.http.post("/files", params={"name": "notes.md"}, content=NOTES)
                 # killed before it answered: whoever brought it cannot know, and the file is read all the same

@@ -7,8 +7,8 @@ from pathlib import Path
 import orjson
 import pytest
 from support.knowledge import KnowledgeClient, asking, knowledge_settings
-from support.knowledge_replica import replica
 from support.memories import response
+from support.mortal import replica
 from support.services import announced, running
 
 from services.knowledge.service import app
@@ -42,7 +42,7 @@ async def test_after_a_crash_at_any_step_nothing_is_lost_and_nothing_is_there_tw
     redis_url: str, tmp_path: Path, step: str
 ) -> None:
     async with ScriptedModelServer([RULE]) as server, asking(redis_url, tmp_path, server) as client:
-        with replica(redis_url, tmp_path, server.url, step) as dying:
+        with replica("knowledge", redis_url, tmp_path, server.url, step) as dying:
             await announced(redis_url, "knowledge", timeout=30)
             await client.publish(response(SAID, "I see."))
             await dying.died()
@@ -58,7 +58,7 @@ async def test_after_a_crash_at_any_step_nothing_is_lost_and_nothing_is_there_tw
 async def test_a_deletion_that_was_cut_off_is_carried_out(redis_url: str, tmp_path: Path) -> None:
     async with ScriptedModelServer([RULE]) as server, asking(redis_url, tmp_path, server) as client:
         said = response(SAID, "I see.", session_id="s1")
-        with replica(redis_url, tmp_path, server.url, "forgotten") as dying:
+        with replica("knowledge", redis_url, tmp_path, server.url, "forgotten") as dying:
             await announced(redis_url, "knowledge", timeout=30)
             await client.publish(said)
             await client.idle()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.memories import MemoryClient, asking, memory_settings, remembering, response
-from support.memory_replica import replica
+from support.mortal import replica
 from support.services import announced, running
 from support.waiting import eventually
 
@@ -96,7 +96,7 @@ async def test_a_label_that_was_being_made_in_a_crash_is_made_by_the_next(redis_
     rules = [{**labelling(text=LABEL, delay=60), "times": 1}, labelling(text=LABEL)]
     async with ScriptedModelServer(rules) as server, asking(redis_url, tmp_path, server) as client:
         said = response(*SAID)
-        with replica(redis_url, tmp_path, server.url, memory_classify="model") as dying:
+        with replica("memory", redis_url, tmp_path, server.url, memory_classify="model") as dying:
             await announced(redis_url, "memory", timeout=30)
             await client.publish(said)
             await server.wait_until(lambda one: one.streaming == 1, 15)

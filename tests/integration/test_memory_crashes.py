@@ -23,7 +23,7 @@ from support.memories import (
     reward,
     verdict,
 )
-from support.memory_replica import replica
+from support.mortal import replica
 from support.services import announced, running
 from support.waiting import eventually
 
@@ -55,7 +55,7 @@ async def test_after_a_crash_at_any_step_nothing_is_lost_and_nothing_is_there_tw
 ) -> None:
     async with ScriptedModelServer() as server, asking(redis_url, tmp_path, server) as client:
         said = [response(f"Question number {n}?", f"Answer {n}.", query_id=new_query()) for n in range(3)]
-        with replica(redis_url, tmp_path, server.url, step) as dying:
+        with replica("memory", redis_url, tmp_path, server.url, step) as dying:
             await announced(redis_url, "memory", timeout=30)
             # the second has its grade before it is there
             await client.publish(critique(said[1], 2), said[0], said[1])
@@ -83,7 +83,7 @@ async def test_after_a_crash_at_any_step_nothing_is_lost_and_nothing_is_there_tw
 async def test_a_deletion_that_was_cut_off_is_carried_out(redis_url: str, tmp_path: Path, step: str) -> None:
     async with ScriptedModelServer() as server, asking(redis_url, tmp_path, server) as client:
         said = response("Question?", "Answer.")
-        with replica(redis_url, tmp_path, server.url, step) as dying:
+        with replica("memory", redis_url, tmp_path, server.url, step) as dying:
             await announced(redis_url, "memory", timeout=30)
             await client.publish(said)
             await client.idle()
@@ -176,7 +176,7 @@ async def test_a_crash_in_the_middle_of_a_batch_loses_nothing_of_it(redis_url: s
     async with asking(redis_url, tmp_path, server) as client:
         users = {user: [response(f"Question {n}?", f"Of {user}.", user_id=user) for n in range(12)] for user in "ab"}
         # the first write has one engram, the second those that waited for it
-        with replica(redis_url, tmp_path, url, step, 2) as dying:
+        with replica("memory", redis_url, tmp_path, url, step, 2) as dying:
             await announced(redis_url, "memory", timeout=30)
             await client.publish(*users["a"], *users["b"], critique(users["a"][3], 5))
             await held(client, 24)
@@ -306,8 +306,8 @@ async def test_two_replicas_share_a_server_and_one_may_die(redis_url: str, tmp_p
         asking(redis_url, tmp_path, server) as client,
     ):
         with (
-            replica(redis_url, tmp_path / "1", server.url, chroma_url=chroma) as one,
-            replica(redis_url, tmp_path / "2", server.url, chroma_url=chroma),
+            replica("memory", redis_url, tmp_path / "1", server.url, chroma_url=chroma) as one,
+            replica("memory", redis_url, tmp_path / "2", server.url, chroma_url=chroma),
         ):
             await announced(redis_url, "memory", 2, timeout=40)
             said = [response(f"Question number {n}?", f"Answer {n}.") for n in range(20)]
@@ -324,7 +324,7 @@ async def test_two_replicas_share_a_server_and_one_may_die(redis_url: str, tmp_p
             engrams = await client.engrams()
             found = [(e["score"], e["reward"], e["winner"]) for e in (engrams[s.response_id] for s in said)]
             assert found == [(1 + number % 5, 1.0, "A") for number in range(20)]
-            with replica(redis_url, tmp_path / "3", server.url, chroma_url=chroma):
+            with replica("memory", redis_url, tmp_path / "3", server.url, chroma_url=chroma):
                 await announced(redis_url, "memory", 2, timeout=40)
                 gone = said[0].response_id
                 assert await client.manage("delete", id=gone) == {"found": True}

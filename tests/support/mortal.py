@@ -1,4 +1,4 @@
-"""Knowledges in processes of their own, some of which die at a chosen step.
+"""Memories and knowledges in processes of their own, some of which die at a chosen step.
 
 They are forked from one process that has imported everything: a start costs a tenth of what it would cost otherwise.
 """
@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -17,25 +18,29 @@ from typing import Any
 from support.services import TESTS
 from support.waiting import eventually
 
-from services.knowledge.service import builder
-from services.knowledge.settings import KnowledgeSettings
 from shared.participant.service import Service
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload([__name__])
+_forks.set_forkserver_preload([__name__, "services.memory.service", "services.knowledge.service"])
 _HEARTBEAT = 0.5
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "memory": {"memory_classify": "rules"},
+    "knowledge": {"yield_rest": 0, "store_buffer": 32 * 1024 * 1024},
+}
 
 
 class Replica:
-    """A knowledge that ends by SIGKILL when it comes to `step` (one of `ingest`'s) for the `times`-th time; `-`:
-    never."""
+    """A participant that ends by SIGKILL when it comes to `step` (one of the memory keeper's, or of the knowledge's
+    ingest) for the `times`-th time; `-`: never."""
 
-    def __init__(self, url: str, folder: Path, model_url: str, step: str = "-", times: int = 1, **values: Any) -> None:
+    def __init__(
+        self, name: str, url: str, folder: Path, model_url: str, step: str = "-", times: int = 1, **values: Any
+    ) -> None:
         settings = {"redis_url": url, "data_dir": folder, "heartbeat": _HEARTBEAT, "drain": 1, "log_level": "error",
-                    "yield_rest": 0, "store_buffer": 32 * 1024 * 1024, "ollama_host": model_url, **values}  # fmt: skip
+                    "ollama_host": model_url, **_SETTINGS[name], **values}  # fmt: skip
         _start_forkserver()
         environment = {f"LOCAL2_{name.upper()}": str(value) for name, value in settings.items()}
-        self.process = _forks.Process(target=_serve, args=(step, times, environment))
+        self.process = _forks.Process(target=_serve, args=(name, step, times, environment))
         self.process.start()
 
     async def died(self) -> None:
@@ -74,7 +79,7 @@ def _start_forkserver() -> None:
             os.environ["PYTHONPATH"] = before
 
 
-def _serve(step: str, times: int, environment: Mapping[str, str]) -> None:
+def _serve(participant: str, step: str, times: int, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     left = times
 
@@ -84,4 +89,5 @@ def _serve(step: str, times: int, environment: Mapping[str, str]) -> None:
         if name == step and left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Service("knowledge", KnowledgeSettings, builder(fault)).main()
+    service = import_module(f"services.{participant}.service")
+    Service(participant, service.app.settings_cls, service.builder(fault)).main()
