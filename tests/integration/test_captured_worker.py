@@ -44,6 +44,7 @@ PLACES = {
     "respondent": ["A"],
     "replica": ["r1"],
     "session": ["s"],
+    "said": ["1-1"],
     "user": ["ann"],
     "response_id": ["1-1:A"],
     "engram_id": ["1-1:A"],

@@ -49,9 +49,11 @@ def meter() -> Iterator[metrics.Meter]:
 
 
 @pytest.fixture
-def log(capsys: pytest.CaptureFixture[str]) -> Any:
+def log(capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
     configure("info", "json", participant="test")
-    return lambda: [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    yield lambda: [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    # as in tests/conftest.py: the tests after these say little
+    configure("warning", "json")
 
 
 class Work:
