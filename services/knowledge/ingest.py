@@ -7,8 +7,7 @@ acknowledged afterwards: whoever takes a message over finds what was done, and d
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from services.knowledge import rules
@@ -27,7 +26,7 @@ from shared.contracts import (
     ResponseGeneration,
 )
 from shared.envelope import Message
-from shared.errors import TransientError
+from shared.participant.background import patiently
 from shared.participant.service import Context
 from shared.records.journal import response_id
 from shared.telemetry.logging import get_logger
@@ -37,7 +36,6 @@ log = get_logger()
 R = TypeVar("R")
 # Called at each step with its name: where tests let a process die.
 Hook = Callable[[str], None]
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 # More than this many that wait for the model are left with what the rules say.
 _LINE = 200
 # Longer texts are a document, not something that somebody says of his life.
@@ -136,16 +134,3 @@ def _asked_at(query_id: str, otherwise: int) -> int:
         return order(query_id)[0] or otherwise
     except ValueError:
         return otherwise
-
-
-async def patiently(work: Callable[[], Awaitable[R]]) -> R:
-    """The work's result, however long the graph is away: an entry that waits is not one that cannot be handled."""
-    pause = _FIRST_PAUSE
-    while True:
-        try:
-            return await work()
-        except TransientError as exc:
-            if pause == _FIRST_PAUSE:
-                log.warning("ingest.waits", reason=str(exc))
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)

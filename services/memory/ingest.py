@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -30,7 +30,8 @@ from shared.contracts import (
     RewardEvent,
 )
 from shared.envelope import Message
-from shared.errors import DecodeError, TransientError
+from shared.errors import DecodeError
+from shared.participant.background import patiently
 from shared.participant.machine import Machine
 from shared.participant.service import Context
 from shared.records.sessions import Sessions
@@ -39,7 +40,6 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 R = TypeVar("R")
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 
 
 def embedded_text(engram: Engram) -> str:
@@ -71,7 +71,7 @@ class Ingest:
         response = message.payload
         steps = self._steps(message, response.query_id)
         steps("INGEST", INGESTING)
-        before = await _patiently(lambda: self._before(response))
+        before = await patiently(lambda: self._before(response))
         engram = of_response(response, accepted(response.query_id, message.envelope.time), before)
         if self._context.settings.classify != "off":
             engram = engram.annotated({"class": by_rules(engram).note(engram)})
@@ -81,17 +81,17 @@ class Ingest:
     async def classify(self, message: Message[MemoryClassify]) -> Iterable[Outgoing]:
         wish = message.payload
         async with self._labelling:
-            found = await _patiently(lambda: self._keeper.store.get(wish.user_id, [wish.id]))
+            found = await patiently(lambda: self._keeper.store.get(wish.user_id, [wish.id]))
             # deleted since, it needs no label
             engram = found.get(wish.id)
             if engram is not None and (note := await self._classifier.label(engram)) is not None:
-                await _patiently(lambda: self._keeper.annotate(wish.id, "class", note))
+                await patiently(lambda: self._keeper.annotate(wish.id, "class", note))
         return ()
 
     async def save(self, message: Message[MemorySave]) -> Iterable[Outgoing]:
         wish = message.payload
         if wish.kind == "topic":
-            now = await _patiently(lambda: self._keeper.store.topic(wish.user_id, wish.topic))
+            now = await patiently(lambda: self._keeper.store.topic(wish.user_id, wish.topic))
             if now is None or now.time != wish.recorded:
                 # saved again or deleted since
                 return ()
@@ -100,13 +100,13 @@ class Ingest:
 
     async def forget(self, message: Message[MemoryForget]) -> Iterable[Outgoing]:
         wish = message.payload
-        count = await _patiently(lambda: self._keeper.delete_session(wish.user_id, wish.session_id, wish.at))
+        count = await patiently(lambda: self._keeper.delete_session(wish.user_id, wish.session_id, wish.at))
         log.info("memory.session_forgotten", engrams=count)
         return ()
 
     async def take_back(self, message: Message[QueryForget]) -> Iterable[Outgoing]:
         wish = message.payload
-        count = await _patiently(
+        count = await patiently(
             lambda: self._keeper.delete_queries(wish.user_id, wish.session_id, wish.queries, wish.at)
         )
         log.info("memory.queries_forgotten", engrams=count)
@@ -140,7 +140,7 @@ class Ingest:
     async def _remember(self, engram: Engram) -> list[Engram]:
         """What is stored then: nothing, when it was deleted meanwhile. Without a model it is found by its words."""
         (vector,) = await self._embedder.documents([embedded_text(engram)])
-        return await _patiently(lambda: self._gathering.put(engram, vector))
+        return await patiently(lambda: self._gathering.put(engram, vector))
 
     async def _before(self, response: ResponseGeneration) -> str:
         """The turn before it in the session."""
@@ -164,7 +164,7 @@ class Ingest:
             async def annotate(engram_id: str = engram_id, kind: NoteKind = kind, note: Note = note) -> bool:
                 return await self._keeper.annotate(engram_id, kind, note)
 
-            await _patiently(annotate)
+            await patiently(annotate)
         return steps("DONE", IDLE)
 
     def _steps(self, message: Message[Any], query_id: str) -> Callable[[str, str], list[Outgoing]]:
@@ -218,16 +218,3 @@ def saved(wish: MemorySave) -> Engram:
         content=wish.content,
     )
     return replace(engram, id=topic_id(wish.user_id, wish.topic), topic=wish.topic) if wish.kind == "topic" else engram
-
-
-async def _patiently(work: Callable[[], Awaitable[R]]) -> R:
-    """The work's result, however long the store is away: an entry that waits is not one that cannot be handled."""
-    pause = _FIRST_PAUSE
-    while True:
-        try:
-            return await work()
-        except TransientError as exc:
-            if pause == _FIRST_PAUSE:
-                log.warning("ingest.waits", reason=str(exc))
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)

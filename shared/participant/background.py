@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from shared.errors import TransientError
 from shared.telemetry import metrics
@@ -19,7 +19,10 @@ log = get_logger()
 
 FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 
+_STORE_PAUSE, _LONGEST_STORE_PAUSE = 0.2, 5.0
+
 Job = Callable[[], Awaitable[object]]
+R = TypeVar("R")
 
 
 async def kept_up(name: str, work: Job, *, first_pause: float = FIRST_PAUSE) -> None:
@@ -58,6 +61,19 @@ async def beside(**work: Job) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def patiently(work: Callable[[], Awaitable[R]]) -> R:
+    """The work's result, however long the store is away: an entry that waits is not one that cannot be handled."""
+    pause = _STORE_PAUSE
+    while True:
+        try:
+            return await work()
+        except TransientError as exc:
+            if pause == _STORE_PAUSE:
+                log.warning("ingest.waits", reason=str(exc))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_STORE_PAUSE)
 
 
 def unheard(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -10,15 +10,13 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from services.cli.api import Api, rows
-from services.cli.commands.operate import AsJson, Limit, console, print_json, with_api
+from services.cli.api import rows
+from services.cli.commands.operate import AsJson, Limit, console, print_json, save_lines, with_api
 from services.cli.printable import printable
-from services.cli.whole_file import whole_file
 
 errors = Console(stderr=True)
 knowledge = typer.Typer(no_args_is_help=True, help="Facts about you and the people and places of your life")
 
-_EXPORT_SECONDS = 3_600.0
 
 Since = Annotated[str | None, typer.Option(help="2026, 2026-05 or 2026-05-03")]
 Until = Annotated[str | None, typer.Option(help="When it was over: 2026, 2026-05 or 2026-05-03")]
@@ -117,20 +115,4 @@ def export(
 ) -> None:
     """All that was noted of your facts, with its sources: one JSON object a line."""
 
-    async def read(api: Api) -> None:
-        async with api.http.stream("GET", "/knowledge/export", timeout=_EXPORT_SECONDS) as response:
-            if not response.is_success:
-                await response.aread()
-                raise api.refusal(response)
-            if out is None:
-                async for text in response.aiter_text():
-                    print(text, end="")
-                return
-            count = 0
-            with whole_file(out) as file:
-                async for part in response.aiter_bytes():
-                    file.write(part)
-                    count += part.count(b"\n")
-            errors.print(f"{count} rows in {out}", highlight=False, markup=False)
-
-    with_api(read)
+    save_lines("/knowledge/export", out)

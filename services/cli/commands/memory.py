@@ -13,10 +13,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from services.cli.api import Api, ApiError, rows
-from services.cli.commands.operate import AsJson, Limit, console, print_json, with_api
+from services.cli.commands.operate import AsJson, Limit, console, print_json, save_lines, with_api
 from services.cli.printable import printable
 from services.cli.times import ago
-from services.cli.whole_file import whole_file
 
 errors = Console(stderr=True)
 memory = typer.Typer(no_args_is_help=True, help="What is remembered of your conversations")
@@ -108,7 +107,7 @@ def delete(
         raise typer.BadParameter("give ids, or --everything")
     if everything:
         if export is not None:
-            _write(export)
+            save_lines("/memory/export", export)
         elif not typer.confirm("Forget your whole memory, without an export?"):
             raise typer.Exit(1)
         count = with_api(lambda api: api.delete("/memory?everything=true"))["deleted"]
@@ -125,7 +124,7 @@ def export_memory(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A file; default: standard output")] = None,
 ) -> None:
     """All your engrams and topics: one JSON object a line."""
-    _write(out)
+    save_lines("/memory/export", out)
 
 
 @memory.command("import")
@@ -149,26 +148,6 @@ def import_memory(path: Annotated[Path, typer.Argument(help="JSON lines, as the 
     console.print(f"took in {done['imported']}, refused {done['failed']}", highlight=False)
     if done["failed"]:
         raise typer.Exit(1)
-
-
-def _write(out: Path | None) -> None:
-    async def read(api: Api) -> None:
-        async with api.http.stream("GET", "/memory/export", timeout=_IMPORT_SECONDS) as response:
-            if not response.is_success:
-                await response.aread()
-                raise api.refusal(response)
-            if out is None:
-                async for text in response.aiter_text():
-                    print(text, end="")
-                return
-            count = 0
-            with whole_file(out) as file:
-                async for part in response.aiter_bytes():
-                    file.write(part)
-                    count += part.count(b"\n")
-            errors.print(f"{count} rows in {out}", highlight=False, markup=False)
-
-    with_api(read)
 
 
 @topics.command("list")

@@ -17,11 +17,14 @@ from services.cli.commands.ask import sessions_table
 from services.cli.printable import printable
 from services.cli.settings import ClientSettings
 from services.cli.times import ago
+from services.cli.whole_file import whole_file
 
 console = Console()
+errors = Console(stderr=True)
 
 # The most turns that the gateway gives at once.
 _PAGE = 200
+_EXPORT_SECONDS = 3_600.0
 
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=200, help="How many at most")]
@@ -40,6 +43,28 @@ def with_api(work: Callable[[Api], Coroutine[Any, Any, Any]]) -> Any:
             return await work(api)
 
     return asyncio.run(opened())
+
+
+def save_lines(path: str, out: Path | None) -> None:
+    """The lines of an export as they come: to a file, which is there whole or not at all, or to standard output."""
+
+    async def read(api: Api) -> None:
+        async with api.http.stream("GET", path, timeout=_EXPORT_SECONDS) as response:
+            if not response.is_success:
+                await response.aread()
+                raise api.refusal(response)
+            if out is None:
+                async for text in response.aiter_text():
+                    print(text, end="")
+                return
+            count = 0
+            with whole_file(out) as file:
+                async for part in response.aiter_bytes():
+                    file.write(part)
+                    count += part.count(b"\n")
+            errors.print(f"{count} rows in {out}", highlight=False, markup=False)
+
+    with_api(read)
 
 
 def print_json(value: Any) -> None:
