@@ -141,8 +141,7 @@ def asked(body: ChatBody, known_models: Iterable[str], task: str = "") -> Ask:
     name = body.model or DEFAULT_MODEL
     messages = _messages(body.messages)
     last, before, following = question(messages)
-    task = task or (body.metadata or {}).get("task", "")
-    plain = name == UTILITY_MODEL or bool(task) or is_housekeeping(messages)
+    plain = is_plain(name, messages, task, body.metadata)
     material, query = ("", last.content) if plain else undressed(last.content)
     functions = _functions(body)
     return Ask(
@@ -158,6 +157,11 @@ def asked(body: ChatBody, known_models: Iterable[str], task: str = "") -> Ask:
         think=False if plain else _think(body),
         plain=plain,
     )
+
+
+def is_plain(name: str, messages: Sequence[ChatTurnMessage], task: str, metadata: Mapping[str, Any] | None) -> bool:
+    """Whether one plain call of the model is meant: a program's own chore, not a question to the agent."""
+    return name == UTILITY_MODEL or bool(task or (metadata or {}).get("task")) or is_housekeeping(messages)
 
 
 def backend_model(name: str, known: Iterable[str]) -> str | None:

@@ -17,11 +17,12 @@ from shared.bus.keys import queries_key
 _RECENT = 50
 
 
-async def placed(gateway: Gateway, user: Principal, ask: Ask) -> Ask:
+async def placed(gateway: Gateway, user: Principal, ask: Ask, behind: str | None = None) -> Ask:
     """The query in its session, which holds the client's history and nothing else from then on.
 
     Where the client does not name the conversation, its history tells which one it is; one that is nowhere is the
-    client's alone, and one that is empty begins a session. Raises BusUnavailable.
+    client's alone, and one that is empty begins a session. `behind`: the session of the response that the query goes on
+    from; it keeps the turn when that response ends it, and nothing leaves it. Raises BusUnavailable.
     """
     if ask.plain or ask.messages is None:
         return ask
@@ -30,6 +31,8 @@ async def placed(gateway: Gateway, user: Principal, ask: Ask) -> Ask:
         if ask.chat is not None:
             name = ask.chat if is_session_id(ask.chat) else f"chat-{digest(ask.chat)[:40]}"
             found: str | None = await open_session(gateway, user, name, ask.query)
+        elif behind is not None:
+            return replace(ask, kept=await _ending(gateway, user, behind, sent))
         elif sent:
             found = await _of(gateway, user, sent)
         else:
@@ -53,6 +56,15 @@ async def _of(gateway: Gateway, user: Principal, sent: Sequence[Said]) -> str | 
                 return session_id
             longer = longer or session_id
     return longer
+
+
+async def _ending(gateway: Gateway, user: Principal, session_id: str, sent: Sequence[Said]) -> str | None:
+    """The user's session when it holds just what was sent: from a response before its last one, people go on aside."""
+    info = await gateway.sessions.info(session_id)
+    if info is None or info.user_id != user.user_id:
+        return None
+    held = await gateway.sessions.every_turn(session_id)
+    return session_id if len(held) == len(sent) and begins(held, sent) else None
 
 
 async def _bring(gateway: Gateway, user: Principal, session_id: str, sent: Sequence[Said], used: set[str]) -> None:

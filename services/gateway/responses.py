@@ -15,7 +15,6 @@ from pydantic import Field
 from services.gateway.accept import Ask
 from services.gateway.chat_body import (
     DEFAULT_MODEL,
-    UTILITY_MODEL,
     CalledFunction,
     Function,
     Wire,
@@ -27,12 +26,14 @@ from services.gateway.chat_body import (
     content_of,
     effort,
     images_of,
+    is_plain,
     options,
     parts_of,
     question,
     text_of,
 )
 from services.gateway.completions import citations, usage
+from services.gateway.dressing import undressed
 from services.gateway.records import QueryRecord
 from services.gateway.telling import Broken, Ended, Said, Telling
 from shared.contracts import ChatToolCall, ChatTurnMessage
@@ -78,6 +79,8 @@ class ResponseBody(Wire):
     stream: bool | None = None
     store: bool | None = None
     background: bool | None = None
+    metadata: dict[str, Any] | None = None
+    user: Any = None
 
     def items(self) -> list[dict[str, Any]]:
         if isinstance(self.input, str):
@@ -90,8 +93,9 @@ class ResponseBody(Wire):
         return {name: given[name] for name in _REPEATED if name in given}
 
 
-def asked(body: ResponseBody, items: Sequence[Mapping[str, Any]], known_models: Iterable[str]) -> Ask:
-    """The query in a request; `items`: its whole conversation. Raises ApiError 400, or 404 for an unknown model."""
+def asked(body: ResponseBody, items: Sequence[Mapping[str, Any]], known_models: Iterable[str], task: str = "") -> Ask:
+    """The query in a request; `items`: its whole conversation; `task` as for a chat completion. Raises ApiError 400, or
+    404 for an unknown model."""
     if body.conversation is not None or body.prompt is not None:
         raise bad("conversation, prompt: not supported; use previous_response_id or input", "unsupported")
     name = body.model or DEFAULT_MODEL
@@ -99,11 +103,13 @@ def asked(body: ResponseBody, items: Sequence[Mapping[str, Any]], known_models: 
     if body.instructions:
         messages.insert(0, ChatTurnMessage(role="system", content=body.instructions))
     last, before, following = question(messages)
-    plain = name == UTILITY_MODEL
+    plain = is_plain(name, messages, task, body.metadata)
+    material, query = ("", last.content) if plain else undressed(last.content)
     choice = body.tool_choice
     return Ask(
-        query=last.content,
+        query=query,
         attachments=last.attachments,
+        material=material or None,
         messages=before,
         following=following,
         model=backend_model(name, known_models),
@@ -130,7 +136,8 @@ def _functions(body: ResponseBody) -> list[Function]:
 
 
 def messages_of(items: Sequence[Mapping[str, Any]]) -> list[ChatTurnMessage]:
-    """Items as messages: neighbouring calls are one message's, what was thought is left out. Raises ApiError 400."""
+    """Items as messages: neighbouring calls are one message's, and so is what was said before and after a call of the
+    agent's own; what was thought is left out. Raises ApiError 400."""
     found: list[ChatTurnMessage] = []
     for place, item in enumerate(items):
         match item.get("type", "message"):
@@ -141,6 +148,8 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[ChatTurnMessage]:
                 content = item.get("content")
                 said = parts_of(content) or str(content or "")
                 words, shown = content_of(said, place, role), images_of(said, role)
+                if role == "assistant" and found and found[-1].role == role and not found[-1].tool_calls:
+                    words = f"{found.pop().content.rstrip()}\n\n{words.lstrip()}".strip()
                 found.append(ChatTurnMessage(role=role, content=words, attachments=shown))
             case "function_call":
                 called = CalledFunction(name=str(item.get("name", "")), arguments=item.get("arguments"))

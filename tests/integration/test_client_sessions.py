@@ -389,3 +389,125 @@ async def test_turns_of_the_second_respondent_go_too(place: Place, webui: httpx.
     talk.messages = []
     await talk.say("ONE")
     assert not await place.on.turns(talk.session, "B")
+
+
+# ── the same by the Responses API ────────────────────────────────────────────────────────────────────────────────
+
+
+class Responding(Talk):
+    """A chat of a client that sends the whole conversation as the input of each response."""
+
+    async def respond(self, asked: str | Messages, **body: Any) -> dict[str, Any]:
+        done = await self._http.post(
+            "/v1/responses", json={"model": "local2", "input": asked, **body}, headers=self.headers
+        )
+        assert done.status_code == 200, done.text
+        self.session = done.headers["X-Session-Id"]
+        self.queries.append(done.headers["X-Query-Id"])
+        made: dict[str, Any] = done.json()
+        return made
+
+    async def say(self, text: str, **body: Any) -> str:
+        self.messages.append({"role": "user", "content": text})
+        made = await self.respond(self.messages, **body)
+        self.messages += made["output"]
+        return "".join(part["text"] for item in made["output"] for part in item.get("content") or ())
+
+
+async def test_a_client_that_sends_all_items_has_one_session_and_what_it_takes_back_leaves_it(place: Place) -> None:
+    async with await key(place, "emil") as http:
+        talk = Responding(http, None, user="emil")
+        # an answer of two messages is one turn
+        place.rules(calling("probe", thinking="Look.", text="I look."), {"respond": {"text": "There: <<query>>"}})
+        assert await talk.say("one") == "I look.\n\nThere: one"
+        first = talk.session
+        for text in ("two", "three"):
+            await talk.say(text)
+        assert talk.session == first
+        assert [query for query, _ in await talk.held()] == ["one", "two", "three"]
+        assert await talk.sessions() == [first]
+        assert not await taken_back(place, talk)
+        # the second question is edited
+        kept = next(n for n, item in enumerate(talk.messages) if item.get("content") == "two")
+        talk.messages = talk.messages[:kept]
+        await talk.say("TWO")
+        assert [query for query, _ in await talk.held()] == ["one", "TWO"]
+        assert await taken_back(place, talk) == talk.queries[1:3]
+        said = [(m["role"], m["content"]) for m in place.sent[-1]["messages"] if m["role"] in ("user", "assistant")]
+        assert said[:3] == [("user", "one"), ("assistant", "I look.\n\nThere: one"), ("user", "TWO")]
+        # the same conversation by the other route
+        chat = Talk(http, None, user="emil")
+        chat.messages = [{"role": role, "content": text} for role, text in said[:3]]
+        chat.messages.append({"role": "assistant", "content": (await talk.held())[-1][1]})
+        await chat.say("four")
+        assert chat.session == first
+
+
+async def turns_of(place: Place, session_id: str) -> list[tuple[str, str]]:
+    return [(turn.query, turn.answer) for turn in await place.on.turns(session_id)]
+
+
+async def test_a_response_goes_on_in_the_session_of_the_one_before_and_one_aside_takes_nothing(place: Place) -> None:
+    async with await key(place, "fred") as http:
+        talk = Responding(http, None, user="fred")
+        one = await talk.respond("one")
+        session = talk.session
+        two = await talk.respond("two", previous_response_id=one["id"])
+        assert talk.session == session
+        assert [query for query, _ in await talk.held()] == ["one", "two"]
+        # from the first one again: both ways can be gone
+        aside = await talk.respond("TWO", previous_response_id=one["id"])
+        assert talk.session != session
+        for before in (two, aside):
+            assert (await talk.respond("three", previous_response_id=before["id"]))["status"] == "completed"
+        assert await talk.sessions() == [session]
+        assert [query for query, _ in await turns_of(place, session)] == ["one", "two", "three"]
+        assert not await taken_back(place, talk)
+
+
+async def test_a_response_of_a_trusted_key_is_the_persons_and_the_chats(place: Place, webui: httpx.AsyncClient) -> None:
+    by_header = Responding(webui, f"chat-{next(_names)}")
+    await by_header.say("one")
+    by_header.messages = []
+    await by_header.say("ONE")
+    assert by_header.session == by_header.headers[CHAT]
+    assert [query for query, _ in await by_header.held()] == ["ONE"]
+    named = Responding(webui, None)
+    said = {"user": named.user, "metadata": {"chat_id": f"chat-{next(_names)}"}}
+    await Responding(webui, None).say("another person's")
+    del named.headers[USER]
+    await named.say("two", **said)
+    named.headers[USER] = named.user
+    assert named.session == said["metadata"]["chat_id"]
+    assert [query for query, _ in await named.held()] == ["two"]
+
+
+async def test_files_and_chores_in_a_response_are_what_they_are_in_a_chat(
+    place: Place, webui: httpx.AsyncClient
+) -> None:
+    passages = "### Task:\nRespond to the user query using the provided context\n<context>\nIt is teal.\n</context>\n\n"
+    talk = Responding(webui, f"chat-{next(_names)}")
+    await talk.say(f"{passages}What colour is it?")
+    assert place.sent[-1]["messages"][-1]["content"] == f"{passages}What colour is it?"
+    (kept,) = await published(place, talk)
+    assert kept.query == "What colour is it?"
+    for headers, body in (({}, {"metadata": {"task": "tags"}}), ({"X-OpenWebUI-Task": "tags"}, {})):
+        chore = Responding(webui, talk.headers[CHAT], talk.user)
+        chore.headers |= headers
+        await chore.respond("Tags, please", **body)
+    assert "tools" not in place.sent[-1]
+    assert [query for query, _ in await talk.held()] == ["What colour is it?"]
+    assert len(await published(place, talk)) == 1
+
+
+async def test_a_response_that_is_deleted_takes_its_own_turn_along_and_no_other(place: Place) -> None:
+    async with await key(place, "gerd") as http:
+        talk = Responding(http, None, user="gerd")
+        first = await talk.respond("one")
+        await talk.respond("two", previous_response_id=first["id"])
+        assert (await http.delete(f"/v1/responses/{first['id']}")).status_code == 200
+        assert [query for query, _ in await talk.held()] == ["two"]
+        assert await taken_back(place, talk) == talk.queries[:1]
+        assert await traces(place, talk.queries[0]) == 0
+        assert await traces(place, talk.queries[1]) > 0
+        assert (await http.get(f"/v1/responses/{first['id']}")).status_code == 404

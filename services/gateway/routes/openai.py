@@ -20,6 +20,7 @@ from services.gateway.cancel import cancel_all
 from services.gateway.chat_body import DEFAULT_MODEL, UTILITY_MODEL, ChatBody, asked, backend_model, bad
 from services.gateway.completions import Chunks, completion
 from services.gateway.conversation import placed
+from services.gateway.deletion import STEP, forget_queries
 from services.gateway.errors import not_found
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.images import in_chat, in_response
@@ -42,8 +43,6 @@ from services.gateway.shapes.openai import (
 from services.gateway.sse import KEEP_ALIVE, EventStream
 from services.gateway.telling import Said, Telling
 from shared.bus.keys import journal_key
-from shared.contracts import MEMORY_FORGET, MemoryForget
-from shared.records.erasing import erase
 from shared.records.journal import JournalEntry, pages
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"])
@@ -126,7 +125,7 @@ class Teller(Protocol):
     def broken(self, code: str, message: str) -> bytes: ...
 
 
-def _spoken_for(request: Request, user: Principal, body: ChatBody) -> Principal:
+def _spoken_for(request: Request, user: Principal, body: ChatBody | ResponseBody) -> Principal:
     """The person whom a trusted key names in the request's body, unless a header names one."""
     name = body.user or (body.metadata or {}).get("user_id")
     if not user.trusted or request.headers.get(USER_HEADER) or not isinstance(name, str) or not name:
@@ -134,7 +133,7 @@ def _spoken_for(request: Request, user: Principal, body: ChatBody) -> Principal:
     return user.named(name)
 
 
-def _chat(request: Request, user: Principal, body: ChatBody) -> str | None:
+def _chat(request: Request, user: Principal, body: ChatBody | ResponseBody) -> str | None:
     """What a trusted key calls the conversation."""
     said = body.metadata or {}
     named = (request.headers.get(CHAT_HEADER), said.get("chat_id"), said.get("session_id"))
@@ -142,19 +141,17 @@ def _chat(request: Request, user: Principal, body: ChatBody) -> str | None:
 
 
 async def _taken(
-    gateway: Gateway, orphans: Orphans, origin: Origin, ask: Ask, *, in_session: bool = False
+    gateway: Gateway, orphans: Orphans, origin: Origin, ask: Ask, behind: str | None = None
 ) -> QueryRecord:
-    """The run of a request: a new one, or that of the same request whose client has just gone. `in_session`: the
-    client's history is a session's."""
+    """The run of a request: a new one, or that of the same request whose client has just gone. `behind` as for
+    `placed`."""
     if origin.idempotency_key is None:
         known = orphans.take(origin.principal.user_id, ask.digest(), ask.model)
     else:
         known = await asked_before(gateway, origin, ask)
     if known is not None:
         return known
-    if in_session:
-        ask = await placed(gateway, origin.principal, ask)
-    record = await accept(gateway, origin, ask)
+    record = await accept(gateway, origin, await placed(gateway, origin.principal, ask, behind))
     # who asks on in a conversation does not come back for what was left in it
     orphans.stop(record.session_id)
     return record
@@ -213,7 +210,7 @@ async def create_chat_completion(
     user = _spoken_for(request, user, body)
     body = await in_chat(gateway, user.user_id, body, len(await request.body()))
     ask = replace(asked(body, await _models(gateway), request.headers.get(TASK_HEADER, "")), chat=chat)
-    record = await _taken(gateway, orphans, Origin(user, idempotency_key, traceparent), ask, in_session=True)
+    record = await _taken(gateway, orphans, Origin(user, idempotency_key, traceparent), ask)
     left = partial(orphans.leave, record, ask.model)
     name = body.model or DEFAULT_MODEL
     if body.stream:
@@ -258,12 +255,14 @@ async def create_response(
     idempotency_key: OnceHeader = None,
     traceparent: TraceHeader = None,
 ) -> Response:
+    chat = _chat(request, user, body)
+    user = _spoken_for(request, user, body)
     body = await in_response(gateway, user.user_id, body, len(await request.body()))
-    items = await _conversation(gateway, user, body)
-    ask = asked_of_items(body, items, await _models(gateway))
+    items, behind = await _conversation(gateway, user, body)
+    ask = replace(asked_of_items(body, items, await _models(gateway), request.headers.get(TASK_HEADER, "")), chat=chat)
     kept = {"items": items, "repeated": body.repeated(), "whole": ask.whole, "stored": body.store is not False}
     ask = replace(ask, given=orjson.dumps(kept).decode())
-    record = await _taken(gateway, orphans, Origin(user, idempotency_key, traceparent), ask)
+    record = await _taken(gateway, orphans, Origin(user, idempotency_key, traceparent), ask, behind)
     left = partial(orphans.leave, record, ask.model)
     if body.stream:
         return _stream(gateway, record, _answering(record), None if body.background else left)
@@ -273,11 +272,16 @@ async def create_response(
     return reply((await _read(gateway, record)).shown, headers=_named(record))
 
 
-async def _conversation(gateway: Gateway, user: Principal, body: ResponseBody) -> list[dict[str, Any]]:
-    """All items that a request stands for: those of the response before it, and those that it refers to."""
+async def _conversation(
+    gateway: Gateway, user: Principal, body: ResponseBody
+) -> tuple[list[dict[str, Any]], str | None]:
+    """(all items that a request stands for: those of the response before it, and those that it refers to; the session
+    of the response before it)."""
     found: list[dict[str, Any]] = []
+    behind: str | None = None
     if body.previous_response_id is not None:
         before = await _owned(gateway, user, body.previous_response_id)
+        behind = before.session_id
         found = [*orjson.loads(before.given)["items"], *(await _read(gateway, before)).shown["output"]]
     for item in body.items():
         if item.get("type") != "item_reference":
@@ -289,7 +293,7 @@ async def _conversation(gateway: Gateway, user: Principal, body: ResponseBody) -
         if not known:
             raise bad(f"input: there is no item {name[:100]!r}", "not_found")
         found += known
-    return found
+    return found, behind
 
 
 async def _owned(gateway: Gateway, user: Principal, name: str) -> QueryRecord:
@@ -349,10 +353,7 @@ async def cancel_response(name: str, gateway: GatewayDep, user: UserDep) -> Resp
                responses=told("Forgotten", ResponseDeleted, _DELETED, 404, 503))  # fmt: skip
 async def delete_response(name: str, gateway: GatewayDep, user: UserDep) -> Response:
     record = await _owned(gateway, user, name)
-    async with gateway.reachable():
-        if not (await _read(gateway, record)).done:
-            await cancel_all(gateway, [record.query_id])
-        ended = MemoryForget(user_id=user.user_id, session_id=record.session_id, at=gateway.bus.now_ms())
-        await gateway.bus.publish(MEMORY_FORGET.of(ended, user_id=user.user_id, session_id=record.session_id))
-        await erase(gateway.bus, [record.query_id])
+    async with gateway.reachable(extra=STEP):
+        await forget_queries(gateway, user.user_id, record.session_id, [record.query_id])
+        await gateway.sessions.bring(record.session_id, [record.query_id], [])
     return reply({"id": name, "object": "response", "deleted": True})
