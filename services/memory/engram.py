@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import orjson
 
-from shared.contracts import ResponseGeneration
+from shared.contracts import ResponseGeneration, Winner
 
 Kind = Literal["turn", "note", "topic"]
 NoteKind = Literal["critique", "pairwise", "reward", "class"]
@@ -102,14 +102,15 @@ class Engram:
         return value
 
     @property
-    def winner(self) -> str | None:
-        value: str | None = self.note("pairwise", "winner")
+    def pairwise_verdict(self) -> Winner | None:
+        """What the comparison with the other respondent's answer said; None when it was not compared."""
+        value: Winner | None = self.note("pairwise", "winner")
         return value
 
     @property
-    def won(self) -> bool | None:
-        """None for a tie, and when it was not compared."""
-        return self.winner == self.respondent_id if self.winner in ("A", "B") else None
+    def pairwise_winner(self) -> bool | None:
+        """Whether it is the better of the two; None for a tie, and when it was not compared."""
+        return self.pairwise_verdict == self.respondent_id if self.pairwise_verdict in ("A", "B") else None
 
     @property
     def reward(self) -> float | None:
@@ -142,7 +143,7 @@ class Engram:
             "body": orjson.dumps({name: value for name, value in values.items() if value}).decode(),
             "notes": orjson.dumps({kind: note.dump() for kind, note in self.notes.items()}).decode(),
         }
-        for name in ("score", "winner", "reward"):
+        for name in ("score", "pairwise_winner", "pairwise_verdict", "reward"):
             if (value := getattr(self, name)) is not None:
                 flat[name] = value
         return flat

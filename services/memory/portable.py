@@ -17,6 +17,8 @@ from shared.participant.settings import describe
 # A number below this is a time in seconds, as other programs write it.
 _SECONDS = 100_000_000_000
 _KINDS = frozenset({"critique", "pairwise", "reward", "class"})
+_VERDICTS = ("A", "B", "tie")
+_UNSTAMPED = "0" * 35
 _FIELDS = (
     "respondent_id",
     "query_id",
@@ -101,7 +103,7 @@ def engram_of(line: Line, user_id: str, recorded: int, engram_id: str | None = N
     metadata.pop("id", None)
     known = {name: metadata.pop(name) for name in _FIELDS if name in metadata}
     calls = metadata.pop("tool_calls", None)
-    annotations = metadata.pop("annotations", None)
+    annotations = _annotations(metadata, known.get("respondent_id"))
     if engram_id is None:
         engram_id = imported_id(user_id, line.session_id, line.time or 0, line.query, line.answer, line.content)
     common: dict[str, Any] = {
@@ -148,12 +150,25 @@ def _notes(raw: Any) -> dict[str, Note]:
     return notes
 
 
+def _annotations(metadata: dict[str, Any], respondent: Any) -> dict[str, Any]:
+    """Takes what is said of an engram out of its metadata. An outcome of the comparison that stands there without its
+    annotation, as other programs write it, is as good as the oldest."""
+    won, verdict = metadata.pop("pairwise_winner", None), metadata.pop("pairwise_verdict", None)
+    raw = metadata.pop("annotations", None)
+    annotations: dict[str, Any] = dict(raw) if isinstance(raw, dict) else {}
+    if verdict not in _VERDICTS and type(won) is bool and respondent in ("A", "B"):
+        verdict = respondent if won else {"A": "B", "B": "A"}[respondent]
+    if "pairwise" not in annotations and verdict in _VERDICTS:
+        annotations["pairwise"] = {"stamp": _UNSTAMPED, "values": {"winner": verdict}}
+    return annotations
+
+
 def _plausible(kind: str, values: Mapping[str, Any]) -> bool:
     match kind:
         case "critique":
             return type(values.get("score")) is int and 1 <= values["score"] <= 5
         case "pairwise":
-            return values.get("winner") in ("A", "B", "tie")
+            return values.get("winner") in _VERDICTS
         case "reward":
             return type(values.get("reward")) in (int, float) and -1 <= values["reward"] <= 1
         case _:
@@ -166,10 +181,16 @@ def exported(engram: Engram) -> dict[str, Any]:
     )
     known = {name: value for name in _FIELDS if (value := getattr(engram, name))}
     annotations = {kind: {"stamp": n.stamp, "values": dict(n.values)} for kind, n in engram.notes.items()}
+    compared = (
+        {"pairwise_winner": engram.pairwise_winner, "pairwise_verdict": engram.pairwise_verdict}
+        if engram.pairwise_verdict
+        else {}
+    )
     metadata: Mapping[str, Any] = {
         **engram.metadata,
         "id": engram.id,
         **known,
+        **compared,
         **({"tool_calls": list(engram.tool_calls)} if engram.tool_calls else {}),
         **({"annotations": annotations} if annotations else {}),
     }

@@ -102,7 +102,7 @@ class Recall:
             judged = replace(
                 one,
                 score=engram.score,
-                won=engram.won,
+                won=engram.pairwise_winner,
                 feedback=engram.reward,
                 age_days=max(0.0, (now - engram.time) / DAY_MS),
                 question=question,
@@ -206,8 +206,9 @@ def brief(engram: Engram, now: int | None = None) -> dict[str, Any]:
         "entities": engram.note("class", "entities") or [],
         "tainted": engram.tainted,
         "score": engram.score,
-        "winner": engram.winner,
-        "pairwise_winner": engram.winner,
+        "winner": engram.pairwise_verdict,
+        "pairwise_winner": engram.pairwise_winner,
+        "pairwise_verdict": engram.pairwise_verdict,
         "reward": engram.reward,
         "sentiment": engram.sentiment,
     }

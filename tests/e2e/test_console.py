@@ -431,12 +431,11 @@ def test_what_a_persona_says_is_kept_apart_from_the_answer(tmp_path: Path) -> No
 def test_a_grade_has_its_colour_and_a_missing_one_has_none(tmp_path: Path) -> None:
     code = """import { colourOf, verdictOf } from "./judging.js"; import { age } from "./memory_panel.js";
     console.log(JSON.stringify([[5, 4, 3, 2, 1, null, undefined, "4", 4.5].map(colourOf),
-      [["tie"], ["A"], ["B"], ["B", "B"]].map((given) => verdictOf(...given)),
+      [null, true, false].map(verdictOf),
       [5, 90, 7200, 200000, 40000000, null].map(age)]));"""
     colours, verdicts, ages = run(tmp_path, code)
     assert colours == ["good", "good", "fair", "poor", "poor", "", "", "", ""]
-    better = "better than the other"
-    assert verdicts == ["as good as the other", better, "the other was better", better]
+    assert verdicts == ["as good as the other", "better than the other", "the other was better"]
     assert ages == ["5 s ago", "1 min ago", "2 h ago", "2 d ago", "1 y ago", "0 s ago"]
 
 

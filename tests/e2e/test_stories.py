@@ -74,7 +74,7 @@ def test_answers_are_graded_and_compared_and_their_engrams_say_so(client: dict[s
     assert {name: report["result"] for name, report in reports.items()} == {"S6": "passed", "S7": "passed"}
     checks = {name: {c["check"] for turn in r["turns"] for c in turn["checks"]} for name, r in reports.items()}
     assert {"critique.result with a score from 1 to 5", "engram of A has score"} <= checks["S6"]
-    assert {"pairwise.result names both responses", "engram of A has winner", "engram of B has winner"} <= checks["S7"]
+    assert {"pairwise.result names both responses", "engram of A has pairwise_verdict"} <= checks["S7"]
 
 
 @pytest.mark.slow

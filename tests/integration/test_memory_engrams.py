@@ -93,9 +93,22 @@ async def test_annotations_before_and_after_the_engram_give_the_same(memory: Mem
     await memory.publish(reward(late, -1), verdict(late.query_id, "B"), critique(late, 2, "wrong city"))
     await memory.idle()
     engrams = await memory.engrams()
-    names = ("score", "winner", "pairwise_winner", "reward", "sentiment")
-    one, other = ({name: engrams[e.response_id][name] for name in names} for e in (early, late))
-    assert one == other == {"score": 2, "winner": "B", "pairwise_winner": "B", "reward": -1.0, "sentiment": "negative"}
+    names = ("score", "pairwise_winner", "pairwise_verdict", "winner", "reward", "sentiment")
+    one, other = ([engrams[e.response_id][name] for name in names] for e in (early, late))
+    assert one == other == [2, False, "B", "B", -1.0, "negative"]
+
+
+@pytest.mark.parametrize(("said", "won"), [("A", (True, False)), ("B", (False, True)), ("tie", (None, None))])
+async def test_both_engrams_say_whether_they_are_the_better_one(
+    memory: MemoryClient, said: str, won: tuple[bool | None, bool | None]
+) -> None:
+    query_id = new_query()
+    both = [response(*CAPITAL, query_id=query_id, respondent_id=respondent) for respondent in "AB"]
+    await memory.publish(*both, verdict(query_id, said))
+    await memory.idle()
+    engrams = await memory.engrams()
+    found = [engrams[one.response_id] for one in both]
+    assert [(e["pairwise_winner"], e["pairwise_verdict"]) for e in found] == [(won[0], said), (won[1], said)]
 
 
 async def test_an_annotation_whose_engram_never_comes_is_no_engram(memory: MemoryClient) -> None:

@@ -44,10 +44,17 @@ def _ids(engrams: list[dict[str, Any]]) -> Column:
 def _rating(engram: dict[str, Any]) -> str:
     parts = [
         "" if engram["score"] is None else f"{engram['score']}/5",
-        f"winner {engram['winner']}" if engram["winner"] else "",
+        _compared(engram["pairwise_winner"], engram["pairwise_verdict"]),
         engram["sentiment"] or "",
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _compared(won: bool | None, verdict: str | None) -> str:
+    """What the comparison with the other respondent said of an engram."""
+    if won is None:
+        return verdict or ""
+    return "better of two" if won else "worse of two"
 
 
 @memory.command("search")

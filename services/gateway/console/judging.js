@@ -25,10 +25,10 @@ export function colourOf(score) {
   return score >= 4 ? "good" : score === 3 ? "fair" : "poor";
 }
 
-/** A verdict in a few words, for the answer of a respondent. */
-export function verdictOf(winner, respondent = "A") {
-  if (winner === "tie") return "as good as the other";
-  return winner === respondent ? "better than the other" : "the other was better";
+/** A verdict in a few words; won: whether this answer is the better of the two, null after a tie. */
+export function verdictOf(won) {
+  if (won === null) return "as good as the other";
+  return won ? "better than the other" : "the other was better";
 }
 
 /** The judge's grade and verdict as buttons that show and hide its words. */
@@ -54,7 +54,7 @@ export class CritiqueView {
     }
     if (pairwise) {
       const { winner, reason, score_a: a, score_b: b } = pairwise;
-      const text = verdictOf(winner);
+      const text = verdictOf(winner === "tie" ? null : winner === "A");
       this.#add("badge verdict", text, reason ?? "", `Compared with the second respondent's answer: ${text}. ${reason ?? ""}`);
       const grades = Number.isFinite(a) && Number.isFinite(b) ? ` (${a} and ${b} of 5)` : "";
       this.words.append(make("p", {}, make("b", {}, "Compared: "), `${text}${grades}. ${reason ?? ""}`));

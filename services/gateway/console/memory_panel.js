@@ -111,12 +111,12 @@ export class MemoryPanel {
 }
 
 /** What is known of an engram, as marks. */
-function marks({ score, winner, sentiment, tainted, respondent_id: respondent }) {
+function marks({ score, pairwise_winner: won, pairwise_verdict: verdict, sentiment, tainted }) {
   const found = [];
   const colour = colourOf(score);
   if (colour) found.push(make("span", { class: `badge ${colour}`, title: "Critic's score" }, `${score}/5`));
-  if (winner) found.push(make("span", { class: "badge verdict", title: "Compared with the other respondent" },
-    verdictOf(winner, respondent ?? "A")));
+  if (verdict) found.push(make("span", { class: "badge verdict", title: "Compared with the other respondent" },
+    verdictOf(won ?? null)));
   if (sentiment) {
     const good = sentiment === "positive";
     found.push(make("span", { class: "voted", role: "img", "aria-label": good ? "Voted good" : "Voted bad" }, thumb(!good)));

@@ -49,7 +49,8 @@ _ENGRAM = {
     "id": "1700000000000-0:A", "response_id": "1700000000000-0:A", "query_id": "1700000000000-0",
     "session_id": "geography-1", "kind": "turn", "respondent_id": "A", "time": 1_700_000_000_000, "age_seconds": 60,
     "query": "What is the capital of France?", "answer": "Paris.", "intent": "question", "entities": ["France"],
-    "tainted": False, "score": 5, "winner": None, "sentiment": "positive", "reward": 1.0,
+    "tainted": False, "score": 5, "winner": "A", "pairwise_winner": True,
+    "pairwise_verdict": "A", "sentiment": "positive", "reward": 1.0,
 }  # fmt: skip
 _HIT = {
     **_ENGRAM,

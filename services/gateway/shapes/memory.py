@@ -27,8 +27,11 @@ class Engram(Shape):
     entities: list[str]
     tainted: bool = Field(description="Whether it holds text from the web")
     score: int | None
-    winner: Winner | None
-    pairwise_winner: Winner | None
+    winner: Winner | None = Field(description="The older name of `pairwise_verdict`")
+    pairwise_winner: bool | None = Field(
+        description="Whether it is the better of the two respondents' answers; null after a tie, and when not compared"
+    )
+    pairwise_verdict: Winner | None = Field(description="Of the comparison of the two respondents; null: not compared")
     reward: float | None
     sentiment: Sentiment | None
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import permutations
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.memory.engram import Engram, Note, imported_id, merged, of_response, stamp, topic_id
 from services.memory.portable import engram_of, exported, read_line
+from services.memory.recall import brief, whole
 from shared.contracts import ResponseGeneration, ToolCallRecord
 
 stamps = st.builds(stamp, st.integers(0, 3), st.sampled_from(["a", "b", "c"]))
@@ -68,6 +70,63 @@ def test_an_export_taken_in_again_says_the_same(query: str, answer: str, tainted
     )  # fmt: skip
     again = engram_of(read_line(exported(engram)), "u", 5, engram.id)
     assert again == engram
+
+
+def compared(respondent: str, verdict: str) -> Engram:
+    note = Note(stamp(3, "m"), {"winner": verdict, "reason": "clearer"})
+    return Engram(
+        id=f"7-1:{respondent}", user_id="u", kind="turn", time=1_700_000_000_000, recorded=5, query="q", answer="a",
+        respondent_id=respondent, notes={"pairwise": note},
+    )  # fmt: skip
+
+
+OUTCOMES = [
+    ("A", "A", True), ("A", "B", False), ("B", "A", False), ("B", "B", True), ("A", "tie", None), ("B", "tie", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("respondent", "verdict", "won"), OUTCOMES)
+def test_whether_it_won_and_the_verdict_stand_in_every_form(respondent: str, verdict: str, won: bool | None) -> None:
+    engram = compared(respondent, verdict)
+    line, flat = exported(engram), engram.flat()
+    for form in (brief(engram), whole(engram), line["metadata"]):
+        assert (form["pairwise_winner"], form["pairwise_verdict"]) == (won, verdict)
+    assert (flat.get("pairwise_winner"), flat["pairwise_verdict"]) == (won, verdict)
+    assert engram_of(read_line(line), "u", 5, engram.id) == engram
+
+
+@pytest.mark.parametrize(("respondent", "verdict", "won"), OUTCOMES)
+def test_an_engram_of_an_older_release_says_whether_it_won(respondent: str, verdict: str, won: bool | None) -> None:
+    engram = compared(respondent, verdict)
+    record = {name: value for name, value in engram.flat().items() if not name.startswith("pairwise")}
+    line = exported(engram)
+    for name in ("pairwise_winner", "pairwise_verdict"):
+        del line["metadata"][name]
+    older = (
+        Engram.from_flat(engram.id, {**record, "winner": verdict}),
+        engram_of(read_line(line), "u", 5, engram.id),
+    )
+    assert [(e.pairwise_winner, e.pairwise_verdict) for e in older] == [(won, verdict)] * 2
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"pairwise_winner": True, "respondent_id": "B"}, (True, "B")),
+        ({"pairwise_winner": False, "respondent_id": "B"}, (False, "A")),
+        ({"pairwise_winner": None, "pairwise_verdict": "tie", "respondent_id": "A"}, (None, "tie")),
+        # the verdict is what counts; of whom it would be true is not known without a respondent
+        ({"pairwise_winner": True, "pairwise_verdict": "B", "respondent_id": "A"}, (False, "B")),
+        ({"pairwise_winner": True}, (None, None)),
+        ({"pairwise_winner": "A", "pairwise_verdict": ["A"], "respondent_id": "A"}, (None, None)),
+    ],
+)
+def test_another_programs_outcome_of_a_comparison_is_understood(
+    said: dict[str, Any], found: tuple[bool | None, str | None]
+) -> None:
+    engram = engram_of(read_line({"query": "q", "answer": "a", "metadata": {**said, "source": "x"}}), "u", 5)
+    assert (engram.pairwise_winner, engram.pairwise_verdict) == found
+    assert engram.metadata == {"source": "x"}
 
 
 def made(*calls: ToolCallRecord) -> Engram:
