@@ -14,6 +14,7 @@ from rich.text import Text
 from services.cli.api import Api
 from services.cli.commands import eval as evaluate
 from services.cli.commands import importing, operate
+from services.cli.commands.ask import Committee
 from services.cli.commands.ask import ask as ask_query
 from services.cli.commands.ask import chat as chat_loop
 from services.cli.commands.backup import backup, restore
@@ -59,6 +60,11 @@ app.command()(restore)
 app.command()(leaderboard)
 
 Session = Annotated[str | None, typer.Option("--session", "-s", help="Goes on in this conversation")]
+Members = Annotated[
+    str | None,
+    typer.Option("--committee", help="Who deliberates before the answer: names separated by commas, or active"),
+]
+Rounds = Annotated[int | None, typer.Option("--rounds", min=1, max=10, help="Rounds of the committee")]
 NoThinking = Annotated[bool, typer.Option("--no-thinking", help="Shows the answer and the tools only")]
 
 
@@ -104,8 +110,11 @@ def ask(
         list[Path] | None,
         typer.Option("--file", "-f", help="A file that belongs to the question; may be repeated"),
     ] = None,
+    committee: Members = None,
+    rounds: Rounds = None,
 ) -> None:
     """Asks one question. Ctrl-C cancels it, a second Ctrl-C leaves at once."""
+    sitting = _committee(committee, rounds)
     text = sys.stdin.read().strip() if query == "-" else query
 
     async def work() -> int:
@@ -119,16 +128,28 @@ def ask(
                 console=console,
                 errors=errors,
                 attached=file or (),
+                committee=sitting,
             )
 
     raise typer.Exit(asyncio.run(work()))
 
 
 @app.command()
-def chat(session: Session = None, no_thinking: NoThinking = False) -> None:
+def chat(
+    session: Session = None, no_thinking: NoThinking = False, committee: Members = None, rounds: Rounds = None
+) -> None:
     """A conversation in the terminal."""
-    settings = ClientSettings.load("cli")
-    raise typer.Exit(chat_loop(settings, session=session, thinking=not no_thinking, console=console, errors=errors))
+    settings, sitting = ClientSettings.load("cli"), _committee(committee, rounds)
+    code = chat_loop(
+        settings, session=session, thinking=not no_thinking, console=console, errors=errors, committee=sitting
+    )
+    raise typer.Exit(code)
+
+
+def _committee(names: str | None, rounds: int | None) -> Committee | None:
+    if names is None and rounds is not None:
+        raise typer.BadParameter("needs --committee", param_hint="--rounds")
+    return None if names is None else Committee.parse(names, rounds)
 
 
 @app.command()

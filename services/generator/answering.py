@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 from services.generator.attachments import AttachmentMissing, AttachmentsUnavailable
-from services.generator.committee import UnknownPersona
+from services.generator.identities import UnknownPersona
 from services.generator.loop import in_order
 from services.generator.run import (
     Cancelled,

@@ -2,76 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from services.generator.loop import Answer, Message, Steps, run_agent
+from services.generator.identities import Identities
+from services.generator.loop import Answer, Message, Steps, in_order, run_agent
 from shared.contracts import Deliberation, PersonaToolTrace, Usage, persona_key
-from shared.errors import ModelError, SettingsError
 
 PERSONA_TOOLS = frozenset({"search_memory", "search_knowledge_graph"})
-PERSONA_ITERATIONS = 3
+# What members' searches have unless they say otherwise: a few memories that were looked at are worth more to them
+# than many.
+PERSONA_ARGUMENTS: dict[str, dict[str, Any]] = {"search_memory": {"do_rerank": True}}
 _PREVIEW = 200
 
 
-class UnknownPersona(ModelError):
-    """A query names a committee member that there is not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identities:
-    """Who may sit in the committee: name → system prompt; and The Self, who always comes last."""
-
-    personas: dict[str, str]
-    self_identity: str
-
-    def named(self, names: Iterable[str]) -> list[str]:
-        """The names as they are here, however they are written. Raises UnknownPersona."""
-        known = {persona_key(name): name for name in self.personas}
-        if unknown := sorted({name for name in names if persona_key(name) not in known}):
-            raise UnknownPersona(f"unknown personas: {', '.join(unknown)}; there are {', '.join(self.personas)}")
-        return [known[persona_key(name)] for name in names]
-
-
 @cache
-def load_identities(path: Path | None) -> Identities:
-    """The shipped identities, or those of an operator's file of the same form. Raises SettingsError."""
-    prompts = files("services.generator").joinpath("prompts")
-    try:
-        text = (
-            prompts.joinpath("identities.yaml").read_text(encoding="utf-8")
-            if path is None
-            else path.read_text(encoding="utf-8")
-        )
-        content = yaml.safe_load(text)
-        return Identities({str(k): str(v) for k, v in content["personas"].items()}, str(content["self"]))
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as exc:
-        raise SettingsError(f"identities {path}: a mapping with `self` and `personas` is expected: {exc}") from exc
-
-
-@cache
-def _persona_rules() -> str:
-    return files("services.generator").joinpath("prompts/persona.md").read_text(encoding="utf-8").strip()
+def _prompt(name: str) -> str:
+    return files("services.generator").joinpath(f"prompts/{name}.md").read_text(encoding="utf-8").strip()
 
 
 def persona_prompt(identity: str, deliberations: Sequence[Deliberation], context: str | None = None) -> str:
     """What a member is told. `context`: memories looked up for a model that cannot call tools."""
-    parts = [identity, _persona_rules()]
-    if context:
-        parts.append(f"=== RETRIEVED CONTEXT ===\n{context}")
+    parts = [identity, _prompt("persona"), _prompt("relations"), *_retrieved(context)]
     if deliberations:
         parts.append(f"=== PREVIOUS DELIBERATIONS ===\n{transcript(deliberations)}")
     return "\n\n".join(parts)
 
 
-def self_prompt(base: str, identity: str, deliberations: Sequence[Deliberation]) -> str:
-    return f"{base}\n\n{identity}\n\n=== INNER COMMITTEE DELIBERATION ===\n{transcript(deliberations)}"
+def self_prompt(base: str, identity: str, deliberations: Sequence[Deliberation], context: str | None = None) -> str:
+    """What The Self is told. `base`: the system prompt of every answer."""
+    heard = f"=== INNER COMMITTEE DELIBERATION ===\n{transcript(deliberations)}"
+    return "\n\n".join([base, identity, _prompt("relations"), *_retrieved(context), heard])
+
+
+def _retrieved(context: str | None) -> list[str]:
+    return [f"=== RETRIEVED CONTEXT ===\n{context}"] if context else []
 
 
 def transcript(deliberations: Sequence[Deliberation]) -> str:
@@ -88,7 +56,19 @@ class Seat:
 
     @property
     def scope(self) -> str:
-        return f"{self.persona}.{self.round}{'.again' if self.again else ''}:"
+        return f"{persona_key(self.persona)}.{self.round}{'.again' if self.again else ''}:"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """How a committee sits: who, in this order, how often, whether at the same time, and how many rounds of tool calls
+    each member has in a turn, and The Self."""
+
+    personas: Sequence[str]
+    rounds: int = 1
+    parallel: bool = False
+    persona_iterations: int = 3
+    self_iterations: int = 5
 
 
 # Opens the steps of a member (a seat), or of The Self (None), under a system prompt.
@@ -99,43 +79,52 @@ Retrieve = Callable[[], Awaitable[str | None]]
 
 
 async def deliberate(
-    personas: Sequence[str],
-    rounds: int,
+    session: Session,
     identities: Identities,
     base_prompt: str,
     question: Message,
-    max_tool_iterations: int,
     open_steps: OpenSteps,
     progress: Progress,
     retrieve: Retrieve,
 ) -> tuple[Answer, list[Deliberation]]:
-    """Members speak in the order given, round after round, each hearing those before; The Self writes the answer."""
+    """Members speak in the order given, round after round, each hearing those before; The Self writes the answer.
+
+    In parallel all members of a round speak at once, and hear the rounds before.
+    """
     said: list[Deliberation] = []
     spent: list[Usage] = []
     context: str | None = None
-    for number in range(1, rounds + 1):
-        for persona in personas:
-            seat = Seat(persona, number)
+
+    async def speak(seat: Seat) -> Answer:
+        prompt = persona_prompt(identities.personas[seat.persona], said, context)
+        return await run_agent(open_steps(seat, prompt), question, session.persona_iterations)
+
+    for seats in _turns(session):
+        for seat in seats:
             await progress("working", seat, {})
-            identity = identities.personas[persona]
-            answer = await run_agent(
-                open_steps(seat, persona_prompt(identity, said, context)), question, PERSONA_ITERATIONS
-            )
-            if context is None and (context := await retrieve()) is not None:
-                # the model has just turned out not to call tools: it speaks again, with what memory holds
-                steps = open_steps(replace(seat, again=True), persona_prompt(identity, said, context))
-                answer = await run_agent(steps, question, PERSONA_ITERATIONS)
-            spent.append(answer.usage)
-            said.append(_deliberation(seat, answer))
+        answers = await in_order([partial(speak, seat) for seat in seats])
+        if context is None and (context := await retrieve()) is not None:
+            # the model has just turned out not to call tools: they speak again, with what memory holds
+            spent += [answer.usage for answer in answers]
+            answers = await in_order([partial(speak, replace(seat, again=True)) for seat in seats])
+        spent += [answer.usage for answer in answers]
+        said += [_deliberation(seat, answer) for seat, answer in zip(seats, answers, strict=True)]
+        for seat, answer in zip(seats, answers, strict=True):
             await progress("done", seat, {"response": answer.text})
-    steps = open_steps(None, self_prompt(base_prompt, identities.self_identity, said))
-    final = await run_agent(steps, question, max_tool_iterations)
+    steps = open_steps(None, self_prompt(base_prompt, identities.self_identity, said, context))
+    final = await run_agent(steps, question, session.self_iterations)
     spent.append(final.usage)
     final.usage = Usage(
         prompt_tokens=sum(usage.prompt_tokens for usage in spent),
         completion_tokens=sum(usage.completion_tokens for usage in spent),
     )
     return final, said
+
+
+def _turns(session: Session) -> list[list[Seat]]:
+    """Who speaks at the same time, one after the other."""
+    rounds = [[Seat(persona, number) for persona in session.personas] for number in range(1, session.rounds + 1)]
+    return rounds if session.parallel else [[seat] for seats in rounds for seat in seats]
 
 
 def _deliberation(seat: Seat, answer: Answer) -> Deliberation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,15 @@ _PARTIAL = frozenset({EntryType.THINKING, EntryType.ANSWER})
 _SETTLES = frozenset({EntryType.MESSAGE, EntryType.RESTARTED})
 
 
+# Whose text it is: a committee member and its round, or nothing for who answers.
+Speaker = tuple[str, int] | None
+
+
 @dataclass(slots=True)
 class Recall:
     """replies: by (scope, step). results and requested (tokens): by call id. states: how many transitions were shown.
 
-    unsettled: the last entry before partial text that no checkpoint covers, or None when there is no such text.
+    unsettled: by speaker the last entry before partial text that no checkpoint covers.
     """
 
     replies: dict[tuple[str, int], Reply] = field(default_factory=dict)
@@ -31,21 +35,20 @@ class Recall:
     states: int = 0
     progress: set[tuple[str, str, int]] = field(default_factory=set)
     notices: set[str] = field(default_factory=set)
-    unsettled: str | None = None
+    unsettled: dict[Speaker, str] = field(default_factory=dict)
     terminal: JournalEntry | None = None
 
 
 def recall(entries: Sequence[JournalEntry]) -> Recall:
     """Reads a journal, oldest entry first."""
     found = Recall()
-    settled = "0-0"
+    before = "0-0"
     for entry in entries:
         if entry.type in _PARTIAL:
-            found.unsettled = found.unsettled or settled
+            found.unsettled.setdefault(_speaker_of(entry), before)
         elif entry.type in _SETTLES:
-            found.unsettled = None
-        if found.unsettled is None:
-            settled = entry.id
+            found.unsettled.pop(_speaker_of(entry), None)
+        before = entry.id
         # what cannot be read was not written by an owner of this journal
         try:
             _take(found, entry)
@@ -55,6 +58,16 @@ def recall(entries: Sequence[JournalEntry]) -> Recall:
             found.terminal = entry
             break
     return found
+
+
+def speaker(labels: Mapping[str, Any]) -> Speaker:
+    """Of an entry's fields."""
+    return (str(labels["persona"]), int(labels.get("round") or 0)) if "persona" in labels else None
+
+
+def _speaker_of(entry: JournalEntry) -> Speaker:
+    # deltas are many, and most are nobody's of a committee
+    return speaker(entry.value()) if b'"persona"' in entry.data else None
 
 
 def _take(found: Recall, entry: JournalEntry) -> None:
@@ -100,7 +113,9 @@ def partial_text(entries: Sequence[JournalEntry]) -> tuple[str, str]:
     thinking: list[tuple[str, str]] = []
     for entry in entries:
         match entry.type:
-            case EntryType.ANSWER | EntryType.THINKING | EntryType.MESSAGE if "persona" in entry.value():
+            case EntryType.ANSWER | EntryType.THINKING | EntryType.MESSAGE | EntryType.RESTARTED if (
+                _speaker_of(entry) is not None
+            ):
                 continue
             case EntryType.ANSWER:
                 answer.append((entry.id, entry.text()))

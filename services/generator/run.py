@@ -11,9 +11,10 @@ from functools import partial
 from typing import Any
 
 from services.generator.attachments import Wanted, attached
-from services.generator.committee import PERSONA_TOOLS, Seat, deliberate, load_identities
+from services.generator.committee import PERSONA_ARGUMENTS, PERSONA_TOOLS, Seat, Session, deliberate
 from services.generator.context import Conversation, split_turns
 from services.generator.handed import as_the_model_reads, handed_id
+from services.generator.identities import Identities, load_identities
 from services.generator.lane import Lanes
 from services.generator.loop import Answer, in_order, run_agent
 from services.generator.loop import Message as ChatMessage
@@ -189,8 +190,9 @@ class Response:
         self, conversation: Conversation, options: dict[str, Any]
     ) -> tuple[Answer, list[Deliberation] | None]:
         question = await self._question()
-        if self._query.mode == "committee":
-            return await self._committee(conversation, options, question)
+        identities = load_identities(self._settings.identities)
+        if self._query.mode == "committee" and (personas := self._members(identities)):
+            return await self._committee(conversation, options, question, identities, personas)
         query = self._query
         following = await self._read_as_given(query.following or ())
         terms = Terms(following, query.client_tools, query.answer_schema)
@@ -248,24 +250,39 @@ class Response:
             put_off=_CHORE_SECONDS if self._query.plain else None,
         )
 
+    def _members(self, identities: Identities) -> list[str]:
+        """Who deliberates. Raises UnknownPersona."""
+        named = self._query.personas
+        return self._settings.members if named is None else identities.named(named)
+
     async def _committee(
-        self, conversation: Conversation, options: dict[str, Any], question: ChatMessage
+        self,
+        conversation: Conversation,
+        options: dict[str, Any],
+        question: ChatMessage,
+        identities: Identities,
+        personas: Sequence[str],
     ) -> tuple[Answer, list[Deliberation]]:
-        identities = load_identities(self._settings.identities)
-        personas = identities.named(self._query.personas or identities.personas)
+        settings = self._settings
+        session = Session(
+            personas,
+            self._query.rounds or settings.rounds,
+            settings.parallel,
+            settings.persona_tool_iterations,
+            settings.max_tool_iterations,
+        )
 
         def open_steps(seat: Seat | None, prompt: str) -> JournalSteps:
             system: list[ChatMessage] = [{"role": "system", "content": prompt}, *conversation.system[1:]]
             talk = replace(conversation, system=system, history=list(conversation.history))
-            return self._steps(talk, options, seat, PERSONA_TOOLS if seat else None)
+            steps = self._steps(talk, options, seat, PERSONA_TOOLS if seat else None)
+            return replace(steps, arguments=PERSONA_ARGUMENTS, aside=session.parallel) if seat else steps
 
         return await deliberate(
-            personas,
-            self._query.rounds or self._settings.rounds,
+            session,
             identities,
             self._system_prompt(),
             question,
-            self._settings.max_tool_iterations,
             open_steps,
             self._progress,
             partial(self._retrieve, conversation, options),
@@ -283,7 +300,7 @@ class Response:
             return None
         steps = self._steps(conversation, options, Seat("context", 0), PERSONA_TOOLS)
         call = ToolCall("context", "search_memory", {"query": self._query.query})
-        (record,) = await steps.tools(0, [(0, call)])
+        (record,) = await replace(steps, arguments=PERSONA_ARGUMENTS).tools(0, [(0, call)])
         return record.result
 
     async def _conversation(self, turns: Sequence[Turn]) -> Conversation:

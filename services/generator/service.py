@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import orjson
+
 from services.generator.answering import Answering
-from services.generator.committee import load_identities
+from services.generator.identities import load_identities
 from services.generator.lane import Lanes
 from services.generator.rewards import Rewards, follow_rewards
 from services.generator.run import Parts
@@ -67,6 +69,7 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
     context.observe(QUERY_CANCEL, cancel)
     # who is asked something as soon as the stack is ready has all of its tools
     await context.registry.replicas()
+    await _tell_members(context)
     await _look(context, model)
     rewards = Rewards(context.bus, context.participant, settings.respondent_id, settings.retention)
     try:
@@ -78,6 +81,16 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
     finally:
         await model.aclose()
         await stack.aclose()
+
+
+async def _tell_members(context: Context[GeneratorSettings]) -> None:
+    """The settings' schema names the committee members that there are, so that a wrong one is refused where it is asked
+    for."""
+    described = orjson.loads(context.presence.described)
+    names = list(load_identities(context.settings.identities).personas)
+    for setting in ("active_personas", "order"):
+        described["schema"]["properties"][setting]["items"]["enum"] = names
+    await context.presence.describe(orjson.dumps(described))
 
 
 async def _watch_backend(context: Context[GeneratorSettings], model: ChatModel) -> None:

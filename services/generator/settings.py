@@ -8,8 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from services.generator.identities import UnknownPersona, load_identities
 from shared.llm.courtesy import CourtesySettings
 from shared.llm.settings import BackendSettings
 from shared.participant.settings import Settings
@@ -29,7 +30,8 @@ class GeneratorSettings(BackendSettings, CourtesySettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "model", "think", "temperature", "max_tokens", "max_tool_iterations", "max_calls", "tool_timeout",
         "first_token_seconds", "timeout_seconds", "concurrency",
-        "history_turns", "system_prompt", "rounds", "yield_above", "yield_rest", "yield_seconds",
+        "history_turns", "system_prompt", "active_personas", "order", "rounds", "parallel", "persona_tool_iterations",
+        "yield_above", "yield_rest", "yield_seconds",
         "answer_one_in", "leave_out_above",
     }  # fmt: skip
 
@@ -56,8 +58,24 @@ class GeneratorSettings(BackendSettings, CourtesySettings):
     concurrency: int = Field(default=4, ge=1, le=256, description="Queries answered at the same time by one replica")
     history_turns: int = Field(default=50, ge=0, le=50, description="Turns of a session given to the model")
     system_prompt: str = Field(default_factory=default_system_prompt, description="What the model is told about itself")
-    identities: Path | None = Field(default=None, description="YAML file of committee members; unset: the shipped ones")
+    identities: Path | None = Field(
+        default=None, description="YAML file of committee members beside the shipped ones, or in place of some of them"
+    )
+    active_personas: list[str] = Field(
+        default=["Analyst", "Skeptic", "Empath", "Creative", "Pragmatist"],
+        max_length=20,
+        description="Who deliberates in a committee, unless the query names others; nobody: the answer is as in a chat",
+    )
+    order: list[str] = Field(
+        default=[], max_length=20, description="Who of them speaks first; the others follow as they are listed"
+    )
     rounds: int = Field(default=1, ge=1, le=10, description="Rounds of a committee, unless the query says otherwise")
+    parallel: bool = Field(
+        default=False, description="Members of a round speak at the same time, and hear only the rounds before"
+    )
+    persona_tool_iterations: int = Field(
+        default=3, ge=0, le=50, description="Rounds of tool calls of a committee member in one turn"
+    )
     answer_one_in: int = Field(default=1, ge=1, le=10_000, description="Respondent B answers one query in so many")
     leave_out_above: int | None = Field(
         default=20,
@@ -73,6 +91,20 @@ class GeneratorSettings(BackendSettings, CourtesySettings):
         if isinstance(values, dict) and values.get("respondent_id") == "B" and values.get("temperature") is None:
             return {**values, "temperature": 0.5}
         return values
+
+    @field_validator("active_personas", "order")
+    @classmethod
+    def _members(cls, names: list[str], info: ValidationInfo) -> list[str]:
+        """The names as their file has them."""
+        try:
+            return load_identities(info.data.get("identities")).named(names)
+        except UnknownPersona as exc:
+            raise ValueError(str(exc)) from exc
+
+    @property
+    def members(self) -> list[str]:
+        """Who deliberates when a query names nobody."""
+        return load_identities(self.identities).in_order(self.active_personas, self.order)
 
     @property
     def name(self) -> str:

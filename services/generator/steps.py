@@ -12,9 +12,9 @@ from typing import Any
 from services.generator.context import ContextTooSmall, Conversation, Fitted, characters, one_system
 from services.generator.deltas import DeltaPump
 from services.generator.loop import Message, Reply, in_order
-from services.generator.recall import Recall, reply_of, written
+from services.generator.recall import Recall, reply_of, speaker, written
 from services.generator.settings import GeneratorSettings
-from shared.contracts import AGENT_TRANSITION, AgentTransition, ToolCallRecord
+from shared.contracts import AGENT_TRANSITION, AgentTransition, ToolCallRecord, canonical_tool
 from shared.envelope import age_ms
 from shared.llm.courtesy import Yielded
 from shared.llm.loops import without_loop
@@ -81,6 +81,8 @@ class JournalSteps:
 
     allowed: which of our tools are offered; None: all. functions: the schemas of the client's own, offered beside them.
     put_off: seconds that a call may be put off in favour of others' queries; None: as the settings say.
+    arguments: of calls by their tool, where the model gives none. aside: it runs beside others, so that no single state
+    is the query's: its calls are not shown as transitions.
     """
 
     ports: Ports
@@ -93,11 +95,14 @@ class JournalSteps:
     functions: Sequence[dict[str, Any]] = ()
     think: bool = True
     put_off: float | None = None
+    arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    aside: bool = False
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def transition(self, action: str) -> None:
-        await show_transition(self.ports, action)
+        if not self.aside:
+            await show_transition(self.ports, action)
 
     # ── the model ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -155,7 +160,7 @@ class JournalSteps:
 
     async def _void_partial(self, step: int) -> None:
         """Text of a call that nobody will finish: clients are told which."""
-        unsettled, self.ports.recall.unsettled = self.ports.recall.unsettled, None
+        unsettled = self.ports.recall.unsettled.pop(speaker(self.labels), None)
         if unsettled is not None:
             data = {"step": step, "discard_after": unsettled, **self.labels}
             await self.ports.writer.append(EntryType.RESTARTED, data)
@@ -289,7 +294,10 @@ class JournalSteps:
 
     async def tools(self, step: int, calls: Sequence[tuple[int, ToolCall]]) -> list[ToolCallRecord]:
         known = self.ports.recall
-        numbered = [(f"{self.ports.response_id}:{self.scope}{step}:{position}", call) for position, call in calls]
+        numbered = [
+            (f"{self.ports.response_id}:{self.scope}{step}:{position}", self._completed(call))
+            for position, call in calls
+        ]
         new = {call_id: new_token() for call_id, _ in numbered if call_id not in known.requested}
         await self.ports.writer.append_all(
             [
@@ -304,6 +312,10 @@ class JournalSteps:
         )
         tokens = {**known.requested, **new}
         return await in_order([partial(self._tool, call_id, call, tokens[call_id]) for call_id, call in numbered])
+
+    def _completed(self, call: ToolCall) -> ToolCall:
+        given = self.arguments.get(canonical_tool(call.name, call.args))
+        return replace(call, args={**given, **call.args}) if given else call
 
     async def _tool(self, call_id: str, call: ToolCall, token: str) -> ToolCallRecord:
         recorded = self.ports.recall.results.get(call_id)

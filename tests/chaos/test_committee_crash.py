@@ -32,7 +32,7 @@ async def test_a_committee_continues_after_the_last_member_who_has_spoken(redis_
             await processes.ready("generator", 2)
             client = Client(bus)
             query_id = await client.ask("Shall I?", "s1", mode="committee", personas=["skeptic", "empath"])
-            await client.seen(query_id, EntryType.PERSONA_DONE, persona="skeptic")
+            await client.seen(query_id, EntryType.PERSONA_DONE, persona="Skeptic")
             await server.wait_until(lambda s: s.streaming == 1)
             (await processes.owner(await client.seen(query_id, EntryType.CLAIMED))).kill()
             assert await client.answer(query_id) == "So be it."
@@ -43,9 +43,9 @@ async def test_a_committee_continues_after_the_last_member_who_has_spoken(redis_
         (entry.type.value, entry.value()["persona"])
         for entry in journal
         if entry.type in (EntryType.PERSONA_WORKING, EntryType.PERSONA_DONE)
-    ) == Counter([(kind, who) for who in ("skeptic", "empath") for kind in ("persona.working", "persona.done")])
+    ) == Counter([(kind, who) for who in ("Skeptic", "Empath") for kind in ("persona.working", "persona.done")])
     assert [(said.persona, said.response) for said in generation.deliberations] == [
-        ("skeptic", "The skeptic doubts."),
-        ("empath", "The empath feels."),
+        ("Skeptic", "The skeptic doubts."),
+        ("Empath", "The empath feels."),
     ]
     assert journal[-1].value()["deliberations"] == [said.model_dump(mode="json") for said in generation.deliberations]

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 import redis
 from support.http_gateway import FakeGenerator, Site, events, gateway_settings, generating, serving
 from support.waiting import eventually
 
 from shared.bus import Bus
-from shared.bus.keys import record_key
+from shared.bus.keys import record_key, schema_key, settings_key
 from shared.participant.service import Context, open_context
 from shared.participant.settings import Settings
 from shared.records.journal import JournalEntry, read_result
@@ -103,6 +104,19 @@ async def test_an_unknown_persona_is_refused_as_soon_as_a_generator_knows_its_ow
         assert error["message"] == "unknown personas: Clown, Pirate; there are Optimist, Sceptic"
         allowed = await site.http.post("/query?wait=false", json={**asked, "personas": ["Sceptic"]})
         assert allowed.status_code == 202
+
+
+async def test_the_names_that_a_query_may_give_are_listed(site: Site, raw: redis.Redis) -> None:
+    nobody = await site.http.get("/personas")
+    assert (nobody.status_code, nobody.json()["error"]["code"]) == (503, "generator_unavailable")
+    settings = {"properties": {"active_personas": {"items": {"enum": ["Sceptic", "Optimist"]}}, "rounds": {}}}
+    described = {"schema": settings, "defaults": {"active_personas": ["Sceptic"], "rounds": 1, "parallel": False}}
+    raw.set(schema_key("generator"), orjson.dumps(described))
+    raw.hset(settings_key("generator"), "rounds", "2")
+    listed = await site.http.get("/personas")
+    assert listed.json() == {
+        "personas": ["Sceptic", "Optimist"], "active_personas": ["Sceptic"], "rounds": 2, "parallel": False,
+    }  # fmt: skip
 
 
 async def test_events_are_the_journal_one_to_one(site: Site, fake: FakeGenerator, raw: redis.Redis) -> None:

@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
+from support.services import announced, running
 from support.stack import stage
 
-from services.generator.committee import load_identities
-from shared.contracts import RESPONSE_GENERATION
+from services.generator.identities import load_identities
+from shared.contracts import AGENT_TRANSITION, RESPONSE_GENERATION
+from shared.participant.settings import Settings
+from shared.participant.tool import Run, ToolResult, tool_service
 from shared.records.journal import EntryType
+from shared.testing.script import Script
+
+
+class SearchMemory(BaseModel):
+    """A memory that says what it was asked. Call it in tests."""
+
+    query: str
+    do_rerank: bool = False
+
+
+@contextlib.asynccontextmanager
+async def _open_memory(_settings: Settings) -> AsyncIterator[Run[SearchMemory]]:
+    async def run(args: SearchMemory) -> ToolResult:
+        return ToolResult(f"{args.query}: {'a few that fit' if args.do_rerank else 'many'}")
+
+    yield run
+
+
+@contextlib.asynccontextmanager
+async def memory(redis_url: str) -> AsyncIterator[None]:
+    """A search_memory that is alive."""
+    service = tool_service("search_memory", SearchMemory, Settings, _open_memory)
+    async with running(service, Settings(redis_url=redis_url, heartbeat=0.2, drain=0.2)):
+        await announced(redis_url, "search_memory", 1)
+        yield
 
 
 def saying(text: str, **when: Any) -> dict[str, Any]:
@@ -27,7 +58,7 @@ async def test_members_speak_in_turn_and_the_self_who_has_heard_them_answers(red
         assert [turn.answer for turn in await on.turns("s1")] == ["So."]
     identities = load_identities(None)
     prompts = [body["messages"][0]["content"] for body in requests]
-    for prompt, persona in zip(prompts, ("skeptic", "empath", "skeptic", "empath"), strict=False):
+    for prompt, persona in zip(prompts, ("Skeptic", "Empath", "Skeptic", "Empath"), strict=False):
         assert identities.personas[persona] in prompt
         assert identities.self_identity not in prompt
     # each hears those before
@@ -47,24 +78,123 @@ async def test_members_speak_in_turn_and_the_self_who_has_heard_them_answers(red
     assert told == [
         (kind, who, number)
         for number in (1, 2)
-        for who in ("skeptic", "empath")
+        for who in ("Skeptic", "Empath")
         for kind in ("persona.working", "persona.done")
     ]
     done = [entry.value()["response"] for entry in journal if entry.type is EntryType.PERSONA_DONE]
     assert done == said
     assert [(one.persona, one.response) for one in generation.deliberations] == [
-        ("skeptic", "Doubt one."), ("empath", "Warmth one."), ("skeptic", "Doubt two."), ("empath", "Warmth two."),
+        ("Skeptic", "Doubt one."), ("Empath", "Warmth one."), ("Skeptic", "Doubt two."), ("Empath", "Warmth two."),
     ]  # fmt: skip
     assert journal[-1].value()["deliberations"] == [one.model_dump(mode="json") for one in generation.deliberations]
 
 
-async def test_all_members_speak_when_nobody_is_named_in_as_many_rounds_as_are_set(redis_url: str) -> None:
-    async with stage(redis_url, rounds=1) as on:
+async def test_the_settings_say_who_speaks_when_nobody_is_named(redis_url: str) -> None:
+    async with stage(redis_url, rounds=2, active_personas=["the_exile", "ANALYST"], order=["analyst"]) as on:
         query_id = await on.ask("Shall I?", "s1", mode="committee")
         await on.answer(query_id)
         journal = await on.journal(query_id)
     who = [entry.value()["persona"] for entry in journal if entry.type is EntryType.PERSONA_DONE]
-    assert who == list(load_identities(None).personas)
+    assert who == ["Analyst", "The Exile"] * 2
+
+
+async def test_a_committee_of_nobody_is_an_ordinary_answer(redis_url: str) -> None:
+    async with stage(redis_url, active_personas=[]) as on:
+        asked = [
+            await on.ask("Shall I?", mode="committee"),
+            await on.ask("Shall I?", mode="committee", personas=[]),
+            await on.ask("Shall I?"),
+        ]
+        for query_id in asked:
+            await on.answer(query_id)
+        prompts = [request.body["messages"] for request in on.server.requests]
+        assert prompts[0] == prompts[1] == prompts[2]
+        assert "deliberations" not in (await on.journal(asked[0]))[-1].value()
+
+
+async def test_members_search_memory_for_few_that_fit_and_three_times_at_most(redis_url: str) -> None:
+    def look(number: int) -> dict[str, Any]:
+        call = {"name": "search_memory", "args": {"query": f"life {number}"}}
+        return {"when": {"tool_results": number}, "times": 1, "respond": {"tool_calls": [call]}}
+
+    rules = [*(look(number) for number in range(3)), saying("I doubt it."), saying("So.")]
+    async with memory(redis_url), stage(redis_url, rules, tool_timeout=10) as on:
+        query_id = await on.ask("Shall I?", mode="committee", personas=["skeptic"])
+        assert await on.answer(query_id) == "So."
+        (generation,) = await on.published(RESPONSE_GENERATION, query_id)
+        messages = on.server.requests[3].body["messages"]
+        transitions = [step.action for step in await on.published(AGENT_TRANSITION, query_id)]
+        spoken = [entry.value() for entry in await on.journal(query_id) if entry.type is EntryType.MESSAGE]
+    (said,) = generation.deliberations
+    assert [trace.args for trace in said.tool_trace] == [
+        {"do_rerank": True, "query": f"life {number}"} for number in range(3)
+    ]
+    assert [trace.result_preview for trace in said.tool_trace] == [f"life {n}: a few that fit" for n in range(3)]
+    assert "No tool call is left for this question" in messages[-1]["content"]
+    assert transitions.count("DISPATCH_TOOL") == 3
+    # what a member did is no call of the answer's
+    assert generation.tool_calls == []
+    assert len(spoken) == 5
+    assert generation.usage.prompt_tokens == sum(message["prompt_tokens"] for message in spoken) > 0
+
+
+async def test_members_that_speak_at_once_use_tools_beside_each_other(redis_url: str) -> None:
+    call = {"name": "search_memory", "args": {"query": "life"}}
+    rules = [
+        {"when": {"system": "=== INNER COMMITTEE"}, "respond": {"text": "So."}},
+        {"when": {"tool_results": 0}, "respond": {"tool_calls": [call]}},
+        {"respond": {"text": "I found <<result>>."}},
+    ]
+    async with memory(redis_url), stage(redis_url, rules, parallel=True, tool_timeout=10) as on:
+        query_id = await on.ask("Shall I?", mode="committee", personas=["skeptic", "empath"], rounds=1)
+        assert await on.answer(query_id) == "So."
+        journal = await on.journal(query_id)
+        steps = [(step.from_state, step.to) for step in await on.published(AGENT_TRANSITION, query_id)]
+    asked = [entry.value() for entry in journal if entry.type is EntryType.TOOL_REQUEST]
+    assert sorted(one["persona"] for one in asked) == ["Empath", "Skeptic"]
+    assert [(said["persona"], said["response"]) for said in journal[-1].value()["deliberations"]] == [
+        ("Skeptic", "I found life: a few that fit."), ("Empath", "I found life: a few that fit."),
+    ]  # fmt: skip
+    # no state is the query's while several speak
+    assert steps == [
+        ("IDLE", "RECEIVING"), ("RECEIVING", "GENERATING"), ("GENERATING", "PUBLISHING"), ("PUBLISHING", "IDLE"),
+    ]  # fmt: skip
+
+
+async def test_a_model_that_cannot_call_tools_is_told_what_memory_holds(redis_url: str) -> None:
+    script = Script.model_validate({"rules": [], "models": {"plain": ["thinking"]}})
+    async with memory(redis_url), stage(redis_url, script, model="plain", tool_timeout=10) as on:
+        query_id = await on.ask("Shall I?", mode="committee", personas=["skeptic", "empath"], rounds=1)
+        await on.answer(query_id)
+        prompts = [r.body["messages"][0]["content"] for r in on.server.requests if r.outcome == "done"]
+    held = "=== RETRIEVED CONTEXT ===\nShall I?: a few that fit"
+    # the first member speaks again
+    assert [held in prompt for prompt in prompts] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+async def test_a_cancel_stops_whoever_speaks_and_leaves_no_turn(parallel: bool, redis_url: str) -> None:
+    stalled = {"respond": {"text": "one two three", "fault": {"kind": "stall", "after": 2}}}
+    rules = [stalled] if parallel else [saying("I doubt it."), stalled]
+    async with stage(redis_url, rules, parallel=parallel) as on:
+        query_id = await on.ask("Shall I?", "s1", mode="committee", personas=["skeptic", "empath"])
+        await on.seen(query_id, EntryType.ANSWER, persona="Empath")
+        await on.server.wait_until(lambda server: server.streaming == (2 if parallel else 1))
+        await on.cancel(query_id)
+        end = await on.ended(query_id)
+        await on.server.wait_until(lambda server: server.streaming == 0)
+        assert (end.type, end.value()["answer"]) == (EntryType.CANCELLED, "")
+        assert await on.turns("s1") == []
+        assert await on.published(RESPONSE_GENERATION) == []
+
+
+async def test_the_deadline_is_that_of_the_whole_committee(redis_url: str) -> None:
+    stalled = {"respond": {"text": "x", "fault": {"kind": "stall"}}}
+    async with stage(redis_url, [saying("I doubt it."), stalled]) as on:
+        query_id = await on.ask("Shall I?", "s1", deadline=2.0, mode="committee", personas=["skeptic", "empath"])
+        end = await on.ended(query_id)
+        assert (end.type, end.value()["code"]) == (EntryType.FAILED, "deadline_exceeded")
+        await on.server.wait_until(lambda server: server.streaming == 0)
 
 
 async def test_an_unknown_member_is_told_by_its_name(redis_url: str) -> None:

@@ -41,6 +41,9 @@ class AnswerView:
     def show(self, event: Event) -> None:
         data = event.data
         match event.type:
+            case "thinking" | "answer" if "persona" in data:
+                # what a member says is shown when it has said it: several may speak at once
+                pass
             case "thinking":
                 if self.thinking:
                     self._write("thinking", str(data.get("text", "")), "dim italic")
@@ -52,7 +55,7 @@ class AnswerView:
                 self._line(f"→ {data.get('tool')} {_short(data.get('args') or {})}", "cyan")
             case "tool.result":
                 self._line(*_result_line(data))
-            case "restarted":
+            case "restarted" if "persona" not in data:
                 after = entry_order(str(data.get("discard_after") or "0-0"))
                 self._answer = [piece for piece in self._answer if piece.entry <= after]
                 self._line("↻ started again by another replica; the unfinished text above is void", "yellow")
@@ -62,8 +65,10 @@ class AnswerView:
                 self._notice(f"· {data.get('text') or data.get('message') or _short(data)}")
             case "context.truncated":
                 self._line(f"· the oldest turns no longer fit the model's context: {_short(data)}", "yellow")
-            case "persona.working" | "persona.done":
-                self._line(f"· {event.type.removeprefix('persona.')}: {data.get('persona')}", "magenta")
+            case "persona.working":
+                self._line(f"· {_seat(data)} deliberates", "magenta")
+            case "persona.done":
+                self._line(f"· {_seat(data)}: {data.get('response') or ''}", "magenta")
             case "completed":
                 self.outcome = event
                 self._complete(str(data.get("answer", "")))
@@ -122,6 +127,11 @@ def _result_line(data: dict[str, Any]) -> tuple[str, str]:
     if data.get("error"):
         return f"← {data.get('tool')}{took}: {_short(data['error'])}", "red"
     return f"← {data.get('tool')}{took}: {_short(data.get('result') or '')}", "dim cyan"
+
+
+def _seat(data: dict[str, Any]) -> str:
+    """A member of a committee and its round."""
+    return f"{data.get('persona')}, round {data.get('round')}"
 
 
 def _short(value: Any) -> str:

@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,39 @@ from services.cli.sending import UnreadableFile, send
 from services.cli.settings import ClientSettings
 from services.cli.sse import QueryStream
 from services.cli.times import ago
+from shared.errors import Local2Error
 
 INTERRUPTED = 130
-HELP = "/new starts another conversation · /sessions lists them · /quit leaves"
+HELP = "/new starts another conversation · /sessions lists them · /committee [names] [rounds] · /quit leaves"
+# In the place of names: whoever the generator's settings name.
+ACTIVE = "active"
+
+
+@dataclass(frozen=True, slots=True)
+class Committee:
+    """Who deliberates before the answer, None: as the settings say; and for how many rounds, None likewise."""
+
+    personas: list[str] | None = None
+    rounds: int | None = None
+
+    @staticmethod
+    def parse(names: str, rounds: int | None = None) -> Committee:
+        """`names`: separated by commas, or `active`. Raises Local2Error."""
+        listed = [name.strip() for name in names.split(",") if name.strip()]
+        if not listed:
+            raise Local2Error(f"name who is to deliberate, separated by commas, or say {ACTIVE}")
+        if rounds is not None and not 1 <= rounds <= 10:
+            raise Local2Error(f"a committee has 1 to 10 rounds, not {rounds}")
+        return Committee(None if listed == [ACTIVE] else listed, rounds)
+
+    def fields(self) -> dict[str, Any]:
+        """Of a query's body."""
+        named = {} if self.personas is None else {"personas": self.personas}
+        return {"mode": "committee", **named, **({} if self.rounds is None else {"rounds": self.rounds})}
+
+    def __str__(self) -> str:
+        who = ", ".join(self.personas) if self.personas else "whoever the settings name"
+        return f"committee: {who}" + (f", {self.rounds} rounds" if self.rounds else "")
 
 
 async def ask(
@@ -38,12 +69,15 @@ async def ask(
     console: Console,
     errors: Console,
     attached: Sequence[Path] = (),
+    committee: Committee | None = None,
 ) -> int:
     """Asks once; the exit code. With `as_json` the only output is one JSON object. `attached`: files of this machine
-    that belong to the question."""
+    that belong to the question. `committee`: who deliberates first."""
     view = AnswerView(None if as_json else console, thinking=thinking)
     stream = QueryStream(api, on_resume=lambda what: view.note(f"· {what}"))
     body: dict[str, Any] = {"query": query, **({"session_id": session} if session else {})}
+    if committee is not None:
+        body.update(committee.fields())
     try:
         if attached:
             body["attachments"] = [(await send(api, path))["id"] for path in attached]
@@ -129,8 +163,16 @@ def _emit(value: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
 
 
-def chat(settings: ClientSettings, *, session: str | None, thinking: bool, console: Console, errors: Console) -> int:
-    """A conversation until /quit or the end of input.
+def chat(
+    settings: ClientSettings,
+    *,
+    session: str | None,
+    thinking: bool,
+    console: Console,
+    errors: Console,
+    committee: Committee | None = None,
+) -> int:
+    """A conversation until /quit or the end of input. `committee`: who deliberates before each answer.
 
     Between two questions no event loop runs: its handling of Ctrl-C would not end the prompt.
     """
@@ -139,16 +181,22 @@ def chat(settings: ClientSettings, *, session: str | None, thinking: bool, conso
 
     async def question(text: str) -> None:
         async with Api(settings) as api:
-            await ask(api, text, session=session, as_json=False, thinking=thinking, console=console, errors=errors)
+            await ask(
+                api, text, session=session, as_json=False, thinking=thinking, console=console, errors=errors,
+                committee=committee,
+            )  # fmt: skip
 
-    async def sessions() -> None:
+    async def got(path: str) -> Any:
+        """None when it was refused, which is said."""
         async with Api(settings) as api:
             try:
-                found = rows(await api.get("/sessions"), "sessions")
+                return await api.get(path)
             except ApiError as exc:
                 errors.print(f"local2: {exc}", style="red", markup=False)
-                return
-        console.print(sessions_table(found, current=session))
+                return None
+
+    def say(text: str) -> None:
+        console.print(Text(printable(text), style="dim"), soft_wrap=True, highlight=False)
 
     while True:
         try:
@@ -165,11 +213,31 @@ def chat(settings: ClientSettings, *, session: str | None, thinking: bool, conso
                 session = new_session()
                 console.print(f"session {session}", style="dim", highlight=False)
             case ["/sessions"]:
-                asyncio.run(sessions())
+                if (found := asyncio.run(got("/sessions"))) is not None:
+                    console.print(sessions_table(rows(found, "sessions"), current=session))
+            case ["/committee"]:
+                if (found := asyncio.run(got("/personas"))) is not None:
+                    say(f"there are {', '.join(found['personas'])}; {ACTIVE}: {', '.join(found['active_personas'])}")
+                say(f"{committee or 'no committee'} · /committee NAMES [ROUNDS], separated by commas · /committee off")
+            case ["/committee", "off"]:
+                committee = None
+                say("no committee")
+            case ["/committee", *_]:
+                try:
+                    committee = _sitting(line.removeprefix("/committee").strip())
+                    say(str(committee))
+                except Local2Error as exc:
+                    errors.print(f"local2: {exc}", style="red", markup=False, highlight=False, soft_wrap=True)
             case [command, *_] if command.startswith("/"):
                 console.print(HELP, style="dim", highlight=False)
             case _:
                 asyncio.run(question(line))
+
+
+def _sitting(text: str) -> Committee:
+    """What follows /committee: names, which may have spaces, then perhaps a number of rounds. Raises Local2Error."""
+    names, _, last = text.rpartition(" ")
+    return Committee.parse(names, int(last)) if names and last.isdigit() else Committee.parse(text)
 
 
 def new_session() -> str:

@@ -95,23 +95,23 @@ def _shown(info: ReplicaInfo, now: int) -> dict[str, Any]:
     return shown
 
 
-async def _described(gateway: Gateway, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+async def described(gateway: Gateway, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A participant's settings schema and its values. Raises ApiError 404."""
     raw, changed = await gateway.bus.link.pipe([("GET", schema_key(name)), ("HGETALL", settings_key(name))])
-    described = Described.parse(name, raw)
-    if described is None:
+    found = Described.parse(name, raw)
+    if found is None:
         raise not_found("participant")
     updates = stored_values(name, changed)
-    known = described.schema.get("properties", {})
-    values = {**described.defaults, **{k: v for k, v in updates.items() if k in known}}
-    return described.schema, values
+    known = found.schema.get("properties", {})
+    values = {**found.defaults, **{k: v for k, v in updates.items() if k in known}}
+    return found.schema, values
 
 
 @router.get("/participants/{name}/settings", summary="Run-time settings with their schema",
             responses=told("Schema and values", SettingsShown, _SETTINGS, 403, 404, 503))  # fmt: skip
 async def show_settings(name: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
-        schema, values = await _described(gateway, name)
+        schema, values = await described(gateway, name)
     return reply({"participant": name, "schema": schema, "values": values})
 
 
@@ -127,7 +127,7 @@ async def change_settings(
     _admin: AdminDep,
 ) -> Response:
     async with gateway.reachable():
-        schema, current = await _described(gateway, name)
+        schema, current = await described(gateway, name)
         if wrong := complaint(schema, values):
             raise ApiError(422, "invalid_setting", wrong)
         if values:

@@ -70,6 +70,16 @@ class SettingsShown(Shape):
     values: dict[str, Any]
 
 
+class PersonaList(Shape):
+    """Names are compared without regard to case, spaces and underscores."""
+
+    personas: list[str] = Field(description="Everybody who may be named")
+    active_personas: list[str] = Field(default=[], description="Who deliberates when a query names nobody")
+    order: list[str] = Field(default=[], description="Who of them speaks first")
+    rounds: int = Field(default=1, description="When a query does not say")
+    parallel: bool = Field(default=False, description="Whether the members of a round speak at the same time")
+
+
 class Group(Shape):
     name: str
     consumers: int

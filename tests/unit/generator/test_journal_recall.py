@@ -251,9 +251,25 @@ def test_unsettled_text_begins_after_the_last_entry_before_it() -> None:
         entry("1-4", EntryType.ANSWER, text="b"),
         entry("2-1", EntryType.CLAIMED),
     ]
-    assert recall(entries).unsettled == "1-2"
-    assert recall([*entries, entry("2-2", EntryType.RESTARTED, discard_after="1-2")]).unsettled is None
-    assert recall([*entries[:4], entry("1-5", EntryType.MESSAGE, **message())]).unsettled is None
+    assert recall(entries).unsettled == {None: "1-2"}
+    assert recall([*entries, entry("2-2", EntryType.RESTARTED, discard_after="1-2")]).unsettled == {}
+    assert recall([*entries[:4], entry("1-5", EntryType.MESSAGE, **message())]).unsettled == {}
+
+
+def test_the_text_of_members_who_speak_at_once_is_settled_by_their_own_messages() -> None:
+    a, b = {"persona": "A", "round": 1}, {"persona": "B", "round": 1}
+    entries = [
+        entry("1-1", EntryType.CLAIMED),
+        entry("1-2", EntryType.ANSWER, text="I", **a),
+        entry("1-3", EntryType.ANSWER, text="You", **b),
+        entry("1-4", EntryType.ANSWER, text=" am", **a),
+        entry("1-5", EntryType.MESSAGE, **message(), **a),
+    ]
+    assert recall(entries).unsettled == {("B", 1): "1-2"}
+    void = entry("2-2", EntryType.RESTARTED, step=0, discard_after="1-2", **b)
+    assert recall([*entries, void]).unsettled == {}
+    # what a member begins again is not the answer's
+    assert partial_text([entry("1-6", EntryType.ANSWER, text="So."), void]) == ("So.", "")
 
 
 def test_what_stands_after_the_end_is_not_part_of_the_run() -> None:

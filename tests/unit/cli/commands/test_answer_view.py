@@ -53,6 +53,24 @@ def test_a_restart_makes_the_text_after_its_mark_void_and_keeps_what_came_before
     assert text.count("Whole sentence.") == 1
 
 
+def test_members_of_a_committee_are_shown_when_they_have_spoken_and_are_no_part_of_the_answer() -> None:
+    a, b = {"persona": "Analyst", "round": 1}, {"persona": "Skeptic", "round": 1}
+    text, view = shown(
+        ("1-1", "persona.working", a),
+        ("1-2", "persona.working", b),
+        ("1-3", "answer", {"text": "It ", **a}),
+        ("1-4", "answer", {"text": "No", **b}),
+        ("1-5", "restarted", {"discard_after": "1-3", **b}),
+        ("1-6", "persona.done", {**a, "response": "It pays."}),
+        ("1-7", "answer", {"text": "So."}),
+        ("1-8", "completed", {"answer": "So."}),
+    )
+    assert text == (
+        "· Analyst, round 1 deliberates\n· Skeptic, round 1 deliberates\n· Analyst, round 1: It pays.\nSo.\n"
+    )
+    assert view.answer == "So."
+
+
 def test_an_answer_that_never_came_in_parts_is_shown_at_the_end() -> None:
     assert shown(("1-1", "completed", {"answer": "All at once."}))[0] == "All at once.\n"
 

@@ -17,6 +17,7 @@ ROOT = str(Path(__file__).parents[4])
 
 
 async def start(gateway: Any, *args: str) -> asyncio.subprocess.Process:
+    """The command, with something to be typed into it."""
     env = {
         **os.environ,
         "PYTHONPATH": ROOT,
@@ -25,7 +26,7 @@ async def start(gateway: Any, *args: str) -> asyncio.subprocess.Process:
     }
     command = [sys.executable, "-m", "services.cli", *args]
     pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(*command, env=env, stdout=pipe, stderr=pipe)
+    return await asyncio.create_subprocess_exec(*command, env=env, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
 async def run(gateway: Any, *args: str) -> tuple[int | None, str, str]:
@@ -54,6 +55,22 @@ async def test_an_answer_is_printed_and_the_status_is_0(streaming: Any) -> None:
     streaming.events = [("answer", {"text": "Paris"}), ("completed", {"answer": "Paris", "model": "m"})]
     assert await run(streaming, "ask", "capital?", "--session", "sess") == (0, "Paris\n", "")
     assert json.loads(streaming.requests[0].body) == {"query": "capital?", "session_id": "sess"}
+
+
+async def test_a_committee_is_asked_by_its_names_and_rounds(streaming: Any) -> None:
+    streaming.events = [("completed", {"answer": "So.", "model": "m"})]
+    assert await run(streaming, "ask", "x", "--committee", "analyst, the inner child", "--rounds", "2") == (
+        0, "So.\n", "",
+    )  # fmt: skip
+    assert await run(streaming, "ask", "x", "--committee", "active") == (0, "So.\n", "")
+    assert [json.loads(request.body) for request in streaming.requests] == [
+        {"query": "x", "mode": "committee", "personas": ["analyst", "the inner child"], "rounds": 2},
+        {"query": "x", "mode": "committee"},
+    ]
+    code, _, err = await run(streaming, "ask", "x", "--committee", " , ")
+    assert (code, err) == (1, "local2: name who is to deliberate, separated by commas, or say active\n")
+    code, _, err = await run(streaming, "ask", "x", "--rounds", "2")
+    assert (code, "needs --committee" in err) == (2, True)
 
 
 async def test_json_is_one_object_with_the_ids(streaming: Any) -> None:
@@ -153,3 +170,34 @@ async def test_a_chat_keeps_its_session_until_new_and_ends_with_quit(streaming: 
     assert [body["query"] for body in bodies] == ["one", "two", "three"]
     first, second, third = (body["session_id"] for body in bodies)
     assert first == second != third
+
+
+async def test_a_chat_sits_with_a_committee_until_it_is_sent_away(
+    streaming: Any, json_answer: Callable[..., bytes]
+) -> None:
+    streaming.events = [("completed", {"answer": "Hello."})]
+    play = streaming.play
+
+    async def play_or_list(heard: Any, writer: asyncio.StreamWriter) -> None:
+        if heard.path == "/personas":
+            writer.write(json_answer({"personas": ["Analyst", "The Exile"], "active_personas": ["Analyst"]}))
+        else:
+            await play(heard, writer)
+
+    streaming.play = play_or_list
+    process = await start(streaming, "chat")
+    typed = [
+        *("/committee", "/committee The Exile, analyst 2", "one", "/committee active", "two", "/committee a 11"),
+        *("/committee off", "three", ""),
+    ]
+    async with asyncio.timeout(30):
+        out, err = await process.communicate("\n".join(typed).encode())
+    assert b"there are Analyst, The Exile; active: Analyst" in out
+    assert b"committee: The Exile, analyst, 2 rounds" in out
+    assert err == b"local2: a committee has 1 to 10 rounds, not 11\n"
+    bodies = [json.loads(request.body) for request in streaming.requests if request.path == "/query"]
+    assert [{name: value for name, value in body.items() if name != "session_id"} for body in bodies] == [
+        {"query": "one", "mode": "committee", "personas": ["The Exile", "analyst"], "rounds": 2},
+        {"query": "two", "mode": "committee"},
+        {"query": "three"},
+    ]
