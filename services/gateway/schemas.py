@@ -87,6 +87,29 @@ class QueryBody(Body):
         return self
 
 
+class SessionBody(Body):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, json_schema_extra={"example": {"title": "Capitals", "pinned": True}}
+    )
+
+    title: str | None = Field(default=None, max_length=200, description="Left out: it stays")
+    pinned: bool | None = Field(default=None, description="Left out: it stays")
+
+    @field_validator("title")
+    @classmethod
+    def _says_something(cls, value: str | None) -> str | None:
+        title = None if value is None else " ".join(value.split())
+        if title == "":
+            raise ValueError("must not be empty")
+        return title
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if self.title is None and self.pinned is None:
+            raise ValueError("give a title, or pinned, or both")
+        return self
+
+
 class FeedbackBody(Body):
     """5 and 4 stars are positive, 2 and 1 negative. 3 weigh nothing; they are positive unless a sentiment is given."""
 

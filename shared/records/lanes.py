@@ -218,6 +218,12 @@ async def unfinished(bus: Bus, session_id: str, respondent_id: str) -> list[str]
     return sorted(map(plain, members), key=order)
 
 
+async def unfinished_of(bus: Bus, session_ids: Sequence[str], respondent_id: str) -> list[str]:
+    """The same of several sessions."""
+    lanes = await bus.link.pipe([("ZRANGE", lane_key(one, respondent_id), 0, -1) for one in session_ids])
+    return sorted({plain(member) for members in lanes for member in members}, key=order)
+
+
 async def running(bus: Bus, session_id: str) -> bool:
     """Whether a respondent is at work on one of the session's queries."""
     counts = await bus.link.pipe([("ZCOUNT", lane_key(session_id, r), "-inf", -1) for r in RESPONDENTS])

@@ -33,7 +33,8 @@ return found
 """)
 
 # Adds what is not there. KEYS: session, turns of each respondent, turns as a hash of each.
-# ARGV: user, title, created, updated, then per respondent a number of turns and so many ids and turns.
+# ARGV: user, title, created, updated, whether it is pinned, then per respondent a number of turns and so many ids and
+# turns.
 # Returns -1 when the session is another user's, else the number of turns that were added.
 _WRITE = Script(
     WRITING_TURNS
@@ -43,10 +44,11 @@ if owner and owner ~= ARGV[1] then return -1 end
 redis.call('HSETNX', KEYS[1], 'user_id', ARGV[1])
 redis.call('HSETNX', KEYS[1], 'title', ARGV[2])
 redis.call('HSETNX', KEYS[1], 'created', ARGV[3])
+if ARGV[5] == '1' then redis.call('HSETNX', KEYS[1], 'pinned', '1') end
 if tonumber(redis.call('HGET', KEYS[1], 'updated') or '0') < tonumber(ARGV[4]) then
   redis.call('HSET', KEYS[1], 'updated', ARGV[4])
 end
-local added, at, respondents = 0, 5, (#KEYS - 1) / 2
+local added, at, respondents = 0, 6, (#KEYS - 1) / 2
 for k = 2, 1 + respondents do
   migrate(KEYS[k + respondents], KEYS[k])
   local number = tonumber(ARGV[at])
@@ -85,6 +87,7 @@ class SessionRecord(_Model):
     created: int = Field(ge=0)
     updated: int = Field(ge=0)
     used: int = Field(ge=0)
+    pinned: bool = False
     turns: dict[RespondentId, list[TurnRecord]]
 
 
@@ -147,6 +150,7 @@ def _record(session_id: str, info: dict[str, str], pages: Sequence[Any], hashes:
         "title": info.get("title", ""),
         "created": number(info, "created"),
         "updated": number(info, "updated"),
+        **({"pinned": True} if info.get("pinned") == "1" else {}),
         "turns": turns,
     }
 
@@ -178,7 +182,7 @@ async def write_sessions(bus: Bus, records: Sequence[SessionRecord]) -> list[int
 
 
 def _writing(record: SessionRecord) -> Command:
-    parts: list[Any] = [record.user_id, record.title, record.created, record.updated]
+    parts: list[Any] = [record.user_id, record.title, record.created, record.updated, int(record.pinned)]
     for respondent in RESPONDENTS:
         turns = record.turns.get(respondent, [])
         parts.append(len(turns))

@@ -23,6 +23,8 @@ from shared.telemetry.unread import not_understood
 
 # What is shown of a session at once, and the most that a model is shown.
 MAX_TURNS = 50
+# Added to the place of a pinned session in its user's list: it stands before all that were used since.
+_PINNED = 4_000_000_000_000_000
 # A query that waited in a queue for longer than this, while everything was off, is not known as deleted any more.
 _DELETED_SECONDS = 7 * 86_400
 
@@ -81,6 +83,13 @@ return 1
 """
 )
 
+
+# Changes a session that is there. KEYS: session. ARGV: names and values. Returns it as it is then; nothing without one.
+_CHANGE = Script("""
+if redis.call('EXISTS', KEYS[1]) == 0 then return {} end
+redis.call('HSET', KEYS[1], unpack(ARGV))
+return redis.call('HGETALL', KEYS[1])
+""")
 
 # Takes turns out of a session and adds others. KEYS: session, then per respondent turns and turns as a hash.
 # ARGV: number of ids, the ids, then ids and turns of the first respondent.
@@ -150,13 +159,28 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """`title` is the beginning of the first query; times are in ms since the epoch."""
+    """`title`: the beginning of the first query until it is given another; times are in ms since the epoch.
+
+    pinned: it stands before the others in its user's list.
+    """
 
     session_id: str
     user_id: str
     title: str
     created: int
     updated: int
+    pinned: bool = False
+
+    @staticmethod
+    def parse(session_id: str, values: Mapping[str, str]) -> SessionInfo:
+        return SessionInfo(
+            session_id,
+            values.get("user_id", ""),
+            values.get("title", ""),
+            number(values, "created"),
+            number(values, "updated"),
+            values.get("pinned") == "1",
+        )
 
 
 class Sessions:
@@ -173,7 +197,8 @@ class Sessions:
         now = now_ms()
         opening = _OPEN((session_key(session_id), deleted_key(session_id)), user_id, title[:80], now, query_id)
         # one round trip for the usual case; what is not the user's is taken out again, and never listed
-        raw, _ = await self._bus.link.pipe([opening, ("ZADD", user_sessions_key(user_id), now, session_id)])
+        # GT: a pinned one keeps its place
+        raw, _ = await self._bus.link.pipe([opening, ("ZADD", user_sessions_key(user_id), "GT", now, session_id)])
         owner = pairs(raw).get("user_id", "") if raw else None
         if owner != user_id:
             await self._bus.link.call("ZREM", user_sessions_key(user_id), session_id)
@@ -183,17 +208,31 @@ class Sessions:
         raw = await self._bus.link.call("HGETALL", session_key(session_id))
         if not raw:
             return None
-        values = pairs(raw)
-        return SessionInfo(
-            session_id,
-            values.get("user_id", ""),
-            values.get("title", ""),
-            number(values, "created"),
-            number(values, "updated"),
+        return SessionInfo.parse(session_id, pairs(raw))
+
+    async def change(self, info: SessionInfo, *, title: str | None = None, pinned: bool | None = None) -> SessionInfo:
+        """The session with another title, or pinned or not; what is None stays. Raises KeyError when it is gone."""
+        values: dict[str, str] = {}
+        if title is not None:
+            values["title"] = title
+        if pinned is not None:
+            values["pinned"] = "1" if pinned else "0"
+        if not values:
+            return info
+        raw = await self._bus.link.call(
+            *_CHANGE((session_key(info.session_id),), *(w for v in values.items() for w in v))
         )
+        if not raw:
+            raise KeyError(info.session_id)
+        changed = SessionInfo.parse(info.session_id, pairs(raw))
+        if pinned is not None:
+            place = _PINNED + now_ms() if pinned else changed.updated
+            # XX: one that is deleted meanwhile does not come back
+            await self._bus.link.call("ZADD", user_sessions_key(info.user_id), "XX", place, info.session_id)
+        return changed
 
     async def of_user(self, user_id: str, limit: int, offset: int = 0) -> list[SessionInfo]:
-        """A user's sessions, the one used last first."""
+        """A user's sessions: the pinned ones, the one pinned last first; then the others, the one used last first."""
         ids = await self._bus.link.call("ZREVRANGE", user_sessions_key(user_id), offset, offset + limit - 1)
         found: list[SessionInfo] = []
         for session_id in ids:

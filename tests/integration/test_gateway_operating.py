@@ -467,7 +467,7 @@ async def test_the_description_is_complete(site: Site) -> None:
     described = (await site.http.get("/openapi.json")).json()
     assert described["openapi"].startswith("3.1")
     assert set(described["paths"]) == {
-        "/health", "/ready", "/query", "/queries/{query_id}", "/queries/{query_id}/events",
+        "/health", "/ready", "/queries", "/query", "/queries/{query_id}", "/queries/{query_id}/events",
         "/queries/{query_id}/cancel", "/feedback",
         "/sessions", "/sessions/import", "/sessions/{session_id}", "/tools", "/tools/{name}/call", "/participants",
         "/participants/{name}/settings", "/personas",

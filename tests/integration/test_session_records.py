@@ -98,6 +98,17 @@ async def test_sessions_arrive_as_they_were(bus: Bus, elsewhere: Bus, sessions: 
         assert session_id in {info.session_id for info in await Sessions(elsewhere).of_user(record["user_id"], 100)}
 
 
+async def test_a_pinned_session_arrives_pinned_and_in_its_place(bus: Bus, elsewhere: Bus) -> None:
+    for name in ("old", "new"):
+        await Sessions(bus).open(name, "ann", "t")
+    old = await Sessions(bus).info("old")
+    assert old is not None
+    await Sessions(bus).change(old, pinned=True)
+    await write(elsewhere, list((await everything(bus)).values()))
+    found = await Sessions(elsewhere).of_user("ann", 10)
+    assert [(info.session_id, info.pinned) for info in found] == [("old", True), ("new", False)]
+
+
 async def test_a_turn_is_kept_byte_for_byte(bus: Bus, elsewhere: Bus) -> None:
     turn = Turn("5-1", "naïve\u2028?", "\x00 \U0001f600 ", 7, True, 3.0000000000000004)
     sessions = Sessions(bus)

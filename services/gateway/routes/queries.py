@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
@@ -16,11 +16,12 @@ from services.gateway.body import JsonRoute
 from services.gateway.cancel import cancel_all
 from services.gateway.errors import FAILURE_STATUS, ApiError
 from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.listing import listed
 from services.gateway.operations import known_files
 from services.gateway.records import QueryRecord, checked_entry_id, forgotten, owned
 from services.gateway.schemas import SSE, QueryBody, Respondent, told
 from services.gateway.shapes.events import JournalEvent
-from services.gateway.shapes.queries import Accepted, QueryResult, Stopping
+from services.gateway.shapes.queries import Accepted, QueryPage, QueryResult, Stopping
 from services.gateway.sse import Ending, EventStream, ended, ended_at, gone, is_before, journal_events
 from services.gateway.view import View
 from shared.bus import START
@@ -166,6 +167,31 @@ def failure(record: QueryRecord, error: dict[str, Any]) -> ApiError:
         query_id=record.query_id,
         session_id=record.session_id,
     )
+
+
+_LISTED = {**_IDS, "state": "running", "query": "What is the capital of France?", "mode": "chat", "accepted": 1}
+
+
+@router.get(
+    "/queries",
+    summary="Your queries of a session of which something is kept, or what runs now in any of your newest sessions",
+    responses=told("The newest of them, the oldest first", QueryPage, {"queries": [_LISTED]}, 400, 422, 503),
+)
+async def list_queries(
+    gateway: GatewayDep,
+    user: UserDep,
+    session_id: Annotated[str | None, Query(max_length=200, description="Left out: the sessions used last")] = None,
+    state: Annotated[
+        Literal["running", "completed", "failed", "cancelled"] | None,
+        Query(description="running: waiting or being answered. Left out: all, which needs a session_id"),
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> Response:
+    if session_id is None and state != "running":
+        raise ApiError(400, "invalid_request", "session_id: must be given unless state is running")
+    async with gateway.reachable():
+        found = await listed(gateway, user, session_id, state, limit)
+    return reply({"queries": found})
 
 
 @router.get("/queries/{query_id}", summary="State and result of a query, also while it runs",

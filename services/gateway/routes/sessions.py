@@ -11,12 +11,13 @@ from services.gateway.auth import UserDep
 from services.gateway.body import JsonRoute
 from services.gateway.deletion import STEP, delete_session
 from services.gateway.errors import ApiError, not_found
+from services.gateway.finding import find
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.incoming import IncomingSessions, take_in
 from services.gateway.keys import Principal
 from services.gateway.records import is_query_id, is_session_id, own_session
-from services.gateway.schemas import told
-from services.gateway.shapes.sessions import SessionDeleted, SessionPage, SessionShown, SessionsTaken
+from services.gateway.schemas import SessionBody, told
+from services.gateway.shapes.sessions import Session, SessionDeleted, SessionPage, SessionShown, SessionsTaken
 from shared.bus.keys import schema_key, settings_key
 from shared.contracts import MEMORY_FORGET, MemoryForget
 from shared.participant.settings import Described, stored_values
@@ -24,7 +25,7 @@ from shared.records.sessions import MAX_TURNS, SessionInfo
 
 router = APIRouter(route_class=JsonRoute, tags=["sessions"])
 
-_INFO = {"session_id": "geography-1", "title": "What is the capital of France?", "created": 1, "updated": 2}
+_INFO = {"session_id": "geography-1", "title": "Capitals", "created": 1, "updated": 2, "pinned": False}
 _TURN = {"query_id": "1-0", "query": "Hello", "answer": "Hello!", "time": 1, "interrupted": False}
 
 
@@ -34,6 +35,7 @@ def _shown(info: SessionInfo) -> dict[str, Any]:
         "title": info.title,
         "created": info.created,
         "updated": info.updated,
+        "pinned": info.pinned,
     }
 
 
@@ -46,18 +48,30 @@ async def _owned(gateway: Gateway, user: Principal, session_id: str) -> SessionI
 
 @router.get(
     "/sessions",
-    summary="Your sessions, the one used last first",
-    responses=told("A page of sessions", SessionPage, {"sessions": [_INFO], "limit": 50, "offset": 0}, 422, 503),
-)
+    summary="Your sessions, pinned ones first, then the one used last; or those with certain words",
+    responses=told("A page of sessions", SessionPage,
+                   {"sessions": [_INFO], "limit": 50, "offset": 0, "complete": True}, 400, 422, 503),
+)  # fmt: skip
 async def list_sessions(
     gateway: GatewayDep,
     user: UserDep,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+    search: Annotated[
+        str | None,
+        Query(max_length=200, description="Words that the title or a turn must all have, in any order and case"),
+    ] = None,
 ) -> Response:
+    if search is not None and search.strip():
+        if offset:
+            raise ApiError(400, "invalid_request", "offset: a search has one page; look for more words instead")
+        async with gateway.reachable(extra=STEP):
+            found = await find(gateway, user.user_id, search, limit)
+        shown = [{**_shown(m.info), "query_id": m.query_id, "excerpt": m.excerpt} for m in found.matches]
+        return reply({"sessions": shown, "limit": limit, "offset": 0, "complete": found.complete})
     async with gateway.reachable():
-        found = await gateway.sessions.of_user(user.user_id, limit, offset)
-    return reply({"sessions": [_shown(info) for info in found], "limit": limit, "offset": offset})
+        page = await gateway.sessions.of_user(user.user_id, limit, offset)
+    return reply({"sessions": [_shown(info) for info in page], "limit": limit, "offset": offset, "complete": True})
 
 
 _TAKEN = {"session_id": "openwebui-1", "state": "added", "turns_added": 2, "turns": 2}
@@ -124,6 +138,21 @@ async def _system_prompt(gateway: Gateway) -> str:
     described = Described.parse("generator", raw)
     values = {**(described.defaults if described else {}), **stored_values("generator", changed)}
     return str(values.get("system_prompt") or "")
+
+
+@router.patch(
+    "/sessions/{session_id}",
+    summary="Give a session another title, or pin it before the others",
+    responses=told("As it is now", Session, _INFO, 400, 404, 413, 415, 422, 503),
+)
+async def change_session(session_id: str, body: SessionBody, gateway: GatewayDep, user: UserDep) -> Response:
+    async with gateway.reachable():
+        info = await _owned(gateway, user, session_id)
+        try:
+            changed = await gateway.sessions.change(info, title=body.title, pinned=body.pinned)
+        except KeyError:
+            raise not_found("session") from None
+    return reply(_shown(changed))
 
 
 @router.delete(

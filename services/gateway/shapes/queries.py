@@ -112,6 +112,20 @@ class QueryResult(Shape):
     error: FailureShown | None = Field(default=None, description="Of a failed query")
 
 
+class QueryListed(Shape):
+    query_id: str
+    session_id: str
+    state: State
+    query: str
+    mode: str
+    accepted: int = Field(description="Milliseconds since the epoch")
+    error: FailureShown | None = Field(default=None, description="Of a failed query")
+
+
+class QueryPage(Shape):
+    queries: list[QueryListed] = Field(description="The oldest first")
+
+
 class Rated(Shape):
     query_id: str
     sentiment: Sentiment

@@ -15,12 +15,19 @@ class Session(Shape):
     title: str
     created: int = Field(description="Milliseconds since the epoch")
     updated: int = Field(description="Milliseconds since the epoch")
+    pinned: bool = Field(description="It stands before the others")
+
+
+class SessionListed(Session):
+    query_id: str = Field(default="", description="Of a search: the newest turn that has the words; empty: the title")
+    excerpt: str = Field(default="", description="Of a search: that turn, around the words")
 
 
 class SessionPage(Shape):
-    sessions: list[Session]
+    sessions: list[SessionListed]
     limit: int
     offset: int
+    complete: bool = Field(description="false: a search did not look at everything; more words find the rest")
 
 
 class TurnShown(Shape):

@@ -1,0 +1,74 @@
+"""A user's queries: what runs now, and what became of the others while something is kept of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from services.gateway.gateway import Gateway
+from services.gateway.keys import Principal
+from services.gateway.records import QueryRecord, is_session_id, load, own_session
+from shared.bus import order
+from shared.bus.keys import journal_key, queries_key
+from shared.records import lanes
+from shared.records.journal import TERMINAL, EntryType, read_end
+
+# Sessions used last in which is looked for what runs.
+_RECENT = 50
+# Queries of one session that are looked at.
+_MOST = 200
+
+
+async def listed(
+    gateway: Gateway, user: Principal, session_id: str | None, state: str | None, limit: int
+) -> list[dict[str, Any]]:
+    """At most `limit`, the newest, the oldest of them first; none of a session that is not the user's."""
+    ids = await _ids(gateway, user, session_id, state)
+    shown = await asyncio.gather(*(_shown(gateway, user, query_id) for query_id in ids[-_MOST:]))
+    found = [one for one in shown if one is not None and _is(one["state"], state)]
+    return found[-limit:]
+
+
+def _is(state: str, wanted: str | None) -> bool:
+    return wanted is None or state == wanted or (wanted == "running" and state == "queued")
+
+
+async def _ids(gateway: Gateway, user: Principal, session_id: str | None, state: str | None) -> list[str]:
+    bus = gateway.bus
+    if session_id is None:
+        recent = await gateway.sessions.of_user(user.user_id, _RECENT)
+        return await lanes.unfinished_of(bus, [info.session_id for info in recent], "A")
+    info = await own_session(gateway, user, session_id) if is_session_id(session_id) else None
+    if info is None:
+        return []
+    waiting = set(await lanes.unfinished(bus, info.session_id, "A"))
+    if state != "running":
+        waiting |= {raw.decode() for raw in await bus.link.call("ZRANGE", queries_key(info.session_id), 0, -1)}
+    return sorted(waiting, key=order)
+
+
+async def _shown(gateway: Gateway, user: Principal, query_id: str) -> dict[str, Any] | None:
+    """None of a query of which nothing is kept any more."""
+    record, end = await asyncio.gather(load(gateway, query_id), read_end(gateway.bus, journal_key(query_id, "A")))
+    if record is None or record.user_id != user.user_id:
+        return None
+    shown = _told(record)
+    if not end:
+        # its journal may have gone before the record
+        return shown if gateway.bus.now_ms() <= record.deadline else None
+    first = end[0]
+    shown["state"] = str(first.type) if first.type in TERMINAL else "running"
+    if first.type is EntryType.FAILED:
+        shown["error"] = {"code": first.text("code") or "internal", "message": first.text("message")}
+    return shown
+
+
+def _told(record: QueryRecord) -> dict[str, Any]:
+    return {
+        "query_id": record.query_id,
+        "session_id": record.session_id,
+        "state": "queued",
+        "query": record.query,
+        "mode": record.mode,
+        "accepted": record.accepted,
+    }
