@@ -18,7 +18,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast test-clients test-webui test-api-clients lint format types imports docs-keys docs-asyncapi docs-settings pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-talks mutants soak chaos judging-chaos compose-test lock env up down logs clean
+.PHONY: help setup run test test-fast test-clients test-webui test-api-clients lint format types imports docs-keys docs-asyncapi docs-settings pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-experiments eval-talks mutants soak chaos judging-chaos compose-test lock env up down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -126,6 +126,9 @@ eval-documents: $(DEV_STAMP) ## labelled questions: does a search find the passa
 
 eval-ranking: $(DEV_STAMP) ## simulated judges: is the planted order found, do the intervals hold the truth
 	@$(PY) tests/eval/ranking.py $(ARGS)
+
+eval-experiments: $(DEV_STAMP) ## simulated experiments, looked at after every verdict: wrong promotions, verdicts that it takes (minutes)
+	@$(PY) tests/eval/experiments.py $(ARGS)
 
 eval-talks: $(DEV_STAMP) ## talks with a very small model behind llama.cpp's own server: prose, calls, loops (minutes)
 	@$(PY) tests/eval/talks.py $(ARGS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, assert_never
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,6 +17,9 @@ from shared.contracts import ToolRequest
 from shared.envelope import now_ms
 from shared.errors import SettingsError, ToolError, TransientError
 from shared.participant.tool import ToolResult
+
+if TYPE_CHECKING:
+    from services.reward.leaderboard import Leaderboard
 
 R = TypeVar("R")
 NAME = "reward_manage"
@@ -57,6 +60,7 @@ class Desk:
         self._settings = settings
         self._lock = threading.Lock()
         self._damaged = asyncio.Event()
+        self._leaderboard: Leaderboard | None = None
 
     async def with_store(self, work: Callable[[Store], R]) -> R:
         def locked() -> R:
@@ -104,10 +108,12 @@ class Desk:
             return store.comparisons(), store.ratings(), store.judged_and_rated()
 
         pairs, ratings, both = await self.with_store(read)
-        # with it comes numpy, whose memory is not held where nobody asks for a ranking
-        from services.reward.leaderboard import leaderboard
+        if self._leaderboard is None:
+            # with it comes numpy, whose memory is not held where nobody asks for a ranking
+            from services.reward.leaderboard import Leaderboard
 
-        return await asyncio.to_thread(leaderboard, pairs, ratings, both, samples)
+            self._leaderboard = Leaderboard()
+        return await asyncio.to_thread(self._leaderboard.make, pairs, ratings, both, samples)
 
 
 def export_page(store: Store, args: Manage) -> dict[str, Any]:

@@ -225,15 +225,16 @@ class Store:
 
     def comparisons(self, intent: str | None = None) -> list[dict[str, Any]]:
         return self.rows(
-            "SELECT p.config_a, p.config_b, p.winner, p.forward, p.swapped, r.intent FROM pairs p "
-            "LEFT JOIN responses r ON r.response_id = p.response_a "
+            "SELECT p.config_a, p.config_b, p.winner, p.forward, p.swapped, p.session_id, r.user_id, r.intent "
+            "FROM pairs p LEFT JOIN responses r ON r.response_id = p.response_a "
             "WHERE ? IS NULL OR r.intent = ? ORDER BY p.query_id",
             intent, intent,
         )  # fmt: skip
 
     def ratings(self, intent: str | None = None) -> list[dict[str, Any]]:
         return self.rows(
-            "SELECT r.config, r.respondent, v.reward, r.intent FROM votes v JOIN responses r USING (response_id) "
+            "SELECT r.config, v.reward, v.session_id, v.user_id, r.intent "
+            "FROM votes v JOIN responses r USING (response_id) "
             "WHERE ? IS NULL OR r.intent = ? ORDER BY v.response_id",
             intent, intent,
         )  # fmt: skip

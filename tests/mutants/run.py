@@ -41,7 +41,8 @@ AREAS = {
     "generator": tuple(f"services/generator/{name}.py" for name in ("answering", "lane", "loop", "run", "steps")),
     "judging": (
         *(f"services/critic/{name}.py" for name in ("critic", "grading", "judge", "pairs")),
-        *(f"services/reward/{name}.py" for name in ("export", "leaderboard", "ranking", "service", "store")),
+        *(f"services/reward/{name}.py" for name in ("export", "leaderboard", "ranking", "sequential")),
+        *(f"services/reward/{name}.py" for name in ("service", "store")),
     ),
     "web_fetch": tuple(f"services/web_fetch/{name}.py" for name in ("address", "guard", "names", "url")),
 }

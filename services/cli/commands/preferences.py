@@ -61,17 +61,22 @@ def _ranking(title: str, ranking: dict[str, Any]) -> None:
     if not ranking["rows"]:
         console.print(f"{title}: nothing to rank yet", highlight=False)
         return
-    table = Table("configuration", "win rate", "", "95 %", "won", "tied", "lost", title=title, title_justify="left")
-    for row in ranking["rows"]:
-        table.add_row(
-            Text(row["name"]),
-            f"{row['win_rate']:.0%}",
-            bar(row["win_rate"], row["win_rate_low"], row["win_rate_high"]),
-            f"{row['win_rate_low']:.0%} – {row['win_rate_high']:.0%}",
-            str(row["wins"]), str(row["ties"]), str(row["losses"]),
-        )  # fmt: skip
-    # what is written to a file or another program is not cut to the width of a terminal
-    (console if console.is_terminal else Console(width=160)).print(table)
+    for group in range(1, ranking["groups"] + 1):
+        place = f"{title}, group {group} of {ranking['groups']}" if ranking["groups"] > 1 else title
+        table = Table("configuration", "win rate", "", "95 %", "won", "tied", "lost", title=place, title_justify="left")
+        for row in ranking["rows"]:
+            if row["group"] == group:
+                table.add_row(
+                    Text(row["name"]),
+                    f"{row['win_rate']:.0%}",
+                    bar(row["win_rate"], row["win_rate_low"], row["win_rate_high"]),
+                    f"{row['win_rate_low']:.0%} – {row['win_rate_high']:.0%}",
+                    str(row["wins"]), str(row["ties"]), str(row["losses"]),
+                )  # fmt: skip
+        # what is written to a file or another program is not cut to the width of a terminal
+        (console if console.is_terminal else Console(width=160)).print(table)
+    if ranking["note"] is not None:
+        console.print(ranking["note"], highlight=False, markup=False, soft_wrap=True)
 
 
 def bar(value: float, low: float, high: float) -> Text:

@@ -56,13 +56,14 @@ export class RankingPanel {
   }
 }
 
-function ranking(title, { rows }) {
+function ranking(title, { rows, note }) {
   const heading = make("h3", {}, title);
   if (!rows.length) return [heading, make("p", {}, "Nothing to rank yet.")];
   return [heading, make("ol", { class: "ranking" }, ...rows.map((row) => make("li", {},
     make("span", { class: "name" }, row.name), bar(row),
     make("span", { class: "meta" }, `${percent(row.win_rate)} [${percent(row.win_rate_low)} to ${percent(row.win_rate_high)}]`
-      + ` · ${row.wins} won, ${row.ties} tied, ${row.losses} lost`))))];
+      + ` · ${row.wins} won, ${row.ties} tied, ${row.losses} lost`)))),
+    ...(note ? [make("p", {}, note)] : [])];
 }
 
 /** The chance against the others, with its interval as a line. */

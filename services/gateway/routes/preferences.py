@@ -23,9 +23,12 @@ router = APIRouter(route_class=JsonRoute, tags=["preferences"])
 _ROW = {
     "name": "gemma4:e4b · temperature=0.5", "config": {"model": "gemma4:e4b", "options": {"temperature": 0.5}},
     "strength": 0.41, "low": 0.12, "high": 0.7, "win_rate": 0.6, "win_rate_low": 0.53, "win_rate_high": 0.67,
-    "comparisons": 120, "wins": 60, "ties": 20, "losses": 40,
+    "comparisons": 120, "wins": 60, "ties": 20, "losses": 40, "group": 1,
 }  # fmt: skip
-_RANKING = {"rows": [_ROW], "comparisons": 120, "bias": 0.3, "bias_low": 0.1, "bias_high": 0.5, "disagreement": 0.17}
+_RANKING = {
+    "rows": [_ROW], "comparisons": 120, "bias": 0.3, "bias_low": 0.1, "bias_high": 0.5, "disagreement": 0.17,
+    "groups": 1, "clusters": 45, "resampled": "session", "note": None,
+}  # fmt: skip
 _BOARD = {
     "judge": _RANKING,
     "people": {**_RANKING, "bias": None, "bias_low": None, "bias_high": None, "disagreement": None},
@@ -61,8 +64,10 @@ class ConsentBody(Body):
 @router.get(
     "/preferences/leaderboard",
     summary="Configurations ranked by the judge's comparisons and by people's votes",
-    description="Bradley-Terry strengths (log-odds, 0 is the mean) with 95 % bootstrap intervals. `bias`: what the "
-    "judge adds to the answer that stands first; `disagreement`: share of pairs whose two orders name another winner.",
+    description="Bradley-Terry strengths (log-odds, 0 is the mean of the group) with 95 % intervals from drawing users "
+    "or sessions again. Configurations of different groups were never compared, not even by way of others: `note` says "
+    "so. `bias`: what the judge adds to the answer that stands first; `disagreement`: share of pairs whose two orders "
+    "name another winner.",
     responses=told("The ranking, over all and for each intent", Leaderboard, _BOARD, 403, 503),
 )
 async def show_leaderboard(gateway: GatewayDep, _admin: AdminDep) -> Response:

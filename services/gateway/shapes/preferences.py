@@ -22,6 +22,7 @@ class RankedConfig(Shape):
     wins: int
     ties: int
     losses: int
+    group: int = Field(description="Only configurations of one group can be compared; from 1, the largest first")
 
 
 class Ranking(Shape):
@@ -31,6 +32,10 @@ class Ranking(Shape):
     bias_low: float | None
     bias_high: float | None
     disagreement: float | None
+    groups: int = Field(description="Groups of configurations that are connected by comparisons")
+    clusters: int = Field(description="Sessions, or users, that the comparisons come from")
+    resampled: Literal["user", "session"] = Field(description="What is drawn as one for the intervals")
+    note: str | None = Field(description="What cannot be compared, in a sentence; null: everything can")
 
 
 class Rankings(Shape):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.reward.ranking import BAR, Comparison, Outcome, agreement, from_ratings, rank
+from services.reward.ranking import BAR, Comparison, Outcome, Ranking, agreement, from_rating, rank
 
 STRENGTHS = {"w": 0.9, "x": 0.3, "y": -0.2, "z": -1.0}
 
@@ -101,10 +101,50 @@ def test_nothing_to_compare_is_an_empty_ranking() -> None:
     assert rank([Comparison("a", "a", "A")]).rows == []
 
 
+def test_configurations_that_never_met_are_not_ranked_against_each_other() -> None:
+    """After an edit of the prompt both respondents are new: nothing says how they stand to those before."""
+    before = [Comparison("v1-A", "v1-B", "A" if n % 3 else "B") for n in range(90)]
+    after = [Comparison("v2-A", "v2-B", "B" if n % 4 else "A") for n in range(120)]
+    result = rank(before + after, samples=200)
+    assert result.groups == 2
+    assert [(row.name, row.group) for row in result.rows] == [("v2-B", 1), ("v2-A", 1), ("v1-A", 2), ("v1-B", 2)]
+    for group in (1, 2):
+        rows = [row for row in result.rows if row.group == group]
+        assert sum(row.strength for row in rows) == pytest.approx(0, abs=1e-6)
+        assert sum(row.win_rate for row in rows) == pytest.approx(1)
+    # each group is what it would be alone
+    alone = rank(after, samples=200)
+    for row, own in zip(result.rows[:2], alone.rows, strict=True):
+        assert (row.name, row.wins) == (own.name, own.wins)
+        assert row.strength == pytest.approx(own.strength, abs=1e-6)
+
+
+def test_one_comparison_connects_two_groups() -> None:
+    apart = [Comparison("a", "b", "A"), Comparison("c", "d", "A")] * 20
+    assert rank(apart, samples=50).groups == 2
+    joined = rank([*apart, Comparison("b", "c", "B")], samples=50)
+    assert joined.groups == 1
+    assert {row.group for row in joined.rows} == {1}
+
+
+def test_what_one_conversation_says_ten_times_is_one_piece_of_evidence() -> None:
+    said = [(n, "A" if n % 3 else "B") for n in range(30)]
+    once = rank([Comparison("a", "b", winner, cluster=n) for n, winner in said], samples=400)
+    repeated = rank([Comparison("a", "b", winner, cluster=n) for n, winner in said for _ in range(10)], samples=400)
+    apart = rank([Comparison("a", "b", winner) for _, winner in said for _ in range(10)], samples=400)
+    assert (once.clusters, repeated.clusters, apart.clusters) == (30, 30, 300)
+
+    def width(result: Ranking) -> float:
+        return result.rows[0].high - result.rows[0].low
+
+    assert width(repeated) == pytest.approx(width(once), rel=0.15)
+    assert width(apart) < width(repeated) / 2
+
+
 OUTCOMES: st.SearchStrategy[Outcome] = st.sampled_from(["A", "B", "tie"])
 COMPARISONS = st.lists(
     st.builds(Comparison, a=st.sampled_from("ab"), b=st.sampled_from("cde"), winner=OUTCOMES,
-              forward=OUTCOMES, swapped=OUTCOMES),
+              forward=OUTCOMES, swapped=OUTCOMES, cluster=st.sampled_from([None, "s", "t", "u"])),
     min_size=1, max_size=30,
 )  # fmt: skip
 
@@ -131,7 +171,7 @@ def test_naming_the_sides_the_other_way_round_changes_no_strength(comparisons: l
 
 def test_votes_rank_configurations_by_how_often_people_are_content() -> None:
     votes = [("good", 1.0)] * 18 + [("good", -1.0)] * 2 + [("poor", 1.0)] * 6 + [("poor", -0.5)] * 14
-    result = rank(from_ratings(votes), samples=200)
+    result = rank([from_rating(name, reward) for name, reward in votes], samples=200)
     assert [row.name for row in result.rows] == ["good", BAR, "poor"]
     assert result.bias is None
     bar = next(row.strength for row in result.rows if row.name == BAR)

@@ -152,11 +152,13 @@ def test_what_rankings_are_made_of(store: Store) -> None:
     store.put("pairs", pair("2-0", winner="B", forward=None, swapped=None))
     assert store.comparisons() == [
         {"config_a": "config A", "config_b": "config B", "winner": "A", "forward": "A", "swapped": "A",
-         "intent": "question"},
+         "session_id": "s", "user_id": "ann", "intent": "question"},
         {"config_a": "config A", "config_b": "config B", "winner": "B", "forward": None, "swapped": None,
-         "intent": None},
+         "session_id": "s", "user_id": None, "intent": None},
     ]  # fmt: skip
-    assert store.ratings() == [{"config": "config A", "respondent": "A", "reward": 1.0, "intent": "question"}]
+    assert store.ratings() == [
+        {"config": "config A", "reward": 1.0, "session_id": "s", "user_id": "ann", "intent": "question"}
+    ]
 
 
 def test_tallies_count_each_value_and_those_that_nobody_gave(store: Store) -> None:
