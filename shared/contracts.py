@@ -97,7 +97,13 @@ class ToolFunction(Payload):
     parameters: dict[str, Any]
 
 
+# No call of a tool is waited for longer than this many seconds.
+LONGEST_CALL = 3_600.0
+
+
 class ToolSchema(Payload):
+    """`timeout`: seconds that a call may take, where its caller would wait for a shorter time by itself."""
+
     type: Literal["function"] = "function"
     function: ToolFunction
     participant: str
@@ -105,6 +111,7 @@ class ToolSchema(Payload):
     priority: int | None = None
     # an operation for other participants, not for a model
     internal: bool | None = None
+    timeout: float | None = Field(default=None, gt=0, le=LONGEST_CALL)
 
 
 class ToolSchemaRequest(Payload):

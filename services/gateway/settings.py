@@ -81,7 +81,9 @@ class GatewaySettings(Settings):
         description="Seconds after which a run of OpenAI's API ends whose client has gone; 0: never",
     )
     bus_wait: float = Field(default=3.0, gt=0, description="Seconds that a request waits for the bus before it fails")
-    tool_timeout: float = Field(default=30.0, gt=0, description="Seconds that a tool call over HTTP may take")
+    tool_timeout: float = Field(
+        default=30.0, gt=0, description="Seconds that a tool call over HTTP may take, or as the tool says"
+    )
     restore_max_bytes: int = Field(
         default=16 * 1024**3,
         ge=1,

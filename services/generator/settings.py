@@ -43,7 +43,9 @@ class GeneratorSettings(BackendSettings, CourtesySettings):
     max_tool_iterations: int = Field(default=5, ge=0, le=50, description="Rounds of tool calls per answer")
     max_calls: int = Field(default=16, ge=1, le=1000, description="Tool calls of one message that are run")
     max_tokens: int = Field(default=8192, ge=16, description="Longest answer of one model call, thinking included")
-    tool_timeout: float = Field(default=15.0, gt=0, le=600, description="Longest wait for one tool call, in seconds")
+    tool_timeout: float = Field(
+        default=15.0, gt=0, le=600, description="Seconds to wait for a tool call, or as long as the tool says"
+    )
     first_token_seconds: float = Field(
         default=600.0,
         gt=0,

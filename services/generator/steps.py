@@ -330,12 +330,13 @@ class JournalSteps:
                 call_id=call_id,
             )
         else:
-            outcome = await self.ports.tools.call(
+            tools, usual = self.ports.tools, self.ports.context.settings.tool_timeout
+            outcome = await tools.call(
                 call.name,
                 call.args,
                 call_id=call_id,
                 caller=self.ports.caller,
-                timeout=self.ports.context.settings.tool_timeout,
+                timeout=await tools.patience(call.name, call.args, usual),
                 grace=_GRACE,
                 # who writes the journal's entry is the first to ask
                 attempt=2 if call_id in self.ports.recall.requested else 1,

@@ -21,6 +21,7 @@ from services.mcp.listing import Listed, listed
 from services.mcp.results import tool_result
 from services.mcp.secrets import Secrets
 from services.mcp.settings import McpSettings, Server
+from services.mcp.stdio import Trouble
 from shared.errors import ToolError, TransientError
 from shared.participant.tool import ToolResult
 from shared.telemetry.logging import get_logger
@@ -62,6 +63,7 @@ class Link:
         self._changed = changed
         self._client: Client | None = None
         self._secrets: Secrets | None = None
+        self._trouble = Trouble()
         # whether it is known if the server is there: not while it is being started
         self._known = asyncio.Event()
         self._look = asyncio.Event()
@@ -89,7 +91,7 @@ class Link:
             reason = "it does not answer in time"
         except Exception as exc:
             # whatever a server and the libraries between us make of it: the next try may go better
-            reason = _leaf(exc)
+            reason = (not was_ready and _refusal(self._trouble.refused)) or _leaf(exc)
         self.state = "away"
         self.reason = (self._secrets.masked(reason) if self._secrets else reason)[:_LONGEST_REASON]
         if not was_ready:
@@ -103,17 +105,19 @@ class Link:
     async def _opened(self, secrets: Secrets) -> AsyncIterator[tuple[Client, asyncio.Event, Callable[[], str]]]:
         """A session; the event is set when the server's program has ended, and what is called then says why."""
         ended = asyncio.Event()
+        trouble = self._trouble = Trouble()
         server = self.server
         async with contextlib.AsyncExitStack() as stack:
             transport: Transport
             if server.url:
                 headers = {name: secrets.put_in(value) for name, value in server.headers.items()}
-                transport = await stack.enter_async_context(http.connected(secrets.put_in(server.url), headers))
+                address = secrets.put_in(server.url)
+                transport = await stack.enter_async_context(http.connected(address, headers, trouble))
                 why = _not_ended
             else:
                 command = [secrets.put_in(part) for part in server.command]
                 environment = secrets.of(server.env)
-                starting = stdio.started(command, environment, secrets.masked, ended)
+                starting = stdio.started(command, environment, secrets.masked, ended, trouble)
                 streams, why = await stack.enter_async_context(starting)
                 transport = contextlib.nullcontext(streams)
             try:
@@ -189,10 +193,11 @@ class Link:
     async def call(self, tool: str, args: dict[str, Any]) -> ToolResult:
         """Runs a tool, by the server's name of it. Raises ToolError; a cancelled call is cancelled at the server."""
         settings = self._settings()
-        client, secrets = await self._connection(), self._secrets
+        until = asyncio.get_running_loop().time() + settings.timeout
+        client, secrets, trouble = await self._connection(until), self._secrets, self._trouble
         assert secrets is not None
         try:
-            async with asyncio.timeout(settings.timeout):
+            async with asyncio.timeout_at(until):
                 answer = await client.call_tool(tool, args)
         except TimeoutError as exc:
             raise ToolError(f"timeout after {settings.timeout:g}s: mcp server {self.name} has not answered") from exc
@@ -200,7 +205,7 @@ class Link:
             if exc.code == CONNECTION_CLOSED or client is not self._client:
                 self._drop(client)
                 self._look.set()
-                raise self._away() from exc
+                raise self._away(trouble.text) from exc
             raise ToolError(secrets.masked(exc.message)[:_LONGEST_ERROR]) from exc
         except (RuntimeError, ValidationError) as exc:
             # an answer against the server's own schema, or one that asks for something back
@@ -208,16 +213,17 @@ class Link:
             raise ToolError(f"mcp server {self.name} answered what cannot be used: {reason}") from exc
         return tool_result(answer, secrets, settings.max_bytes)
 
-    async def _connection(self) -> Client:
+    async def _connection(self, until: float) -> Client:
+        """Raises ToolError when there is none until then (loop time)."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings().timeout):
+            async with asyncio.timeout_at(until):
                 await self._known.wait()
         if self._client is None:
             raise self._away()
         return self._client
 
-    def _away(self) -> ToolError:
-        return ToolError(f"mcp server {self.name} is away")
+    def _away(self, why: str = "") -> ToolError:
+        return ToolError(f"mcp server {self.name} is away{f': {why}' if why else ''}")
 
 
 _WE = Implementation(name="LoCAL2", version="1")
@@ -236,6 +242,12 @@ async def _listen(client: Client, look: asyncio.Event) -> None:
         async with client.listen(tools_list_changed=True) as events:
             async for _event in events:
                 look.set()
+
+
+def _refusal(status: int | None) -> str:
+    """What a server has said by a status of HTTP; the SDK's error does not tell it."""
+    hint = ": look at the key in its headers" if status in (401, 403) else ""
+    return f"it answers with status {status}{hint}" if status else ""
 
 
 def _leaf(exc: BaseException) -> str:

@@ -83,7 +83,8 @@ class Bridge:
         async def run(args: Arguments, _request: ToolRequest) -> ToolResult:
             return await link.call(tool.name, args.root)
 
-        return Tool(tool.function.name, Arguments, run, function=tool.function)
+        timeout = self._context.settings.timeout
+        return Tool(tool.function.name, Arguments, run, function=tool.function, timeout=timeout)
 
     async def _withdrawn(self, _args: Arguments, request: ToolRequest) -> ToolResult:
         """A call that was on its way when its tool went."""

@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -36,13 +37,25 @@ class Ended(TransientError):
     """The program has ended, or was ended because it did not keep to the protocol."""
 
 
+@dataclass(slots=True)
+class Trouble:
+    """What is wrong with one connection to a server.
+
+    text: what it has done against the protocol; then the connection is over. refused: the last status of HTTP that is
+    an error.
+    """
+
+    text: str = ""
+    refused: int | None = None
+
+
 class Program:
     """What is known of a running program. `last_words`: the last line on its standard error, without secrets."""
 
-    def __init__(self, masked: Callable[[str], str]) -> None:
+    def __init__(self, masked: Callable[[str], str], trouble: Trouble) -> None:
         self._masked = masked
         self.last_words = ""
-        self.trouble = ""
+        self.trouble = trouble
 
     def hear(self, line: bytes) -> None:
         if said := self._masked(line.decode(errors="replace").strip())[:_LONGEST_SAYING]:
@@ -50,13 +63,17 @@ class Program:
             log.debug("mcp.said", text=said)
 
     def why(self, status: int | None) -> str:
-        reason = self.trouble or f"it ended with status {status}"
+        reason = self.trouble.text or f"it ended with status {status}"
         return f"{reason}: {self.last_words}" if self.last_words else reason
 
 
 @contextlib.asynccontextmanager
 async def started(
-    command: Sequence[str], environment: Mapping[str, str], masked: Callable[[str], str], ended: asyncio.Event
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    masked: Callable[[str], str],
+    ended: asyncio.Event,
+    trouble: Trouble,
 ) -> AsyncIterator[tuple[Streams, Callable[[], str]]]:
     """The streams of a program that runs as long as the block, and what to call for why it has ended.
 
@@ -75,7 +92,7 @@ async def started(
         )
     except (OSError, ValueError) as exc:
         raise Ended(masked(f"{command[0]} cannot be started: {exc}")) from exc
-    program = Program(masked)
+    program = Program(masked, trouble)
     to_session, from_program = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     to_program, from_session = anyio.create_memory_object_stream[SessionMessage](0)
     jobs = [
@@ -112,7 +129,7 @@ async def _reading(
             await to_session.send(message)
         await process.wait()
     except ValueError:
-        program.trouble = f"it sent more than {MOST_BYTES // 1_000_000} MB in one message"
+        program.trouble.text = f"it sent more than {MOST_BYTES // 1_000_000} MB in one message"
     except (anyio.ClosedResourceError, anyio.BrokenResourceError):
         # the session has ended first
         pass

@@ -83,6 +83,7 @@ class Tool(Generic[A]):
     internal: an operation for other participants. No model is offered it, no observer sees its results, and a
     result is kept only as long as its requester may still look for it.
     function: as models are told of it, where that is not made from `args`.
+    timeout: seconds after which the tool itself ends a call; callers wait that long.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Tool(Generic[A]):
     run: RunFor[A]
     internal: bool = False
     function: ToolFunction | None = None
+    timeout: float | None = None
 
     def schema(self, participant: str) -> ToolSchema:
         return ToolSchema(
@@ -97,6 +99,7 @@ class Tool(Generic[A]):
             or ToolFunction(name=self.name, description=_described(self.args), parameters=parameters_schema(self.args)),
             participant=participant,
             internal=self.internal or None,
+            timeout=self.timeout,
         )
 
 
@@ -490,9 +493,11 @@ async def open_tools(context: Context[S], build: BuildTools[S]) -> AsyncIterator
 
     async def replace(settings: S) -> None:
         fresh = Tools()
-        fresh.runs = {tool.name: tool.run for tool in await fresh.stack.enter_async_context(build(settings))}
+        tools = await fresh.stack.enter_async_context(build(settings))
         old, offered.current = offered.current, fresh
+        offered.set(tools)
         context.keep_up("close tools", old.close)
+        await offered.announce()
 
     if outside(context.participant) and [tool.name for tool in tools] != [context.participant]:
         raise TypeError(f"{context.participant} must serve one tool, of its own name: nobody hears of another one")
@@ -511,12 +516,14 @@ def tool_service(
     settings_cls: type[S],
     build: Callable[[S], AbstractAsyncContextManager[Run[A]]],
 ) -> Service[S]:
-    """A participant that serves one tool of its own name."""
+    """A participant that serves one tool of its own name. A setting `timeout` is how long a call may take, in seconds:
+    `build` sees to that, and callers are told."""
 
     @contextlib.asynccontextmanager
     async def single(settings: S) -> AsyncIterator[Sequence[Tool[Any]]]:
         async with build(settings) as run:
-            yield [Tool(participant, args, lambda args, _request: run(args))]
+            timeout = getattr(settings, "timeout", None)
+            yield [Tool(participant, args, lambda args, _request: run(args), timeout=timeout)]
 
     def opened(context: Context[S]) -> AbstractAsyncContextManager[Sequence[Work]]:
         return open_tools(context, single)

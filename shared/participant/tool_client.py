@@ -15,7 +15,15 @@ from pydantic_core import PydanticSerializationError
 from shared.bus import ConnectionLost
 from shared.bus.keys import result_key
 from shared.bus.port import any_refused, checked
-from shared.contracts import TOOL_REQUEST, Outgoing, ToolRequest, ToolResultMessage, canonical_tool, encode
+from shared.contracts import (
+    LONGEST_CALL,
+    TOOL_REQUEST,
+    Outgoing,
+    ToolRequest,
+    ToolResultMessage,
+    canonical_tool,
+    encode,
+)
 from shared.envelope import Envelope
 from shared.errors import DecodeError, Local2Error, PermanentError
 from shared.participant.deadlines import Deadlines
@@ -97,6 +105,14 @@ class ToolClient:
     async def schemas(self) -> dict[str, dict[str, Any]]:
         """The tools that models may be offered now, by name, in the OpenAI form."""
         return await self._context.registry.tools()
+
+    async def patience(self, name: str, args: Mapping[str, Any], usual: float) -> float:
+        """Seconds to wait for a call: as many as usual, or more where the tool's worker says that it may take more."""
+        served = await self._context.registry.served(canonical_tool(name, args)) or {}
+        announced = served.get("timeout")
+        if not isinstance(announced, int | float) or not usual < announced:
+            return usual
+        return min(announced, LONGEST_CALL)
 
     async def call(
         self,

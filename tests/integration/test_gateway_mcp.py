@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,17 @@ import pytest
 from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
+from pydantic import BaseModel, Field
 from support.http_gateway import ADMIN_KEY, FakeGenerator, Site, client, gateway_settings, generating, serving
 from support.services import announced, running
 from support.waiting import eventually
 
 from services.web_search.service import WebSearchSettings
 from services.web_search.service import app as web_search
+from shared.contracts import ToolRequest
+from shared.participant.service import Context, Service, Work
+from shared.participant.settings import Settings
+from shared.participant.tool import Tool, ToolResult, open_tools
 
 
 @pytest.fixture
@@ -172,6 +177,50 @@ async def test_tools_run_over_the_bus_for_the_user(site: Site, redis_url: str, t
             assert text(found).startswith("Today's date: ")
             wrong = await one.call_tool("web_search", {})
             assert (wrong.is_error, text(wrong)) == (True, "missing query argument")
+
+
+class Found(BaseModel):
+    """Find something of the user's. Call it in tests."""
+
+    query: str = Field(min_length=1)
+
+
+@asynccontextmanager
+async def finding(context: Context[Settings]) -> AsyncIterator[Sequence[Work]]:
+    """The tools of memory and knowledge, which say whose they are asked for."""
+
+    async def find(args: Found, request: ToolRequest) -> ToolResult:
+        return ToolResult(f"{request.tool} of {request.user_id}: {args.query}")
+
+    @asynccontextmanager
+    async def tools(_settings: Settings) -> AsyncIterator[Sequence[Tool[Any]]]:
+        yield [Tool(name, Found, find) for name in (*FOUND, "shut")]
+
+    async with open_tools(context, tools) as work:
+        yield work
+
+
+FOUND = ("search_documents", "search_knowledge_graph", "search_memory")
+
+
+async def test_what_a_user_has_is_found_in_documents_and_knowledge_too(
+    site: Site, redis_url: str, tmp_path: Path
+) -> None:
+    settings = Settings(redis_url=redis_url, data_dir=tmp_path, heartbeat=0.2, drain=0.5)
+    async with running(Service("finder", Settings, finding), settings):
+        await announced(redis_url, "finder")
+        async with await site.key("ann") as ann:
+            key = ann.headers["Authorization"].removeprefix("Bearer ")
+            async with speaking(site, key) as one:
+
+                async def offered() -> bool:
+                    return sorted(tool.name for tool in (await one.list_tools()).tools) == ["ask", *FOUND]
+
+                await eventually(offered, what="the tools are offered, and no other")
+                for name in FOUND:
+                    assert text(await one.call_tool(name, {"query": "x"})) == f"{name} of ann: x"
+                with pytest.raises(MCPError, match="unknown tool"):
+                    await one.call_tool("shut", {"query": "x"})
 
 
 async def test_each_sees_its_own_and_nobody_without_a_key_anything(site: Site) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from support.apps import ProbeSettings, probe
+from support.services import announced, running
 from support.stack import shown, stage
 
 from shared.contracts import RESPONSE_GENERATION
@@ -75,6 +77,17 @@ async def test_a_tool_that_takes_too_long_is_a_text_for_the_model(redis_url: str
         assert on.server.requests[-1].body["messages"][-1]["content"] == "[tool timeout after 0.3s]"
         states = [e.value()["action"] for e in await on.journal(query_id) if e.type is EntryType.STATE]
     assert "TOOL_TIMEOUT" in states
+
+
+async def test_a_tool_that_says_how_long_it_may_take_is_waited_for(redis_url: str) -> None:
+    rules = [calling(args={"text": "slow", "seconds": 0.6}), DONE]
+    settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2, drain=0.2, timeout=30.0)
+    async with running(probe, settings):
+        await announced(redis_url, "probe")
+        async with stage(redis_url, rules, tool_timeout=0.1) as on:
+            query_id = await on.ask("go")
+            assert await on.answer(query_id) == "It is done."
+            assert (await on.seen(query_id, EntryType.TOOL_RESULT)).value()["result"] == "you said slow"
 
 
 async def test_a_tool_without_a_live_worker_is_answered_at_once(redis_url: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,52 +16,16 @@ from redis.exceptions import NoPermissionError
 from support.acl_redis import acl_redis
 from support.http_gateway import ADMIN_KEY, gateway_settings
 from support.http_gateway import serving as gateway
+from support.mcp_asking import SECRET, Asker, asking, change, mcp_settings
 from support.services import TESTS, announced, running
 from support.waiting import eventually
 from typer.testing import CliRunner
 
 from services.cli.app import app as cli
 from services.mcp.service import app
-from services.mcp.settings import McpSettings
-from shared.bus import Bus
 from shared.bus.keys import MCP_PINS, settings_key
-from shared.contracts import QUERY_CANCEL, SETTINGS_UPDATE, QueryCancel, SettingsUpdate, ToolResultMessage
-from shared.participant.service import Context, open_context
+from shared.contracts import QUERY_CANCEL, QueryCancel
 from shared.participant.settings import Settings
-from shared.participant.tool_client import Caller, ToolClient
-
-SECRET = "sk-a-very-secret-key"
-
-
-class Asker:
-    """Calls tools as the generator does."""
-
-    def __init__(self, context: Context[Settings]) -> None:
-        self.context = context
-        self.tools = ToolClient(context)
-        self._count = 0
-
-    async def call(self, tool: str, timeout: float = 20.0, query_id: str = "q-1", **args: Any) -> ToolResultMessage:
-        self._count += 1
-        call_id = f"c-{id(self)}-{self._count}"
-        caller = Caller(query_id=query_id)
-        return await self.tools.call(tool, args, call_id=call_id, caller=caller, timeout=timeout, attempt=1)
-
-    async def offered(self) -> dict[str, Any]:
-        await self.context.registry.replicas(fresh=True)
-        return {name: one["function"] for name, one in (await self.tools.schemas()).items() if "__" in name}
-
-    async def fact(self) -> dict[str, Any]:
-        (replica,) = [one for one in await self.context.registry.replicas(fresh=True) if one.participant == "mcp"]
-        (server,) = replica.facts["mcp"]
-        found: dict[str, Any] = server
-        return found
-
-
-@asynccontextmanager
-async def asking(settings: Settings) -> AsyncIterator[Asker]:
-    async with open_context("asker", settings) as context:
-        yield Asker(context)
 
 
 @pytest.fixture
@@ -77,21 +40,6 @@ def environment(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), str(TESTS.parent)]))
     monkeypatch.setenv("MCP_SERVER_FOLDER", str(folder))
     monkeypatch.setenv("MCP_SERVER_SECRET", SECRET)
-
-
-ENV = ["PYTHONPATH", "MCP_SERVER_FOLDER", "MCP_SERVER_SECRET"]
-
-
-def mcp_settings(settings: Settings, **values: Any) -> McpSettings:
-    server = {"command": [sys.executable, "-m", "support.mcp_server"], "env": ENV, **values.pop("server", {})}
-    common = {
-        "redis_url": settings.redis_url,
-        "data_dir": settings.data_dir,
-        "heartbeat": 0.2,
-        "drain": 0.5,
-        "restart_seconds": 0.1,
-    }
-    return McpSettings(**{**common, "log_level": "error", "servers": {"faulty": server}, **values})
 
 
 @pytest.fixture
@@ -215,12 +163,6 @@ async def test_a_cancelled_query_and_a_time_out_reach_the_server(
 
         await eventually(in_time, what="the new time-out counts")
         await eventually(lambda: (folder / "cancelled").exists(), what="the server was told")
-
-
-async def change(bus: Bus, raw: redis.Redis, **values: Any) -> None:
-    """What the gateway does when an operator changes settings."""
-    raw.hset(settings_key("mcp"), mapping={name: orjson.dumps(value) for name, value in values.items()})
-    await bus.publish(SETTINGS_UPDATE.of(SettingsUpdate(participant="mcp", values=values)))
 
 
 @pytest.mark.parametrize("protocol", ["old", "newest"])

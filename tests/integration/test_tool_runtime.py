@@ -311,6 +311,39 @@ async def test_wrong_settings_change_nothing_and_stop_nobody(values: dict[str, A
                 pass
 
 
+async def test_callers_wait_as_long_as_a_tool_says_and_never_less_than_usual(probing: ProbeSettings) -> None:
+    async with both(probing.model_copy(update={"timeout": 30.0})) as (client, context):
+
+        async def patience(usual: float) -> float:
+            await context.registry.replicas(fresh=True)
+            return await client.patience("probe", {}, usual)
+
+        assert [await patience(usual) for usual in (15.0, 60.0)] == [30.0, 60.0]
+        assert await client.patience("nobody", {}, 15.0) == 15.0
+        # an operator changes it while the tool runs
+        update = SettingsUpdate(participant="probe", values={"timeout": 45.0})
+        await context.bus.publish(SETTINGS_UPDATE.of(update))
+
+        async def changed() -> bool:
+            return await patience(15.0) == 45.0
+
+        await eventually(changed, what="the new time-out is announced")
+
+
+@pytest.mark.parametrize(("announced_by_somebody", "waited"), [("soon", 15), (-1, 15), (True, 15), (1e300, 3_600)])
+async def test_nobody_is_waited_for_without_an_end_whatever_is_announced(
+    probing: ProbeSettings, announced_by_somebody: Any, waited: float
+) -> None:
+    async with both(probing) as (client, context):
+        served = {"probe": {"timeout": announced_by_somebody}}
+
+        async def entry(name: str) -> dict[str, Any]:
+            return served[name]
+
+        context.registry.served = entry  # type: ignore[method-assign, assignment]
+        assert await client.patience("probe", {}, 15) == waited
+
+
 async def test_the_schema_is_announced_at_start_and_on_request(probing: ProbeSettings, raw: redis.Redis) -> None:
     async with both(probing) as (_, context):
         first = [orjson.loads(fields[b"payload"]) for _, fields in raw.xrange(TOOL_SCHEMA.stream)]

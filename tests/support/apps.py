@@ -35,10 +35,11 @@ class Probe(BaseModel):
 class ProbeSettings(Settings):
     """effects_url: where runs are counted, past any proxy."""
 
-    runtime: ClassVar[frozenset[str]] = Settings.runtime | {"greeting", "concurrency"}
+    runtime: ClassVar[frozenset[str]] = Settings.runtime | {"greeting", "concurrency", "timeout"}
 
     greeting: str = Field(default="you said", min_length=1, description="First words of an answer")
     effects_url: str = Field(default="", description="Redis in which runs are counted")
+    timeout: float | None = Field(default=None, gt=0, description="Seconds that it says a call may take")
 
 
 @asynccontextmanager

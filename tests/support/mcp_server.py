@@ -1,7 +1,8 @@
-"""A small MCP server with faults, written with the SDK: `python -m support.mcp_server`, over standard input and output.
+"""A small MCP server with faults, written with the SDK: `python -m support.mcp_server`, over standard input and output,
+or with a port over streamable HTTP, for those who have the secret as their key.
 
 MCP_SERVER_FOLDER: what it notes of itself (`starts`, `cancelled`, `calls`) and reads (`version`, which changes the
-description of `add`; `fault`: `slow`, `dead`, `old`, `extra` or `crowd`).
+description of `add`; `fault`: `slow`, `dead`, `old`, `extra` or `crowd`; `key`: another one than the secret).
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.runner import serve_loop
 from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 EVENTS = InMemorySubscriptionBus()
 _TEXT = {"type": "object", "properties": {"text": {"type": "string"}}}
@@ -50,7 +54,9 @@ def note(name: str, text: str) -> None:
 
 def tools() -> list[types.Tool]:
     version = read("version")
-    plain = dict.fromkeys(("echo", "die", "hang", "flood", "fail", "image", "leak", "hostile", "change"), _TEXT)
+    plain = dict.fromkeys(
+        ("echo", "die", "hang", "flood", "deluge", "fail", "image", "leak", "hostile", "change"), _TEXT
+    )
     more = {"extra": ["extra"], "crowd": [f"one_of_{n}" for n in range(1_000)]}
     extra = more.get(read("fault"), [])
     return [
@@ -85,6 +91,11 @@ async def called(ctx: ServerRequestContext[Any], params: types.CallToolRequestPa
                 raise
         case "flood":
             return said("x" * 10_000_000)
+        case "deluge":
+            if args.get("text") == "events":
+                # then the answer is the last event of a stream
+                await ctx.session.send_tool_list_changed()
+            return said("x" * 20_000_000)
         case "fail":
             return said(f"no such file: {args.get('text')} {SECRET}", is_error=True)
         case "image":
@@ -117,7 +128,6 @@ def server() -> Server[Any]:
 
 
 async def over_stdio() -> None:
-    note("starts", str(os.getpid()))
     if read("fault") == "slow":
         await asyncio.sleep(1.0)
     print("this line is no message", flush=True)
@@ -131,5 +141,28 @@ async def over_stdio() -> None:
             await one.run(reading, writing, options)
 
 
+def over_http(port: int) -> None:
+    import uvicorn
+
+    uvicorn.run(_locked(server().streamable_http_app()), port=port, log_level="error")
+
+
+def _locked(app: ASGIApp) -> ASGIApp:
+    """For those alone who have the key."""
+
+    async def locked(scope: Scope, receive: Receive, send: Send) -> None:
+        given = Request(scope).headers.get("authorization") if scope["type"] == "http" else None
+        if scope["type"] == "http" and given != f"Bearer {read('key') or SECRET}":
+            await PlainTextResponse("no entry", 401)(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return locked
+
+
 if __name__ == "__main__":
-    asyncio.run(over_stdio())
+    note("starts", str(os.getpid()))
+    if len(sys.argv) > 1:
+        over_http(int(sys.argv[1]))
+    else:
+        asyncio.run(over_stdio())

@@ -41,7 +41,14 @@ from shared.participant.tool_client import Caller
 from shared.records.journal import TERMINAL
 
 # Of the tools that are alive, those that MCP clients are offered.
-TOOLS = ("search_memory", "save_memory", "web_search", "web_fetch")
+TOOLS = (
+    "search_memory",
+    "search_documents",
+    "search_knowledge_graph",
+    "save_memory",
+    "web_search",
+    "web_fetch",
+)
 _SESSION, _ENGRAM = "local2://sessions/", "local2://engrams/"
 _PAGE = 50
 _TERMINAL = frozenset(kind.value.encode() for kind in TERMINAL)
@@ -155,7 +162,8 @@ class McpServer:
     async def _tool(self, name: str, args: dict[str, Any]) -> types.CallToolResult:
         """One call over the bus, without a model."""
         gateway = self._gateway
-        timeout = gateway.settings.tool_timeout
+        async with gateway.reachable():
+            timeout = await gateway.tools.patience(name, args, gateway.settings.tool_timeout)
         async with gateway.reachable(extra=timeout):
             call_id = f"mcp:{uuid.uuid4().hex}"
             caller = Caller(call_id, user_id=self._user_id, deadline=gateway.bus.now_ms() + int(timeout * 1000))

@@ -47,7 +47,8 @@ async def list_tools(gateway: GatewayDep, _user: UserDep) -> Response:
 )
 async def call_tool(request: Request, name: str, body: ToolCallBody, gateway: GatewayDep, user: UserDep) -> Response:
     tool = canonical_tool(name, body.args)
-    timeout = gateway.settings.tool_timeout
+    async with gateway.reachable():
+        timeout = await gateway.tools.patience(tool, body.args, gateway.settings.tool_timeout)
     async with gateway.reachable(extra=timeout):
         if tool not in await gateway.tools.schemas():
             registry = gateway.context.registry
