@@ -106,7 +106,7 @@ class ToolClient:
         """The tools that models may be offered now, by name, in the OpenAI form."""
         return await self._context.registry.tools()
 
-    async def patience(self, name: str, args: Mapping[str, Any], usual: float) -> float:
+    async def patience(self, name: str, args: dict[str, Any], usual: float) -> float:
         """Seconds to wait for a call: as many as usual, or more where the tool's worker says that it may take more."""
         served = await self._context.registry.served(canonical_tool(name, args)) or {}
         announced = served.get("timeout")
