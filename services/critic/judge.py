@@ -55,18 +55,23 @@ class Comparison:
 
 
 class Judge:
-    def __init__(self, model: CourteousChatModel, settings: Callable[[], CriticSettings]) -> None:
+    """at_once: somebody waits for what it says: it does not come after users' queries, and one that is away is not
+    waited for."""
+
+    def __init__(
+        self, model: CourteousChatModel, settings: Callable[[], CriticSettings], *, at_once: bool = False
+    ) -> None:
         self._model = model
         self._settings = settings
+        self._at_once = at_once
         self.unread = 0
         self._missing: str | None = None
 
     async def grade(self, instruction: str, answer: str, reference: str, rubric: Rubric) -> Grade | None:
         """Never raises for the judge's sake: what cannot be judged has no score. None: the judge is missing, which was
         said of an answer before."""
-        prompt = absolute_prompt(instruction, answer, rubric.text, reference)
         try:
-            score, said, attempts = await self._ask(prompt, parse_score, "grade")
+            grade = await self.graded(instruction, answer, reference, rubric)
         except ModelError as exc:
             said_before = isinstance(exc, ModelMissing) and self._missing == str(exc)
             self._missing = str(exc) if isinstance(exc, ModelMissing) else None
@@ -75,6 +80,12 @@ class Judge:
             log.warning("critic.judge_failed", reason=exc.cause)
             return Grade(None, f"not graded: {exc.cause}", rubric.name, 0)
         self._missing = None
+        return grade
+
+    async def graded(self, instruction: str, answer: str, reference: str, rubric: Rubric) -> Grade:
+        """Raises ModelError when there is no judge."""
+        prompt = absolute_prompt(instruction, answer, rubric.text, reference)
+        score, said, attempts = await self._ask(prompt, parse_score, "grade")
         if score is None:
             log.warning("critic.unreadable_grade", attempts=attempts)
             return Grade(None, f"not graded: no score could be read from what the judge said: {said[:500]}",
@@ -83,15 +94,19 @@ class Judge:
 
     async def compare(self, instruction: str, a: str, b: str, reference: str, rubric: Rubric) -> Comparison | None:
         """Both orders; None when one of the verdicts cannot be had or read."""
+        try:
+            return await self.compared(instruction, a, b, reference, rubric)
+        except ModelError as exc:
+            log.warning("critic.judge_failed", reason=str(exc))
+            return None
+
+    async def compared(self, instruction: str, a: str, b: str, reference: str, rubric: Rubric) -> Comparison | None:
+        """Both orders; None when one of the verdicts cannot be read. Raises ModelError when there is no judge."""
         verdicts: list[tuple[Verdict, str]] = []
         verdict: Verdict | None
         for first, second in ((a, b), (b, a)):
             prompt = relative_prompt(instruction, first, second, rubric.question, reference)
-            try:
-                verdict, said, attempts = await self._ask(prompt, parse_winner, "comparison")
-            except ModelError as exc:
-                log.warning("critic.judge_failed", reason=str(exc))
-                return None
+            verdict, said, attempts = await self._ask(prompt, parse_winner, "comparison")
             if verdict is None:
                 log.warning("critic.unreadable_verdict", attempts=attempts)
                 return None
@@ -136,5 +151,7 @@ class Judge:
             num_ctx=facts.context(min(settings.num_ctx, facts.preset or settings.num_ctx)),
             options={"temperature": min(temperature, 2.0), "num_predict": _LONGEST, "seed": attempt},
             idle_timeout=settings.grade_timeout,
+            patience=0.0 if self._at_once else None,
         )
-        return await self._model.say(request, seconds=settings.grade_timeout, patience=settings.patience)
+        patience = 0.0 if self._at_once else settings.patience
+        return await self._model.say(request, seconds=settings.grade_timeout, patience=patience)

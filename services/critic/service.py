@@ -1,4 +1,4 @@
-"""critic: grades every answer, and compares those of A with those of B."""
+"""critic: grades every answer, and compares those of A with those of B; a judge for whoever asks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from typing import Any
 
 import orjson
 
@@ -13,6 +14,7 @@ from services.critic.critic import Critic
 from services.critic.judge import Judge
 from services.critic.rubrics import load_rubrics
 from services.critic.settings import CriticSettings
+from services.critic.tools import JudgeTools
 from shared.bus import ReplyError
 from shared.contracts import RESPONSE_GENERATION
 from shared.errors import TransientError
@@ -20,6 +22,7 @@ from shared.llm.courtesy import CourteousChatModel, answering
 from shared.llm.factory import LOOK_SECONDS
 from shared.participant.background import beside
 from shared.participant.service import Context, Service, Subscription, Work
+from shared.participant.tool import Tool, open_tools
 from shared.telemetry import metrics
 
 
@@ -30,12 +33,22 @@ async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work
     model = CourteousChatModel(context.settings.chat_model(), answering(context.bus), lambda: context.settings)
     judge = Judge(model, lambda: context.settings)
     critic = Critic(context, judge, rubrics)
-    await _look(context, model, critic, judge)
-    try:
+    offered = JudgeTools(Judge(model, lambda: context.settings, at_once=True), rubrics).tools()
+
+    @contextlib.asynccontextmanager
+    async def same(_settings: CriticSettings) -> AsyncIterator[Sequence[Tool[Any]]]:
+        # they look at the context's settings at each call
+        yield offered
+
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(model.aclose)
+        works = await stack.enter_async_context(open_tools(context, same))
+        await _look(context, model, critic, judge)
         async with beside(watch_judge=partial(_watch, context, model, critic, judge)):
-            yield [Subscription(RESPONSE_GENERATION, critic.grade, critic.abandon)]
-    finally:
-        await model.aclose()
+            grading = Subscription(
+                RESPONSE_GENERATION, critic.grade, critic.abandon, limit=lambda: context.settings.concurrency
+            )
+            yield [*works, grading]
 
 
 async def _tell_choice(context: Context[CriticSettings], names: list[str]) -> None:

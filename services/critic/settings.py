@@ -12,6 +12,9 @@ from shared.llm.courtesy import CourtesySettings
 from shared.llm.settings import JUDGE, BackendSettings, JudgeName
 from shared.participant.settings import Settings
 
+# Calls of the judge's tools that one replica runs at the same time.
+_TOOL_CALLS = 4
+
 
 class CriticSettings(BackendSettings, CourtesySettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
@@ -45,6 +48,11 @@ class CriticSettings(BackendSettings, CourtesySettings):
     )
     rubrics_dir: Path | None = Field(default=None, description="Folder of further rubrics, NAME.txt each")
     concurrency: int = Field(default=1, ge=1, le=64, description="Answers judged at the same time by one replica")
+
+    @property
+    def slots_in_all(self) -> int:
+        """Grading waits for a quiet moment; who asks the judge by a tool does not wait behind it."""
+        return self.concurrency + _TOOL_CALLS
 
     @model_validator(mode="after")
     def _rubrics_there(self) -> Self:

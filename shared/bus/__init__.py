@@ -5,7 +5,7 @@ from shared.bus.consumer import Consumer, Route
 from shared.bus.follow import START, Follower, next_page
 from shared.bus.link import Link
 from shared.bus.port import BusFull, Command, ConnectionLost, Port, Reply, ReplyError, Script
-from shared.bus.slots import Delivery
+from shared.bus.slots import Delivery, Limit
 from shared.bus.streams import Bus, Entry, GroupState, StreamState, grouping, order
 from shared.bus.tail import Tail
 
@@ -22,6 +22,7 @@ __all__ = [
     "Entry",
     "Follower",
     "GroupState",
+    "Limit",
     "Link",
     "Port",
     "Reply",

@@ -17,7 +17,7 @@ from shared.bus.claims import Claims, Found
 from shared.bus.link import MOST_TRIES
 from shared.bus.port import BusFull, Command, ConnectionLost, ReplyError
 from shared.bus.settling import EffectRefused, Settled, Settling
-from shared.bus.slots import Delivery, Slots
+from shared.bus.slots import Delivery, Limit, Slots
 from shared.bus.streams import Bus, entries
 from shared.errors import Fenced, Local2Error, PermanentError, TransientError
 from shared.telemetry.logging import get_logger
@@ -45,7 +45,7 @@ class Route:
     handler: Handler
     undertaker: Undertaker | None = None
     single_group: bool = False
-    limit: int | None = None
+    limit: Limit = None
 
 
 class Consumer:
@@ -418,7 +418,7 @@ class Consumer:
             log.warning("bus.hand_over_failed", reason=str(exc))
 
 
-def _limits(routes: Mapping[str, Route]) -> dict[str, int | None]:
+def _limits(routes: Mapping[str, Route]) -> dict[str, Limit]:
     return {stream: route.limit for stream, route in routes.items()}
 
 

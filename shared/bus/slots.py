@@ -7,6 +7,9 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
+# Entries of one stream held at the same time: a number, or what says it now; None: as many as there are slots.
+Limit = int | Callable[[], int] | None
+
 
 @dataclass(eq=False, slots=True)
 class Delivery:
@@ -42,9 +45,7 @@ class Slots:
     last: the number of deliveries after which an entry is given up. unblock: ends the read in progress.
     """
 
-    def __init__(
-        self, size: int, limits: dict[str, int | None], last: int, unblock: Callable[[], Awaitable[bool]]
-    ) -> None:
+    def __init__(self, size: int, limits: dict[str, Limit], last: int, unblock: Callable[[], Awaitable[bool]]) -> None:
         self.size = size
         self.held: dict[tuple[str, str], Delivery] = {}
         self.working: set[Delivery] = set()
@@ -81,6 +82,8 @@ class Slots:
     def room_of(self, stream: str) -> int | None:
         """How many more entries of a stream may be held; None when it has no limit of its own."""
         limit = self.limits[stream]
+        if callable(limit):
+            limit = limit()
         return None if limit is None else max(0, limit - sum(held == stream for held, _ in self.held))
 
     async def free_one(self) -> None:

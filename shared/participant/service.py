@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
 
-from shared.bus import Bus, BusFull, Command, Consumer, Delivery, Route, Tail
+from shared.bus import Bus, BusFull, Command, Consumer, Delivery, Limit, Route, Tail
 from shared.bus.keys import inbox_key, settings_key
 from shared.contracts import SETTINGS_UPDATE, Outgoing, Payload, Subject
 from shared.envelope import Envelope, Message, now_ms
@@ -234,13 +234,13 @@ class Subscription(Generic[T]):
     """handle: one message in, the messages to publish out; they are written together with the acknowledgement.
 
     abandon: the same for a message that is given up for good, with the reason.
-    limit: messages held at the same time (see Route); None: as many as the replica has slots.
+    limit: messages held at the same time (see Route), or what says it now; None: as many as the replica has slots.
     """
 
     subject: Subject[T]
     handle: Callable[[Message[T]], Awaitable[Iterable[Outgoing]]]
     abandon: Callable[[Message[T], str], Awaitable[Iterable[Outgoing]]] | None = None
-    limit: int | None = None
+    limit: Limit = None
 
     @property
     def stream(self) -> str:
@@ -308,7 +308,7 @@ class Service(Generic[S]):
                 self.participant,
                 context.replica,
                 context.routes,
-                concurrency=context.settings.concurrency,
+                concurrency=context.settings.slots_in_all,
                 heartbeat=settings.heartbeat,
                 max_deliveries=settings.max_deliveries,
                 drain=settings.drain,
@@ -316,7 +316,7 @@ class Service(Generic[S]):
             context.consumer = consumer
 
             async def resize(changed: S) -> None:
-                consumer.resize(changed.concurrency)
+                consumer.resize(changed.slots_in_all)
 
             context.on_settings(resize)
             context.state = "ready"

@@ -165,6 +165,11 @@ class Settings(BaseSettings):
         names = cls._names()
         return {names.get(key.lower(), key): value for key, value in values.items()}
 
+    @property
+    def slots_in_all(self) -> int:
+        """Messages of all kinds handled at the same time by one replica."""
+        return self.concurrency
+
     def update_settings(self, values: Mapping[str, Any]) -> Self:
         """These settings with validated run-time updates. Raises SettingsError; nothing is changed then."""
         unknown = sorted(set(values) - self.runtime)
