@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 # Of the files' form and of the words in them: another number makes every index be built anew.
-VERSION = 4
+VERSION = 5
 # Words of a query that are looked up, and engrams that are scored for them: words that many engrams have cost the most
 # and tell the least. Where all words of a query are common, the newest engrams are scored that have them all.
 MAX_WORDS = 32
@@ -21,7 +21,8 @@ BEFORE_WEIGHT = 0.4
 SCHEMA = f"""
 CREATE TABLE owner(user_id TEXT NOT NULL);
 CREATE TABLE engram(n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, turn TEXT NOT NULL, before TEXT NOT NULL,
-    data TEXT NOT NULL, vector BLOB, model TEXT NOT NULL);
+    data TEXT NOT NULL, vector BLOB, model TEXT NOT NULL, talk TEXT NOT NULL, time INTEGER NOT NULL);
+CREATE INDEX talks ON engram(talk, time, n) WHERE talk != '';
 CREATE VIRTUAL TABLE words USING fts5(turn, before, content='engram', content_rowid='n',
     tokenize='unicode61 remove_diacritics 0');
 PRAGMA user_version = {VERSION};
@@ -41,8 +42,9 @@ SELECT engram.id, engram.turn, engram.before, engram.vector, engram.model FROM (
 class Entry:
     """What is indexed of one engram: its own text, and the text of the turn before it in the same session.
 
-    data: what is wanted of an engram once it is found; see `KeywordIndex.data`. vector (of this model): comes back with
-    each hit; without one the vector that is there stays, as long as the texts are the same.
+    talk: the same for all turns of one conversation, which are in order by `time` (ms) and then as they came; '' for
+    what stands alone. data: what is wanted of an engram once it is found; see `KeywordIndex.data`. vector (of this
+    model): comes back with each hit; without one the vector that is there stays, as long as the texts are the same.
     """
 
     id: str
@@ -51,6 +53,8 @@ class Entry:
     data: str = ""
     vector: bytes | None = None
     model: str = ""
+    talk: str = ""
+    time: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +71,57 @@ class KeywordHit:
     model: str = ""
 
 
-# As it is written: id, words of the turn, words of the turn before, data, vector, model.
-Row = tuple[str, str, str, str, bytes | None, str]
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`rarity`: what each word of the query is worth; what no engram has counts, too."""
+
+    hits: Sequence[KeywordHit] = field(default_factory=list)
+    rarity: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An engram beside others: its share of a query's words, its vector, and the ids of the turns around it.
+
+    `before` and `after` are None where there is none, or it was not looked for: of an engram that was read as another's
+    neighbour, only that one is known.
+    """
+
+    id: str
+    score: float
+    vector: bytes | None
+    model: str
+    before: str | None = None
+    after: str | None = None
+
+
+# As it is written: id, words of the turn, words of the turn before, data, vector, model, talk, time.
+Row = tuple[str, str, str, str, bytes | None, str, str, int]
+
+_THERE = "SELECT n, turn, before, data, vector, model, talk, time FROM engram WHERE id = ?"
+_CHANGE = "UPDATE engram SET data = ?, vector = ?, model = ?, talk = ?, time = ? WHERE n = ?"
+_ADD = """
+INSERT INTO engram(n, id, turn, before, data, vector, model, talk, time) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
 
 
 def insert(db: sqlite3.Connection, rows: Iterable[Row]) -> None:
     for row in rows:
-        id_, turn, before, data, vector, model = row
-        there = db.execute("SELECT turn, before, data, vector, model FROM engram WHERE id = ?", (id_,)).fetchone()
+        id_, turn, before, data, vector, model, talk, time = row
+        there = db.execute(_THERE, (id_,)).fetchone()
+        n = None
         if there is not None:
-            if vector is None and there[0] == turn:
+            n = there[0]
+            if vector is None and there[1] == turn:
                 # the same words are in the same place
-                vector, model = there[3:]
-            if there[:2] == (turn, before):
-                if there[2:] != (data, vector, model):
-                    changed = "UPDATE engram SET data = ?, vector = ?, model = ? WHERE id = ?"
-                    db.execute(changed, (data, vector, model, id_))
+                vector, model = there[4:6]
+            if there[1:3] == (turn, before):
+                if there[3:] != (data, vector, model, talk, time):
+                    db.execute(_CHANGE, (data, vector, model, talk, time, n))
                 continue
             delete(db, id_)
-        added = "INSERT INTO engram(id, turn, before, data, vector, model) VALUES (?, ?, ?, ?, ?, ?)"
-        n = db.execute(added, (id_, turn, before, data, vector, model)).lastrowid
+        # under its old number, by which turns of one time are in order
+        n = db.execute(_ADD, (n, id_, turn, before, data, vector, model, talk, time)).lastrowid
         db.execute("INSERT INTO words(rowid, turn, before) VALUES (?, ?, ?)", (n, turn, before))
 
 
@@ -99,27 +134,71 @@ def delete(db: sqlite3.Connection, id_: str) -> bool:
     return True
 
 
-def search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> list[KeywordHit]:
+def search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> Found:
     # the highest number in place of how many there are: counting would take longer than all the rest
     (last,) = db.execute("SELECT max(n) FROM engram").fetchone()
     if last is None:
-        return []
+        return Found()
     counts = {word: _count(db, _quoted(word), last) for word in words}
+    rarity = {word: math.log(1 + (last - n + 0.5) / (n + 0.5)) for word, n in counts.items()}
     there = sorted((word for word in words if counts[word]), key=lambda word: counts[word])
     if not there:
-        return []
-    rarity = {word: math.log(1 + (last - n + 0.5) / (n + 0.5)) for word, n in counts.items()}
-    whole = sum(rarity.values())
+        return Found([], rarity)
     if counts[there[0]] > MAX_SCORED:
         expression, matching = _narrowed(db, there, counts, last)
         first = last - last * MAX_SCORED // matching if matching > MAX_SCORED else 0
     else:
         expression, first = " OR ".join(map(_quoted, _rarest(there, counts))), 0
     found = db.execute(_BEST, (BEFORE_WEIGHT, expression, first, limit)).fetchall()
-    return [
-        KeywordHit(id_, rank, _share(rarity, turn, before) / whole, vector, model)
+    hits = [
+        KeywordHit(id_, rank, _share(rarity, turn, before), vector, model)
         for rank, (id_, turn, before, vector, model) in enumerate(found, start=1)
     ]
+    return Found(hits, rarity)
+
+
+def shares(db: sqlite3.Connection, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
+    """The share of the words that each of the engrams has, of those that are there."""
+    rows = db.execute(f"SELECT id, turn, before FROM engram WHERE id IN ({_marks(ids)})", list(ids))
+    return {id_: _share(rarity, turn, before) for id_, turn, before in rows}
+
+
+# The turn before and the turn after each of some engrams, by their numbers.
+_AROUND = """
+SELECT one.n,
+    (SELECT n FROM engram WHERE talk = one.talk AND talk != '' AND (time, n) < (one.time, one.n)
+        ORDER BY time DESC, n DESC LIMIT 1),
+    (SELECT n FROM engram WHERE talk = one.talk AND talk != '' AND (time, n) > (one.time, one.n)
+        ORDER BY time, n LIMIT 1)
+FROM engram AS one WHERE one.id IN (%s)
+"""
+
+
+def placed(db: sqlite3.Connection, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, Placed]:
+    """Those of the engrams that are there, and the turns around them, with their share of the words."""
+    before: dict[int, int] = {}
+    after: dict[int, int] = {}
+    numbers: set[int] = set()
+    for n, earlier, later in db.execute(_AROUND % _marks(ids), list(ids)):
+        numbers.update(one for one in (n, earlier, later) if one is not None)
+        for first, second in ((earlier, n), (n, later)):
+            if first is not None and second is not None:
+                after[first], before[second] = second, first
+    query = f"SELECT n, id, turn, before, vector, model FROM engram WHERE n IN ({_marks(numbers)})"
+    rows = db.execute(query, list(numbers)).fetchall()
+    names = {row[0]: row[1] for row in rows}
+
+    def name(n: int | None) -> str | None:
+        return None if n is None else names[n]
+
+    return {
+        id_: Placed(id_, _share(rarity, turn, words), vector, model, name(before.get(n)), name(after.get(n)))
+        for n, id_, turn, words, vector, model in rows
+    }
+
+
+def _marks(values: Collection[object]) -> str:
+    return ", ".join("?" * len(values))
 
 
 def _quoted(word: str) -> str:
@@ -158,7 +237,10 @@ def _narrowed(db: sqlite3.Connection, there: Sequence[str], counts: dict[str, in
     return expression, matching
 
 
-def _share(rarity: dict[str, float], turn: str, before: str) -> float:
+def _share(rarity: Mapping[str, float], turn: str, before: str) -> float:
+    """Of the words, by what they are worth, 0…1."""
+    if not rarity:
+        return 0.0
     # words stand between single spaces
     turn, before = f" {turn} ", f" {before} "
     found = 0.0
@@ -167,4 +249,4 @@ def _share(rarity: dict[str, float], turn: str, before: str) -> float:
             found += value
         elif f" {word} " in before:
             found += value * BEFORE_WEIGHT
-    return found
+    return found / sum(rarity.values())

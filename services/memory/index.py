@@ -7,17 +7,18 @@ missed some (its mark is older than what the stream still has) makes everything 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
 
 from services.memory.catalog import Catalog
 from services.memory.engram import Engram
-from services.memory.keywords import Entry, KeywordHit, KeywordIndex, KeywordIndexDamaged
+from services.memory.keywords import Entry, Found, KeywordHit, KeywordIndex, KeywordIndexDamaged
+from services.memory.keywords import Placed as PlacedWords
 from services.memory.store import Placed, Store
 from services.memory.text import keyword_text
 from services.memory.vectors import NOWHERE, Vector
@@ -30,6 +31,8 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
+R = TypeVar("R")
+
 _MARK_SECONDS = 2.0
 _RETRY_SECONDS = 1.0
 
@@ -41,7 +44,14 @@ def entry(engram: Engram, vector: Vector | None = None) -> Entry:
     place, model = None, ""
     if vector is not None and vector.space != NOWHERE:
         place, model = np.asarray(vector.values, dtype=np.float16).tobytes(), vector.model
-    return Entry(engram.id, keyword_text(*engram.said(), at), engram.before, data, place, model)
+    text = keyword_text(*engram.said(), at)
+    return Entry(engram.id, text, engram.before, data, place, model, talk_of(engram), engram.time)
+
+
+def talk_of(engram: Engram) -> str:
+    """What the turns of one session with one respondent have in common; '' for what stands in no session's order."""
+    in_order = engram.session_id and engram.kind != "topic"
+    return f"{engram.respondent_id}:{engram.session_id}" if in_order else ""
 
 
 def engrams_of(found: Mapping[str, str], user_id: str) -> dict[str, Engram]:
@@ -50,8 +60,8 @@ def engrams_of(found: Mapping[str, str], user_id: str) -> dict[str, Engram]:
     return {engram.id: engram for engram in read if engram.user_id == user_id}
 
 
-def similarities(hits: Iterable[KeywordHit], vector: Vector) -> dict[str, float]:
-    """The cosine of each hit with the vector, where its own is known and can be compared."""
+def similarities(hits: Iterable[KeywordHit | PlacedWords], vector: Vector) -> dict[str, float]:
+    """The cosine of each one with the vector, where its own is known and can be compared."""
     size = 2 * len(vector.values)
     placed = [hit for hit in hits if hit.vector is not None and hit.model == vector.model and len(hit.vector) == size]
     if not placed:
@@ -101,22 +111,28 @@ class Index:
         await self._remove_user(user_id)
         await self._tell(MemoryChanged(user_id=user_id, all=True))
 
-    async def search(self, user_id: str, query: str, limit: int) -> list[KeywordHit]:
-        try:
-            return await asyncio.to_thread(self._keywords.search, user_id, query, limit)
-        except KeywordIndexDamaged as exc:
-            log.error("keywords.damaged", reason=str(exc))
-            self._context.keep_up("repair words", partial(self._repair, user_id))
-            return []
+    async def search(self, user_id: str, query: str, limit: int) -> Found:
+        return await self._looked(user_id, Found(), lambda: self._keywords.search(user_id, query, limit))
+
+    async def shares(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
+        return await self._looked(user_id, {}, lambda: self._keywords.shares(user_id, ids, rarity))
+
+    async def placed(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, PlacedWords]:
+        """Engrams that a search has found, and the turns around them, as this replica knows them."""
+        return await self._looked(user_id, {}, lambda: self._keywords.placed(user_id, ids, rarity))
 
     async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
         """What this replica knows of engrams that a search has found; the store is asked for the others."""
+        return await self._looked(user_id, {}, lambda: engrams_of(self._keywords.data(user_id, ids), user_id))
+
+    async def _looked(self, user_id: str, nothing: R, work: Callable[[], R]) -> R:
+        """What the work finds; nothing in a damaged index, which is repaired then."""
         try:
-            return await asyncio.to_thread(lambda: engrams_of(self._keywords.data(user_id, ids), user_id))
+            return await asyncio.to_thread(work)
         except KeywordIndexDamaged as exc:
             log.error("keywords.damaged", reason=str(exc))
             self._context.keep_up("repair words", partial(self._repair, user_id))
-            return {}
+            return nothing
 
     async def _tell(self, change: MemoryChanged) -> None:
         await self._context.bus.publish(MEMORY_CHANGED.of(change, user_id=change.user_id))

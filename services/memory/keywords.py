@@ -12,16 +12,29 @@ import os
 import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.memory.fts import MAX_WORDS, SCHEMA, VERSION, Entry, KeywordHit, delete, insert, search
+from services.memory.fts import (
+    MAX_WORDS,
+    SCHEMA,
+    VERSION,
+    Entry,
+    Found,
+    KeywordHit,
+    Placed,
+    delete,
+    insert,
+    placed,
+    search,
+    shares,
+)
 from services.memory.text import query_tokens, tokens
 from shared.errors import Local2Error
 
-__all__ = ["Entry", "KeywordHit", "KeywordIndex", "KeywordIndexDamaged"]
+__all__ = ["Entry", "Found", "KeywordHit", "KeywordIndex", "KeywordIndexDamaged", "Placed"]
 
 # Databases held open at the same time.
 OPEN_FILES = 32
@@ -66,7 +79,8 @@ class KeywordIndex:
     def add(self, user_id: str, entries: Iterable[Entry]) -> None:
         """Adds or replaces; an entry that is there unchanged costs a look-up. All or nothing."""
         rows = [
-            (e.id, " ".join(tokens(e.text)), " ".join(tokens(e.before)), e.data, e.vector, e.model) for e in entries
+            (e.id, " ".join(tokens(e.text)), " ".join(tokens(e.before)), e.data, e.vector, e.model, e.talk, e.time)
+            for e in entries
         ]
         with self._using(user_id) as db, _transaction(db):
             insert(db, rows)
@@ -90,13 +104,29 @@ class KeywordIndex:
         with self._lock:
             self._drop(user_id)
 
-    def search(self, user_id: str, query: str, limit: int) -> list[KeywordHit]:
+    def search(self, user_id: str, query: str, limit: int) -> Found:
         """The engrams that share words with the query, best first. Raises KeywordIndexDamaged."""
         words = query_tokens(query)[:MAX_WORDS]
         if not words or limit < 1 or not self._path(user_id).exists():
-            return []
+            return Found()
         with self._using(user_id) as db:
             return search(db, words, limit)
+
+    def shares(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
+        """How engrams fit a query whose words are worth so much (`Found.rarity`): by id, as `KeywordHit.score`. Raises
+        KeywordIndexDamaged."""
+        if not ids or not rarity or not self._path(user_id).exists():
+            return {}
+        with self._using(user_id) as db:
+            return shares(db, ids, rarity)
+
+    def placed(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, Placed]:
+        """Those of the engrams that are there, and the turns before and after them, by id, with how they
+        fit the query. Raises KeywordIndexDamaged."""
+        if not ids or not self._path(user_id).exists():
+            return {}
+        with self._using(user_id) as db:
+            return placed(db, ids, rarity)
 
     def data(self, user_id: str, ids: Sequence[str]) -> dict[str, str]:
         """The `data` of those of the engrams that are there; far quicker than asking the store."""

@@ -1,6 +1,7 @@
 """Which engrams answer a query best: one pure function, explained per hit.
 
-1. Relevance (0…1) comes from what was found alone: the similarity, and the share of the query's words.
+1. Relevance comes from what was found alone: the similarity, and the share of the query's words, of the engram itself
+   (0…1) and, in part, of the turns before and after it.
 2. What is not relevant is left out; ratings have no say in that.
 3. Ratings (critic, pairwise winner, feedback) and age change the relevance of a relevant engram by at most `bound`
    of it. So no rating lifts an engram over one whose relevance is more than (1 + bound) / (1 - bound) times as high.
@@ -10,8 +11,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,7 +26,9 @@ class Weights(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    keyword: float = Field(default=0.3, ge=0, le=1, description="Share of the keyword search in the relevance")
+    keyword: float = Field(default=0.45, ge=0, le=1, description="Share of the keyword search in the relevance")
+    before: float = Field(default=0.2, ge=0, le=1, description="Part of the relevance of the turn before that is added")
+    after: float = Field(default=0.1, ge=0, le=1, description="Part of the relevance of the turn after that is added")
     critic: float = Field(default=0.04, ge=0, le=1, description="For a score of 5; a score of 1 counts as much against")
     winner: float = Field(default=0.06, ge=0, le=1, description="For the better of two answers, and against the other")
     feedback: float = Field(default=0.1, ge=0, le=1, description="For a reward of 1, and against one of -1")
@@ -54,6 +57,7 @@ class Candidate:
     similarity: float | None = None  # cosine; None: not known
     keyword_rank: int | None = None  # from 1; None: not found by keywords
     keyword_score: float | None = None  # KeywordHit.score, 0…1
+    lift: float = 0.0  # what the turns around it add to its relevance
     score: float | None = None  # the critic's, 1…5
     won: bool | None = None  # its pairwise comparison; None: a tie, or none was made
     feedback: float | None = None  # the reward, -1…1
@@ -64,7 +68,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """`score` is what hits are ordered by, between 0 and 1; `why` has what it was made of."""
+    """`score` (0…1) is how hits are ordered; `relevance` has no upper bound; `why` has what both were made of."""
 
     id: str
     score: float
@@ -100,21 +104,40 @@ def promising(candidates: Iterable[Candidate], weights: Weights, *, min_score: f
     """
     found: list[tuple[str, float]] = []
     for one in candidates:
-        relevance = _relevance(one.similarity, one.keyword_score, weights, min_score)
+        relevance = _relevance(one, weights, min_score)
         if relevance > 0:
-            found.append((one.id, min(1.0, relevance * (1 + weights.bound))))
+            found.append((one.id, relevance * (1 + weights.bound)))
     return sorted(found, key=lambda item: (-item[1], item[0]))
 
 
-def _relevance(similarity: float | None, keyword_score: float | None, weights: Weights, min_score: float) -> float:
-    """Between 0 and 1; 0 for what is not relevant."""
-    words = keyword_score or 0.0
-    if similarity is None:
-        relevance, least = words, 0.5
-    else:
-        relevance = (1 - weights.keyword) * max(0.0, similarity) + weights.keyword * words
-        least = (1 - weights.keyword) * min_score
-    return min(1.0, relevance) if relevance >= least else 0.0
+def lifted(
+    candidates: Mapping[str, Candidate], around: Mapping[str, tuple[str | None, str | None]], weights: Weights
+) -> dict[str, Candidate]:
+    """The candidates with what the turns around them add: what answers a question often stands beside what was asked.
+
+    around: by id the ids of the turn before and the turn after; only those that are candidates too add something.
+    """
+    alone = {name: _alone(one, weights) for name, one in candidates.items()}
+    result = {}
+    for name, one in candidates.items():
+        before, after = around.get(name, (None, None))
+        lift = weights.before * alone.get(before or "", 0.0) + weights.after * alone.get(after or "", 0.0)
+        result[name] = replace(one, lift=lift) if lift else one
+    return result
+
+
+def _alone(one: Candidate, weights: Weights) -> float:
+    words = one.keyword_score or 0.0
+    if one.similarity is None:
+        return words
+    return (1 - weights.keyword) * max(0.0, one.similarity) + weights.keyword * words
+
+
+def _relevance(one: Candidate, weights: Weights, min_score: float) -> float:
+    """0 for what is not relevant."""
+    relevance = _alone(one, weights) + one.lift
+    least = 0.5 if one.similarity is None else (1 - weights.keyword) * min_score
+    return relevance if relevance >= least else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +149,7 @@ class _Judged:
 
     @classmethod
     def of(cls, candidate: Candidate, weights: Weights, min_score: float) -> _Judged:
-        relevance = _relevance(candidate.similarity, candidate.keyword_score, weights, min_score)
+        relevance = _relevance(candidate, weights, min_score)
         parts = {
             "critic": 0.0 if candidate.score is None else weights.critic * (candidate.score - 3) / 2,
             "winner": 0.0 if candidate.won is None else weights.winner * (1 if candidate.won else -1),
@@ -153,6 +176,7 @@ class _Judged:
             "similarity": None if found.similarity is None else round(found.similarity, 4),
             "keyword_rank": found.keyword_rank,
             "keyword_score": None if found.keyword_score is None else round(found.keyword_score, 4),
+            "lift": round(found.lift, 4),
             "relevance": round(self.relevance, 4),
             **{name: round(value, 4) for name, value in self.parts.items()},
             "shift": round(self.shift, 4),

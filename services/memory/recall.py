@@ -12,7 +12,7 @@ from typing import Any
 from services.memory.embedding import Embedder
 from services.memory.engram import Engram
 from services.memory.index import Index, similarities
-from services.memory.ranking import Candidate, Hit, min_score_for, promising, rank
+from services.memory.ranking import Candidate, Hit, Weights, lifted, min_score_for, promising, rank
 from services.memory.settings import MemorySettings
 from services.memory.store import Near, Store, StoreUnavailable
 from services.memory.vectors import Vector
@@ -25,6 +25,8 @@ NOTHING = "No memories found."
 DAY_MS = 86_400_000
 # Candidates that each of the two searches may bring for one place in the result.
 _PER_PLACE = 6
+# The most promising of them for one place, and at least so many, whose turns before and after are looked at too.
+_AROUND_PER_PLACE, _LEAST_AROUND = 4, 20
 # The most promising that are read from the store for one place, and among which ratings choose. More are read only
 # where copies and echoes leave places free: reading costs more than finding.
 _READ_PER_PLACE = 2
@@ -49,25 +51,8 @@ class Recall:
     async def search(self, user_id: str, query: str, settings: MemorySettings, top_k: int | None = None) -> Recalled:
         """The user's best memories for a question, best first."""
         wanted = top_k or settings.top_k
-        limit = max(20, wanted * _PER_PLACE)
-        dense, words = await asyncio.gather(
-            self._dense(user_id, query, limit), self._index.search(user_id, query, limit)
-        )
-        near, vector, degraded = dense
-        similarity = {one.id: one.similarity for one in near}
-        by_word = {hit.id: hit for hit in words}
-        if vector is not None:
-            similarity = similarities(words, vector) | similarity
-        candidates = {
-            one: Candidate(
-                one,
-                similarity.get(one),
-                keyword_rank=by_word[one].rank if one in by_word else None,
-                keyword_score=by_word[one].score if one in by_word else None,
-            )
-            for one in dict.fromkeys([*similarity, *by_word])
-        }
         least = min_score_for(self._embedder.using) if settings.min_score is None else settings.min_score
+        candidates, degraded = await self._candidates(user_id, query, settings.weights, least, wanted)
         order = promising(candidates.values(), settings.weights, min_score=least)
         engrams: dict[str, Engram] = {}
         # an answer that only repeats what was remembered stands behind what it repeats
@@ -87,6 +72,38 @@ class Recall:
         if not hits:
             hits = rank(echoes, settings.weights, top_k=wanted, min_score=least)
         return Recalled([(hit, engrams[hit.id]) for hit in hits], degraded)
+
+    async def _candidates(
+        self, user_id: str, query: str, weights: Weights, least: float, wanted: int
+    ) -> tuple[dict[str, Candidate], str | None]:
+        """What both searches bring, and the turns around the best of it; why it may be less than there is."""
+        limit = max(20, wanted * _PER_PLACE)
+        dense, words = await asyncio.gather(
+            self._dense(user_id, query, limit), self._index.search(user_id, query, limit)
+        )
+        near, vector, degraded = dense
+        by_word = {hit.id: hit for hit in words.hits}
+        similarity = {one.id: one.similarity for one in near}
+        if vector is not None:
+            similarity = similarities(words.hits, vector) | similarity
+        share = {hit.id: hit.score for hit in words.hits}
+        share |= await self._index.shares(user_id, [one for one in similarity if one not in share], words.rarity)
+        found = {
+            one: Candidate(
+                one,
+                similarity.get(one),
+                keyword_rank=by_word[one].rank if one in by_word else None,
+                keyword_score=share.get(one) or None,
+            )
+            for one in dict.fromkeys([*similarity, *by_word])
+        }
+        best = promising(found.values(), weights, min_score=least)[: max(_LEAST_AROUND, wanted * _AROUND_PER_PLACE)]
+        placed = await self._index.placed(user_id, [one for one, _ in best], words.rarity)
+        if vector is not None:
+            similarity = similarities(placed.values(), vector) | similarity
+        for one in placed.values():
+            found.setdefault(one.id, Candidate(one.id, similarity.get(one.id), keyword_score=one.score or None))
+        return lifted(found, {one.id: (one.before, one.after) for one in placed.values()}, weights), degraded
 
     async def _read(self, user_id: str, part: Sequence[Candidate], now: int) -> list[tuple[Candidate, Engram]]:
         """The candidates with everything that the store knows of them; what has gone meanwhile is left out."""

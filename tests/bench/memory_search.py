@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from tables import Target, table
 
 from services.memory.engram import Engram
 from services.memory.index import engrams_of, entry
-from services.memory.keywords import KeywordHit, KeywordIndex
+from services.memory.keywords import Found, KeywordIndex, Placed
 from services.memory.recall import Recall
 from services.memory.settings import MemorySettings
 from services.memory.store import Store, open_store
@@ -119,8 +119,14 @@ class Words:
     def __init__(self, keywords: KeywordIndex) -> None:
         self._keywords = keywords
 
-    async def search(self, user_id: str, query: str, limit: int) -> list[KeywordHit]:
+    async def search(self, user_id: str, query: str, limit: int) -> Found:
         return await asyncio.to_thread(self._keywords.search, user_id, query, limit)
+
+    async def shares(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
+        return await asyncio.to_thread(self._keywords.shares, user_id, ids, rarity)
+
+    async def placed(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, Placed]:
+        return await asyncio.to_thread(self._keywords.placed, user_id, ids, rarity)
 
     async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
         return await asyncio.to_thread(lambda: engrams_of(self._keywords.data(user_id, ids), user_id))

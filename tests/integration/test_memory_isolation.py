@@ -44,8 +44,9 @@ async def step(store: Store, words: KeywordIndex, rng: random.Random, number: in
             found = await store.query(user, vector(rng), 20)
             return await seen(store, user, [one.id for one in found])
         case "words":
-            hits = await asyncio.to_thread(words.search, user, "same words", 20)
-            return await seen(store, user, [hit.id for hit in hits])
+            found = await asyncio.to_thread(words.search, user, "same words", 20)
+            placed = await asyncio.to_thread(words.placed, user, [hit.id for hit in found.hits], found.rarity)
+            return await seen(store, user, list(placed))
         case _:
             return await seen(store, user, [f"{n}-0:A" for n in range(20)])
     return 0

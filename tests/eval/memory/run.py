@@ -1,125 +1,167 @@
 """How well memories are found: `python tests/eval/memory/run.py [FILE …]` prints a table per file.
 
 Without files: the held-out half of the data set (test.jsonl); --train shows the half that the settings were chosen on.
-Embeds with all-MiniLM (int8) from its wheel, searches the user's turns exactly, and ranks as memory does. Exit status 1
-when the shipped way (hybrid, weighted) finds less than another one that filters as it does.
+Embeds with all-MiniLM (int8) from its wheel, searches the user's turns exactly, and finds and ranks by memory's own
+code; lines come as by an import, with session, time and grades. --weights JSON takes other weights than the shipped
+ones. Exit status 1 when the shipped way (hybrid, weighted) finds less than another one that filters as it does.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
-from services.demo_model.embedder import Embedder
 
-from services.cli.commands.eval_data import DEPTH, DataSet, Measures, Question, Turn, load, report
+from services.cli.commands.eval_data import DEPTH, DataSet, Measures, Turn, load, report
 from services.demo_model.wheels import embedding_file
-from services.memory.keywords import Entry, KeywordIndex
-from services.memory.ranking import Candidate, Weights, min_score_for, rank
-from services.memory.text import dense_text, keyword_text
+from services.memory import recall
+from services.memory.engram import Engram, Note
+from services.memory.index import engrams_of, entry
+from services.memory.ingest import embedded_text
+from services.memory.keywords import Found, KeywordIndex, Placed
+from services.memory.previous import overdue
+from services.memory.ranking import Weights
+from services.memory.recall import Recall
+from services.memory.settings import MemorySettings
+from services.memory.store import Near
+from services.memory.vectors import Vector
+from shared.envelope import now_ms
+from shared.llm.minilm import Embedder
 
 HERE = Path(__file__).parent
 MODEL = "all-minilm"
-# Candidates that each of the two searches brings.
-FOUND = 40
+FILES = ("test.jsonl",)
+TRAIN = ("train.jsonl",)
 SHIPPED = "hybrid, weighted (shipped)"
 # One or two questions of a hundred are no difference.
 NOISE = 0.02
-UNRATED = Weights(critic=0, winner=0, feedback=0, age=0)
-
-Way = Callable[[Sequence[Candidate]], list[str]]
 
 
-def by_words(candidates: Sequence[Candidate]) -> list[str]:
-    found = [one for one in candidates if one.keyword_rank is not None]
-    return [one.id for one in sorted(found, key=lambda one: one.keyword_rank or 0)[:DEPTH]]
-
-
-def by_vectors(candidates: Sequence[Candidate], least: float) -> list[str]:
-    found = [one for one in candidates if (one.similarity or 0.0) >= least]
-    return [one.id for one in sorted(found, key=lambda one: -(one.similarity or 0.0))[:DEPTH]]
-
-
-def fused(candidates: Sequence[Candidate], weights: Weights, least: float) -> list[str]:
-    return [hit.id for hit in rank(candidates, weights, top_k=DEPTH, min_score=least)]
-
-
-def ways(least: float) -> dict[str, Way]:
+def ways(shipped: Weights) -> dict[str, dict[str, Any]]:
+    """Settings of memory by what they are called in the table."""
+    unrated = shipped.model_copy(update={"critic": 0.0, "winner": 0.0, "feedback": 0.0, "age": 0.0})
+    alone = {"before": 0.0, "after": 0.0}
     return {
-        "keyword only": by_words,
-        "dense only": lambda found: by_vectors(found, least),
-        "hybrid": lambda found: fused(found, UNRATED, least),
-        SHIPPED: lambda found: fused(found, Weights(), least),
-        "- dense, no least score": lambda found: by_vectors(found, -1.0),
-        "- weighted, no least score": lambda found: fused(found, Weights(), 0.0),
+        "keyword only": {"weights": unrated.model_copy(update={"keyword": 1.0, **alone})},
+        "dense only": {"weights": unrated.model_copy(update={"keyword": 0.0, **alone})},
+        "hybrid, each turn alone": {"weights": unrated.model_copy(update=alone)},
+        "hybrid": {"weights": unrated},
+        SHIPPED: {"weights": shipped},
+        "- weighted, no least score": {"weights": shipped, "min_score": 0.0},
     }
 
 
-class Memories:
-    """One user's turns, ready to be searched."""
+@dataclass
+class Exact:
+    """In the place of the vector store: every vector is looked at."""
 
-    def __init__(
-        self, turns: Sequence[tuple[Turn, Turn | None]], embedder: Embedder, keywords: KeywordIndex, user: str
-    ):
-        self.turns = [turn for turn, _ in turns]
-        self._vectors, _ = embedder.embed([dense_text(turn.query, turn.answer, turn.time) for turn in self.turns])
-        self._keywords, self._user = keywords, user
-        keywords.add(
-            user,
-            [
-                Entry(
-                    turn.id,
-                    keyword_text(turn.query, turn.answer, turn.time),
-                    f"{before.query}\n{before.answer}" if before else "",
-                )
-                for turn, before in turns
-            ],
-        )
+    ids: Sequence[str]
+    vectors: np.ndarray
 
-    def candidates(self, question: Question, vector: np.ndarray) -> list[Candidate]:
-        similarities = self._vectors @ vector
-        words = {hit.id: hit for hit in self._keywords.search(self._user, question.query, FOUND)}
-        near = {self.turns[place].id for place in np.argsort(-similarities, kind="stable")[:FOUND]}
-        asked = question.time or datetime.now(UTC)
-        found = []
-        for turn, similarity in zip(self.turns, similarities, strict=True):
-            if turn.id in near or turn.id in words:
-                one = Candidate(
-                    turn.id,
-                    float(similarity),
-                    score=turn.score,
-                    won=turn.won,
-                    feedback=turn.feedback,
-                    age_days=max(0.0, (asked - turn.time).total_seconds() / 86_400),
-                    question=turn.query,
-                    text=turn.answer,
-                )
-                if hit := words.get(turn.id):
-                    one = replace(one, keyword_rank=hit.rank, keyword_score=hit.score)
-                found.append(one)
-        return found
+    async def query(self, _user_id: str, vector: Vector, limit: int) -> list[Near]:
+        found = self.vectors @ np.asarray(vector.values, dtype=np.float32)
+        return [Near(self.ids[at], float(found[at])) for at in np.argsort(-found, kind="stable")[:limit]]
 
 
-def measure(data: DataSet, embedder: Embedder, folder: Path) -> dict[str, Measures]:
+@dataclass
+class Words:
+    """The part of memory's index that a search uses."""
+
+    keywords: KeywordIndex
+
+    async def search(self, user_id: str, query: str, limit: int) -> Found:
+        return self.keywords.search(user_id, query, limit)
+
+    async def shares(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
+        return self.keywords.shares(user_id, ids, rarity)
+
+    async def placed(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, Placed]:
+        return self.keywords.placed(user_id, ids, rarity)
+
+    async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
+        return engrams_of(self.keywords.data(user_id, ids), user_id)
+
+
+@dataclass
+class Vectors:
+    """In the place of the embedder: the vectors of the questions, made before."""
+
+    known: Mapping[str, Vector]
+    using: str = MODEL
+    trouble: str | None = None
+
+    async def query(self, text: str) -> Vector:
+        return self.known[text]
+
+
+def engram(turn: Turn, user: str, session: str) -> Engram:
+    """As an import makes it."""
+    at = int(turn.time.timestamp() * 1_000)
+    notes: dict[str, dict[str, Any]] = {}
+    if turn.score is not None:
+        notes["critique"] = {"score": turn.score}
+    if turn.won is not None:
+        notes["pairwise"] = {"winner": "A" if turn.won else "B"}
+    if turn.feedback is not None:
+        notes["reward"] = {"reward": turn.feedback}
+    return Engram(
+        turn.id,
+        user,
+        "turn",
+        at,
+        at + 1,
+        session,
+        respondent_id="A",
+        query=turn.query,
+        answer=turn.answer,
+        notes={kind: Note("", values) for kind, values in notes.items()},
+    )
+
+
+def prepared(data: DataSet, embedder: Embedder, keywords: KeywordIndex) -> tuple[dict[str, Exact], dict[str, Vector]]:
+    """Everything taken in: each user's vectors, and those of the questions by their text."""
+    stores = {}
+    for user in data.users():
+        engrams: list[Engram] = []
+        for talk in data.conversations:
+            if talk.user == user:
+                said = [engram(turn, user, talk.id) for turn in talk.turns]
+                marked = [replace(one, id=f"import:{one.id}") for one in said]
+                due = overdue([], marked)
+                engrams += [replace(one, before=due.get(f"import:{one.id}", "")) for one in said]
+        vectors, _ = embedder.embed([embedded_text(one) for one in engrams])
+        placed = [entry(one, Vector(MODEL, vector)) for one, vector in zip(engrams, vectors, strict=True)]
+        keywords.add(user, placed)
+        stores[user] = Exact([one.id for one in engrams], vectors)
+    texts = list(dict.fromkeys(question.query for question in data.questions))
+    vectors, _ = embedder.embed(texts)
+    return stores, {text: Vector(MODEL, vector.tolist()) for text, vector in zip(texts, vectors, strict=True)}
+
+
+async def measure(
+    data: DataSet, embedder: Embedder, folder: Path, chosen: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Measures]:
     """What each way finds."""
     keywords = KeywordIndex(folder)
-    memories = {}
-    for user in data.users():
-        talks = [one.turns for one in data.conversations if one.user == user]
-        turns = [pair for turns in talks for pair in zip(turns, [None, *turns[:-1]], strict=True)]
-        memories[user] = Memories(turns, embedder, keywords, user)
-    results = {way: Measures() for way in ways(0.0)}
-    vectors, _ = embedder.embed([question.query for question in data.questions])
-    for question, vector in zip(data.questions, vectors, strict=True):
-        candidates = memories[question.user].candidates(question, vector)
-        for way, find in ways(min_score_for(MODEL)).items():
-            results[way].add(question, find(candidates))
+    stores, vectors = prepared(data, embedder, keywords)
+    results = {way: Measures() for way in chosen}
+    for way, values in chosen.items():
+        settings = MemorySettings(_env_file=None, **values)  # type: ignore[call-arg]
+        for question in data.questions:
+            search = Recall(stores[question.user], Words(keywords), Vectors(vectors))  # type: ignore[arg-type]
+            at = int(question.time.timestamp() * 1_000) if question.time else now_ms()
+            with mock.patch.object(recall, "now_ms", lambda at=at: at):
+                found = await search.search(question.user, question.query, settings, DEPTH)
+            results[way].add(question, [hit.id for hit, _ in found.hits])
     keywords.close()
     return results
 
@@ -128,18 +170,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="eval-memory", description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, help="data sets of the same form")
     parser.add_argument("--train", action="store_true", help="the half that the settings were chosen on, too")
+    parser.add_argument("--weights", type=json.loads, default={}, help="other weights than the shipped ones, as JSON")
     options = parser.parse_args(argv)
-    files = options.files or [*([HERE / "train.jsonl"] if options.train else []), HERE / "test.jsonl"]
+    files = options.files or [HERE / name for name in ([*TRAIN, *FILES] if options.train else FILES)]
     embedder = Embedder(embedding_file())
     status = 0
     for path in files:
         data = load(path)
         with tempfile.TemporaryDirectory(prefix="local2-eval-") as folder:
-            results = measure(data, embedder, Path(folder))
+            results = asyncio.run(measure(data, embedder, Path(folder), ways(Weights(**options.weights))))
         turns = sum(len(one.turns) for one in data.conversations)
-        least = min_score_for(MODEL)
-        print(f"{path.name}: {len(data.users())} users, {turns} turns, {len(data.questions)} questions; ", end="")
-        print(f"least similarity {least:g} ({MODEL})\n")
+        print(f"{path.name}: {len(data.users())} users, {turns} turns, {len(data.questions)} questions ({MODEL})\n")
         print(report(path.stem, results), end="\n\n")
         shipped = results[SHIPPED].row()
         for way in ("keyword only", "dense only", "hybrid"):

@@ -4,6 +4,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.memory import fts, keywords
-from services.memory.keywords import Entry, KeywordHit, KeywordIndex, KeywordIndexDamaged
+from services.memory.keywords import Entry, Found, KeywordIndex, KeywordIndexDamaged
 
 
 @pytest.fixture
@@ -21,8 +22,8 @@ def index(tmp_path: Path) -> Iterator[KeywordIndex]:
     index.close()
 
 
-def ids(hits: list[KeywordHit]) -> list[str]:
-    return [hit.id for hit in hits]
+def ids(found: Found) -> list[str]:
+    return [hit.id for hit in found.hits]
 
 
 def files(tmp_path: Path) -> list[Path]:
@@ -41,7 +42,7 @@ def test_an_engram_is_found_by_forms_of_its_words(index: KeywordIndex) -> None:
 
 def test_hits_are_ranked_and_scored_by_the_share_of_the_words(index: KeywordIndex) -> None:
     index.add("ann", [COFFEE, Entry("tea", "tea with milk"), Entry("other", "bread and butter")])
-    first, second = index.search("ann", "coffee with oat milk", 5)
+    first, second = index.search("ann", "coffee with oat milk", 5).hits
     assert (first.id, first.rank, first.score) == ("coffee", 1, pytest.approx(1.0))
     assert (second.id, second.rank) == ("tea", 2)
     assert 0 < second.score < 0.5
@@ -49,7 +50,7 @@ def test_hits_are_ranked_and_scored_by_the_share_of_the_words(index: KeywordInde
 
 def test_a_word_that_no_engram_has_lowers_the_score(index: KeywordIndex) -> None:
     index.add("ann", [COFFEE, LISBON])
-    (hit,) = index.search("ann", "coffee zeppelin", 5)
+    (hit,) = index.search("ann", "coffee zeppelin", 5).hits
     assert 0.2 < hit.score < 0.6
 
 
@@ -60,27 +61,76 @@ def test_a_turn_is_found_by_the_words_of_the_turn_before_it_but_counts_less(inde
     assert ids(index.search("ann", "restaurant", 5)) == ["restaurant", "booked"]
 
 
+def around(index: KeywordIndex, *names: str, user: str = "ann") -> dict[str, tuple[str | None, str | None]]:
+    return {one.id: (one.before, one.after) for one in index.placed(user, names, {}).values() if one.id in names}
+
+
+def test_turns_of_a_talk_are_in_order_by_time_and_then_as_they_came(index: KeywordIndex) -> None:
+    # a talk's own order is not the order of arrival, but where times are the same
+    times = {"c": 3, "a": 1, "b1": 2, "b2": 2, "b3": 2}
+    index.add("ann", [Entry(name, f"said {name}", talk="s", time=time) for name, time in times.items()])
+    index.add("ann", [Entry("other", "said elsewhere", talk="t", time=2), Entry("alone", "said", time=2)])
+    found = around(index, *times, "other", "alone")
+    assert found["a"] == (None, "b1")
+    assert found["b1"] == ("a", "b2")
+    assert found["b2"] == ("b1", "b3")
+    assert found["b3"] == ("b2", "c")
+    assert found["c"] == ("b3", None)
+    assert found["other"] == found["alone"] == (None, None)
+
+
+def test_a_turn_that_is_written_again_keeps_its_place_among_those_of_one_time(index: KeywordIndex) -> None:
+    turns = [Entry(name, f"said {name}", talk="s", time=7) for name in "abc"]
+    index.add("ann", turns)
+    index.add("ann", [replace(turns[1], text="said otherwise"), replace(turns[0], before="what was said before")])
+    assert around(index, "b") == {"b": ("a", "c")}
+    index.add("ann", [replace(turns[1], time=9, text="said otherwise")])
+    assert around(index, "b", "a") == {"b": ("c", None), "a": (None, "c")}
+
+
+def test_a_turn_that_is_removed_is_no_longer_between_others(index: KeywordIndex) -> None:
+    index.add("ann", [Entry(name, f"said {name}", talk="s", time=place) for place, name in enumerate("abc")])
+    index.remove("ann", ["b"])
+    assert around(index, "a", "c", "b") == {"a": (None, "c"), "c": ("a", None)}
+    assert around(index, "a", user="bob") == {}
+
+
+def test_the_turns_around_are_judged_by_the_words_too(index: KeywordIndex) -> None:
+    index.add("ann", [replace(LISBON, talk="s", time=1), replace(COFFEE, talk="s", time=2, vector=b"v", model="m")])
+    found = index.search("ann", "coffee with milk in Lisbon", 5)
+    placed = index.placed("ann", ["lisbon"], found.rarity)
+    assert placed["lisbon"].after == "coffee"
+    assert (placed["coffee"].vector, placed["coffee"].model) == (b"v", "m")
+    assert {hit.id: hit.score for hit in found.hits} == {
+        name: pytest.approx(placed[name].score) for name in ("lisbon", "coffee")
+    }
+    assert {one.score for one in index.placed("ann", ["lisbon"], {}).values()} == {0.0}
+    both = index.shares("ann", ["coffee", "lisbon", "gone"], found.rarity)
+    assert both == {hit.id: pytest.approx(hit.score) for hit in found.hits}
+    assert index.shares("ann", ["coffee"], {}) == index.shares("bob", ["coffee"], found.rarity) == {}
+
+
 def test_no_user_finds_anything_of_another(index: KeywordIndex, tmp_path: Path) -> None:
     index.add("ann", [COFFEE])
     index.add("bob", [Entry("coffee", "Bob drinks coffee black")])
-    assert index.search("eve", "coffee", 5) == []
+    assert index.search("eve", "coffee", 5).hits == []
     index.remove("bob", ["coffee"])
     assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
-    assert index.search("bob", "coffee", 5) == []
+    assert index.search("bob", "coffee", 5).hits == []
     index.remove_user("ann")
-    assert index.search("ann", "coffee", 5) == []
+    assert index.search("ann", "coffee", 5).hits == []
     assert len(files(tmp_path)) == 1
 
 
 def test_one_users_words_do_not_change_anothers_scores(index: KeywordIndex) -> None:
     index.add("ann", [COFFEE, LISBON])
-    before = index.search("ann", "coffee in Lisbon", 5)
+    before = index.search("ann", "coffee in Lisbon", 5).hits
     index.add("bob", [Entry(f"b{number}", "coffee coffee coffee") for number in range(50)])
-    assert index.search("ann", "coffee in Lisbon", 5) == before
+    assert index.search("ann", "coffee in Lisbon", 5).hits == before
 
 
 def test_searching_makes_no_file(index: KeywordIndex, tmp_path: Path) -> None:
-    assert index.search("ann", "coffee", 5) == []
+    assert index.search("ann", "coffee", 5).hits == []
     assert index.count("ann") == 0
     assert index.remove("ann", ["coffee"]) == 0
     assert files(tmp_path) == []
@@ -91,7 +141,7 @@ def test_adding_again_replaces(index: KeywordIndex) -> None:
     index.add("ann", [COFFEE])
     index.add("ann", [Entry("coffee", "I drink tea now")])
     assert index.count("ann") == 1
-    assert index.search("ann", "coffee oat milk", 5) == []
+    assert index.search("ann", "coffee oat milk", 5).hits == []
     assert ids(index.search("ann", "tea", 5)) == ["coffee"]
 
 
@@ -100,7 +150,7 @@ def test_data_is_given_back_and_replaced_without_the_words(index: KeywordIndex) 
     index.add("ann", [Entry("coffee", COFFEE.text, data="graded")])
     assert index.data("ann", ["coffee", "lisbon", "unknown"]) == {"coffee": "graded", "lisbon": ""}
     assert index.data("bob", ["coffee"]) == {}
-    (hit,) = index.search("ann", "coffee", 5)
+    (hit,) = index.search("ann", "coffee", 5).hits
     assert (hit.id, hit.vector, hit.model) == ("coffee", b"place", "m")
     assert index.count("ann") == 2
 
@@ -108,17 +158,17 @@ def test_data_is_given_back_and_replaced_without_the_words(index: KeywordIndex) 
 def test_a_vector_goes_with_its_text_and_is_replaced_by_another(index: KeywordIndex) -> None:
     index.add("ann", [Entry("coffee", COFFEE.text, vector=b"old", model="m")])
     index.add("ann", [Entry("coffee", COFFEE.text, vector=b"new", model="n")])
-    (hit,) = index.search("ann", "coffee", 5)
+    (hit,) = index.search("ann", "coffee", 5).hits
     assert (hit.vector, hit.model) == (b"new", "n")
     index.add("ann", [Entry("coffee", "tea", data="changed")])
-    (hit,) = index.search("ann", "tea", 5)
+    (hit,) = index.search("ann", "tea", 5).hits
     assert (hit.vector, hit.model) == (None, "")
 
 
 def test_another_turn_before_it_leaves_the_vector_in_its_place(index: KeywordIndex) -> None:
     index.add("ann", [Entry("coffee", COFFEE.text, vector=b"place", model="m"), LISBON])
     index.add("ann", [Entry("coffee", COFFEE.text, before="Shall we take the ferry?")])
-    (hit,) = index.search("ann", "ferry", 5)
+    (hit,) = index.search("ann", "ferry", 5).hits
     assert (hit.id, hit.vector, hit.model) == ("coffee", b"place", "m")
 
 
@@ -126,7 +176,7 @@ def test_an_addition_that_fails_leaves_nothing_behind(index: KeywordIndex) -> No
     index.add("ann", [LISBON])
     with pytest.raises(sqlite3.Error):
         index.add("ann", [COFFEE, Entry({}, "no id")])  # type: ignore[arg-type]
-    assert index.search("ann", "coffee", 5) == []
+    assert index.search("ann", "coffee", 5).hits == []
     index.add("ann", [COFFEE])
     assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
 
@@ -222,7 +272,7 @@ def test_more_users_than_open_files(index: KeywordIndex, monkeypatch: pytest.Mon
     assert len(index._open) <= 3
     for number in range(10):
         assert ids(index.search(f"user{number}", f"thing{number}", 5)) == ["e"]
-        assert index.search(f"user{number}", f"thing{number + 1}", 5) == []
+        assert index.search(f"user{number}", f"thing{number + 1}", 5).hits == []
 
 
 def test_many_threads_add_search_and_forget(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +281,7 @@ def test_many_threads_add_search_and_forget(index: KeywordIndex, monkeypatch: py
 
     def search(user: str) -> None:
         while not stop.is_set():
-            assert all(hit.id.startswith(user) for hit in index.search(user, "coffee", 50))
+            assert all(hit.id.startswith(user) for hit in index.search(user, "coffee", 50).hits)
 
     def write(user: str) -> None:
         for number in range(15):
@@ -275,7 +325,7 @@ def test_where_one_word_is_common_the_newest_are_found(index: KeywordIndex, monk
 def test_a_common_word_does_not_hide_a_rare_one(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fts, "MAX_SCORED", 20)
     index.add("ann", [Entry("rare", "coffee from Sumatra"), *(Entry(f"c{n}", "coffee") for n in range(200))])
-    first, *_ = index.search("ann", "coffee Sumatra", 5)
+    first, *_ = index.search("ann", "coffee Sumatra", 5).hits
     assert (first.id, first.score) == ("rare", pytest.approx(1.0))
 
 
@@ -283,7 +333,7 @@ def test_a_common_word_does_not_hide_a_rare_one(index: KeywordIndex, monkeypatch
 @given(st.text(max_size=80), st.text(max_size=80))
 def test_no_text_breaks_a_search(index: KeywordIndex, stored: str, asked: str) -> None:
     index.add("ann", [Entry("any", stored, asked)])
-    for hit in index.search("ann", asked, 5):
+    for hit in index.search("ann", asked, 5).hits:
         assert 0 <= hit.score <= 1 + 1e-9
     index.search("ann", f'{asked}" OR turn:* NEAR({stored}) -{asked}', 5)
 
@@ -319,5 +369,5 @@ def test_after_any_history_each_user_finds_exactly_their_own(tmp_path: Path, his
         assert index.count(user) == len(theirs)
         for word in ("alpha", "beta", "gamma"):
             expected = {id_ for id_, said in theirs.items() if said == word}
-            assert {hit.id for hit in index.search(user, word, 20)} == expected
+            assert {hit.id for hit in index.search(user, word, 20).hits} == expected
     index.close()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.memory.ranking import Candidate, Hit, Weights, mark_of, min_score_for, promising, rank
+from services.memory.ranking import Candidate, Hit, Weights, lifted, mark_of, min_score_for, promising, rank
 
 LEAST = 0.2
 EVERYTHING = {"top_k": 1_000, "min_score": LEAST}
@@ -129,9 +129,34 @@ def test_no_rating_lifts_a_score_over_what_was_promised(found: list[Candidate], 
 
 def test_what_is_promised_comes_best_first() -> None:
     found = [Candidate("b", 0.5), Candidate("c", 0.1), Candidate("a", 0.9), Candidate("words", None, 1, 0.6)]
-    promised = promising(found, Weights(bound=0.0), min_score=LEAST)
+    promised = promising(found, Weights(bound=0.0, keyword=0.3), min_score=LEAST)
     assert [id_ for id_, _ in promised] == ["a", "words", "b"]
     assert promised[1][1] == pytest.approx(0.6)
+
+
+def test_the_turns_around_one_add_a_part_of_their_own_relevance() -> None:
+    weights = Weights(keyword=0.0, before=0.2, after=0.1)
+    found = {name: Candidate(name, value) for name, value in (("asked", 0.8), ("told", 0.4), ("left", 0.3))}
+    around = {"asked": (None, "told"), "told": ("asked", "left"), "left": ("told", "gone")}
+    lift = {name: one.lift for name, one in lifted(found, around, weights).items()}
+    assert lift == pytest.approx({"asked": 0.04, "told": 0.19, "left": 0.08})
+
+
+def test_an_answer_beside_the_question_comes_before_what_is_only_alike() -> None:
+    found = {"asked": Candidate("asked", 0.7), "told": Candidate("told", 0.3), "alike": Candidate("alike", 0.35)}
+    around = {"asked": (None, "told"), "told": ("asked", None)}
+    assert best(*found.values()) == ["asked", "alike", "told"]
+    assert best(*lifted(found, around, Weights()).values()) == ["asked", "told", "alike"]
+
+
+@given(candidates(), weights, st.randoms())
+def test_turns_around_lift_by_no_more_than_their_parts(found: list[Candidate], chosen: Weights, dice) -> None:
+    names = [one.id for one in found]
+    around = {name: (dice.choice([*names, None]), dice.choice([*names, None])) for name in names}
+    for one in lifted({one.id: one for one in found}, around, chosen).values():
+        assert 0 <= one.lift <= chosen.before + chosen.after + 1e-9
+    alone = chosen.model_copy(update={"before": 0.0, "after": 0.0})
+    assert list(lifted({one.id: one for one in found}, around, alone).values()) == found
 
 
 def test_what_shares_no_word_needs_the_least_similarity() -> None:
