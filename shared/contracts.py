@@ -173,6 +173,10 @@ class Deliberation(Payload):
     tool_trace: list[PersonaToolTrace] = []
 
 
+# Characters of it that are told with an answer.
+MOST_MATERIAL = 8_000
+
+
 class ResponseGeneration(Payload):
     """`options` are those of this answer. `own_options`: of them what the respondent's settings say, without what the
     client asked for; None where the writer does not tell."""
@@ -195,6 +199,9 @@ class ResponseGeneration(Payload):
     usage: Usage = Usage()
     finish_reason: str
     deliberations: list[Deliberation] | None = None
+    # the beginning of what the model read before the question, beside the conversation: passages that a client put
+    # there, texts of attached files. For whoever judges the answer; it is kept nowhere
+    material: str | None = None
     # the conversation, where the client gave it itself: no session has it
     history: list[ChatTurnMessage] | None = None
 

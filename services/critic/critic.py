@@ -48,8 +48,12 @@ def gradeable(response: ResponseGeneration, *, skip_tool_answers: bool) -> bool:
 
 
 def reference_of(response: ResponseGeneration) -> str:
-    """The results of the turn's tools, as far as they came."""
+    """What the answer could be drawn from: what stood before the question, and what the turn's tools found."""
     parts = [f"{call.tool}: {call.result}" for call in response.tool_calls if call.error is None]
+    if response.material:
+        # shown first, but not instead of what was found
+        room = max(_REFERENCE_LIMIT - sum(len(part) + 2 for part in parts), _REFERENCE_LIMIT // 2)
+        parts.insert(0, f"Given with the question: {response.material.strip()}"[:room])
     return "\n\n".join(parts)[:_REFERENCE_LIMIT]
 
 

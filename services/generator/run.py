@@ -26,6 +26,7 @@ from services.generator.terms import Terms
 from shared.bus.keys import journal_key
 from shared.contracts import (
     ANSWER_DIALOG,
+    MOST_MATERIAL,
     RESPONSE_GENERATION,
     AnswerDialog,
     ChatTurnMessage,
@@ -164,6 +165,8 @@ class Response:
         self._parts = parts
         self._message = message
         self._query = message.payload
+        # what the model reads before the question
+        self._material = message.payload.material or ""
         self._ports = ports
         self._settings = ports.context.settings
 
@@ -190,6 +193,7 @@ class Response:
         self, conversation: Conversation, options: dict[str, Any]
     ) -> tuple[Answer, list[Deliberation] | None]:
         question = await self._question()
+        self._material = question["content"].removesuffix(self._query.query)
         identities = load_identities(self._settings.identities)
         if self._query.mode == "committee" and (personas := self._members(identities)):
             return await self._committee(conversation, options, question, identities, personas)
@@ -383,6 +387,7 @@ class Response:
             usage=answer.usage,
             finish_reason=answer.finish_reason,
             deliberations=finished.deliberations,
+            material=self._material[:MOST_MATERIAL] or None,
             history=query.messages,
         )
         dialog = AnswerDialog(

@@ -356,6 +356,8 @@ async def test_files_before_a_question_are_for_the_model_and_not_the_question(
     assert [query for query, _ in await talk.held()] == ["What colour is it?"]
     (kept,) = await published(place, talk)
     assert kept.query == "What colour is it?"
+    # whoever judges the answer sees what it was drawn from
+    assert kept.material == passages
     # later on the client sends the question alone
     talk.messages[0]["content"] = "What colour is it?"
     await talk.say("Sure?")

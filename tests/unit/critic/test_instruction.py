@@ -67,6 +67,18 @@ def test_answers_without_words_and_by_choice_those_of_tools_are_left_out() -> No
     assert not gradeable(searched, skip_tool_answers=True)
 
 
+def test_the_reference_has_what_stood_before_the_question() -> None:
+    assert reference_of(response(material="It is teal.\n")) == "Given with the question: It is teal."
+    both = reference_of(response(material="It is teal.", tool_calls=[call("one")]))
+    assert both == "Given with the question: It is teal.\n\nweb_search: one"
+    crowded = reference_of(response(material="m" * 20_000, tool_calls=[call("x" * 20_000)]))
+    assert len(crowded) == 8_000
+    assert 3_900 < crowded.count("m") < 4_000
+    assert crowded.count("x") > 3_000
+    # what was found is whole where it leaves room
+    assert reference_of(response(material="m" * 20_000, tool_calls=[call("x" * 100)])).count("x") == 100
+
+
 def test_the_reference_is_what_tools_found_within_bounds() -> None:
     calls = [call("one"), call("[tool error: no]", "no"), call("two")]
     assert reference_of(response(tool_calls=calls)) == "web_search: one\n\nweb_search: two"
