@@ -154,23 +154,8 @@ env: .env ## write .env with fresh secrets; one that is there gets those that it
 	@$(SECRET); sed $(foreach name,$(SECRETS),-e "s/^$(name)=.*/$(name)=$$(secret)/") .env.example > $@
 	@echo 'Wrote .env with fresh secrets (from .env.example)'
 
-# What .env or the environment says counts; what it leaves open is found out.
-up: env ## the containers: build, start, wait until healthy
-	@given() { [ -n "$${!1:-}" ] || grep -q "^$$1=." .env; }; \
-	if given COMPOSE_FILE; then :; \
-	elif given LOCAL2_OLLAMA_HOST || given LOCAL2_BASE_URL || \
-		grep -q '^LOCAL2_BACKEND=google_genai' .env || [ "$${LOCAL2_BACKEND:-}" = google_genai ]; then \
-		echo 'A model server elsewhere: with compose.remote.yaml'; export COMPOSE_FILE=compose.yaml:compose.remote.yaml; \
-	elif docker info --format '{{json .Runtimes}}' 2>/dev/null | grep nvidia >/dev/null; then \
-		echo 'NVIDIA runtime found: with compose.gpu.yaml'; export COMPOSE_FILE=compose.yaml:compose.gpu.yaml; \
-	fi; \
-	if ! given LOCAL2_API_PORT && ! given LOCAL2_GATEWAY_REPLICAS && [[ '$(ARGS)' != *gateway=* ]]; then \
-		export LOCAL2_API_PORT=8765; \
-	fi; \
-	docker compose build gateway memory; \
-	docker compose up --detach --wait $(ARGS); \
-	docker compose ps --format '{{.Service}} {{.Ports}}' | sed -nE 's/^(gateway|proxy) (.*)->.*/Up: http:\/\/\2/p'
-	@echo 'The admin key: docker compose exec gateway cat /data/admin.key   Ask: docker compose exec gateway local2 ask "Hello"'
+up: env ## the containers: find the GPU, build, start, wait until healthy
+	@deploy/up.sh $(ARGS)
 
 down: ## stop and remove the containers (the data stay in their volumes)
 	@docker compose --profile '*' down $(ARGS)

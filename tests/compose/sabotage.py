@@ -10,7 +10,7 @@ SABOTAGE: dict[str, dict[str, Any]] = {
     # no claim: what a dead replica held is anybody's only after half an hour
     "no-claim": {"services": {name: {"environment": {"LOCAL2_HEARTBEAT": "600"}} for name in _EVERYTHING}},
     # what was accepted is in the memory of a server that is about to restart
-    "no-aof": {"services": {"redis": {"command": ["/bin/sh", "/etc/local2/start.sh", "--appendonly", "no"]}}},
+    "no-aof": {"services": {"redis": {"command": ["/bin/sh", "/etc/local2/redis/start.sh", "--appendonly", "no"]}}},
     # engrams that die with the vector store's process
     "forgetful": {"services": {"chroma": {"volumes": [{"type": "tmpfs", "target": "/var/tmp"}]}}},
     # one answer waits for its counterpart, the others are given up (long form only)

@@ -24,8 +24,6 @@ LABEL = "com.docker.compose.project"
 # Of throw-away containers: they are not the project's, and the image brings labels of the service that built it.
 OURS = "local2.ctest"
 GATEWAY_PORT = 8765
-# The second respondent and the judge.
-JUDGING = ("respondent-b", "critic")
 # How many gateways can be published at once.
 PORTS = 8
 # Nothing of the caller's own settings may reach the stack.
@@ -104,7 +102,9 @@ class Stack:
         self.admin_key = secrets.token_hex(16)
         self._folder = tempfile.TemporaryDirectory(prefix=self.name)
         self.folder = folder = Path(self._folder.name)
-        self._files = [ROOT / "compose.yaml", HERE / "compose.test.yaml"]
+        # without the two as on a small machine
+        small = [] if judged else [ROOT / "compose.small.yaml"]
+        self._files = [ROOT / "compose.yaml", *small, HERE / "compose.test.yaml"]
         if sabotage:
             self._files.append(folder / "sabotage.yaml")
             self._files[-1].write_text(json.dumps(sabotage), encoding="utf-8")
@@ -129,8 +129,6 @@ class Stack:
         self._options += ["--env-file", str(folder / "env")]
         for file in self._files:
             self._options += ["--file", str(file)]
-        for profile in JUDGING if judged else ():
-            self._options += ["--profile", profile]
         self.config: dict[str, Any] = json.loads(self.compose("config", "--format", "json"))
         self.scales: dict[str, int] = {}
 

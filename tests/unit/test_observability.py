@@ -22,7 +22,7 @@ RECORDED = {rule["record"] for group in RULES["groups"] for rule in group["rules
 
 
 def test_promtool_accepts_the_configuration_and_the_rules(tmp_path: Path) -> None:
-    config = (FOLDER / "prometheus.yml").read_text().replace("/etc/prometheus/rules.yml", str(FOLDER / "rules.yml"))
+    config = (FOLDER / "prometheus.yml").read_text().replace("/etc/local2/observability", str(FOLDER))
     (tmp_path / "prometheus.yml").write_text(config)
     said = promtool("check", "config", tmp_path / "prometheus.yml")
     assert f"{len(ALERTS) + len(RECORDED)} rules found" in said

@@ -26,9 +26,26 @@ ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+# The participants.
+OURS = {name: service for name, service in SERVICES.items() if "services." in str(service.get("command"))}
 OVERLAYS = sorted(path.name for path in ROOT.glob("compose.*.yaml"))
-DRAIN = "10s${LOCAL2_DRAIN:-5}s"
+DRAIN = "60s${LOCAL2_DRAIN:-5}s"
+
+
+def networks(service: dict[str, Any]) -> list[str]:
+    """The names of those that a service is on."""
+    return list(service.get("networks", ()))
+
+
+def loaded(file: str) -> dict[str, dict[str, Any]]:
+    """The services of a compose file; Compose's own marks on values (`!reset`) are passed over."""
+
+    class Compose(yaml.SafeLoader):
+        pass
+
+    Compose.add_multi_constructor("!", lambda _loader, _mark, _node: None)
+    services: dict[str, dict[str, Any]] = yaml.load(read(file), Loader=Compose)["services"]
+    return services
 
 
 def read(name: str) -> str:
@@ -49,7 +66,7 @@ def test_a_container_is_closed_as_far_as_it_can_be(name: str) -> None:
 
 
 def test_no_container_runs_as_root() -> None:
-    users = {name: str(service["user"]) for name, service in SERVICES.items() if name not in OURS}
+    users = {name: str(service["user"]) for name, service in SERVICES.items() if "build" not in service}
     assert all(user == "redis" or int(user.partition(":")[0]) > 0 for user in users.values())
 
 
@@ -60,8 +77,14 @@ def test_every_container_has_a_bound_on_its_memory_and_only_the_model_servers_is
 
 def test_every_lasting_service_has_a_health_check_and_time_to_stop() -> None:
     lasting = {name: s for name, s in SERVICES.items() if s["restart"] != "no"}
-    assert SERVICES.keys() - lasting.keys() == {"ollama-pull", "critic-pull"}
+    assert SERVICES.keys() - lasting.keys() == {"config", "ollama-pull", "critic-pull"}
     assert all("healthcheck" in service and "stop_grace_period" in service for service in lasting.values())
+
+
+def test_a_machine_that_has_no_time_for_a_container_does_not_kill_it() -> None:
+    """Leaving takes a moment, or minutes where everything waits for the processor; the engine kills at the limit."""
+    limits = [str(service["stop_grace_period"]) for service in SERVICES.values() if service["restart"] != "no"]
+    assert all(int(re.match(r"\d+", limit)[0]) >= 60 for limit in limits)  # type: ignore[index]
 
 
 def test_the_time_to_stop_follows_the_time_to_drain() -> None:
@@ -83,7 +106,7 @@ def compose_is_there() -> bool:
 
 
 @pytest.mark.skipif(not compose_is_there(), reason="there is no docker compose here to ask")
-@pytest.mark.parametrize(("drain", "seconds"), [("", 15), ("0", 10), ("2.5", 12.5), ("60", 70), ("300", 310)])
+@pytest.mark.parametrize(("drain", "seconds"), [("", 65), ("0", 60), ("2.5", 62.5), ("60", 120), ("300", 360)])
 def test_compose_adds_the_drain_to_the_time_to_stop(drain: str, seconds: float) -> None:
     environment = {**os.environ, "COMPOSE_FILE": "compose.yaml", **({"LOCAL2_DRAIN": drain} if drain else {})}
     told = subprocess.run(
@@ -98,7 +121,7 @@ def test_compose_adds_the_drain_to_the_time_to_stop(drain: str, seconds: float) 
 def test_only_the_gateway_is_published_and_only_on_loopback_unless_asked() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
     assert published == {
-        "gateway": ["${LOCAL2_API_BIND:-127.0.0.1}:${LOCAL2_API_PORT:-8765-8774}:8765"],
+        "gateway": ["${LOCAL2_API_BIND:-127.0.0.1}:${LOCAL2_API_PORT:-8765}:8765"],
         # with its profile, and on loopback whatever is asked: it has no accounts
         "grafana": ["127.0.0.1:${LOCAL2_GRAFANA_PORT:-3000}:3000"],
     }
@@ -127,7 +150,7 @@ def test_everything_that_touches_the_outside_is_redis_other_user_and_on_no_netwo
     assert {name for name, user in users.items() if user == "core"} == OURS.keys() - outside
     assert {name for name in outside if "bus" in SERVICES[name]["networks"]} == set()
     for network, theirs in (("web", {"web_search", "web_fetch"}), ("mcp", {"mcp"})):
-        shared = {name for name, service in SERVICES.items() if network in service["networks"]}
+        shared = {name for name, service in SERVICES.items() if network in networks(service)}
         assert shared == theirs | {"redis", "prometheus"}
 
 
@@ -136,15 +159,42 @@ def _redis_user(service: dict[str, Any]) -> str:
     return str(user)
 
 
+def test_every_participant_comes_up_by_itself_and_one_file_leaves_out_what_a_small_machine_cannot_bear() -> None:
+    profiles = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
+    assert profiles == {"prometheus": ["observability"], "grafana": ["observability"]}
+    # with servers named, one; without, none
+    assert SERVICES["mcp"]["deploy"]["replicas"] == "0${LOCAL2_MCP_SERVERS:+1}"
+    small = yaml.safe_load(read("compose.small.yaml"))["services"]
+    assert {name for name, service in small.items() if "profiles" in service} == {
+        "respondent-b",
+        "critic",
+        "critic-pull",
+    }
+
+
+def test_nothing_of_the_checkout_is_given_to_a_container() -> None:
+    """Its files may be their owner's alone, or on another machine than the engine: they come with an image."""
+    for file in ("compose.yaml", *OVERLAYS):
+        for name, service in loaded(file).items():
+            for volume in service.get("volumes", ()):
+                assert not str(volume).startswith("."), (file, name)
+            if "config:/etc/local2:ro" in service.get("volumes", ()):
+                assert service["depends_on"]["config"] == {"condition": "service_completed_successfully"}, (file, name)
+    named = set(re.findall(r"/etc/local2/([\w./-]+)", "".join(map(read, ("compose.yaml", *OVERLAYS))))) - {"ca.pem"}
+    assert named
+    for path in named:
+        assert (ROOT / "deploy" / path).exists()
+        assert f"!deploy/{path.partition('/')[0]}" in read(".dockerignore").splitlines()
+
+
 def test_the_bus_and_the_model_server_have_no_way_out() -> None:
-    networks = COMPOSE["networks"]
-    closed = {name for name, options in networks.items() if (options or {}).get("internal")}
+    closed = {name for name, options in COMPOSE["networks"].items() if (options or {}).get("internal")}
     assert closed == {"bus", "web", "mcp", "models", "vectors", "search", "metrics"}
     assert SERVICES["redis"]["networks"] == ["bus", "web", "mcp"]
     assert SERVICES["ollama"]["networks"] == ["models"]
     assert SERVICES["chroma"]["networks"] == ["vectors"]
-    assert {name for name, s in SERVICES.items() if "vectors" in s["networks"]} == {"chroma", "memory"}
-    assert {name for name, s in SERVICES.items() if "egress" in s["networks"]} == {
+    assert {name for name, s in SERVICES.items() if "vectors" in networks(s)} == {"chroma", "memory"}
+    assert {name for name, s in SERVICES.items() if "egress" in networks(s)} == {
         "ollama-pull",
         "critic-pull",
         "searxng",
@@ -229,7 +279,8 @@ def test_every_file_and_every_profile_is_in_a_documented_combination() -> None:
     files = {file for files, *_ in COMBINATIONS for file in files.split(":")}
     assert files == {"compose.yaml", *OVERLAYS}
     profiles = {name for _, *rest in COMBINATIONS for name in (rest[0].split(",") if rest else [])}
-    assert profiles == {name for service in SERVICES.values() for name in service.get("profiles", [])}
+    every = [loaded(file) for file in ("compose.yaml", *OVERLAYS)]
+    assert profiles == {name for services in every for s in services.values() for name in s.get("profiles", [])}
 
 
 def test_the_documented_combinations_are_what_ci_tries() -> None:
@@ -242,20 +293,28 @@ def test_the_documented_combinations_are_what_ci_tries() -> None:
 
 def test_the_page_on_containers_names_every_service_with_its_image_and_networks() -> None:
     rows = re.findall(r"^\| ([\w, -]+) \| (.*?) \| (.*?) \|", read("docs/containers.md"), re.MULTILINE)
-    page = {name: (image, networks) for names, image, networks in rows for name in names.split(", ")}
+    page = {name: (image, joined) for names, image, joined in rows for name in names.split(", ")}
     for name, service in SERVICES.items():
-        image, networks = page[name]
-        assert networks.split(", ") == list(service["networks"]), name
+        image, joined = page[name]
+        assert joined.split(", ") == (networks(service) or ["none"]), name
         default = re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", service["image"]).removesuffix(":${LOCAL2_TAG:-local}")
         assert image.startswith(("the same", f"`{default}`")), name
 
 
 def test_the_gpu_is_asked_for_in_its_own_file_only() -> None:
     assert "nvidia" not in read("compose.yaml")
-    gpu = yaml.safe_load(read("compose.gpu.yaml"))["services"]
-    (device,) = gpu["ollama"]["deploy"]["resources"]["reservations"]["devices"]
-    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
-    assert list(gpu) == ["ollama"]
+    for file, driver in (("gpu", "nvidia"), ("cdi", "cdi"), ("rocm", None), ("vllm", "nvidia")):
+        services = yaml.safe_load(read(f"compose.{file}.yaml"))["services"]
+        server = services["vllm" if file == "vllm" else "ollama"]
+        if driver is None:
+            assert server["devices"] == ["/dev/kfd", "/dev/dri"]
+        else:
+            (device,) = server["deploy"]["resources"]["reservations"]["devices"]
+            assert (device["driver"], device["capabilities"]) == (driver, ["gpu"])
+        if file != "vllm":
+            # the download says nothing of a GPU that is given
+            pulls = [service["environment"]["LOCAL2_GPU_GIVEN"] for name, service in services.items() if "pull" in name]
+            assert pulls == ["1", "1"]
 
 
 # ── installation ─────────────────────────────────────────────────────────────────────────────────────────────
