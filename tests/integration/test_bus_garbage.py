@@ -191,14 +191,17 @@ def test_garbage_in_every_stream_stops_nothing(
 
 
 def _overwrite(bus: redis.Redis, key: str, kind: str) -> None:
-    bus.delete(key)
-    match kind:
-        case "string":
-            bus.set(key, b"\xff")
-        case "set":
-            bus.sadd(key, b"\xff")
-        case _:
-            bus.xadd(key, {b"\xff": b"\xff"})
+    """In one step: others write to these keys at any moment."""
+    with bus.pipeline(transaction=True) as steps:
+        steps.delete(key)
+        match kind:
+            case "string":
+                steps.set(key, b"\xff")
+            case "set":
+                steps.sadd(key, b"\xff")
+            case _:
+                steps.xadd(key, {b"\xff": b"\xff"})
+        steps.execute()
 
 
 def _keys(asked: Mapping[str, str]) -> list[str]:
@@ -233,8 +236,9 @@ def test_a_key_of_another_type_stops_nothing(stack: HttpStack, bus: redis.Redis,
             else:
                 answered(stack)
     finally:
-        bus.delete(key)
-        if before is not None:
+        if before is None:
+            bus.delete(key)
+        else:
             bus.restore(key, lives, before, replace=True)
     answered(stack)
 

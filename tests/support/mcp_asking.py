@@ -40,7 +40,12 @@ class Asker:
         return {name: one["function"] for name, one in (await self.tools.schemas()).items() if "__" in name}
 
     async def fact(self) -> dict[str, Any]:
-        (replica,) = [one for one in await self.context.registry.replicas(fresh=True) if one.participant == "mcp"]
+        async def alone() -> list[Any] | None:
+            there = [one for one in await self.context.registry.replicas(fresh=True) if one.participant == "mcp"]
+            return there if len(there) == 1 else None
+
+        # one that starved for a while, or has just left, is there again, or gone, a moment later
+        (replica,) = await eventually(alone, what="there is one mcp")
         (server,) = replica.facts["mcp"]
         found: dict[str, Any] = server
         return found
