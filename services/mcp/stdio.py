@@ -103,12 +103,9 @@ async def started(
     try:
         yield (from_program, to_program), lambda: program.why(process.returncode)
     finally:
-        await asyncio.shield(_stopped(process))
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
         for stream in (to_session, from_program, to_program, from_session):
             stream.close()
+        await _to_its_end(asyncio.create_task(_stopped(process, jobs)))
 
 
 async def _reading(
@@ -161,8 +158,20 @@ async def _hearing(process: asyncio.subprocess.Process, program: Program) -> Non
     program.hear(rest)
 
 
-async def _stopped(process: asyncio.subprocess.Process) -> None:
-    """Ends the program with all that it has started: politely first."""
+async def _to_its_end(task: asyncio.Task[None]) -> None:
+    """Waits for a task of bounded length however often the wait is cancelled, and is cancelled only then."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        raise cancelled
+
+
+async def _stopped(process: asyncio.subprocess.Process, jobs: Sequence[asyncio.Task[None]]) -> None:
+    """Ends the program with all that it has started: politely first; then those who wrote to it and read of it."""
     assert process.stdin is not None
     process.stdin.close()
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -177,3 +186,6 @@ async def _stopped(process: asyncio.subprocess.Process) -> None:
     process._transport.close()  # type: ignore[attr-defined]
     with contextlib.suppress(ConnectionError):
         await process.stdin.wait_closed()
+    for job in jobs:
+        job.cancel()
+    await asyncio.gather(*jobs, return_exceptions=True)
