@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import redis
+from support.waiting import eventually
 
 from services.mcp.settings import McpSettings
 from shared.bus import Bus
