@@ -20,8 +20,10 @@ from services.generator.settings import GeneratorSettings
 from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, Outgoing, QueryCancel, QueryReceived
 from shared.envelope import Message
 from shared.errors import SettingsError
+from shared.llm.address import is_loopback
 from shared.llm.courtesy import CourteousChatModel, answering, people
 from shared.llm.factory import LOOK_SECONDS
+from shared.llm.gpu import gpu_note, gpu_of
 from shared.llm.port import ChatModel
 from shared.participant.background import beside
 from shared.participant.files import open_files
@@ -105,13 +107,19 @@ async def _look(context: Context[GeneratorSettings], model: ChatModel) -> None:
     reason = await model.reachable(settings.model)
     if reason is not None and context.facts.get("backend_reason") != reason:
         log.warning("model.unreachable", reason=reason)
+    known = await model.facts(settings.model)
+    here = settings.backend == "ollama" and is_loopback(settings.address)
+    note = None if settings.demo else gpu_note(known.on_gpu, gpu_of(settings.gpu, server_here=here))
+    if note is not None and context.facts.get("gpu_note") != note:
+        log.warning("model.not_on_gpu", note=note)
     facts: dict[str, Any] = {
         "respondent_id": settings.respondent_id,
         "backend": settings.backend,
         "model": settings.model,
         "backend_ok": reason is None,
         "backend_reason": reason,
-        "model_facts": (await model.facts(settings.model)).shown(),
+        "model_facts": known.shown(),
+        "gpu_note": note,
         "demo": settings.demo,
         "personas": list(load_identities(settings.identities).personas),
     }

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from services.generator.identities import UnknownPersona, load_identities
 from shared.llm.courtesy import CourtesySettings
+from shared.llm.gpu import GpuSetting
 from shared.llm.settings import BackendSettings
 from shared.participant.settings import Settings
 
@@ -38,6 +39,11 @@ class GeneratorSettings(BackendSettings, CourtesySettings):
     respondent_id: Literal["A", "B"] = Field(default="A", description="A: its answer is shown; B: the shadow")
     agent_id: str = Field(default="", description="Name in events; GeneratorAgent for A, respondent_b for B")
     model: str = Field(default="gemma4:e4b", min_length=1, description="Model name at the backend")
+    gpu: GpuSetting = Field(
+        default="auto",
+        description="The GPU of the model server's host, so that one that is not used is told: nvidia, amd, or none; "
+        "here: it is looked for on this machine; auto: that, where the server's address is a loopback one",
+    )
     think: bool = Field(default=True, description="Let the model think before it answers, where it can")
     temperature: float | None = Field(default=None, ge=0, le=2, description="Sampling; unset: the backend's own")
     max_tool_iterations: int = Field(default=5, ge=0, le=50, description="Rounds of tool calls per answer")

@@ -17,8 +17,12 @@ Ask = Callable[[str], Awaitable["ModelFacts"]]
 
 # How long an answer counts: a server may be started again with another window, a model pulled with another template.
 _FRESH_SECONDS = 300.0
+# Of a model that is not loaded yet, less is known than will be.
+_UNLOADED_SECONDS = 30.0
 # After a look that failed the server is left alone for so long.
 _FAILED_SECONDS = 10.0
+
+_OLLAMA = "Ollama"
 
 # As servers call them, and as we do. What a model answers in (`completion`) is no ability of its own.
 _ABILITIES = {"tools": "tools", "thinking": "thinking", "vision": "vision", "embedding": "embeddings",
@@ -51,7 +55,7 @@ class ModelFacts:
     server: the program, as its users call it. window: tokens that a prompt and its answer may have together, whatever
     is asked for. preset: the context that the model's author gave it (Ollama's `PARAMETER num_ctx`). loaded: the
     context with which it is in memory now. slots: answers that are written at the same time. abilities: of chat, tools,
-    thinking, vision and embeddings.
+    thinking, vision and embeddings. on_gpu: the part of a loaded model that lies in GPU memory, 0 to 1.
     """
 
     server: str = ""
@@ -60,6 +64,7 @@ class ModelFacts:
     loaded: int | None = None
     slots: int | None = None
     abilities: frozenset[str] | None = None
+    on_gpu: float | None = None
 
     def context(self, wanted: int) -> int:
         """Tokens to plan with, when `wanted` are asked for."""
@@ -74,6 +79,7 @@ class ModelFacts:
             "loaded": self.loaded,
             "slots": self.slots,
             "abilities": None if self.abilities is None else sorted(self.abilities),
+            "on_gpu": self.on_gpu,
         }
         return {name: value for name, value in values.items() if value is not None}
 
@@ -102,7 +108,8 @@ class Discovered:
     async def renewed(self, model: str) -> ModelFacts:
         """What the server says now. Raises ModelError."""
         found = await self._ask(model)
-        self._known[model] = (found, self._clock() + _FRESH_SECONDS)
+        unloaded = found.server == _OLLAMA and found.loaded is None
+        self._known[model] = (found, self._clock() + (_UNLOADED_SECONDS if unloaded else _FRESH_SECONDS))
         return self._taught(model, found)
 
     def learn(self, model: str, window: int) -> None:
@@ -117,19 +124,21 @@ class Discovered:
 def of_ollama(shown: Mapping[str, Any], loaded: Sequence[Mapping[str, Any]], model: str) -> ModelFacts:
     """From `/api/show` and the models of `/api/ps`. A context above the one that the model was made for is clamped by
     the server without a word; how many requests it takes at once it does not tell."""
-    running = next((_count(one.get("context_length")) for one in loaded if same_model(one.get("model"), model)), None)
+    mine = next((one for one in loaded if same_model(one.get("model"), model)), {})
+    running = _count(mine.get("context_length"))
     info = shown.get("model_info")
     info = info if isinstance(info, Mapping) else {}
     architecture = info.get("general.architecture")
     trained = _count(info.get(f"{architecture}.context_length"))
     preset = re.search(r"^\s*num_ctx\s+(\d+)\s*$", str(shown.get("parameters") or ""), re.MULTILINE)
     return ModelFacts(
-        server="Ollama",
+        server=_OLLAMA,
         # a model that does not say what it was made for runs with what it was loaded with
         window=running if trained is None else trained,
         preset=int(preset[1]) if preset else None,
         loaded=running,
         abilities=_abilities(shown.get("capabilities")),
+        on_gpu=_share(mine.get("size_vram"), mine.get("size")),
     )
 
 
@@ -195,6 +204,12 @@ def _found(pattern: re.Pattern[str], text: str) -> int | None:
 def _count(value: Any) -> int | None:
     """A number of tokens or slots; 0 means that nobody has set one."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _share(part: Any, whole: Any) -> float | None:
+    """How much of the whole a part is; Ollama leaves a 0 out in places."""
+    size = _count(whole)
+    return None if size is None else min((_count(part) or 0) / size, 1.0)
 
 
 def _abilities(value: Any) -> frozenset[str] | None:

@@ -377,6 +377,10 @@ async def test_ready_says_what_the_model_lacks_and_that_it_is_the_demonstration_
         away = await site.http.get("/ready")
         assert (away.status_code, away.json()["parts"]["model"]["reason"]) == (503, FACTS["backend_reason"])
     monkeypatch.setitem(FACTS, "backend_ok", True)
+    monkeypatch.setitem(FACTS, "gpu_note", "the model runs on the CPU")
+    async with generating(redis_url, tmp_path):
+        slow = await site.http.get("/ready")
+        assert (slow.status_code, slow.json()["parts"]["model"]["note"]) == (200, "the model runs on the CPU")
     monkeypatch.setitem(FACTS, "demo", True)
     monkeypatch.setitem(FACTS, "model_facts", {"server": "Ollama", "window": 8192})
     async with generating(redis_url, tmp_path):

@@ -26,6 +26,7 @@ from services.cli.settings import ClientSettings, CriticWish, MemoryWish, ModelW
 from services.cli.typed import typed
 from shared.errors import Local2Error, SettingsError
 from shared.llm.address import is_loopback, shown
+from shared.llm.gpu import gpu_here, gpu_note
 from shared.llm.ollama_admin import OllamaAdmin
 from shared.llm.openai import OpenAIWire
 from shared.llm.port import ModelError, ModelFacts, ModelMissing, ModelUnavailable
@@ -188,6 +189,8 @@ async def running_model(world: World) -> Finding | None:
     what = f"the running stack answers with {part.get('model')} ({part.get('backend')})"
     if part.get("demo"):
         return Finding("model", "note", f"{what}, the demonstration model", await _after_demo(world.model))
+    if note := part.get("note"):
+        return Finding("model", "note", what, str(note))
     return Finding("model", "ok", what)
 
 
@@ -293,7 +296,7 @@ async def _ollama(world: World) -> list[Finding]:
         text = f"{shown(wish.ollama_host)}: its path is left out, Ollama's own protocol is spoken"
         findings.append(Finding("OLLAMA_HOST", "note", text, f"set OLLAMA_HOST={url}"))
     chats: list[str] = []
-    window = ""
+    window, on_gpu = "", None
     async with aclosing(OllamaAdmin(wish.address, wish.key, wish.ca_file)) as admin:
         try:
             async with _patience(wish):
@@ -307,7 +310,9 @@ async def _ollama(world: World) -> list[Finding]:
             try:
                 async with _patience(wish):
                     can = await admin.capabilities(name)
-                    window = known(await admin.facts(name)) if used else window
+                    if used:
+                        facts = await admin.facts(name)
+                        window, on_gpu = known(facts), facts.on_gpu
             except ModelError as exc:
                 findings.append(Finding(f"  {name}", "note", exc.cause, exc.remedy or f"ollama show {name}"))
                 continue
@@ -315,7 +320,8 @@ async def _ollama(world: World) -> list[Finding]:
             findings.append(Finding(f"  {name}", "ok", abilities(can) + (" (the one to be used)" if used else "")))
     pull = "ollama pull" if is_loopback(url) else f"OLLAMA_HOST={url} ollama pull"
     if has_model(there, wish.model):
-        findings.append(Finding("model", "ok", f"{wish.model} at {url}{window}"))
+        note = gpu_note(on_gpu, gpu_here() if is_loopback(url) else None)
+        findings.append(Finding("model", "note" if note else "ok", f"{wish.model} at {url}{window}", note or ""))
     else:
         text = f"Ollama does not have {wish.model}; local2 run pulls it"
         instead = f", or LOCAL2_MODEL={chats[0]}, which is there" if chats else ""

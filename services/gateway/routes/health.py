@@ -125,6 +125,8 @@ def _model(generators: list[ReplicaInfo]) -> dict[str, Any]:
     }
     if known := facts.get("model_facts"):
         part["facts"] = known
+    if note := facts.get("gpu_note"):
+        part["note"] = note
     if part["demo"]:
         part["note"] = "this is the small demonstration model: it proves the stack, it is not a good model"
     return part

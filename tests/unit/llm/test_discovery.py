@@ -103,6 +103,26 @@ def test_ollama_says_with_which_context_a_model_is_loaded_under_either_of_its_na
     assert of_ollama({"capabilities": None}, loaded, "qwen:latest") == ModelFacts("Ollama", window=2048, loaded=2048)
 
 
+@pytest.mark.parametrize(
+    ("entry", "share"),
+    [
+        ({"size": 10, "size_vram": 10}, 1.0),
+        ({"size": 10, "size_vram": 4}, 0.4),
+        ({"size": 10, "size_vram": 0}, 0.0),
+        ({"size": 10}, 0.0),
+        ({"size": 10, "size_vram": "much"}, 0.0),
+        # a server that counts otherwise than we think
+        ({"size": 10, "size_vram": 11}, 1.0),
+        ({"size_vram": 4}, None),
+        ({}, None),
+    ],
+)
+def test_ollama_says_how_much_of_a_loaded_model_lies_in_gpu_memory(entry: dict[str, Any], share: float | None) -> None:
+    loaded = [{"model": "other:latest", "size": 10, "size_vram": 7}, {"model": "qwen:latest", **entry}]
+    assert of_ollama(shown(), loaded, "qwen").on_gpu == share
+    assert of_ollama(shown(), [], "qwen").on_gpu is None
+
+
 def test_a_context_that_the_models_author_set_is_found() -> None:
     found = of_ollama(shown(parameters='stop           "[/INST]"\nnum_ctx                        8192'), [], "judge")
     assert found.preset == 8192
@@ -172,6 +192,21 @@ class Server:
         if isinstance(self.says, ModelError):
             raise self.says
         return self.says
+
+
+async def test_of_a_model_that_is_not_loaded_yet_a_server_is_asked_again_soon() -> None:
+    clock, server = Clock(), Server()
+    discovered = Discovered(server, clock)
+    server.says = ModelFacts("Ollama", window=2048)
+    await discovered.facts("m")
+    server.says = ModelFacts("Ollama", window=2048, loaded=2048, on_gpu=0.5)
+    clock.now += 29
+    assert (await discovered.facts("m")).on_gpu is None
+    clock.now += 1
+    assert (await discovered.facts("m")).on_gpu == 0.5
+    clock.now += 299
+    await discovered.facts("m")
+    assert server.asked == 2
 
 
 async def test_a_server_is_asked_once_in_a_while() -> None:

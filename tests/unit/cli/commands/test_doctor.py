@@ -167,6 +167,9 @@ async def test_what_the_running_stack_says_of_its_model_counts(
     at = world(tmp_path, client=loopback_gateway.settings(data_dir=tmp_path))
     (found,) = [f for f in await examine(at) if f.about == "model"]
     assert (found.level, found.text) == ("ok", "the running stack answers with big:70b (openai)")
+    part["note"] = "the model runs on the CPU, though its host has an NVIDIA GPU"
+    (found,) = [f for f in await examine(at) if f.about == "model"]
+    assert (found.level, found.remedy) == ("note", part["note"])
     part["demo"] = True
     (found,) = [f for f in await examine(at) if f.about == "model"]
     assert (found.level, "the demonstration model" in found.text) == ("note", True)
