@@ -33,16 +33,15 @@ async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work
     model = CourteousChatModel(context.settings.chat_model(), answering(context.bus), lambda: context.settings)
     judge = Judge(model, lambda: context.settings)
     critic = Critic(context, judge, rubrics)
-    offered = JudgeTools(Judge(model, lambda: context.settings, at_once=True), rubrics).tools()
+    tools = JudgeTools(Judge(model, lambda: context.settings, at_once=True), rubrics)
 
     @contextlib.asynccontextmanager
-    async def same(_settings: CriticSettings) -> AsyncIterator[Sequence[Tool[Any]]]:
-        # they look at the context's settings at each call
-        yield offered
+    async def offered(settings: CriticSettings) -> AsyncIterator[Sequence[Tool[Any]]]:
+        yield tools.tools(settings.grade_timeout)
 
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(model.aclose)
-        works = await stack.enter_async_context(open_tools(context, same))
+        works = await stack.enter_async_context(open_tools(context, offered))
         await _look(context, model, critic, judge)
         async with beside(watch_judge=partial(_watch, context, model, critic, judge)):
             grading = Subscription(

@@ -64,10 +64,11 @@ class JudgeTools:
         self._judge = judge
         self._rubric = rubrics[DEFAULT]
 
-    def tools(self) -> list[Tool[Any]]:
+    def tools(self, grade_timeout: float) -> list[Tool[Any]]:
+        """grade_timeout: seconds for one judgement; a call has time for two, which a comparison needs."""
         return [
-            Tool("grade_answer", GradeAnswer, self.grade),
-            Tool("compare_answers", CompareAnswers, self.compare),
+            Tool("grade_answer", GradeAnswer, self.grade, timeout=2 * grade_timeout),
+            Tool("compare_answers", CompareAnswers, self.compare, timeout=2 * grade_timeout),
         ]
 
     async def grade(self, args: GradeAnswer, _request: ToolRequest) -> ToolResult:

@@ -107,7 +107,7 @@ class View:
                 # the text of a model call that was started again
                 self._discard(entry.valid_until())
             case EntryType.NOTICE:
-                shown["notices"].append(value)
+                shown["notices"].append({name: value.get(name) for name in ("code", "message")})
             case EntryType.TOOL_REQUEST:
                 self._crossed(entry, f"{TOOL_REQUEST.name}.{value.get('tool')}")
                 self._call(value)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.generator.grades import LowGrade
 from services.generator.loop import Reply
 from shared.bus import order
 from shared.contracts import ToolCallRecord
@@ -26,6 +27,7 @@ Speaker = tuple[str, int] | None
 class Recall:
     """replies: by (scope, step). results and requested (tokens): by call id. states: how many transitions were shown.
 
+    low_grade: what the model was told of an earlier answer's grade.
     unsettled: by speaker the last entry before partial text that no checkpoint covers.
     """
 
@@ -35,6 +37,7 @@ class Recall:
     states: int = 0
     progress: set[tuple[str, str, int]] = field(default_factory=set)
     notices: set[str] = field(default_factory=set)
+    low_grade: LowGrade | None = None
     unsettled: dict[Speaker, str] = field(default_factory=dict)
     terminal: JournalEntry | None = None
 
@@ -87,6 +90,8 @@ def _take(found: Recall, entry: JournalEntry) -> None:
             found.progress.add((entry.type, data["persona"], data["round"]))
         case EntryType.NOTICE:
             found.notices.add(entry.value()["code"])
+            if entry.value()["code"] == "low_grade":
+                found.low_grade = LowGrade.parse(entry.value())
 
 
 def written(call: ToolCall) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from services.generator.attachments import Wanted, attached
 from services.generator.committee import PERSONA_ARGUMENTS, PERSONA_TOOLS, Seat, Session, deliberate
 from services.generator.context import Conversation, split_turns
+from services.generator.grades import last_low_grade
 from services.generator.handed import as_the_model_reads, handed_id
 from services.generator.identities import Identities, load_identities
 from services.generator.lane import Lanes
@@ -177,6 +178,7 @@ class Response:
         if self._message.deliveries > 1 and self._ports.recall.states < 2 and self._query.messages is None:
             # nobody has shown yet that the session was opened
             await check_owner(self._parts, self._query, self._message.entry_id)
+        await self._look_at_grade(turns)
         conversation = await self._conversation(turns)
         options = self._settings.sampling(self._query.options)
         # the model is asked while the two are on their way into the journal
@@ -188,6 +190,20 @@ class Response:
             ]
         )
         return Finished(answer, options, conversation.ratio, deliberations)
+
+    async def _look_at_grade(self, turns: Sequence[Turn]) -> None:
+        """What the model is to know of its last grade; written down first, so that a takeover tells the same."""
+        query, ports = self._query, self._ports
+        asked = self._settings.tell_low_grade and self._settings.respondent_id == "A" and not query.plain
+        # in the middle of a turn, when a client brings its tools' results, it was told before
+        if not asked or query.following or ports.recall.low_grade is not None or ports.recall.replies:
+            return
+        if query.kept:
+            turns = await self._parts.sessions.turns(query.session_id, "A", ports.caller.query_id)
+        found = await last_low_grade(ports.context.bus, turns)
+        if found is not None:
+            await ports.writer.append(EntryType.NOTICE, found.entry())
+            ports.recall.low_grade = found
 
     async def _answer(
         self, conversation: Conversation, options: dict[str, Any]
@@ -320,7 +336,10 @@ class Response:
         return conversation
 
     def _system_prompt(self) -> str:
-        return f"{self._settings.system_prompt}\n\nToday's date: {date.today().isoformat()}"
+        """Of who answers; members of a committee have their own."""
+        told = self._ports.recall.low_grade
+        note = f"\n\n{told.note}" if told is not None else ""
+        return f"{self._settings.system_prompt}\n\nToday's date: {date.today().isoformat()}{note}"
 
     # ── endings ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -424,7 +443,9 @@ class Response:
 
     async def _turn(self, answer: str, ratio: float | None, *, interrupted: bool = False) -> list[Any]:
         caller = self._ports.caller
-        turn = Turn(caller.query_id, self._query.query, answer, now_ms(), interrupted, ratio)
+        told = self._ports.recall.low_grade
+        noted = told.about if told is not None else None
+        turn = Turn(caller.query_id, self._query.query, answer, now_ms(), interrupted, ratio, noted)
         mixed = await self._ports.context.registry.mixed()
         return self._parts.sessions.appending(self._query.session_id, caller.respondent_id, turn, copied=mixed)
 

@@ -30,10 +30,9 @@ def prompt_version(system_prompt: str) -> str:
 class GeneratorSettings(BackendSettings, CourtesySettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "model", "think", "temperature", "max_tokens", "max_tool_iterations", "max_calls", "tool_timeout",
-        "first_token_seconds", "timeout_seconds", "concurrency",
-        "history_turns", "system_prompt", "active_personas", "order", "rounds", "parallel", "persona_tool_iterations",
-        "yield_above", "yield_rest", "yield_seconds",
-        "answer_one_in", "leave_out_above",
+        "first_token_seconds", "timeout_seconds", "concurrency", "history_turns", "system_prompt", "tell_low_grade",
+        "active_personas", "order", "rounds", "parallel", "persona_tool_iterations", "yield_above", "yield_rest",
+        "yield_seconds", "answer_one_in", "leave_out_above",
     }  # fmt: skip
 
     respondent_id: Literal["A", "B"] = Field(default="A", description="A: its answer is shown; B: the shadow")
@@ -66,6 +65,9 @@ class GeneratorSettings(BackendSettings, CourtesySettings):
     concurrency: int = Field(default=4, ge=1, le=256, description="Queries answered at the same time by one replica")
     history_turns: int = Field(default=50, ge=0, le=50, description="Turns of a session given to the model")
     system_prompt: str = Field(default_factory=default_system_prompt, description="What the model is told about itself")
+    tell_low_grade: bool = Field(
+        default=True, description="The model is told, once, when its last graded answer of a session was graded 1 or 2"
+    )
     identities: Path | None = Field(
         default=None, description="YAML file of committee members beside the shipped ones, or in place of some of them"
     )

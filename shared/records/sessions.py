@@ -118,6 +118,7 @@ class Turn:
 
     `interrupted`: the user stopped the answer, and this is the part that had been written.
     `ratio`: characters per token as the model backend counted this conversation, where it did.
+    `noted`: the query of whose low grade the model was told in this turn.
     """
 
     query_id: str
@@ -126,6 +127,7 @@ class Turn:
     time: int
     interrupted: bool = False
     ratio: float | None = None
+    noted: str | None = None
 
     def messages(self) -> list[dict[str, str]]:
         """The turn as the model sees it."""
@@ -144,6 +146,7 @@ class Turn:
                 "time": self.time,
                 "interrupted": self.interrupted,
                 "ratio": self.ratio,
+                **({"noted": self.noted} if self.noted else {}),
             }
         )
 

@@ -70,6 +70,9 @@ class ModelMessage(_Member):
 class Noticed(_Member):
     code: str
     message: str
+    about: str = Field(default="", description="Of `low_grade`: the query whose answer was graded")
+    score: int = Field(default=0, description="Of `low_grade`: 1 or 2")
+    note: str = Field(default="", description="Of `low_grade`: what the model is told")
 
 
 class ToolAsked(_Member):
