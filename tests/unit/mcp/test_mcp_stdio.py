@@ -17,7 +17,7 @@ async def test_a_program_is_ended_also_when_the_wait_for_its_end_is_cancelled(mo
 
     async def hold() -> None:
         command = ["sh", "-c", "trap '' TERM; echo up >&2; sleep 60 & wait; sleep 60"]
-        async with stdio.started(command, {}, str, asyncio.Event()) as (_, why):
+        async with stdio.started(command, {}, str, asyncio.Event(), stdio.Trouble()) as (_, why):
             while "up" not in why():
                 await asyncio.sleep(0.01)
             running.set()
