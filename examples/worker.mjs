@@ -28,7 +28,7 @@ async function answer(id, fields, deliveries) {
     if (!known) ({ text, data } = await run(asked.args, AbortSignal.timeout(left)));
   } catch (failure) { error = failure.name === "AbortError" ? late : failure.message; text = `[tool error: ${error}]`; }
   const result = known ? stored : JSON.stringify({ query_id, call_id, tool: name, result: text, error, data, session_id,
-    duration_ms: Date.now() - started });
+    request_id: id, duration_ms: Date.now() - started });
   if (call_id && error !== late) write.set(place, result, "EX", 86400);
   if (reply_to) write.call("XADD", reply_to, "NOMKSTREAM", "MAXLEN", "~", 1000, "*", "type", "tool.result", "call_id", call_id,
     "token", token, "payload", result);

@@ -132,7 +132,9 @@ class ToolRequest(Payload):
 
 
 class ToolResultMessage(Payload):
-    """`result` is the text for the model, `data` is structured and for clients; `error` is null on success."""
+    """`result` is the text for the model, `data` is structured and for clients; `error` is null on success.
+    request_id: the entry of the request that was carried out; empty where a worker does not say.
+    """
 
     query_id: str
     call_id: str
@@ -142,6 +144,7 @@ class ToolResultMessage(Payload):
     data: Any = None
     duration_ms: int = Field(ge=0)
     session_id: str = ""
+    request_id: str = ""
 
 
 class ToolCallRecord(Payload):

@@ -30,7 +30,7 @@ from shared.envelope import Message
 from shared.participant.machine import Machine
 from shared.participant.sampling import one_in
 from shared.participant.service import Context
-from shared.records.journal import EntryType, append_after
+from shared.records.journal import Crossing, EntryType, append_after
 from shared.records.sessions import Sessions
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
@@ -206,9 +206,10 @@ class Critic:
             answer=response.answer,
         )
         headers = headers_of(message)
-        await self._bus.publish(CRITIQUE_RESULT.of(critique, once=response.response_id, **headers))
+        (entry_id,) = await self._bus.publish(CRITIQUE_RESULT.of(critique, once=response.response_id, **headers))
         shown = {"score": grade.score, "feedback": grade.feedback, "rubric": grade.rubric}
-        await self._journal(response.response_id, EntryType.CRITIQUE, shown)
+        crossed = Crossing(CRITIQUE_RESULT.name, entry_id)
+        await self._journal(response.response_id, EntryType.CRITIQUE, shown, crossed)
 
     # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -232,11 +233,11 @@ class Critic:
             swapped=found.swapped,
         )
         headers = {**headers_of(message), "respondent_id": "A"}
-        await self._bus.publish(PAIRWISE_RESULT.of(result, once=response.query_id, **headers))
+        (entry_id,) = await self._bus.publish(PAIRWISE_RESULT.of(result, once=response.query_id, **headers))
         log.info("critic.compared", winner=found.winner, forward=found.forward, swapped=found.swapped)
         shown = {"winner": found.winner, "reason": found.reason, "score_a": a.score, "score_b": b.score}
         for half in (a, b):
-            await self._journal(half.response_id, EntryType.PAIRWISE, shown)
+            await self._journal(half.response_id, EntryType.PAIRWISE, shown, Crossing(PAIRWISE_RESULT.name, entry_id))
         return True
 
     async def _compared(self, response: ResponseGeneration, instruction: str, a: Half, b: Half) -> Comparison | None:
@@ -255,9 +256,10 @@ class Critic:
             await self._bus.link.call("SET", key, kept, "EX", self._context.settings.retention)
         return found
 
-    async def _journal(self, response_id: str, kind: EntryType, shown: dict[str, Any]) -> None:
+    async def _journal(self, response_id: str, kind: EntryType, shown: dict[str, Any], message: Crossing) -> None:
         query_id, _, respondent = response_id.rpartition(":")
-        await append_after(self._bus, journal_key(query_id, respondent), kind, shown, once=kind.value)
+        key = journal_key(query_id, respondent)
+        await append_after(self._bus, key, kind, shown, message=message, once=kind.value)
 
     # ── states ───────────────────────────────────────────────────────────────────────────────────────────────
 

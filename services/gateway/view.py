@@ -7,19 +7,9 @@ from typing import Any
 
 from services.gateway.records import QueryRecord
 from shared.bus import order
-from shared.contracts import (
-    AGENT_TRANSITION,
-    ANSWER_DIALOG,
-    CRITIQUE_RESULT,
-    PAIRWISE_RESULT,
-    QUERY_CANCEL,
-    QUERY_RECEIVED,
-    RESPONSE_GENERATION,
-    REWARD_EVENT,
-    TOOL_REQUEST,
-    TOOL_RESULT,
-)
-from shared.records.journal import EntryType, JournalEntry
+from shared.bus.keys import stream_key
+from shared.contracts import QUERY_RECEIVED
+from shared.records.journal import LATE, TERMINAL, Crossing, EntryType, JournalEntry
 
 _RESULT = (
     "answer",
@@ -55,7 +45,9 @@ class View:
             "notices": [],
         }
         self._ended: JournalEntry | None = None
-        self._log = [{"subject": QUERY_RECEIVED.name, "t": 0.0}]
+        # the messages on the bus that its writer names, and those of others behind its end
+        self._named: list[Crossing] = []
+        self._late: list[Crossing] = []
         # of a response that is still being written, or was given up
         self._said: dict[str, list[tuple[tuple[int, int], str]]] = {"thinking": [], "answer": []}
         self._calls: dict[str, dict[str, Any]] = {}
@@ -75,8 +67,8 @@ class View:
         shown["tool_calls"] = list(self._calls.values())
         if self._ended is not None:
             _finish(shown, self._ended)
-        shown["events"] = [event["subject"] for event in self._log]
-        shown["event_log"] = self._log
+        shown["event_log"] = self._crossed()
+        shown["events"] = [event["subject"] for event in shown["event_log"]]
         return shown
 
     def _say(self, entry: JournalEntry) -> None:
@@ -91,11 +83,15 @@ class View:
     def _take(self, entry: JournalEntry) -> None:
         self._running()
         shown, value = self._shown, entry.value()
+        if entry.type in TERMINAL:
+            self._named = entry.crossings()
+        elif entry.type in LATE:
+            self._late += entry.crossings()
+        else:
+            self._named += entry.crossings()
         match entry.type:
             case EntryType.CLAIMED:
                 shown["model"] = value.get("model")
-            case EntryType.STATE:
-                self._crossed(entry, AGENT_TRANSITION.name)
             case EntryType.MESSAGE:
                 for name in shown["usage"]:
                     count = value.get(name)
@@ -108,31 +104,17 @@ class View:
                 self._discard(entry.valid_until())
             case EntryType.NOTICE:
                 shown["notices"].append({name: value.get(name) for name in ("code", "message")})
-            case EntryType.TOOL_REQUEST:
-                self._crossed(entry, f"{TOOL_REQUEST.name}.{value.get('tool')}")
+            case EntryType.TOOL_REQUEST | EntryType.TOOL_RESULT:
                 self._call(value)
-            case EntryType.TOOL_RESULT:
-                self._crossed(entry, f"{TOOL_RESULT.name}.{value.get('tool')}")
-                self._call(value)
-            case EntryType.COMPLETED:
+            case EntryType.COMPLETED | EntryType.FAILED | EntryType.CANCELLED:
                 self._ended = entry
-                if value.get("published", True):
-                    self._crossed(entry, RESPONSE_GENERATION.name, ANSWER_DIALOG.name)
-            case EntryType.FAILED:
-                self._ended = entry
-            case EntryType.CANCELLED:
-                self._ended = entry
-                self._crossed(entry, QUERY_CANCEL.name)
             case EntryType.CRITIQUE:
                 shown["critique"] = value
-                self._crossed(entry, CRITIQUE_RESULT.name)
             case EntryType.PAIRWISE:
                 shown["pairwise"] = value
-                self._crossed(entry, PAIRWISE_RESULT.name)
             case EntryType.REWARD:
                 # the last vote counts
                 shown["reward"] = value
-                self._crossed(entry, REWARD_EVENT.name)
             case _:
                 pass
 
@@ -147,11 +129,20 @@ class View:
         for name, pieces in self._said.items():
             self._said[name] = [piece for piece in pieces if piece[0] <= valid]
 
-    def _crossed(self, entry: JournalEntry, *subjects: str) -> None:
-        """The bus messages of this response that its journal proves, in order."""
-        # clocks of two machines may differ a little
-        seconds = max(0, entry.time - self._record.accepted) / 1000
-        self._log += [{"subject": subject, "t": seconds} for subject in subjects]
+    def _crossed(self) -> list[dict[str, Any]]:
+        """The messages on the bus that the journal names, in order. Ids of one server are by one clock; of those that
+        came in the same millisecond the journal knows the order."""
+        accepted = self._record.query_id
+        known = sorted([*self._named, *self._late], key=lambda crossing: order(crossing.entry_id)[0])
+        return [
+            {
+                "subject": subject,
+                "t": max(0, order(entry_id)[0] - order(accepted)[0]) / 1000,
+                "stream": stream_key(subject),
+                "id": entry_id,
+            }
+            for subject, entry_id in [Crossing(QUERY_RECEIVED.name, accepted), *known]
+        ]
 
 
 def _finish(shown: dict[str, Any], entry: JournalEntry) -> None:

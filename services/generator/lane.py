@@ -25,7 +25,7 @@ class Lanes:
         self._waiters: dict[str, set[asyncio.Event]] = {}
         context.on_inbox("wake", self._wake)
 
-    def _wake(self, raw: Mapping[bytes, bytes]) -> None:
+    def _wake(self, _entry_id: str, raw: Mapping[bytes, bytes]) -> None:
         for event in self._waiters.get(raw.get(b"session", b"").decode(), ()):
             event.set()
 

@@ -13,6 +13,7 @@ from typing import Any
 from services.generator.attachments import Wanted, attached
 from services.generator.committee import PERSONA_ARGUMENTS, PERSONA_TOOLS, Seat, Session, deliberate
 from services.generator.context import Conversation, split_turns
+from services.generator.crossed import Crossed
 from services.generator.grades import last_low_grade
 from services.generator.handed import as_the_model_reads, handed_id
 from services.generator.identities import Identities, load_identities
@@ -24,6 +25,7 @@ from services.generator.recall import partial_text, recall
 from services.generator.settings import GeneratorSettings, prompt_version
 from services.generator.steps import JournalSteps, Ports, show_transition
 from services.generator.terms import Terms
+from shared.bus import Command
 from shared.bus.keys import journal_key
 from shared.contracts import (
     ANSWER_DIALOG,
@@ -121,7 +123,11 @@ async def open_response(parts: Parts, message: Message[QueryReceived], caller: C
         return None
     machine, attempt = Machine(TABLE, IDLE), message.deliveries
     model = parts.behind(message.parked) if query.plain else parts.model
-    return Response(parts, message, Ports(context, model, parts.tools, writer, known, machine, caller, name, attempt))
+    crossed = Crossed(context.bus, writer, caller)
+    if before:
+        await crossed.found(before)
+    ports = Ports(context, model, parts.tools, writer, known, machine, caller, crossed, name, attempt)
+    return Response(parts, message, ports)
 
 
 async def history(parts: Parts, message: Message[QueryReceived], caller: Caller) -> list[Turn]:
@@ -363,8 +369,7 @@ class Response:
         """
         await show_transition(self._ports, "PUBLISH")
         query, caller, answer = self._query, self._ports.caller, finished.answer
-        published = not answer.handed and not query.plain
-        if published:
+        if not answer.handed and not query.plain:
             await self._publish(finished)
         completed: dict[str, Any] = {
             "answer": answer.text,
@@ -380,8 +385,6 @@ class Response:
                 {"id": handed_id(caller.query_id, handed), "name": handed.call.name, "args": handed.call.args}
                 for handed in answer.handed
             ]
-        if not published:
-            completed["published"] = False
         if finished.deliberations is not None:
             completed["deliberations"] = [said.model_dump(mode="json") for said in finished.deliberations]
         await self._end(EntryType.COMPLETED, completed)
@@ -417,18 +420,18 @@ class Response:
             respondent_id=self._settings.respondent_id,
         )
         headers = {**caller.headers(), "causation_id": self._message.envelope.id}
-        bus = self._ports.context.bus
-        commands = [
-            bus.publishing(RESPONSE_GENERATION.of(generation, once=self._ports.response_id, **headers)),
-            bus.publishing(ANSWER_DIALOG.of(dialog, once=self._ports.response_id, **headers)),
+        messages = [
+            RESPONSE_GENERATION.of(generation, once=self._ports.response_id, **headers),
+            ANSWER_DIALOG.of(dialog, once=self._ports.response_id, **headers),
         ]
+        turn: list[Command] = []
         if query.messages is None:
-            commands += await self._turn(answer.text, finished.ratio)
+            turn = await self._turn(answer.text, finished.ratio)
         elif query.kept:
             # a session that is new begins with its first answer
             await check_owner(self._parts, query, caller.query_id)
-            commands += await self._turn(self._told(answer), finished.ratio)
-        await bus.link.pipe(commands)
+            turn = await self._turn(self._told(answer), finished.ratio)
+        await self._ports.writer.publish(messages, turn)
 
     def _told(self, answer: Answer) -> str:
         """The answer as a client has it that keeps the history itself: behind what it gave as its beginning, and with
@@ -453,6 +456,7 @@ class Response:
         """What had been written of the answer is kept in the session, marked as interrupted."""
         bus = self._ports.context.bus
         answer, thinking = partial_text(await read_journal(bus, self._ports.writer.key))
+        await self._ports.crossed.cancelled()
         await self._fail_state()
         if self._query.messages is None and answer.strip():
             await bus.link.pipe(await self._turn(answer, None, interrupted=True))
@@ -465,6 +469,7 @@ class Response:
 
     async def _end(self, kind: EntryType, data: dict[str, Any]) -> None:
         writer = self._ports.writer
+        await self._ports.crossed.settle()
         await writer.append(kind, data, [closing(writer.key, self._settings.retention)])
         if self._ports.machine.state != IDLE:
             await show_transition(self._ports, "RESET", journal=False)

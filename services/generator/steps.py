@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any
 
 from services.generator.context import ContextTooSmall, Conversation, Fitted, characters, one_system
+from services.generator.crossed import Crossed
 from services.generator.deltas import DeltaPump
 from services.generator.loop import Message, Reply, in_order
 from services.generator.recall import Recall, reply_of, speaker, written
 from services.generator.settings import GeneratorSettings
-from shared.contracts import AGENT_TRANSITION, AgentTransition, ToolCallRecord, canonical_tool
+from shared.contracts import AGENT_TRANSITION, AgentTransition, ToolCallRecord, ToolResultMessage, canonical_tool
 from shared.envelope import age_ms
 from shared.llm.courtesy import Yielded
 from shared.llm.loops import without_loop
@@ -36,7 +37,7 @@ from shared.llm.port import (
 )
 from shared.participant.machine import Machine
 from shared.participant.service import Context
-from shared.participant.tool_client import Caller, ToolClient, new_token
+from shared.participant.tool_client import Caller, ToolClient, Trail, new_token
 from shared.records.journal import EntryType, JournalWriter
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
@@ -69,6 +70,7 @@ class Ports:
     recall: Recall
     machine: Machine
     caller: Caller
+    crossed: Crossed
     response_id: str
     attempt: int
     shown: int = 0
@@ -330,18 +332,7 @@ class JournalSteps:
                 call_id=call_id,
             )
         else:
-            tools, usual = self.ports.tools, self.ports.context.settings.tool_timeout
-            outcome = await tools.call(
-                call.name,
-                call.args,
-                call_id=call_id,
-                caller=self.ports.caller,
-                timeout=await tools.patience(call.name, call.args, usual),
-                grace=_GRACE,
-                # who writes the journal's entry is the first to ask
-                attempt=2 if call_id in self.ports.recall.requested else 1,
-                token=token,
-            )
+            outcome = await self._asked(call_id, call, token)
             record = ToolCallRecord(
                 tool=outcome.tool,
                 args=call.args,
@@ -353,6 +344,28 @@ class JournalSteps:
             )
         await self.ports.writer.append(EntryType.TOOL_RESULT, {**record.model_dump(mode="json"), **self.labels})
         return record
+
+    async def _asked(self, call_id: str, call: ToolCall, token: str) -> ToolResultMessage:
+        """What the tool says. What crossed the bus for it is noted, also of a call that is broken off."""
+        crossed, trail, request_id = self.ports.crossed, Trail(), ""
+        tools, usual = self.ports.tools, self.ports.context.settings.tool_timeout
+        try:
+            outcome = await tools.call(
+                call.name,
+                call.args,
+                call_id=call_id,
+                caller=self.ports.caller,
+                timeout=await tools.patience(call.name, call.args, usual),
+                grace=_GRACE,
+                # who writes the journal's entry is the first to ask
+                attempt=2 if call_id in self.ports.recall.requested else 1,
+                token=token,
+                trail=trail,
+            )
+            request_id = outcome.request_id
+        finally:
+            crossed.call(canonical_tool(call.name, call.args), call_id, trail, request_id)
+        return outcome
 
 
 def _advice(facts: ModelFacts, wanted: int) -> str:
@@ -390,9 +403,9 @@ async def show_transition(ports: Ports, action: str, *, journal: bool = True) ->
         action=step.action,
         to=step.after,
     )
-    publishing = ports.context.bus.publishing(AGENT_TRANSITION.of(shown, **ports.caller.headers()))
+    message = AGENT_TRANSITION.of(shown, **ports.caller.headers())
     if journal:
         data = {"from": step.before, "action": step.action, "to": step.after}
-        await ports.writer.append(EntryType.STATE, data, [publishing])
+        await ports.writer.append(EntryType.STATE, data, messages=[message])
     else:
-        await ports.context.bus.link.pipe([publishing])
+        await ports.context.bus.publish(message)

@@ -39,7 +39,7 @@ from shared.llm.intents import intent_of
 from shared.participant.background import beside
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
-from shared.records.journal import EntryType, append_after, response_id
+from shared.records.journal import Crossing, EntryType, append_after, response_id
 from shared.records.sessions import Sessions
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
@@ -175,10 +175,11 @@ class Rewarding:
                 "user_id": f.user_id,
                 "respondent_id": f.respondent_id,
             }
-            await self._context.bus.publish(REWARD_EVENT.of(event, once=once, **headers))
+            (entry_id,) = await self._context.bus.publish(REWARD_EVENT.of(event, once=once, **headers))
         shown = {"reward": reward, "sentiment": f.sentiment, "stars": f.stars, "comment": f.comment}
         key = journal_key(f.query_id, f.respondent_id)
-        await append_after(self._context.bus, key, EntryType.REWARD, shown, once=f"reward:{message.entry_id}")
+        crossed, once = Crossing(REWARD_EVENT.name, entry_id), f"reward:{message.entry_id}"
+        await append_after(self._context.bus, key, EntryType.REWARD, shown, message=crossed, once=once)
         if (meter := metrics.meter()) is not None:
             meter.vote(f.sentiment)
         log.info("reward.voted", reward=reward)

@@ -131,13 +131,14 @@ end
 return removed
 """)
 
-# The entries between two ids in which a text occurs, of the next two hundred; of a longer text its first 200 bytes, so
-# that looking for it takes no longer. KEYS: stream. ARGV: first id, id behind the last, text.
+# The entries between two ids in which a text occurs, of the next so many (200 at most); of a longer text its first 200
+# bytes, so that looking for it takes no longer. KEYS: stream. ARGV: first id, id behind the last, text, how many.
 # Returns the id to go on from ('' at the end), and those that were found.
 MENTIONING = Script("""
 local found = {''}
 local text = string.sub(ARGV[3], 1, 200)
-local page = redis.call('XRANGE', KEYS[1], ARGV[1], '(' .. ARGV[2], 'COUNT', 200)
+local count = math.min(200, tonumber(ARGV[4]))
+local page = redis.call('XRANGE', KEYS[1], ARGV[1], '(' .. ARGV[2], 'COUNT', count)
 for _, entry in ipairs(page) do
   for i = 2, #entry[2], 2 do
     if string.find(entry[2][i], text, 1, true) then
@@ -146,6 +147,6 @@ for _, entry in ipairs(page) do
     end
   end
 end
-if #page == 200 then found[1] = '(' .. page[#page][1] end
+if #page == count then found[1] = '(' .. page[#page][1] end
 return found
 """)

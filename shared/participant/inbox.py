@@ -22,7 +22,8 @@ def inbox_length(size: int) -> int:
     return max(1, min(_LENGTH, _BYTES // (size + 1)))
 
 
-Notify = Callable[[Mapping[bytes, bytes]], None]
+# Is given an entry's id and fields.
+Notify = Callable[[str, Mapping[bytes, bytes]], None]
 # `late`: nobody waits for it any more. `token`: it does not come from the worker of that call. `malformed`: nobody can
 # read it. `unknown`: nobody here asks for entries of its type.
 Ignored = Literal["late", "token", "malformed", "unknown"]
@@ -42,7 +43,7 @@ class Inbox:
         # the id of the last entry that was
         self.read = START
         # the first entry is its owner's: it makes the stream
-        self._notify: dict[bytes, Notify] = {b"started": lambda _raw: None}
+        self._notify: dict[bytes, Notify] = {b"started": lambda _id, _raw: None}
 
     def on(self, kind: str, notify: Notify) -> None:
         """Entries whose `type` is `kind` go to `notify`."""
@@ -62,7 +63,7 @@ class Inbox:
                     not_understood(self.stream, entry_id, "nobody here asks for entries of its type", kind)
                     continue
                 try:
-                    notify(raw)
+                    notify(entry_id, raw)
                 except Exception:
                     # anybody who may answer may also write nonsense
                     ignored("malformed")

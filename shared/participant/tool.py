@@ -52,6 +52,8 @@ _INTERNAL_SECONDS = 300
 _LARGE = 65_536
 _LARGE_SECONDS = 3_600
 _TOO_LATE = "the query's deadline has passed"
+# Entries of a work stream that are looked at in one go for an earlier request of the same call.
+_LOOKED_AT = 200
 # Where a result will be: until when (ms, by the bus's clock) it is waited for. Workers of the last release say so, in
 # other words, that they are at it.
 RUNNING = b"running:"
@@ -119,7 +121,7 @@ def parameters_schema(args: type[BaseModel]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": schema.get("required", [])}
 
 
-def failure(request: ToolRequest, error: str, duration_ms: int = 0) -> ToolResultMessage:
+def failure(request: ToolRequest, error: str, duration_ms: int = 0, request_id: str = "") -> ToolResultMessage:
     return ToolResultMessage(
         query_id=request.query_id,
         call_id=request.call_id,
@@ -128,6 +130,7 @@ def failure(request: ToolRequest, error: str, duration_ms: int = 0) -> ToolResul
         error=error,
         duration_ms=duration_ms,
         session_id=request.session_id,
+        request_id=request_id,
     )
 
 
@@ -263,7 +266,9 @@ class ToolWork(Generic[A]):
         bus, request = self._context.bus, message.payload
         after = "-"
         while after:
-            found = await bus.link.call(*MENTIONING((self.stream,), after, message.entry_id, request.call_id))
+            found = await bus.link.call(
+                *MENTIONING((self.stream,), after, message.entry_id, request.call_id, _LOOKED_AT)
+            )
             after = found[0].decode()
             for entry_id in found[1:]:
                 for entry in await bus.range(self.stream, entry_id.decode(), entry_id.decode()):
@@ -286,11 +291,11 @@ class ToolWork(Generic[A]):
             running = self._bounded(message, task)
             outcome = await (watched_call(request, running) if watching() else running)
             ms = self._elapsed(started)
-            result = _encoded(request, outcome, ms)
+            result = _encoded(message, outcome, ms)
             log.debug("tool.completed", tool=self._name, call_id=request.call_id, ms=ms)
         except ToolError as exc:
             store = not isinstance(exc, NotRun)
-            data = failure(request, str(exc), self._elapsed(started))
+            data = failure(request, str(exc), self._elapsed(started), message.entry_id)
             result = encode(data)
             log.info("tool.failed", tool=self._name, call_id=request.call_id, ms=data.duration_ms, error=data.error)
         return self._answering(message, result, new=True, store=store)
@@ -366,7 +371,8 @@ class ToolWork(Generic[A]):
     async def _abandon(self, delivery: Delivery, reason: str) -> Sequence[Command]:
         """A call that is given up is still answered, so that nobody waits for it."""
         message = receive(self._subject, delivery)
-        return self._answering(message, encode(failure(message.payload, reason)), new=True, store=True)
+        result = encode(failure(message.payload, reason, request_id=message.entry_id))
+        return self._answering(message, result, new=True, store=True)
 
 
 def _first(message: Message[ToolRequest]) -> bool:
@@ -376,9 +382,10 @@ def _first(message: Message[ToolRequest]) -> bool:
     return message.deliveries == 1 and envelope.attempt == 1 and at_once
 
 
-def _encoded(request: ToolRequest, outcome: ToolResult, ms: int) -> bytes:
+def _encoded(message: Message[ToolRequest], outcome: ToolResult, ms: int) -> bytes:
     """A ToolResultMessage as JSON. Raises ToolError for data that JSON cannot carry."""
-    message = {
+    request = message.payload
+    result = {
         "query_id": request.query_id,
         "call_id": request.call_id,
         "tool": request.tool,
@@ -387,14 +394,15 @@ def _encoded(request: ToolRequest, outcome: ToolResult, ms: int) -> bytes:
         "data": outcome.data,
         "duration_ms": ms,
         "session_id": request.session_id,
+        "request_id": message.entry_id,
     }
     try:
-        return orjson.dumps(message)
+        return orjson.dumps(result)
     except TypeError:
         # what orjson does not know, like models or integers of more than 64 bits
         pass
     try:
-        return encode(ToolResultMessage(**message))
+        return encode(ToolResultMessage(**result))
     except ValueError as exc:
         raise ToolError(f"its result cannot be sent: {exc}") from exc
 

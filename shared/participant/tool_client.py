@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from pydantic_core import PydanticSerializationError
 
 from shared.bus import ConnectionLost
 from shared.bus.keys import result_key
-from shared.bus.port import any_refused, checked
+from shared.bus.port import checked
 from shared.contracts import (
     LONGEST_CALL,
     TOOL_REQUEST,
@@ -66,6 +66,15 @@ class Caller:
         }
 
 
+@dataclass(slots=True)
+class Trail:
+    """Where a call can be found on the bus. requests: the entries by which it was asked for. answer: the entry of the
+    inbox that brought its result; empty when that was found where its worker had stored it, None without a result."""
+
+    requests: list[str] = field(default_factory=list)
+    answer: str | None = None
+
+
 @dataclass(eq=False, slots=True)
 class _Call:
     """A call that is waited for. `until`: in the loop's time."""
@@ -78,6 +87,7 @@ class _Call:
     until: float
     future: asyncio.Future[ToolResultMessage]
     request: Outgoing
+    trail: Trail
 
     def settle(self, answer: ToolResultMessage) -> None:
         if not self.future.done():
@@ -126,6 +136,7 @@ class ToolClient:
         attempt: int | None = None,
         token: str = "",
         internal: bool = False,
+        trail: Trail | None = None,
     ) -> ToolResultMessage:
         """The tool's result; every failure is a result too, with a text for the model.
 
@@ -135,9 +146,11 @@ class ToolClient:
         token: what proves that an answer comes from the tool's worker, where the call was asked for before; else a new
         one is made.
         internal: an operation that is meant for participants; models and users cannot name one.
+        trail: is told what of the call is on the bus.
         """
         tool = canonical_tool(name, args)
-        send = partial(self._call, name, tool, args, call_id, timeout, grace, attempt, token or new_token(), internal)
+        token, trail = token or new_token(), trail or Trail()
+        send = partial(self._call, name, tool, args, call_id, timeout, grace, attempt, token, internal, trail)
         if not watching():
             return await send(caller)
         attributes = attributes_of(tool, call_id, caller.query_id, caller.session_id)
@@ -156,6 +169,7 @@ class ToolClient:
         attempt: int | None,
         token: str,
         internal: bool,
+        trail: Trail,
         caller: Caller,
     ) -> ToolResultMessage:
         bus, registry = self._context.bus, self._context.registry
@@ -200,7 +214,7 @@ class ToolClient:
         )
         began = self._loop.time()
         until = began + timeout + grace
-        call = _Call(tool, call_id, token.encode(), caller, timeout, until, self._loop.create_future(), request)
+        call = _Call(tool, call_id, token.encode(), caller, timeout, until, self._loop.create_future(), request, trail)
         calls = self._waiting.setdefault(call_id, set())
         calls.add(call)
         # what is asked in one loop tick leaves in one write
@@ -245,10 +259,10 @@ class ToolClient:
         elif error is not None:
             for call in asked:
                 call.fail(error)
-        elif any_refused(writing.result()):
+        else:
             for call, reply in zip(asked, writing.result(), strict=True):
                 try:
-                    checked(reply)
+                    call.trail.requests.append(checked(reply).decode())
                 except Local2Error as exc:
                     call.fail(exc)
 
@@ -275,6 +289,7 @@ class ToolClient:
             async with asyncio.timeout_at(now + _LAST_LOOK if last else call.until):
                 stored = await self._context.bus.link.call("GET", result_key(call.tool, call.call_id))
             if stored is not None and not stored.startswith(RUNNING):
+                call.trail.answer = call.trail.answer or ""
                 call.settle(decode_result(stored))
         except (Local2Error, TimeoutError) as exc:
             log.warning("tool.result_not_found", call_id=call.call_id, reason=str(exc))
@@ -285,7 +300,7 @@ class ToolClient:
             # one look at a time: while Redis is away they would pile up
             self._deadlines.add(call, min(call.until, self._loop.time() + _PATIENCE))
 
-    def _receive(self, raw: Mapping[bytes, bytes]) -> None:
+    def _receive(self, entry_id: str, raw: Mapping[bytes, bytes]) -> None:
         calls = self._waiting.get(raw.get(b"call_id", b"").decode(errors="replace"))
         if not calls:
             ignored("late")
@@ -304,6 +319,7 @@ class ToolClient:
             log.warning("tool.malformed_result", reason=str(exc))
             return
         for call in asked:
+            call.trail.answer = entry_id
             call.settle(answer)
 
 

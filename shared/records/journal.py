@@ -3,6 +3,7 @@
 A journal has one writer at a time. Entry ids are explicit, `{epoch}-{number}`; a new owner claims the next epoch with
 its first entry, and Redis itself then refuses every later write of the old owner, because its ids are too small.
 After the terminal entry other participants append with ids of the server's clock, which are larger than any epoch.
+Beside its data an entry names the messages of the response that had crossed the bus by then: subject and entry id.
 With every entry the journal's channel is rung, so that whoever follows has it at once (see `shared.bus.bell`).
 
 Readers are tolerant: a newer release may write types and fields that this one does not know, and anybody anything.
@@ -15,11 +16,12 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from shared.bus import RING, Bus, BusFull, Command, Entry, ReplyError, Script, next_page, order
+from shared.contracts import Outgoing
 from shared.envelope import now_ms
 from shared.errors import Fenced, Local2Error
 from shared.telemetry import metrics
@@ -53,18 +55,29 @@ class EntryType(StrEnum):
 TERMINAL = frozenset({EntryType.COMPLETED, EntryType.FAILED, EntryType.CANCELLED})
 # What others append behind the end.
 LATE = frozenset({EntryType.CRITIQUE, EntryType.PAIRWISE, EntryType.REWARD})
-# What a result tells of the entries before its end: each with the fields that it needs, or all. An answer of many
-# thousand pieces is read without reading them.
-_TOLD: dict[str, tuple[str, ...] | None] = {
-    EntryType.STATE: (),
-    EntryType.TOOL_REQUEST: ("tool",),
-    EntryType.TOOL_RESULT: ("tool",),
-    EntryType.NOTICE: None,
-}
+# What a result tells of the entries before its end. An answer of many thousand pieces is read without reading them.
+_TOLD = frozenset({EntryType.NOTICE})
+# They come by the thousand, and are read the fastest when they say nothing else.
+_DELTAS = frozenset({EntryType.THINKING, EntryType.ANSWER})
 _KNOWN = {kind.value.encode(): kind for kind in EntryType}
 # A first look from the end finds the terminal entry, and what came behind it.
 _LAST = 4
 _PAGE = 256
+
+
+class Crossing(NamedTuple):
+    """A message of a response that is on the bus: the id is that of its entry in the subject's stream."""
+
+    subject: str
+    entry_id: str
+
+
+@dataclass(slots=True)
+class Expected:
+    """A message that has crossed the bus, in its place among the others; its entry's id is not known yet."""
+
+    subject: str
+    entry_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +85,8 @@ class JournalEntry:
     """`data` is the JSON text as written: it is passed on to clients byte for byte. `time` is in ms since the epoch.
 
     type: of a kind that this release does not know, its name. told: of a terminal entry, what a result tells of those
-    before it, as JSON. token: of a tool's request, what its answer proves itself by; no client is shown it.
+    before it, as JSON. token: of a tool's request, what its answer proves itself by; no client is shown it. crossed:
+    the messages that crossed the bus since the entry before, as JSON; of a terminal entry all of them.
     """
 
     id: str
@@ -81,6 +95,7 @@ class JournalEntry:
     data: bytes
     told: bytes = b""
     token: str = ""
+    crossed: bytes = b""
 
     def value(self) -> dict[str, Any]:
         """The data as an object; empty when it is none."""
@@ -113,19 +128,32 @@ class JournalEntry:
         except (ValueError, TypeError):
             return None
 
+    def crossings(self) -> list[Crossing]:
+        """The messages that it names, in the order in which they crossed; none when it names them in another form."""
+        if not self.crossed:
+            return []
+        try:
+            found = [Crossing(str(subject), str(entry_id)) for subject, entry_id in orjson.loads(self.crossed)]
+            for crossing in found:
+                order(crossing.entry_id)
+        except (ValueError, TypeError) as exc:
+            not_understood("a journal", self.id, f"{self.type}: its messages: {exc}", self.crossed)
+            return []
+        return found
+
     @staticmethod
     def parse(entry: Entry) -> JournalEntry:
         """Of any fields; what is missing is empty."""
         fields = entry[1]
         if len(fields) == 6 and fields[0] == b"type" and fields[2] == b"time" and fields[4] == b"data":
-            kind, time, data, told, token = fields[1], fields[3], fields[5], b"", b""
+            kind, time, data, told, token, crossed = fields[1], fields[3], fields[5], b"", b"", b""
         else:
             raw = dict(zip(fields[::2], fields[1::2], strict=False))
             kind, time, data = raw.get(b"type", b""), raw.get(b"time", b""), raw.get(b"data", b"{}")
-            told, token = raw.get(b"told", b""), raw.get(b"token", b"")
+            told, token, crossed = raw.get(b"told", b""), raw.get(b"token", b""), raw.get(b"crossed", b"")
         known = _KNOWN.get(kind) or kind.decode(errors="backslashreplace")
         number = int(time) if time.isdigit() else 0
-        return JournalEntry(entry[0], known, number, data, told, token.decode(errors="replace"))
+        return JournalEntry(entry[0], known, number, data, told, token.decode(errors="replace"), crossed)
 
 
 def _known(kind: str) -> EntryType | str:
@@ -150,6 +178,10 @@ class JournalWriter:
         self._epoch = epoch
         self._number = number
         self._told: list[tuple[str, str, int, dict[str, Any]]] = []
+        self._crossed: list[Expected] = []
+        self._noted: set[Crossing] = set()
+        # those of them that no entry names yet
+        self._unwritten: list[Expected] = []
 
     @classmethod
     async def claim(
@@ -173,7 +205,11 @@ class JournalWriter:
             return writer, []
         before = [entry async for page in pages(bus, key, f"({epoch}-1") for entry in page]
         for entry in before:
-            writer._tell(entry.id, entry.type, entry.time, entry.value() if entry.type in _TOLD else {})
+            if entry.type in _TOLD:
+                writer._tell(entry.id, entry.type, entry.time, entry.value())
+            for crossing in entry.crossings():
+                writer._noted.add(crossing)
+                writer._crossed.append(Expected(*crossing))
         return writer, before
 
     @staticmethod
@@ -188,12 +224,56 @@ class JournalWriter:
         """The id of the last entry written."""
         return f"{self._epoch}-{self._number}"
 
-    async def append(self, kind: EntryType, data: dict[str, Any], also: Sequence[Command] = ()) -> str:
+    async def append(
+        self, kind: EntryType, data: dict[str, Any], also: Sequence[Command] = (), *, messages: Sequence[Outgoing] = ()
+    ) -> str:
         """The id of the new entry. Raises Fenced when the journal belongs to somebody else or has expired.
 
         also: commands sent behind it in the same write; they are carried out even when the entry is refused.
+        messages: published behind it in the same way, and noted.
         """
-        return await self._write(kind, data, also)
+        return await self._write(kind, data, also, messages)
+
+    # ── what crossed the bus ─────────────────────────────────────────────────────────────────────────────────
+
+    def note(self, subject: str, entry_id: str) -> None:
+        """A message of the response is on the bus: an entry to come names it, in the order in which they are noted."""
+        self.fill(self.expect(subject), entry_id)
+
+    def expect(self, subject: str) -> Expected:
+        """Keeps the place of a message that is on the bus, until it is known under which id."""
+        expected = Expected(subject)
+        self._crossed.append(expected)
+        return expected
+
+    def fill(self, expected: Expected, entry_id: str) -> None:
+        """Gives a message whose place was kept its id. A place that turns out to be another one's is given up."""
+        if expected.entry_id:
+            return
+        if Crossing(expected.subject, entry_id) in self._noted:
+            self._crossed = [one for one in self._crossed if one is not expected]
+            return
+        self._noted.add(Crossing(expected.subject, entry_id))
+        expected.entry_id = entry_id
+        self._unwritten.append(expected)
+
+    @property
+    def crossed(self) -> list[Crossing]:
+        """The messages of the response whose ids are known, also those that an earlier owner noted."""
+        return [Crossing(one.subject, one.entry_id) for one in self._crossed if one.entry_id]
+
+    async def publish(self, messages: Sequence[Outgoing], also: Sequence[Command] = ()) -> None:
+        """Publishes messages of the response, notes them, and carries out further commands, in one write. Raises the
+        first error among the replies."""
+        replies = await self._bus.link.pipe([*(self._bus.publishing(message) for message in messages), *also])
+        self._published(messages, replies)
+
+    def _published(self, messages: Sequence[Outgoing], replies: Sequence[Any]) -> None:
+        for message, reply in zip(messages, replies, strict=False):
+            if isinstance(reply, bytes):
+                self.note(message.envelope.subject, reply.decode())
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def append_all(
         self, items: Sequence[tuple[EntryType, dict[str, Any]]], tokens: Sequence[str] | None = None
@@ -218,14 +298,29 @@ class JournalWriter:
             extra = ("claim", uuid.uuid4().hex)
         elif kind is EntryType.COMPLETED:
             extra = ("told", orjson.dumps(self._told))
+        if kind in TERMINAL:
+            extra = (*extra, "crossed", orjson.dumps([tuple(one) for one in self.crossed]))
+        elif self._unwritten and kind not in _DELTAS:
+            named = [(one.subject, one.entry_id) for one in self._unwritten]
+            extra = (*extra, "crossed", orjson.dumps(named))
+            self._unwritten = []
         return _WRITE((self.key,), self.position, kind.value, now_ms(), orjson.dumps(data), *extra)
 
     async def _write(
-        self, kind: EntryType, data: dict[str, Any], also: Sequence[Command] = (), *, create: bool = False
+        self,
+        kind: EntryType,
+        data: dict[str, Any],
+        also: Sequence[Command] = (),
+        messages: Sequence[Outgoing] = (),
+        *,
+        create: bool = False,
     ) -> str:
         command = self._command(kind, data, create=create)
-        replies = await self._bus.link.pipe_raw([command, *also])
-        return await self._confirm(kind, data, command, replies[0])
+        publishing = [self._bus.publishing(message) for message in messages]
+        replies = await self._bus.link.pipe_raw([command, *also, *publishing])
+        entry_id = await self._confirm(kind, data, command, replies[0])
+        self._published(messages, replies[1 + len(also) :])
+        return entry_id
 
     async def _confirm(self, kind: EntryType, data: dict[str, Any], command: Command, reply: Any) -> str:
         if reply is None:
@@ -239,14 +334,12 @@ class JournalWriter:
             found = await self._bus.range(self.key, entry_id, entry_id)
             if not found or found[0][1] != [p if isinstance(p, bytes) else str(p).encode() for p in written]:
                 raise Fenced(f"{self.key} belongs to another replica")
-        self._tell(entry_id, kind, time, data)
+        if kind in _TOLD:
+            self._tell(entry_id, kind, time, data)
         return str(entry_id)
 
     def _tell(self, entry_id: str, kind: str, time: int, data: dict[str, Any]) -> None:
-        if kind in _TOLD:
-            names = _TOLD[kind]
-            told = data if names is None else {name: data.get(name) for name in names}
-            self._told.append((entry_id, kind, time, told))
+        self._told.append((entry_id, kind, time, data))
 
 
 # Adds the writer's next entry. KEYS: journal. ARGV: id, type, time, data, further fields. Only a claim makes a journal.
@@ -273,7 +366,7 @@ def closing(key: str, ttl: int) -> Command:
     return ("EXPIRE", key, ttl)
 
 
-# Adds an entry behind the terminal one, once. KEYS: journal. ARGV: once, type, time, data, terminal types.
+# Adds an entry behind the terminal one, once. KEYS: journal. ARGV: once, type, time, data, crossed, terminal types.
 # Returns its id; 'open' while the response is being written: its writer's ids are smaller than the clock's, and such an
 # entry would shut it out; 'gone' when the journal has expired.
 _APPEND_AFTER = Script(
@@ -287,12 +380,13 @@ for _, entry in ipairs(last) do
   local f = {}
   for i = 1, #entry[2], 2 do f[entry[2][i]] = entry[2][i + 1] end
   if f['once'] == ARGV[1] then return entry[1] end
-  for i = 5, #ARGV do
+  for i = 6, #ARGV do
     if f['type'] == ARGV[i] then ended = true end
   end
 end
 if not ended then return 'open' end
-local id = redis.call('XADD', KEYS[1], '*', 'once', ARGV[1], 'type', ARGV[2], 'time', ARGV[3], 'data', ARGV[4])
+local id = redis.call('XADD', KEYS[1], '*', 'once', ARGV[1], 'type', ARGV[2], 'time', ARGV[3], 'data', ARGV[4],
+                      'crossed', ARGV[5])
 ring(id, ARGV[2], ARGV[3], ARGV[4])
 return id
 """
@@ -300,15 +394,17 @@ return id
 
 
 async def append_after(
-    bus: Bus, key: str, kind: EntryType, data: dict[str, Any], *, once: str, patience: float = 30.0
+    bus: Bus, key: str, kind: EntryType, data: dict[str, Any], *, message: Crossing, once: str, patience: float = 30.0
 ) -> str | None:
     """The id of an entry that another participant adds after completion (critique, pairwise, reward).
 
+    message: what it has published of it.
     once: a name under which it is added at most one time.
     patience: seconds to wait for a response that is still being written.
     None when the journal has expired or its response is not completed in time.
     """
-    command = _APPEND_AFTER((key,), once, kind.value, now_ms(), orjson.dumps(data), *(t.value for t in TERMINAL))
+    shown, named = orjson.dumps(data), orjson.dumps([tuple(message)])
+    command = _APPEND_AFTER((key,), once, kind.value, now_ms(), shown, named, *(t.value for t in TERMINAL))
     until = asyncio.get_running_loop().time() + patience
     pause = 0.02
     while True:

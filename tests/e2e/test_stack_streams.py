@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai import OpenAI
@@ -278,6 +279,14 @@ async def test_a_result_names_its_bus_events_in_order(stack: HttpStack) -> None:
     times = [event["t"] for event in told["event_log"]]
     assert times == sorted(times)
     assert [event["subject"] for event in told["event_log"]] == told["events"]
+    # each stands where it is said to be; a finished request leaves its stream within two heartbeats
+    with redis.Redis.from_url(stack.redis.url) as bus:
+        for event in told["event_log"]:
+            assert event["stream"] == f"local2:{event['subject']}"
+            found = bus.xrange(event["stream"], event["id"], event["id"])
+            assert found or event["subject"].startswith("tool.request."), event
+            for _, fields in found:
+                assert told["query_id"] in (event["id"], fields.get(b"correlation_id", b"").decode())
     actions = [data["action"] for _, kind, data in map(parsed, blocks(raw)) if kind == "state"]
     assert actions == ["RECEIVE", "START_GENERATION", "DISPATCH_TOOL", "AWAIT_TOOL", "TOOL_RESULT", "PUBLISH"]
     (call,) = told["tool_calls"]

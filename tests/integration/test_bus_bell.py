@@ -17,6 +17,7 @@ from shared.bus.keys import journal_key
 from shared.bus.wire import Server
 from shared.errors import Fenced
 from shared.records.journal import (
+    Crossing,
     EntryType,
     JournalEntry,
     JournalWriter,
@@ -27,6 +28,7 @@ from shared.records.journal import (
 )
 
 KEY = journal_key("1-1", "A")
+SAID = Crossing("critique.result", "9-0")
 # Longer than all rounds of looking that a lost ring may take, on a busy machine.
 SOON = 10.0
 
@@ -92,7 +94,7 @@ async def test_whoever_joins_and_whatever_is_not_rung_every_entry_comes_once_in_
                     await asyncio.sleep(rng.choice((0, 0.001, 0.005)))
         await writer.append(EntryType.COMPLETED, {})
         written[key].append(writer.position)
-        late = await append_after(bus, key, EntryType.CRITIQUE, {"score": 5}, once="critique")
+        late = await append_after(bus, key, EntryType.CRITIQUE, {"score": 5}, message=SAID, once="critique")
         assert late is not None
         written[key].append(late)
 
@@ -153,7 +155,7 @@ async def test_what_comes_after_the_end_is_rung_too(bus: Bus, monkeypatch: pytes
         follower = bell.follow(KEY, "1-2")
         critique = asyncio.create_task(follower.next())
         await listening(bell, KEY)
-        await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique")
+        await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, message=SAID, once="critique")
         (entry,) = await asyncio.wait_for(critique, SOON)
         assert JournalEntry.parse(entry).type is EntryType.CRITIQUE
 
@@ -216,7 +218,7 @@ async def test_what_redis_refused_is_rung_to_nobody(bus: Bus, raw: redis.Redis) 
         raw.delete(KEY)
         with pytest.raises(Fenced):
             await second.append(EntryType.ANSWER, {"text": "expired"})
-        await append_after(bus, KEY, EntryType.CRITIQUE, {}, once="c", patience=0)
+        await append_after(bus, KEY, EntryType.CRITIQUE, {}, message=SAID, once="c", patience=0)
         raw.spublish(KEY, "end")
         messages: list[bytes] = []
         while not messages or messages[-1] != b"end":
@@ -379,24 +381,25 @@ async def test_a_key_that_is_no_journal_is_read_as_none(bus: Bus, raw: redis.Red
 
 async def test_a_completed_journal_tells_at_its_end_what_a_result_needs(bus: Bus, raw: redis.Redis) -> None:
     first = await claim(bus)
+    first.note("agent.transition", "5-0")
     await first.append(EntryType.STATE, {"from": "A", "to": "B"})
     await first.append_all([(EntryType.ANSWER, {"text": "x"})] * 3_000)
-    await first.append(EntryType.TOOL_REQUEST, {"call_id": "c", "tool": "web_search", "args": {}})
     # what an earlier owner wrote is told by the one that completes
     second = await claim(bus, fresh=False)
     await second.append(EntryType.NOTICE, {"code": "a", "message": "b"})
+    second.note("answer.dialog", "6-0")
     await second.append(EntryType.COMPLETED, {"answer": "x" * 3_000})
-    await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique")
+    await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, message=SAID, once="critique")
     before = calls(raw, "xrange")
     told = [entry async for page in read_result(bus, KEY) for entry in page]
     assert calls(raw, "xrange") == before
-    kinds = ["state", "tool.request", "notice", "completed", "critique"]
+    kinds = ["notice", "completed", "critique"]
     assert [(entry.id, entry.type) for entry in told] == [
         (entry.id, entry.type) for entry in await read_journal(bus, KEY) if entry.type in kinds
     ]
-    assert [orjson.loads(entry.data) for entry in told[:3]] == [
-        {},
-        {"tool": "web_search"},
+    crossed = [Crossing("agent.transition", "5-0"), Crossing("answer.dialog", "6-0")]
+    assert [entry.crossings() for entry in told] == [[], crossed, [SAID]]
+    assert [orjson.loads(entry.data) for entry in told[:1]] == [
         {"code": "a", "message": "b"},
     ]
 

@@ -56,6 +56,8 @@ async def test_a_question_is_answered_as_json(site: Site, fake: FakeGenerator) -
     times = [event["t"] for event in told["event_log"]]
     assert times == sorted(times)
     assert times[0] == 0
+    assert {event["stream"] for event in told["event_log"]} == {f"local2:{subject}" for subject in told["events"]}
+    assert told["event_log"][0]["id"] == told["query_id"]
     message = fake.queries[0]
     assert message.envelope.deadline is not None
     assert message.envelope.traceparent.startswith("00-")
@@ -231,7 +233,9 @@ async def test_a_finished_result_is_told_by_its_end_and_is_the_same_as_from_all_
         fields.pop(b"told", None)
         raw.xadd("local2:journal:1-1:A", fields, id=entry_id)
     whole = (await site.http.get("/queries/1-1")).json()
+    *_, named = (result.pop("event_log") for result in (again, told, whole))
     assert {**whole, "query_id": query_id} == again == told
+    assert [event["subject"] for event in named] == told["events"]
 
 
 async def test_an_answer_that_is_deleted_in_the_moment_it_ends_is_not_found(
@@ -439,7 +443,12 @@ async def test_a_followed_stream_goes_on_until_the_critique(site: Site, fake: Fa
             if "event: completed" in text and "event: critique" not in text:
                 raw.xadd(
                     f"local2:journal:{query_id}:A",
-                    {"type": "critique", "time": "1", "data": json.dumps(critique)},
+                    {
+                        "type": "critique",
+                        "time": "1",
+                        "data": json.dumps(critique),
+                        "crossed": json.dumps([["critique.result", f"{int(query_id.partition('-')[0]) + 1_000}-0"]]),
+                    },
                 )
     kinds = [event[1] for event in events(text)]
     assert kinds[-2:] == ["completed", "critique"]

@@ -36,7 +36,7 @@ async def test_nothing_that_stands_in_an_inbox_keeps_the_rest_from_being_read(
         await eventually(lambda: got == [b"1", b"2"])
         # who asks later for the same is the one who is told
         later: list[bytes] = []
-        context.on_inbox("note", lambda fields: later.append(fields[b"number"]))
+        context.on_inbox("note", lambda _id, fields: later.append(fields[b"number"]))
         raw.xadd(context.inbox, {"type": "note", "number": "3"})
         await eventually(lambda: later == [b"3"])
         assert got == [b"1", b"2"]

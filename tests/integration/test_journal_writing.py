@@ -16,9 +16,18 @@ from support.waiting import eventually
 from shared.bus import Bus, order
 from shared.bus.keys import journal_key
 from shared.errors import Fenced, TransientError
-from shared.records.journal import EntryType, JournalEnded, JournalWriter, append_after, closing, read_journal
+from shared.records.journal import (
+    Crossing,
+    EntryType,
+    JournalEnded,
+    JournalWriter,
+    append_after,
+    closing,
+    read_journal,
+)
 
 KEY = journal_key("1-1", "A")
+SAID = Crossing("critique.result", "9-0")
 
 
 async def claim(bus: Bus, owner: str, *, fresh: bool = False) -> tuple[JournalWriter, list[Any]]:
@@ -143,7 +152,7 @@ async def test_an_expired_journal_is_not_made_again_by_its_writer(bus: Bus, raw:
     raw.delete(KEY)
     with pytest.raises(Fenced):
         await writer.append(EntryType.ANSWER, {"text": "x"})
-    assert await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique") is None
+    assert await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, message=SAID, once="critique") is None
     assert not raw.exists(KEY)
 
 
@@ -157,8 +166,8 @@ async def test_an_abandoned_journal_expires_and_a_completed_one_as_told(bus: Bus
 
 async def test_who_appends_early_waits_and_does_not_shut_the_writer_out(bus: Bus) -> None:
     writer, _ = await claim(bus, "r1", fresh=True)
-    assert await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="c", patience=0.1) is None
-    early = asyncio.create_task(append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="c"))
+    assert await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, message=SAID, once="c", patience=0.1) is None
+    early = asyncio.create_task(append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, message=SAID, once="c"))
     await asyncio.sleep(0.05)
     await writer.append(EntryType.ANSWER, {"text": "x"})
     await writer.append(EntryType.COMPLETED, {})
@@ -170,9 +179,9 @@ async def test_who_appends_early_waits_and_does_not_shut_the_writer_out(bus: Bus
 async def test_what_others_append_after_completion_comes_behind_and_nobody_claims_it_again(bus: Bus) -> None:
     writer, _ = await claim(bus, "r1", fresh=True)
     await writer.append(EntryType.COMPLETED, {})
-    added = await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique")
-    assert await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, once="critique") == added
-    await append_after(bus, KEY, EntryType.REWARD, {"reward": 1}, once="reward")
+    added = await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, message=SAID, once="critique")
+    assert await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, message=SAID, once="critique") == added
+    await append_after(bus, KEY, EntryType.REWARD, {"reward": 1}, message=SAID, once="reward")
     entries = await read_journal(bus, KEY)
     assert [e.type for e in entries] == [
         EntryType.CLAIMED,

@@ -257,7 +257,7 @@ async def test_a_call_whose_deadline_has_passed_is_not_started_and_may_be_asked_
             reply_to=context.inbox,
         )  # fmt: skip
         answers: list[Any] = []
-        context.on_inbox("tool.result", lambda fields: answers.append(orjson.loads(fields[b"payload"])))
+        context.on_inbox("tool.result", lambda _id, fields: answers.append(orjson.loads(fields[b"payload"])))
         await context.bus.publish(TOOL_REQUEST.for_tool("probe").of(request, deadline=context.bus.now_ms() - 1))
         await eventually(lambda: answers)
         assert answers[0]["error"] == "the query's deadline has passed"

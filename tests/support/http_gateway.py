@@ -140,6 +140,7 @@ class _Answering:
         word, _, rest = query.query.partition(" ")
         await writer.append(EntryType.STATE, {"from": "IDLE", "action": "RECEIVE", "to": "RECEIVING"})
         await writer.append(EntryType.STATE, {"from": "RECEIVING", "action": "START_GENERATION", "to": "GENERATING"})
+        self._cross(writer, "agent.transition", "agent.transition")
         calls: list[dict[str, Any]] = []
         thinking, answer = "Let me see.", f"You said: {rest or word}"
         await writer.append(EntryType.THINKING, {"text": thinking})
@@ -150,6 +151,7 @@ class _Answering:
             case "slow":
                 await writer.append(EntryType.ANSWER, {"text": "You "})
                 if await self._cancelled(query_id):
+                    self._cross(writer, "query.cancel")
                     await self._end(writer, EntryType.CANCELLED, {"answer": "You ", "thinking": thinking})
                     return ()
                 await writer.append(EntryType.ANSWER, {"text": answer.removeprefix("You ")})
@@ -185,8 +187,15 @@ class _Answering:
             "finish_reason": "length" if word == "long" else "stop",
             "model": query.model or "scripted:1b",
         }
+        self._cross(writer, "response.generation", "answer.dialog")
         await self._end(writer, EntryType.COMPLETED, completed)
         return ()
+
+    def _cross(self, writer: JournalWriter, *subjects: str) -> None:
+        """Notes messages that a generator would have published; there is nobody here who would read them."""
+        asked = int(writer.key.split(":")[2].partition("-")[0])
+        for subject in subjects:
+            writer.note(subject, f"{asked + len(writer.crossed)}-0")
 
     async def _say(self, writer: JournalWriter, text: str) -> None:
         for start in range(0, len(text), 5):
@@ -200,6 +209,7 @@ class _Answering:
         asked = {"call_id": "c1", "tool": "web_search", "args": {"query": "x"}}
         await writer.append(EntryType.TOOL_REQUEST, {**asked, "step": 0})
         told = {"result": "found", "error": None, "data": {"hits": 1}, "duration_ms": 3}
+        self._cross(writer, "tool.request.web_search", "tool.result.web_search")
         await writer.append(EntryType.TOOL_RESULT, {**asked, **told})
         return [{**asked, **told}]
 

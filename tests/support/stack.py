@@ -30,7 +30,7 @@ from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, QueryCancel, QueryRec
 from shared.envelope import Envelope
 from shared.participant.service import Service
 from shared.records import lanes
-from shared.records.journal import TERMINAL, EntryType, JournalEntry, read_journal
+from shared.records.journal import TERMINAL, Crossing, EntryType, JournalEntry, read_journal
 from shared.records.sessions import Sessions, Turn
 from shared.testing.model_server import Rules, ScriptedModelServer
 
@@ -47,6 +47,7 @@ MODULES = {
     "knowledge": "services.knowledge",
 }
 _names = itertools.count(1)
+_LATER = {"query.received", "critique.result", "pairwise.result", "reward.event", "query.forget"}
 
 
 def order(entry_id: str) -> tuple[int, ...]:
@@ -106,7 +107,7 @@ class Client:
 
     async def cancel(self, query_id: str) -> None:
         await self.bus.link.call("SET", cancel_key(query_id), 1, "EX", 60)
-        await self.bus.publish(QUERY_CANCEL.of(QueryCancel(query_id=query_id)))
+        await self.bus.publish(QUERY_CANCEL.of(QueryCancel(query_id=query_id), correlation_id=query_id))
 
     async def journal(self, query_id: str, respondent: str = "A") -> list[JournalEntry]:
         return await read_journal(self.bus, journal_key(query_id, respondent))
@@ -156,6 +157,25 @@ class Client:
             if query_id in (None, envelope.correlation_id):
                 found.append(subject.decode(envelope))
         return found
+
+    async def check_crossed(self, query_id: str, respondent: str = "A") -> list[Crossing]:
+        """The messages that the end of a response names: what was published of it until then, all of it, each in its
+        stream under the id that is named. Finished requests leave their streams; those that are there are named."""
+        named = (await self.ended(query_id, respondent=respondent)).crossings()
+        assert len(set(named)) == len(named)
+        found = set()
+        for subject in await self.bus.subjects():
+            for entry in await self.bus.range(subject.stream):
+                envelope = Envelope.parse(subject.name, *entry)
+                if (envelope.correlation_id, envelope.respondent_id) != (query_id, respondent):
+                    continue
+                # what follows the end, or stands before the beginning
+                if subject.name not in _LATER and b'"action":"RESET"' not in envelope.payload:
+                    found.add(Crossing(subject.name, entry[0]))
+        requests = {crossing for crossing in named if crossing.subject.startswith("tool.request.")}
+        assert found - requests == set(named) - requests
+        assert {crossing for crossing in found if crossing.subject.startswith("tool.request.")} <= requests
+        return named
 
     async def idle(self, group: str = "generator", timeout: float = 10.0) -> None:
         """Returns when the group has finished everything on its stream."""

@@ -48,7 +48,12 @@ _RESULT: dict[str, Any] = {
     "pairwise": {"winner": "A", "reason": "A is shorter.", "score_a": 5, "score_b": 4},
     "reward": {"reward": 1.0, "sentiment": "positive", "stars": 5, "comment": None},
     "events": ["query.received", "agent.transition", "response.generation", "answer.dialog"],
-    "event_log": [{"subject": "query.received", "t": 0.0}, {"subject": "agent.transition", "t": 0.004}],
+    "event_log": [
+        {"subject": "query.received", "t": 0.0, "stream": "local2:query.received", "id": "1700000000000-0"},
+        {"subject": "agent.transition", "t": 0.004, "stream": "local2:agent.transition", "id": "1700000000004-0"},
+        {"subject": "response.generation", "t": 0.9, "stream": "local2:response.generation", "id": "1700000000900-0"},
+        {"subject": "answer.dialog", "t": 0.9, "stream": "local2:answer.dialog", "id": "1700000000900-0"},
+    ],
 }
 _EVENTS = 'id: 1-3\nevent: answer\ndata: {"text":"Par"}\n\n'
 

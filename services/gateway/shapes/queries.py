@@ -74,12 +74,12 @@ class RewardShown(Shape):
 
 
 class Crossed(Shape):
-    """An entry that crossed the bus for this query."""
+    """A message that crossed the bus for this query."""
 
     subject: str
-    t: float = Field(description="Seconds since the query was accepted")
-    stream: str = ""
-    id: str = Field(default="", description="The entry's id")
+    t: float = Field(description="Seconds since the query was accepted, by the clock of the bus")
+    stream: str = Field(description="The Redis stream that it was written to")
+    id: str = Field(description="Its entry there. What everybody has read leaves a work stream after a while")
 
 
 class FailureShown(Shape):

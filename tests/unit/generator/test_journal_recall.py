@@ -46,7 +46,9 @@ class MemoryWriter:
     def position(self) -> str:
         return f"{self._epoch}-{self._number}"
 
-    async def append(self, kind: EntryType, data: dict[str, Any], also: Sequence[Any] = (), token: str = "") -> str:
+    async def append(
+        self, kind: EntryType, data: dict[str, Any], messages: Sequence[Any] = (), *, token: str = ""
+    ) -> str:
         self._number += 1
         self.entries.append(JournalEntry(self.position, kind, 0, orjson.dumps(data), token=token))
         await asyncio.sleep(0)
@@ -109,8 +111,15 @@ class NoBus:
         self.settings = GeneratorSettings()
         self.bus = self
 
-    def publishing(self, _message: Any) -> tuple[str, ...]:
-        return ()
+    async def publish(self, *_messages: Any) -> None:
+        pass
+
+
+class NothingCrossed:
+    """What is on the bus is not what a replay depends on."""
+
+    def call(self, *_: Any) -> None:
+        pass
 
 
 async def play(model: ScriptedModel, tools: CountingTools, writer: MemoryWriter) -> Answer:
@@ -126,6 +135,7 @@ async def play(model: ScriptedModel, tools: CountingTools, writer: MemoryWriter)
         recall=found,
         machine=Machine(TABLE, IDLE),
         caller=Caller("1-0"),
+        crossed=cast(Any, NothingCrossed()),
         response_id="1-0:A",
         attempt=1,
     )
