@@ -20,6 +20,8 @@ MAX_HEAD = 32_768
 MAX_HEADERS = 200
 # What may stand between two parts of a body: the frames of its chunks, and trailers, which nobody reads.
 MAX_BETWEEN = 32_768
+# Bytes a second that a body must come with, on the average once `patience` is over.
+SLOWEST = 8_192
 # A client that still writes does not read the refusal, and a connection closed on it would lose it: for so long, and so
 # much, is read and thrown away.
 _LINGER = 1.0
@@ -27,7 +29,8 @@ _THROWN_AWAY = 8_388_608
 
 
 class Connection(HttpToolsProtocol):
-    """A connection with limits. `patience`: seconds for the head of a request, and the longest silence in its body."""
+    """A connection with limits. `patience`: seconds for the head of a request, the longest silence in its body, and
+    those after which a body must have come with a certain speed."""
 
     patience = 30.0
 
@@ -40,6 +43,9 @@ class Connection(HttpToolsProtocol):
         self._heard = self._since
         self._in_body = False
         self._between = 0
+        # when the body began, without the time in which we did not read, and how much of it has come
+        self._began = self._since
+        self._size = 0
         self._watch: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -58,12 +64,16 @@ class Connection(HttpToolsProtocol):
         if self._silent(now):
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, "request_timeout", "the request did not come in time")
             return
+        if self._in_body and self.flow.read_paused:
+            self._began += self.patience / 4
         self._watch = self.loop.call_later(self.patience / 4, self._look)
 
     def _silent(self, now: float) -> bool:
         if self._in_body:
             # when it is we who do not read, the client is not to blame
-            return not self.flow.read_paused and now - self._heard > self.patience
+            since = now - self._began
+            slow = since > self.patience and self._size < since * SLOWEST
+            return not self.flow.read_paused and (slow or now - self._heard > self.patience)
         answering = self.cycle is not None and not self.cycle.response_complete
         return not answering and self._since is not None and now - self._since > self.patience
 
@@ -101,11 +111,13 @@ class Connection(HttpToolsProtocol):
         if self._refused or self.parser.wishes_upgrade or not self._check(complete=True):
             return
         self._in_body, self._between = True, 0
+        self._began, self._size = self._heard, 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
             self._between = 0
+            self._size += len(body)
             super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -31,7 +31,8 @@ CODES = frozenset({
     "model_overloaded", "model_rejected", "model_unavailable", "newer_format", "newer_section", "no_space",
     "not_a_backup", "not_empty", "not_found", "overloaded", "quota_exceeded", "request_timeout", "restore_running",
     "restore_unfinished", "reward_unavailable", "section_unavailable", "session_busy", "start_key", "stopping",
-    "stream_interrupted", "too_large", "tool_unavailable", "truncated", "unauthorized", "unknown_persona",
+    "stream_interrupted", "too_large", "too_many_uploads", "tool_unavailable", "truncated", "unauthorized",
+    "unknown_persona",
     "unknown_section", "unsupported", "unsupported_media_type", "unsupported_type", "url_too_long", "wrong_type",
 })  # fmt: skip
 

@@ -51,7 +51,8 @@ async def memory_files(gateway: Gateway) -> AsyncIterator[Files]:
     except FilesUnavailable as exc:
         raise _unavailable("memory", str(exc)) from exc
     except FilesRefused as exc:
-        raise ApiError(exc.status, exc.code, str(exc)) from exc
+        headers = {"Retry-After": "5", "Connection": "close"} if exc.status == 429 else None
+        raise ApiError(exc.status, exc.code, str(exc), headers) from exc
 
 
 async def known_files(gateway: Gateway, user_id: str, ids: Sequence[str] | None) -> list[str] | None:

@@ -202,6 +202,7 @@ LINES = "application/x-ndjson"
 
 MEANINGS: dict[int, str] = {
     400: "Malformed", 401: "No valid API key", 403: "Not for this key", 404: "Not there, or not yours",
+    408: "The body comes too slowly",
     409: "Conflict", 413: "Too large", 415: "Not JSON", 422: "A value is wrong", 429: "Too busy; see Retry-After",
     502: "The model backend failed", 503: "The bus or a participant is away", 504: "The deadline has passed",
 }  # fmt: skip

@@ -92,7 +92,7 @@ class GatewaySettings(Settings):
     client_seconds: float = Field(
         default=30.0,
         gt=0,
-        description="Seconds in which a client must have sent the head of a request, and its longest silence after it",
+        description="Seconds for the head of a request, for silence after it, and until its body must come with 8 kB/s",
     )
     keepalive: float = Field(default=15.0, gt=0, description="Seconds of silence after which a stream says it lives")
     follow_seconds: float = Field(

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from services.memory.documents import Documents, Found
+from services.memory.documents import Documents, Found, TooManyUploads
 from shared.contracts import ToolRequest
 from shared.errors import ToolError
+from shared.participant.files import BUSY
 from shared.participant.tool import Tool, ToolResult
 
 NAME = "documents_manage"
@@ -85,7 +86,10 @@ class DocumentTools:
             raise ToolError(f"unavailable: the folder of documents cannot be used: {exc.strerror or exc}") from exc
 
     async def _upload(self, args: DocumentsManage, user_id: str) -> dict[str, Any]:
-        return {"url": self._documents.upload(user_id, args.name, args.type, args.keep_seconds, args.added)}
+        try:
+            return {"url": self._documents.upload(user_id, args.name, args.type, args.keep_seconds, args.added)}
+        except TooManyUploads as exc:
+            raise ToolError(f"{BUSY}{exc}") from exc
 
     async def _open(self, args: DocumentsManage, user_id: str) -> dict[str, Any]:
         opened = await self._documents.open(user_id, args.id, text=args.text, wait=args.wait)

@@ -23,7 +23,7 @@ from services.memory.vectors import NO_VECTOR, Space
 from shared.bus.keys import DOCUMENT_VECTORS
 from shared.contracts import MEMORY_READ, MemoryRead, Outgoing
 from shared.envelope import Message
-from shared.errors import TransientError
+from shared.errors import Local2Error, TransientError
 from shared.participant.service import Context
 from shared.telemetry.logging import get_logger
 
@@ -42,6 +42,14 @@ _WAIT = 0.05
 _CUT = "the text is longer than what is read of a document: its end is left out"
 # A process that reads it was killed together with the memory, again and again.
 _ABANDONED = "it could not be read"
+
+
+class _Elsewhere(Exception):
+    """Vectors are made in another space by now, or by another replica."""
+
+
+class TooManyUploads(Local2Error):
+    """Another file can be taken when one of the user's has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,9 @@ class Documents:
         self._transfer = transfer
         self._embedder = embedder
         self._fault = fault
+        # files that wait to be read, by user, as far as this replica knows; those that are being read
+        self._waiting: dict[str, dict[str, None]] = {}
+        self._reading: dict[tuple[str, str], asyncio.Future[None]] = {}
         # users with chunks that may have no vector, and what wakes who makes them
         self._due: set[str] = set()
         self._wake = asyncio.Event()
@@ -81,7 +92,12 @@ class Documents:
     def upload(
         self, user_id: str, name: str, mime: str, keep_seconds: float | None = None, added: int | None = None
     ) -> str:
-        """An address that takes one file of the user. `name` and `mime` count where the file comes without."""
+        """An address that takes one file of the user. `name` and `mime` count where the file comes without. Raises
+        TooManyUploads."""
+        if self._transfer.uploads(user_id) >= self.settings.max_uploads:
+            raise TooManyUploads(
+                f"{self.settings.max_uploads} files of yours are on their way already: try again when one has come"
+            )
 
         async def take(incoming: Incoming) -> tuple[int, dict[str, Any]]:
             file, new = await self.take(
@@ -89,7 +105,7 @@ class Documents:
             )
             return 201 if new else 200, file.shown()
 
-        return self._transfer.grant(Put(self.library.fresh(), self.settings.max_file_bytes, take))
+        return self._transfer.grant(Put(user_id, self.library.fresh(), self.settings.max_file_bytes, take))
 
     async def take(
         self, user_id: str, incoming: Incoming, name: str, mime: str, keep_seconds: float | None, added: int | None
@@ -117,7 +133,9 @@ class Documents:
             await self._wish([(user_id, file.id)])
         return file, new
 
-    async def _wish(self, files: Iterable[tuple[str, str]]) -> None:
+    async def _wish(self, files: Sequence[tuple[str, str]]) -> None:
+        for user_id, id in files:
+            self._waiting.setdefault(user_id, {})[id] = None
         wishes = [MemoryRead(user_id=user_id, file_id=id) for user_id, id in files]
         await self._context.bus.publish(*(MEMORY_READ.of(wish, user_id=wish.user_id) for wish in wishes))
 
@@ -145,11 +163,41 @@ class Documents:
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def read(self, message: Message[MemoryRead]) -> Iterable[Outgoing]:
-        """Reads a file's text into the library; doing it again changes nothing."""
+        """Reads a file's text into the library; doing it again changes nothing.
+
+        Everybody else who waits, and has waited since before this user's last file was read, has one read first: who
+        adds hundreds of files does not delay who adds one.
+        """
         user_id, id = message.payload.user_id, message.payload.file_id
+        self._waiting.setdefault(user_id, {})[id] = None
+        # users are in the order of their last turns
+        ahead = [other for other in self._waiting if other != user_id]
+        for other in ahead[: list(self._waiting).index(user_id)]:
+            if files := self._waiting.get(other):
+                await self._read_once(other, next(iter(files)))
+        await self._read_once(user_id, id)
+        return ()
+
+    async def _read_once(self, user_id: str, id: str) -> None:
+        """Reads a file, or waits for whoever is at it. The user's next turn comes after everybody else's."""
+        if (files := self._waiting.pop(user_id, None)) is not None:
+            files.pop(id, None)
+            if files:
+                self._waiting[user_id] = files
+        while (other := self._reading.get((user_id, id))) is not None:
+            # what has failed there is done here
+            await asyncio.shield(other)
+        done = self._reading[user_id, id] = asyncio.get_running_loop().create_future()
+        try:
+            await self._read(user_id, id)
+        finally:
+            del self._reading[user_id, id]
+            done.set_result(None)
+
+    async def _read(self, user_id: str, id: str) -> None:
         file = await asyncio.to_thread(self.library.file, user_id, id)
         if file is None or file.state != "reading":
-            return ()
+            return
         self._fault("reading")
         try:
             data = await asyncio.to_thread(self.library.path(user_id, file).read_bytes)
@@ -167,7 +215,6 @@ class Documents:
             self._due.add(user_id)
             self._wake.set()
             log.info("document.read", chunks=len(chunks))
-        return ()
 
     async def give_up(self, message: Message[MemoryRead], reason: str) -> Iterable[Outgoing]:
         wish = message.payload
@@ -215,7 +262,7 @@ class Documents:
             try:
                 for user_id in users:
                     unread = await asyncio.to_thread(self.library.unread, user_id)
-                    await self._wish((user_id, id) for id in unread)
+                    await self._wish([(user_id, id) for id in unread])
                 return
             except TransientError as exc:
                 log.warning("documents.waiting", reason=str(exc))
@@ -226,12 +273,22 @@ class Documents:
         space = self._embedder.space
         if space is None or (space == done and not self._due) or not await self._lease():
             return done
-        users = sorted(self._due) if space == done else await asyncio.to_thread(self.library.users)
+        users = self._due if space == done else await asyncio.to_thread(self.library.users)
+        # whose turn it is, with the last chunk that was looked at; one batch a turn, whatever somebody has
+        turns: dict[str, int | None] = dict.fromkeys(sorted(users), 0)
         self._due.clear()
-        for at, user_id in enumerate(users):
-            if not await self._place(user_id, space):
-                self._due.update(users[at:])
-                return done
+        try:
+            while turns:
+                for user_id, after in list(turns.items()):
+                    turns[user_id] = await self._place(user_id, space, after or 0)
+                turns = {user_id: after for user_id, after in turns.items() if after is not None}
+                turns.update(dict.fromkeys(self._due, 0))
+                self._due.clear()
+        except _Elsewhere:
+            return done
+        finally:
+            # broken off by whatever it was: there is something left to do for these
+            self._due.update(turns)
         return space
 
     async def _lease(self) -> bool:
@@ -244,19 +301,18 @@ class Documents:
         await link.call("EXPIRE", DOCUMENT_VECTORS, _LEASE_SECONDS)
         return True
 
-    async def _place(self, user_id: str, space: Space) -> bool:
-        """False when vectors are made in another space by now, or by another replica."""
-        after = 0
-        batch = self._context.settings.embed_batch
-        while bare := await asyncio.to_thread(self.library.bare, user_id, space, batch, after):
-            vectors = await self._embedder.documents([embedded(one) for one in bare])
-            if self._embedder.space != space or not await self._lease():
-                return False
-            placed = [(one.n, vector) for one, vector in zip(bare, vectors, strict=True) if vector is not NO_VECTOR]
-            await asyncio.to_thread(self.library.place, user_id, placed)
-            self._fault("placed")
-            after = bare[-1].n
-        return True
+    async def _place(self, user_id: str, space: Space, after: int) -> int | None:
+        """Gives the user's next chunks their vectors; the last of them, None when there was none. Raises _Elsewhere."""
+        bare = await asyncio.to_thread(self.library.bare, user_id, space, self._context.settings.embed_batch, after)
+        if not bare:
+            return None
+        vectors = await self._embedder.documents([embedded(one) for one in bare])
+        if self._embedder.space != space or not await self._lease():
+            raise _Elsewhere
+        placed = [(one.n, vector) for one, vector in zip(bare, vectors, strict=True) if vector is not NO_VECTOR]
+        await asyncio.to_thread(self.library.place, user_id, placed)
+        self._fault("placed")
+        return bare[-1].n
 
     # ── finding ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -28,6 +28,7 @@ class DocumentSettings(BaseModel):
     )
     max_files: int = Field(default=500, ge=1, le=100_000, description="Most files that one user keeps")
     max_total_bytes: int = Field(default=1_000_000_000, ge=1, description="Most bytes of files that one user keeps")
+    max_uploads: int = Field(default=8, ge=1, le=1_000, description="Most files of one user that are on their way")
 
 
 class MemorySettings(BackendSettings, CourtesySettings):

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import secrets
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -49,8 +50,10 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """The address takes a file of at most `most` bytes to `path`; `take` says what became of it, as JSON."""
+    """The address takes a file of the user's, of at most `most` bytes, to `path`; `take` says what became of it, as
+    JSON."""
 
+    user_id: str
     path: Path
     most: int
     take: Callable[[Incoming], Awaitable[tuple[int, dict[str, Any]]]]
@@ -69,6 +72,13 @@ class Transfer:
     def __init__(self) -> None:
         self.url = ""
         self._grants: dict[str, tuple[Put | Get, float]] = {}
+        self._coming: Counter[str] = Counter()
+
+    def uploads(self, user_id: str) -> int:
+        """How many files of the user are on their way, or about to be sent."""
+        now = asyncio.get_running_loop().time()
+        granted = [what for what, until in self._grants.values() if until > now]
+        return self._coming[user_id] + sum(isinstance(what, Put) and what.user_id == user_id for what in granted)
 
     def grant(self, what: Put | Get) -> str:
         """An address for it."""
@@ -90,7 +100,13 @@ class Transfer:
         match what, scope.get("method"):
             case Put(), "POST":
                 assert isinstance(what, Put)
-                await _answer(send, *await _put(what, scope, receive))
+                self._coming[what.user_id] += 1
+                try:
+                    answer = await _put(what, scope, receive)
+                finally:
+                    self._coming[what.user_id] -= 1
+                    self._coming += Counter()
+                await _answer(send, *answer)
             case Get(), "GET":
                 assert isinstance(what, Get)
                 await _get(what, send)

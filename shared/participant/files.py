@@ -17,6 +17,8 @@ from shared.errors import Local2Error
 from shared.participant.tool_client import Caller, ToolClient
 
 OPERATION = "documents_manage"
+# What a refusal begins with that is over in a moment.
+BUSY = "busy: "
 # Seconds for one operation on the bus, and of silence on the way of a file.
 _SECONDS = 30.0
 
@@ -61,6 +63,8 @@ class Files:
             return found
         if outcome.error.startswith(("unavailable: ", "tool timeout", "tool unavailable", "unknown tool")):
             raise FilesUnavailable(f"the memory, which keeps files, is away ({outcome.error})")
+        if outcome.error.startswith(BUSY):
+            raise FilesRefused(429, "too_many_uploads", outcome.error.removeprefix(BUSY))
         raise FilesRefused(422, "invalid_request", outcome.error)
 
     async def add(

@@ -42,7 +42,9 @@ SCRIPT = Script.model_validate({
     "rules": [{"when": {}, "respond": {"text": "I have read it."}}],
 })  # fmt: skip
 ASKED: dict[str, Any] = {}
-LIMITS = DocumentSettings(max_file_bytes=2_000_000, max_files=12, max_image_bytes=500_000, max_image_pixels=1_000_000)
+LIMITS = DocumentSettings(
+    max_file_bytes=2_000_000, max_files=12, max_image_bytes=500_000, max_image_pixels=1_000_000, max_uploads=3
+)
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +281,48 @@ async def test_a_user_has_no_more_files_than_allowed(site: Site) -> None:
         rest = (await kim.get("/files", params={"limit": 100, "cursor": page["cursor"]})).json()
         assert [file["id"] for file in rest["files"]] == ids[-6::-1]
         assert (page["total"], rest["cursor"]) == (LIMITS.max_files, None)
+
+
+async def test_a_user_sends_no_more_files_at_once_than_allowed(site: Site) -> None:
+    async with user(site, "una") as una, user(site, "uwe") as uwe:
+        go = asyncio.Event()
+        host, _, port = site.url.removeprefix("http://").partition(":")
+        head = (
+            "POST /files HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
+            f"Authorization: {una.headers['Authorization']}\r\n\r\n"
+        )
+
+        async def slowly(n: int) -> bytes:
+            """The whole answer to a file whose last part comes late."""
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"{head}6\r\nfile {n}\r\n".encode())
+            reading = asyncio.create_task(reader.read())
+            await asyncio.wait({reading, going}, return_when="FIRST_COMPLETED")
+            if not reading.done():
+                writer.write(b"0\r\n\r\n")
+            answer = await reading
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+            return answer
+
+        going = asyncio.create_task(go.wait())
+        sending = [asyncio.create_task(slowly(n)) for n in range(LIMITS.max_uploads + 2)]
+        try:
+            await eventually(lambda: sum(one.done() for one in sending) == 2, what="all places are taken")
+            for answer in [one.result() for one in sending if one.done()]:
+                assert answer.startswith(b"HTTP/1.1 429")
+                assert b"retry-after: 5" in answer.lower()
+                assert b"3 files of yours are on their way already: try again when one has come" in answer
+            # a large one is refused without being taken, and its sender hears it
+            large = await una.post("/files", content=b"x" * 1_500_000)
+            assert refusal(large)[:2] == (429, "too_many_uploads")
+            await added(uwe, b"another's", "a.txt")
+        finally:
+            go.set()
+            answers = await asyncio.gather(*sending)
+        assert sorted(answer.split()[1] for answer in answers) == [b"201"] * LIMITS.max_uploads + [b"429"] * 2
+        await added(una, b"small", "s.txt")
 
 
 async def test_forgetting_everything_takes_the_files_too(site: Site) -> None:

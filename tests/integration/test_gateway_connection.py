@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.http_gateway import ADMIN_KEY, Site, client, gateway_settings, generating, serving
 
-from services.gateway.connection import MAX_BETWEEN, MAX_HEAD, MAX_HEADERS, MAX_URL
+from services.gateway.connection import MAX_BETWEEN, MAX_HEAD, MAX_HEADERS, MAX_URL, SLOWEST
 
 
 @pytest.fixture
@@ -144,6 +144,32 @@ async def test_a_head_that_comes_byte_by_byte_is_cut_off(site: Site) -> None:
     assert refusal(await said(reader)) == (408, "request_timeout")
     sending.cancel()
     writer.close()
+
+
+async def test_a_body_that_comes_byte_by_byte_is_cut_off_and_one_that_comes_fast_enough_is_not(site: Site) -> None:
+    reader, writer = await connect(site)
+    writer.write(CHUNKED)
+
+    async def slow() -> None:
+        with contextlib.suppress(ConnectionError):
+            for _ in range(10_000):
+                writer.write(b"1\r\n \r\n")
+                await asyncio.sleep(0.02)
+
+    sending = asyncio.create_task(slow())
+    assert refusal(await said(reader)) == (408, "request_timeout")
+    sending.cancel()
+    writer.close()
+
+    # longer than a client may be silent, but with the speed that is asked for
+    async def steady() -> AsyncIterator[bytes]:
+        for _ in range(30):
+            yield b" " * 8 * SLOWEST
+            await asyncio.sleep(0.05)
+        yield b"{"
+
+    answered = await site.http.post("/query", content=steady(), headers={"Content-Type": "application/json"})
+    assert (answered.status_code, answered.json()["error"]["code"]) == (400, "bad_json")
 
 
 async def test_an_answer_that_takes_longer_and_a_connection_kept_for_the_next_request_are_left_alone(

@@ -54,7 +54,7 @@ _BODY: dict[str, Any] = {
     "/files",
     summary="Add a file: as the body, or in a form; text, Markdown, HTML, PDF, PNG, JPEG, WebP, GIF",
     openapi_extra=_BODY,
-    responses={**told("It was there already", StoredFile, _FILE, 400, 413, 415, 422, 503),
+    responses={**told("It was there already", StoredFile, _FILE, 400, 408, 413, 415, 422, 429, 503),
                **told("Added; its text is read soon", StoredFile, _FILE, status=201)},
 )  # fmt: skip
 async def add_file(

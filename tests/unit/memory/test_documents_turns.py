@@ -1,0 +1,173 @@
+"""Who waits is served in turn: one user's hundred files do not delay another one's."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from services.memory.chunks import Block, Chunk
+from services.memory.document_text import DocumentText
+from services.memory.documents import Documents, TooManyUploads
+from services.memory.library import Library, Limits
+from services.memory.transfer import Transfer
+from services.memory.vectors import Space, Vector
+from shared.contracts import MemoryRead
+from shared.errors import TransientError
+
+SPACE = Space("m", 2)
+
+
+class Reader:
+    """Tells what it has read, in order; each file is let through by one release."""
+
+    def __init__(self) -> None:
+        self.read_files: list[str] = []
+        self.let = asyncio.Semaphore(0)
+        self.fails = ""
+
+    async def read(self, data: bytes, _kind: str, _name: str) -> DocumentText:
+        await self.let.acquire()
+        text = data.decode()
+        if text == self.fails:
+            self.fails = ""
+            raise OSError(text)
+        self.read_files.append(text)
+        return DocumentText("", [Block("", text)], cut=False)
+
+
+class Embedder:
+    def __init__(self) -> None:
+        self.space: Space | None = SPACE
+        self.batches: list[list[str]] = []
+        self.fails = 0
+        self.meanwhile: Any = None
+
+    async def documents(self, texts: list[str]) -> list[Vector]:
+        if self.fails:
+            self.fails -= 1
+            raise TransientError("it is away")
+        self.batches.append(texts)
+        if self.meanwhile is not None:
+            self.meanwhile()
+        return [Vector("m", (1.0, 0.0)) for _ in texts]
+
+
+class House:
+    def __init__(self, folder: Path) -> None:
+        self.library = Library(folder)
+        self.reader, self.embedder, self.transfer = Reader(), Embedder(), Transfer()
+        settings = SimpleNamespace(
+            documents=SimpleNamespace(chunk=800, max_uploads=2, max_file_bytes=100), embed_batch=2
+        )
+        context: Any = SimpleNamespace(settings=settings, bus=SimpleNamespace(publish=self._publish), replica="r")
+        parts: Any = (context, self.library, self.reader, self.transfer, self.embedder, lambda _step: None)
+        self.documents = Documents(*parts)
+        self.wishes: list[MemoryRead] = []
+
+    async def _publish(self, *wishes: Any) -> None:
+        pass
+
+    async def add(self, user: str, text: str) -> Any:
+        """A file of that text, wished to be read; the wish as it is delivered."""
+        path = self.library.fresh()
+        path.write_text(text)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        limits = Limits(1_000, 1_000_000)
+        file, _ = self.library.add(user, path, "a.txt", "text/plain", digest, read=True, expires=None, most=limits)
+        await self.documents._wish([(user, file.id)])
+        return SimpleNamespace(payload=MemoryRead(user_id=user, file_id=file.id))
+
+
+@pytest.fixture
+async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+    one = House(tmp_path / "documents")
+
+    async def leased(_self: Documents) -> bool:
+        return True
+
+    monkeypatch.setattr(Documents, "_lease", leased)
+    return one
+
+
+async def test_who_comes_later_with_one_file_is_read_next(house: House) -> None:
+    mine = [await house.add("ann", f"ann {n}") for n in range(6)]
+    house.reader.let.release()
+    await house.documents.read(mine[0])
+    theirs = [await house.add("bob", "bob's one"), await house.add("cid", "cid's one")]
+    for _ in range(20):
+        house.reader.let.release()
+    for wish in [*mine[1:], *theirs]:
+        await house.documents.read(wish)
+    assert house.reader.read_files[:5] == ["ann 0", "ann 1", "bob's one", "cid's one", "ann 2"]
+    # each once
+    assert sorted(house.reader.read_files) == sorted([f"ann {n}" for n in range(6)] + ["bob's one", "cid's one"])
+
+
+async def test_two_who_read_at_once_do_not_read_the_same_and_what_one_fails_at_the_other_does(house: House) -> None:
+    mine, other = await house.add("ann", "ann"), await house.add("bob", "bob")
+    house.reader.fails = "ann"
+    # bob's turn reads ann's first, because she has waited longer
+    first = asyncio.create_task(house.documents.read(other))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(house.documents.read(mine))
+    for _ in range(4):
+        house.reader.let.release()
+    with pytest.raises(OSError, match="ann"):
+        await first
+    await second
+    # as it is delivered again
+    await house.documents.read(other)
+    assert sorted(house.reader.read_files) == ["ann", "bob"]
+
+
+async def fill(house: House, user: str, count: int) -> None:
+    for n in range(count):
+        wish = await house.add(user, f"{user} {n}")
+        house.reader.let.release()
+        await house.documents.read(wish)
+
+
+async def test_vectors_are_made_a_batch_a_turn_and_who_comes_meanwhile_has_one_too(house: House) -> None:
+    await fill(house, "ann", 6)
+    await fill(house, "bob", 2)
+
+    def comes() -> None:
+        house.embedder.meanwhile = None
+        path = house.library.fresh()
+        path.write_text("cid")
+        file, _ = house.library.add(
+            "cid", path, "a.txt", "text/plain", "d", read=True, expires=None, most=Limits(9, 999)
+        )
+        house.library.fill("cid", file.id, "", [Chunk("", "cid")])
+        house.documents._due.add("cid")
+
+    house.embedder.meanwhile = comes
+    assert await house.documents._place_all(None) == SPACE
+    owners = [batch[0].split("\n")[-1].split()[0] for batch in house.embedder.batches]
+    assert owners == ["ann", "bob", "ann", "cid", "ann"]
+    assert not house.documents._due
+
+
+async def test_what_a_model_that_is_away_leaves_is_made_later(house: House) -> None:
+    await fill(house, "ann", 2)
+    assert await house.documents._place_all(None) == SPACE
+    await fill(house, "bob", 2)
+    house.embedder.fails = 1
+    with pytest.raises(TransientError):
+        await house.documents._place_all(SPACE)
+    assert house.documents._due == {"bob"}
+    assert await house.documents._place_all(SPACE) == SPACE
+    assert [len(batch) for batch in house.embedder.batches] == [2, 2]
+
+
+async def test_an_address_that_nobody_uses_counts_as_a_file_on_its_way_for_a_while(house: House) -> None:
+    for _ in range(2):
+        house.documents.upload("ann", "a", "")
+    with pytest.raises(TooManyUploads, match="2 files of yours are on their way"):
+        house.documents.upload("ann", "a", "")
+    house.documents.upload("bob", "a", "")
