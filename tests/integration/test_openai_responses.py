@@ -137,6 +137,7 @@ async def test_in_the_background_it_is_asked_for_cancelled_and_forgotten(place: 
     await place.ann.responses.delete(queued.id)
     with pytest.raises(openai.NotFoundError):
         await place.ann.responses.retrieve(queued.id)
+    place.rules({"respond": {"text": "done"}})
     unkept = await place.ann.responses.create(model="local2", input="x", store=False)
     with pytest.raises(openai.NotFoundError):
         await place.ann.responses.retrieve(unkept.id)
