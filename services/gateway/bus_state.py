@@ -22,6 +22,7 @@ _COUNT = Script("return #redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COU
 class GroupReading:
     """handled: entries finished since the group was made; None where Redis has lost count.
 
+    lost: whether Redis has lost count of what is unread, so that scalers see none of it; `lag` is counted then.
     oldest: seconds since the oldest entry was written that the group has not finished; 0 when there is none.
     served: seconds since one of its consumers gave a sign of life; None when it has none.
     """
@@ -31,6 +32,7 @@ class GroupReading:
     consumers: int
     pending: int
     lag: int
+    lost: bool
     handled: int | None
     oldest: float
     served: float | None
@@ -124,6 +126,7 @@ async def _groups(bus: Bus, rows: Sequence[tuple[str, dict[str, Any]]], now: int
                 consumers=row["consumers"],
                 pending=row["pending"],
                 lag=_number(counted) if lag is None else lag,
+                lost=lag is None,
                 handled=None if read is None else max(0, read - row["pending"]),
                 oldest=_age(now, min(waiting, key=order, default=None)),
                 served=min([dict(_pairs(one))[b"idle"] / 1000 for one in _listed(consumers)], default=None),

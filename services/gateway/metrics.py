@@ -97,6 +97,7 @@ def _of_streams(bus: BusReading) -> Iterator[Metric]:
 def _of_groups(bus: BusReading) -> Iterator[Metric]:
     names = ["stream", "group"]
     lag = GaugeMetricFamily("local2_group_lag", "Entries that the group has not read", labels=names)
+    lost = GaugeMetricFamily("local2_group_lag_lost", "1 where Redis has lost count of what is unread", labels=names)
     pending = GaugeMetricFamily("local2_group_pending", "Entries in flight", labels=names)
     consumers = GaugeMetricFamily("local2_group_consumers", "Consumers of the group", labels=names)
     handled = CounterMetricFamily("local2_group_handled", "Entries that the group has finished", labels=names)
@@ -110,6 +111,7 @@ def _of_groups(bus: BusReading) -> Iterator[Metric]:
     for one in bus.groups:
         labels = [one.stream, one.group]
         lag.add_metric(labels, one.lag)
+        lost.add_metric(labels, one.lost)
         pending.add_metric(labels, one.pending)
         consumers.add_metric(labels, one.consumers)
         oldest.add_metric(labels, one.oldest)
@@ -119,7 +121,7 @@ def _of_groups(bus: BusReading) -> Iterator[Metric]:
             served.add_metric(labels, one.served)
         if (one.stream, one.group) == (QUERY_RECEIVED.stream, "generator"):
             backlog = one.lag + one.pending
-    yield from (lag, pending, consumers, handled, oldest, served)
+    yield from (lag, lost, pending, consumers, handled, oldest, served)
     yield GaugeMetricFamily("local2_query_backlog", "Queries waiting for a generator or in its hands", value=backlog)
 
 

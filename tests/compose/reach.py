@@ -41,7 +41,7 @@ ROUTED = OUT | {"gateway"}
 # How much of the host's memory the model takes, the model decides.
 UNLIMITED = {"ollama"}
 # Those that have done their work and ended.
-ONE_SHOT = {"ollama-pull", "critic-pull"}
+ONE_SHOT = {"config", "ollama-pull", "critic-pull"}
 # Containers of the test itself.
 OURS = {"world"}
 
@@ -218,7 +218,8 @@ def survey(stack: Stack, given: tuple[str, int] | None) -> tuple[list[str], list
     for container in stack.containers():
         allowed = "127.0.0.1:" if container.service == "gateway" else "nowhere"
         wrong += [f"{container.name}: published on {at}" for at in container.bindings if not at.startswith(allowed)]
-    missing = set(stack.services) - set(one_each) - OURS - ONE_SHOT
+    none = {name for name, service in stack.services.items() if service.get("deploy", {}).get("replicas") == 0}
+    missing = set(stack.services) - set(one_each) - OURS - ONE_SHOT - none
     wrong += [f"{service}: has no container" for service in sorted(missing)]
     return lines, wrong, there is not None
 

@@ -1,5 +1,5 @@
 """Builds a kustomization like `kubectl kustomize`, for what deploy/k8s uses and nothing more: resources, components,
-namespace, configMapGenerator, patches (strategic merge and JSON) and images. Anything else is an error.
+namespace, configMapGenerator, patches (strategic merge and JSON), replacements and images. Anything else is an error.
 
 The hash that the real tool appends to the names of generated ConfigMaps is left out.
 """
@@ -26,6 +26,7 @@ _KNOWN = {
     "configMapGenerator",
     "patches",
     "images",
+    "replacements",
 }
 # By what the entries of a list are matched when it is merged; other lists are replaced.
 _MERGE_KEYS = {
@@ -62,6 +63,8 @@ def _apply(folder: Path, resources: list[Resource]) -> list[Resource]:
         for resource in resources:
             if resource["kind"] not in _CLUSTER_WIDE:
                 resource["metadata"]["namespace"] = plan["namespace"]
+    for replacement in plan.get("replacements", []):
+        _replace(replacement, resources)
     for image in plan.get("images", []):
         _rename(image, resources)
     keys = [(r["apiVersion"], r["kind"], r["metadata"]["name"]) for r in resources]
@@ -106,6 +109,30 @@ def _patch(folder: Path, plan: dict[str, Any], resources: list[Resource]) -> lis
             resource.update(_merged(resource, change))
             resource["metadata"]["name"] = name
     return resources
+
+
+def _replace(plan: dict[str, Any], resources: list[Resource]) -> None:
+    """A field's value into fields of others, as a whole."""
+    assert set(plan) <= {"source", "targets"}, plan
+    source = plan["source"]
+    value: Any = _one(source["kind"], source["name"], resources)
+    for part in source["fieldPath"].split("."):
+        value = value[part]
+    for target in plan["targets"]:
+        assert set(target) == {"select", "fieldPaths"}, target
+        for field in target["fieldPaths"]:
+            *path, last = field.split(".")
+            place = _one(target["select"]["kind"], target["select"]["name"], resources)
+            for part in path:
+                place = place[part]
+            # without `options: {create: true}` the field must be there
+            assert last in place, field
+            place[last] = value
+
+
+def _one(kind: str, name: str, resources: list[Resource]) -> Resource:
+    (found,) = (r for r in resources if (r["kind"], r["metadata"]["name"]) == (kind, name))
+    return found
 
 
 def _selected(resource: Resource, target: dict[str, str]) -> bool:

@@ -84,16 +84,36 @@ def test_kubectl_builds_the_same_resources(overlay: str) -> None:
     assert normal(built(overlay)) == normal(list(yaml.safe_load_all(output)))
 
 
-def test_the_secret_is_made_with_fresh_values_that_fit_together(tmp_path: Path) -> None:
-    shown = tmp_path / "secret.yaml"
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text(f'#!/bin/sh\ncase "$*" in *create*-f*) cat >"{shown}" ;; esac\n', encoding="utf-8")
+KUBECTL = r"""#!/bin/sh
+# a cluster of one Secret, whose keys are the lines of a file
+case "$*" in
+*"get secret"*) cat "$STATE/keys" 2>/dev/null || true ;;
+*create*--filename*) cat >"$STATE/secret.yaml" ;;
+*patch*) while [ "$1" != --patch-file ]; do shift; done; cat "$2" >"$STATE/patch.yaml" ;;
+esac
+"""
+REDIS = {
+    **dict.fromkeys(("REDIS_URL", "REDIS_WEB_SEARCH_URL", "REDIS_WEB_FETCH_URL", "REDIS_MCP_URL"), "rediss://u:p@r:1/0"),
+    "REDIS_ADDRESS": "r:1", "REDIS_USER": "u", "REDIS_PASSWORD": "p",
+}  # fmt: skip
+
+
+def secrets(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    kubectl = folder / "kubectl"
+    kubectl.write_text(KUBECTL, encoding="utf-8")
     kubectl.chmod(0o755)
+    return subprocess.run(
+        [K8S / "secrets.sh", "elsewhere"],
+        env={"PATH": f"{folder}:/usr/bin:/bin", "STATE": str(folder), "TMPDIR": str(folder), **environment},
+        capture_output=True, text=True, check=False, timeout=20,
+    )  # fmt: skip
+
+
+def test_the_secret_is_made_with_fresh_values_that_fit_together(tmp_path: Path) -> None:
     seen = []
     for _ in range(2):
-        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-        subprocess.run([K8S / "secrets.sh", "elsewhere"], env=environment, check=True, timeout=20)
-        secret = yaml.safe_load(shown.read_text(encoding="utf-8"))
+        assert secrets(tmp_path).returncode == 0
+        secret = yaml.safe_load((tmp_path / "secret.yaml").read_text(encoding="utf-8"))
         kubernetes_validate.validate(secret, VERSIONS[-1], strict=True)
         seen.append(secret["stringData"])
     one, two = seen
@@ -108,6 +128,44 @@ def test_the_secret_is_made_with_fresh_values_that_fit_together(tmp_path: Path) 
     for key in fresh:
         assert re.fullmatch(r"(l2_)?[0-9a-f]{48}", one[key])
         assert one[key] != two[key]
+
+
+def test_a_secret_of_an_earlier_release_gets_what_it_lacks_and_keeps_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("admin-key\nredis-address\nredis-password\nredis-url\nsearxng-secret\n")
+    assert secrets(tmp_path).returncode == 0
+    added = yaml.safe_load((tmp_path / "patch.yaml").read_text())["stringData"]
+    users = [f"redis-{name}-{what}" for name in ("web-search", "web-fetch", "mcp") for what in ("url", "password")]
+    assert set(added) == {"scaler-user", "scaler-password", *users}
+    assert added["redis-mcp-password"] in added["redis-mcp-url"]
+    (tmp_path / "patch.yaml").unlink()
+    (tmp_path / "keys").write_text(
+        "\n".join({*added, "admin-key", "redis-address", "redis-password", "redis-url", "searxng-secret"})
+    )
+    assert "has everything" in secrets(tmp_path).stdout
+    assert not (tmp_path / "patch.yaml").exists()
+
+
+def test_one_half_of_a_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("redis-url\nredis-mcp-url\n")
+    done = secrets(tmp_path)
+    assert done.returncode == 1
+    assert "redis-mcp-url and redis-mcp-password" in done.stderr
+
+
+def test_a_redis_elsewhere_is_named_whole_or_refused(tmp_path: Path) -> None:
+    assert secrets(tmp_path, **REDIS).returncode == 0
+    made = yaml.safe_load((tmp_path / "secret.yaml").read_text())["stringData"]
+    assert (made["scaler-user"], made["redis-address"], made["redis-mcp-url"]) == ("u", "r:1", "rediss://u:p@r:1/0")
+    (tmp_path / "secret.yaml").unlink()
+    for name in REDIS:
+        done = secrets(tmp_path, **{key: value for key, value in REDIS.items() if key != name})
+        assert done.returncode == 2
+        assert f"not set: {name}." in done.stderr
+    for url in ("rediss://r:1/0", "rediss://:p@r:1/0"):
+        done = secrets(tmp_path, **{**REDIS, "REDIS_URL": url})
+        assert (done.returncode, "has a user and a password" in done.stderr) == (2, True)
+        assert ":p@" not in done.stderr
+    assert not (tmp_path / "secret.yaml").exists()
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -131,7 +189,7 @@ def test_everything_that_is_named_is_there(overlay: str) -> None:
                 key = variable.get("valueFrom", {}).get("secretKeyRef")
                 if key and not key.get("optional"):
                     assert key["name"] == "local2"
-                    assert f"\n  {key['key']}: " in secret, (name, key)
+                    assert f"\n{key['key']} " in secret, (name, key)
         assert resource["spec"].get("selector", {}).get("matchLabels", {}).items() <= (
             resource["spec"]["template"]["metadata"]["labels"].items()
         ), name
@@ -345,7 +403,49 @@ def test_probes_ask_for_the_participant_that_runs_there(overlay: str) -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_runs_in_several_replicas_is_never_evicted_at_once(overlay: str) -> None:
     budgets = {r["spec"]["selector"]["matchLabels"]["app"]: r["spec"] for r in built(overlay) if "Budget" in r["kind"]}
+    least = {r["metadata"]["name"]: r["spec"]["minReplicaCount"] for r in built(overlay) if r["kind"] == "ScaledObject"}
     for name, deployment in participants(overlay).items():
         app = deployment["metadata"]["name"]
-        assert (deployment["spec"].get("replicas", 2) > 1) is (app in budgets), name
+        # the API server takes a missing number for one
+        number = least.get(app, deployment["spec"].get("replicas", 1))
+        assert (number > 1) is (app in budgets), name
         assert budgets.get(app, {"maxUnavailable": 1})["maxUnavailable"] == 1
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_another_model_in_the_settings_rolls_what_downloads_it(overlay: str) -> None:
+    pulls = [resource for name, resource in workloads(overlay) if name == "ollama-pull"]
+    assert bool(pulls) is (overlay in ("gpu", "ollama"))
+    for pull in pulls:
+        # a Job's template cannot be changed, and the settings' name changes with what they say
+        assert pull["kind"] == "Deployment"
+        (container,) = containers(pull)
+        assert container["envFrom"] == [{"configMapRef": {"name": "settings"}}]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_the_server_fills_in_is_written_out_where_appliers_would_quarrel(overlay: str) -> None:
+    for name, resource in workloads(overlay):
+        for container in containers(resource):
+            for variable in container.get("env", []):
+                field = variable.get("valueFrom", {}).get("fieldRef")
+                assert field is None or field["apiVersion"] == "v1", name
+        for claim in resource["spec"].get("volumeClaimTemplates", []):
+            assert (claim["apiVersion"], claim["kind"]) == ("v1", "PersistentVolumeClaim"), name
+            assert claim["spec"]["volumeMode"] == "Filesystem", name
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "ollama", "external-model"])
+def test_redis_starts_with_a_secret_of_an_earlier_release(overlay: str) -> None:
+    (redis,) = (resource for name, resource in workloads(overlay) if name == "redis")
+    (container,) = containers(redis)
+    keys = {v["name"]: v["valueFrom"]["secretKeyRef"] for v in container["env"] if "valueFrom" in v}
+    needed = {name for name, key in keys.items() if not key.get("optional")}
+    assert needed == {"LOCAL2_REDIS_PASSWORD", "REDISCLI_AUTH"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_names_are_resolved_by_the_servers_of_usual_clusters(overlay: str) -> None:
+    said = str(policies(overlay)["names"]["egress"])
+    for server in ("kube-dns", "node-local-dns", "169.254.20.10/32", "openshift-dns"):
+        assert server in said

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-import yaml
 from support.kustomize import Resource, build
 
 from services.generator.settings import GeneratorSettings
@@ -114,8 +115,17 @@ def built(overlay: str) -> list[Resource]:
     return build(K8S / "overlays" / overlay)
 
 
+def scales(resource: Resource) -> bool:
+    return bool(resource["kind"] == "ScaledObject")
+
+
 def scaled(overlay: str) -> dict[str, dict[str, Any]]:
-    return {r["metadata"]["name"]: r["spec"] for r in built(overlay) if r["kind"] == "ScaledObject"}
+    return {r["metadata"]["name"]: r["spec"] for r in built(overlay) if scales(r)}
+
+
+def settings_of(resources: list[Resource]) -> dict[str, str]:
+    (found,) = (r["data"] for r in resources if r["kind"] == "ConfigMap" and r["metadata"]["name"] == "settings")
+    return dict(found)
 
 
 @pytest.mark.parametrize("overlay", SCALED)
@@ -151,41 +161,72 @@ def test_the_generator_and_every_tool_that_reaches_out_are_scaled_by_lag_and_pen
     assert set(scaled(overlay)) == set(expected)
     for name, spec in scaled(overlay).items():
         stream, group = expected[name]
+        length = [("length", {"stream": stream, "streamLength": "1"})] if name != "generator" else []
         assert [(trigger["name"], trigger["metadata"]) for trigger in spec["triggers"]] == [
             ("lag", {"stream": stream, "consumerGroup": group, "lagCount": "1"}),
             ("pending", {"stream": stream, "consumerGroup": group, "pendingEntriesCount": "1"}),
-            ("length", {"stream": stream, "streamLength": "1"}),
+            *length,
         ]
 
 
-@pytest.mark.parametrize(("lag", "pending", "length", "load"), [(7, 4, 20, 11), (0, 4, 4, 4), (-1, 4, 20, 20)])
-def test_the_load_is_what_waits_and_what_runs_and_the_streams_length_when_redis_has_lost_count(
-    lag: int, pending: int, length: int, load: int
+def replicas(spec: dict[str, Any], lag: int, pending: int, length: int) -> int:
+    """What KEDA and the autoscaler make of these numbers; KEDA makes negative ones 0 before the formula sees them."""
+    values = {name: max(0, number) for name, number in (("lag", lag), ("pending", pending), ("length", length))}
+    modifiers = spec["advanced"]["scalingModifiers"]
+    load = eval(modifiers["formula"], {"max": max}, values)
+    wanted = math.ceil(load / int(modifiers["target"]))
+    return int(min(max(wanted, spec["minReplicaCount"]), spec["maxReplicaCount"]))
+
+
+@pytest.mark.parametrize(
+    ("lag", "pending", "length", "wanted"),
+    [
+        (0, 0, 1, 2),
+        # the entry that is done last stays in the stream
+        (24, 0, 25, 2),
+        (25, 0, 26, 3),
+        (20, 28, 49, 4),
+        (1000, 16, 1017, 16),
+        # Redis has lost count: the length stands in
+        (-1, 4, 529, 16),
+        (-1, 16, 60, 5),
+    ],
+)
+def test_a_tool_has_a_replica_for_each_twelve_calls_also_when_redis_has_lost_count(
+    lag: int, pending: int, length: int, wanted: int
 ) -> None:
-    for spec in scaled("gpu").values():
-        formula = spec["advanced"]["scalingModifiers"]["formula"]
-        condition, _, rest = formula.partition(" ? ")
-        yes, _, no = rest.partition(" : ")
-        values = {"lag": lag, "pending": pending, "length": length}
-        assert eval(yes if eval(condition, {}, values) else no, {}, values) == load
+    assert replicas(scaled("gpu")["web-fetch"], lag, pending, length) == wanted
+
+
+@pytest.mark.parametrize(("lag", "pending", "wanted"), [(0, 0, 2), (2, 4, 2), (3, 4, 3), (50, 8, 8), (0, 24, 8)])
+def test_the_generator_has_a_replica_for_each_three_queries(lag: int, pending: int, wanted: int) -> None:
+    assert replicas(scaled("gpu")["generator"], lag, pending, 10_000) == wanted
 
 
 @pytest.mark.parametrize("overlay", SCALED)
-def test_a_replica_is_added_before_the_others_are_full(overlay: str) -> None:
+def test_the_targets_follow_the_concurrency_of_the_settings(overlay: str, tmp_path: Path) -> None:
+    settings = settings_of(built(overlay))
     for name, spec in scaled(overlay).items():
-        settings = GeneratorSettings if name == "generator" else Settings
-        concurrency = settings.model_fields["concurrency"].default
-        assert int(spec["advanced"]["scalingModifiers"]["target"]) < concurrency
+        concurrency = settings[f"LOCAL2_{name.upper().replace('-', '_')}_CONCURRENCY"]
+        default = (GeneratorSettings if name == "generator" else Settings).model_fields["concurrency"].default
+        assert spec["advanced"]["scalingModifiers"]["target"] == concurrency == str(default)
+    copy = tmp_path / "k8s"
+    shutil.copytree(K8S.parent, copy)
+    path = copy / "k8s" / "base" / "settings.env"
+    path.write_text(path.read_text().replace("GENERATOR_CONCURRENCY=4", "GENERATOR_CONCURRENCY=16"))
+    changed = {r["metadata"]["name"]: r["spec"] for r in build(copy / "k8s" / "overlays" / overlay) if scales(r)}
+    assert changed["generator"]["advanced"]["scalingModifiers"]["target"] == "16"
 
 
 @pytest.mark.parametrize("overlay", SCALED)
-def test_a_scaled_participant_keeps_one_replica_and_its_number_is_kedas_alone(overlay: str) -> None:
+def test_a_scaled_participant_keeps_two_replicas_and_its_number_is_kedas_alone(overlay: str) -> None:
     deployments = {r["metadata"]["name"]: r for r in built(overlay) if r["kind"] == "Deployment"}
     for name, spec in scaled(overlay).items():
         assert spec["scaleTargetRef"]["name"] == name
         assert "replicas" not in deployments[name]["spec"]
         # a tool without a live replica is not offered to the model: at zero, nothing would ever ask for one
-        assert spec["minReplicaCount"] == 1 < spec["maxReplicaCount"]
+        # with one, a disruption budget would let the last one go
+        assert spec["minReplicaCount"] == 2 < spec["maxReplicaCount"]
         assert spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]["policies"] == [
             {"type": "Pods", "value": 1, "periodSeconds": 30}
         ]
@@ -195,5 +236,5 @@ def test_keda_finds_what_it_needs_in_the_secret() -> None:
     secret = (K8S / "secrets.sh").read_text(encoding="utf-8")
     (authentication,) = (r["spec"] for r in built("gpu") if r["kind"] == "TriggerAuthentication")
     keys = {entry["key"] for entry in authentication["secretTargetRef"]}
-    made = yaml.safe_load(secret.split("<<YAML\n")[1].split("YAML\n")[0])
-    assert keys == {"redis-address", "scaler-user", "scaler-password"} <= set(made["stringData"])
+    made = {line.split()[0] for line in secret.split("<<LINES\n")[1].split("LINES\n")[0].splitlines()}
+    assert keys == {"redis-address", "scaler-user", "scaler-password"} <= made

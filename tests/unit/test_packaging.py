@@ -18,7 +18,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from services.gateway.body import MAX_BODY
+from services.gateway.body import MAX_FILE_BODY
 from shared.contracts import SUBJECTS, TOOL_REQUEST, TOOL_RESULT
 from shared.records.journal import EntryType
 
@@ -482,4 +482,14 @@ def test_what_stands_before_the_gateway_lets_its_largest_body_through() -> None:
         *re.findall(r"body-size: (\d+)m", (ROOT / "deploy/k8s/components/ingress/ingress.yaml").read_text()),
     ]
     assert len(found) == 3
-    assert all(int(megabytes) * 1024**2 > MAX_BODY for megabytes in found)
+    assert all(int(megabytes) * 1024**2 > MAX_FILE_BODY for megabytes in found)
+
+
+def test_what_stands_before_the_gateway_lets_a_restore_through_whatever_its_size() -> None:
+    nginx = read("deploy/proxy/nginx.conf").partition("location = /restore {")[2].partition("}")[0]
+    assert "client_max_body_size 0;" in nginx
+    assert "proxy_request_buffering off;" in nginx
+    one, other = yaml.safe_load_all(read("deploy/k8s/components/ingress/ingress.yaml"))
+    assert other["spec"]["rules"][0]["http"]["paths"][0]["path"] == "/restore"
+    assert other["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-body-size"] == "0"
+    assert one["spec"]["ingressClassName"] == other["spec"]["ingressClassName"]
