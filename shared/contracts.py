@@ -7,6 +7,7 @@ error) and tolerant when they are read (an unknown field is ignored), so that ve
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any, Generic, Literal, TypeVar
 
 import orjson
@@ -216,6 +217,16 @@ class ResponseGeneration(Payload):
         if own is None:
             own = {name: value for name, value in self.options.items() if name not in _OF_THE_QUESTION}
         return {"model": self.model, "options": own, "prompt_version": self.prompt_version}
+
+
+def prompt_version(system_prompt: str) -> str:
+    """A short name of a system prompt: the same words, the same name."""
+    return sha256(system_prompt.encode()).hexdigest()[:8]
+
+
+def configuration(model: str, own_options: dict[str, Any], system_prompt: str) -> dict[str, Any]:
+    """The configuration that answers given with these settings name (`ResponseGeneration.config`)."""
+    return {"model": model, "options": own_options, "prompt_version": prompt_version(system_prompt)}
 
 
 class AnswerDialog(Payload):

@@ -19,6 +19,7 @@ from services.cli.commands.ask import ask as ask_query
 from services.cli.commands.ask import chat as chat_loop
 from services.cli.commands.backup import backup, restore
 from services.cli.commands.doctor import World, configured_redis, examine
+from services.cli.commands.experiment import experiment
 from services.cli.commands.files import files
 from services.cli.commands.knowledge import knowledge
 from services.cli.commands.mcp import mcp
@@ -53,6 +54,7 @@ app.add_typer(knowledge, name="knowledge")
 app.add_typer(mcp, name="mcp")
 app.add_typer(files, name="files")
 app.add_typer(operate.export, name="export")
+app.add_typer(experiment, name="experiment")
 app.add_typer(evaluate.app, name="eval")
 app.add_typer(importing.app, name="import")
 app.command()(backup)

@@ -24,6 +24,7 @@ CODES = frozenset({
     "attachment_missing", "bad_event_id", "bad_form", "bad_idempotency_key", "bad_json", "bad_query_id",
     "bad_request", "body_too_large", "bus_full", "bus_refused", "bus_unavailable", "clock_behind",
     "context_length_exceeded", "context_overflow", "corrupt", "damaged", "deadline", "deadline_exceeded",
+    "experiment_refused",
     "empty_file", "error", "forbidden", "generator_unavailable", "headers_too_large", "idempotency_conflict",
     "incomplete", "internal",
     "invalid_record", "invalid_request", "invalid_setting", "knowledge_unavailable", "malformed", "memory_error",

@@ -22,7 +22,7 @@ from services.generator.loop import Answer, in_order, run_agent
 from services.generator.loop import Message as ChatMessage
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import partial_text, recall
-from services.generator.settings import GeneratorSettings, prompt_version
+from services.generator.settings import GeneratorSettings
 from services.generator.steps import JournalSteps, Ports, show_transition
 from services.generator.terms import Terms
 from shared.bus import Command
@@ -36,6 +36,7 @@ from shared.contracts import (
     Deliberation,
     QueryReceived,
     ResponseGeneration,
+    prompt_version,
 )
 from shared.envelope import Message, now_ms
 from shared.errors import PermanentError

@@ -20,7 +20,7 @@ from services.generator.settings import GeneratorSettings
 from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, Outgoing, QueryCancel, QueryReceived
 from shared.envelope import Message
 from shared.errors import SettingsError
-from shared.llm.address import is_loopback
+from shared.llm.address import is_loopback, origin
 from shared.llm.courtesy import CourteousChatModel, answering, people
 from shared.llm.factory import LOOK_SECONDS
 from shared.llm.gpu import gpu_note, gpu_of
@@ -115,6 +115,7 @@ async def _look(context: Context[GeneratorSettings], model: ChatModel) -> None:
     facts: dict[str, Any] = {
         "respondent_id": settings.respondent_id,
         "backend": settings.backend,
+        "server": "{}://{}:{}".format(*origin(settings.address)),
         "model": settings.model,
         "backend_ok": reason is None,
         "backend_reason": reason,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -20,11 +19,6 @@ from shared.participant.settings import Settings
 @cache
 def default_system_prompt() -> str:
     return files("services.generator").joinpath("prompts/system.md").read_text(encoding="utf-8").strip()
-
-
-def prompt_version(system_prompt: str) -> str:
-    """A short name of a system prompt: the same words, the same name."""
-    return sha256(system_prompt.encode()).hexdigest()[:8]
 
 
 class GeneratorSettings(BackendSettings, CourtesySettings):
@@ -97,8 +91,8 @@ class GeneratorSettings(BackendSettings, CourtesySettings):
     @model_validator(mode="before")
     @classmethod
     def _shadow_samples_differently(cls, values: Any) -> Any:
-        """Respondent B's temperature is 0.5 unless it is given."""
-        if isinstance(values, dict) and values.get("respondent_id") == "B" and values.get("temperature") is None:
+        """Respondent B's temperature is 0.5 unless it is given; null is the backend's own, as it is for A."""
+        if isinstance(values, dict) and values.get("respondent_id") == "B" and "temperature" not in values:
             return {**values, "temperature": 0.5}
         return values
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, assert_never
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.reward.experiments import Experiments, Refused
 from services.reward.export import Filters, Format, critique_rows, dpo_rows, kto_rows, row_digest
 from services.reward.settings import RewardSettings
 from services.reward.store import TABLES, Store, key_of
@@ -34,7 +35,10 @@ class Manage(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    op: Literal["leaderboard", "export", "consent", "counts", "dump", "load", "clear"]
+    op: Literal[
+        "leaderboard", "export", "consent", "counts", "dump", "load", "clear",
+        "experiments", "experiment", "start", "stop", "promote", "revert",
+    ]  # fmt: skip
     # export
     format: Format = "dpo"
     min_margin: float = Field(default=0.0, ge=0, le=4)
@@ -50,17 +54,19 @@ class Manage(BaseModel):
     given: bool | None = None
     # load
     rows: list[dict[str, Any]] = []
+    # experiments
+    name: str = ""
+    b: dict[str, Any] = {}
+    force: bool = False
 
 
-class Desk:
-    """The operations, each in a thread of its own turn: SQLite and the bootstrap are blocking."""
+class Access:
+    """The store, for one at a time, each in a thread of its own turn: SQLite is blocking."""
 
-    def __init__(self, store: Store, settings: Callable[[], RewardSettings]) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._settings = settings
         self._lock = threading.Lock()
         self._damaged = asyncio.Event()
-        self._leaderboard: Leaderboard | None = None
 
     async def with_store(self, work: Callable[[Store], R]) -> R:
         def locked() -> R:
@@ -80,25 +86,59 @@ class Desk:
         await self._damaged.wait()
         raise SettingsError(self._store.damage)
 
+
+class Desk:
+    """What the gateway asks for."""
+
+    def __init__(self, access: Access, experiments: Experiments, settings: Callable[[], RewardSettings]) -> None:
+        self._with_store = access.with_store
+        self._experiments = experiments
+        self._settings = settings
+        self._leaderboard: Leaderboard | None = None
+
     async def manage(self, args: Manage, request: ToolRequest) -> ToolResult:
         match args.op:
             case "leaderboard":
                 data = await self.leaderboard()
             case "export":
-                data = await self.with_store(lambda store: export_page(store, args))
+                data = await self._with_store(lambda store: export_page(store, args))
             case "consent":
-                data = await self.with_store(lambda store: consent(store, request.user_id, args.given))
+                data = await self._with_store(lambda store: consent(store, request.user_id, args.given))
             case "counts":
-                data = await self.with_store(lambda store: store.counts())
+                data = await self._with_store(lambda store: store.counts())
             case "dump":
-                data = await self.with_store(lambda store: dump_page(store, args.table, args.cursor))
+                data = await self._with_store(lambda store: dump_page(store, args.table, args.cursor))
             case "load":
-                data = await self.with_store(lambda store: load(store, args))
+                data = await self._with_store(lambda store: load(store, args))
             case "clear":
-                data = await self.with_store(lambda store: {"removed": store.clear()})
+                data = await self._with_store(lambda store: {"removed": store.clear()})
+            case "experiments":
+                data = {"experiments": await self._experiments.all()}
+            case "experiment" | "start" | "stop" | "promote" | "revert":
+                data = await self._experiment(args)
             case _:
                 assert_never(args.op)
         return ToolResult("done", data)
+
+    async def _experiment(self, args: Manage) -> dict[str, Any]:
+        """`experiment`: null when there is none of that name; `refused`: why it cannot be done now."""
+        try:
+            match args.op:
+                case "start":
+                    found = await self._experiments.start(args.name, args.b)
+                case "stop":
+                    found = await self._experiments.stop(args.name)
+                case "promote":
+                    found = await self._experiments.promote(args.name, force=args.force)
+                case "revert":
+                    found = await self._experiments.revert(args.name)
+                case _:
+                    found = await self._experiments.show(args.name)
+        except LookupError:
+            return {"experiment": None}
+        except Refused as exc:
+            return {"refused": str(exc)}
+        return {"experiment": found}
 
     async def leaderboard(self) -> dict[str, Any]:
         """Rankings by the judge's comparisons and by people's votes, over all and for each intent."""
@@ -107,7 +147,7 @@ class Desk:
         def read(store: Store) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
             return store.comparisons(), store.ratings(), store.judged_and_rated()
 
-        pairs, ratings, both = await self.with_store(read)
+        pairs, ratings, both = await self._with_store(read)
         if self._leaderboard is None:
             # with it comes numpy, whose memory is not held where nobody asks for a ranking
             from services.reward.leaderboard import Leaderboard

@@ -11,7 +11,8 @@ from weakref import WeakValueDictionary
 
 import orjson
 
-from services.reward.manage import NAME, Desk, Manage
+from services.reward.experiments import Experiments
+from services.reward.manage import NAME, Access, Desk, Manage
 from services.reward.settings import RewardSettings
 from services.reward.store import Store, config_name
 from shared.bus import order
@@ -68,9 +69,9 @@ def _asked_at(message: Message[ResponseGeneration]) -> int:
 
 
 class Rewarding:
-    def __init__(self, context: Context[RewardSettings], desk: Desk) -> None:
+    def __init__(self, context: Context[RewardSettings], access: Access) -> None:
         self._context = context
-        self._desk = desk
+        self._access = access
         self._sessions = Sessions(context.bus)
         # votes on one answer are published in the order in which they were cast
         self._voting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -99,7 +100,7 @@ class Rewarding:
             "tools": len(r.tool_calls),
             "time": _asked_at(message),
         }
-        await self._desk.with_store(lambda store: store.put("responses", row))
+        await self._access.with_store(lambda store: store.put("responses", row))
         return ()
 
     async def critique(self, message: Message[CritiqueResult]) -> Iterable[Outgoing]:
@@ -113,7 +114,7 @@ class Rewarding:
             "rubric": c.rubric,
             "time": now_ms(),
         }
-        await self._desk.with_store(lambda store: store.put("critiques", row))
+        await self._access.with_store(lambda store: store.put("critiques", row))
         return ()
 
     async def pairwise(self, message: Message[PairwiseResult]) -> Iterable[Outgoing]:
@@ -133,7 +134,7 @@ class Rewarding:
             "session_id": p.session_id,
             "time": now_ms(),
         }
-        await self._desk.with_store(lambda store: store.put("pairs", row))
+        await self._access.with_store(lambda store: store.put("pairs", row))
         return ()
 
     async def feedback(self, message: Message[UserFeedback]) -> Iterable[Outgoing]:
@@ -155,7 +156,7 @@ class Rewarding:
         }
         answer = await self._awaited(rated, f)
         async with self._voting.setdefault(rated, asyncio.Lock()):
-            counts = await self._desk.with_store(lambda store: store.vote(row))
+            counts = await self._access.with_store(lambda store: store.vote(row))
             if not counts:
                 return ()
             event = RewardEvent(
@@ -189,37 +190,39 @@ class Rewarding:
         """The answer that is rated; a vote may be quicker than the answer's way here, and slower than its deletion."""
         until = asyncio.get_running_loop().time() + self._context.settings.patience
         while True:
-            answer = await self._desk.with_store(lambda store: store.response(rated))
+            answer = await self._access.with_store(lambda store: store.response(rated))
             if answer is not None or asyncio.get_running_loop().time() >= until:
                 return answer
-            if await self._desk.with_store(lambda store: store.gone(vote.session_id, vote.query_id)):
+            if await self._access.with_store(lambda store: store.gone(vote.session_id, vote.query_id)):
                 return None
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def forget(self, message: Message[MemoryForget]) -> Iterable[Outgoing]:
         gone = message.payload
-        await self._desk.with_store(lambda store: store.forget(gone.session_id, gone.at))
+        await self._access.with_store(lambda store: store.forget(gone.session_id, gone.at))
         return ()
 
     async def take_back(self, message: Message[QueryForget]) -> Iterable[Outgoing]:
         gone = message.payload
-        await self._desk.with_store(lambda store: store.take_back(gone.queries, gone.at))
+        await self._access.with_store(lambda store: store.take_back(gone.queries, gone.at))
         return ()
 
 
 @contextlib.asynccontextmanager
 async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work]]:
     store = await asyncio.to_thread(Store, context.settings.path)
-    desk = Desk(store, lambda: context.settings)
-    rewarding = Rewarding(context, desk)
-    context.background.create_task(desk.whole(), name="database")
+    access = Access(store)
+    experiments = Experiments(context.bus, access.with_store, partial(context.registry.replicas, fresh=True))
+    desk = Desk(access, experiments, lambda: context.settings)
+    rewarding = Rewarding(context, access)
+    context.background.create_task(access.whole(), name="database")
 
     @contextlib.asynccontextmanager
     async def tools(_settings: RewardSettings) -> AsyncIterator[Sequence[Tool[Any]]]:
         yield [Tool(NAME, Manage, desk.manage, internal=True)]
 
     try:
-        async with beside(tend=partial(_tend, context, desk)), open_tools(context, tools) as works:
+        async with beside(tend=partial(_tend, context, access, experiments)), open_tools(context, tools) as works:
             yield [
                 *works,
                 Subscription(RESPONSE_GENERATION, rewarding.response),
@@ -234,13 +237,14 @@ async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work
         store.close()
 
 
-async def _tend(context: Context[RewardSettings], desk: Desk) -> None:
-    """Says in the registry what is kept, and removes what is old."""
+async def _tend(context: Context[RewardSettings], access: Access, experiments: Experiments) -> None:
+    """Says in the registry what is kept, finishes what an experiment began, and removes what is old."""
     while True:
         try:
-            context.facts.update(await desk.with_store(lambda store: {**store.counts(), **store.tallies()}))
+            context.facts.update(await access.with_store(lambda store: {**store.counts(), **store.tallies()}))
+            await experiments.catch_up()
             if context.settings.keep_days:
-                await desk.with_store(partial(Store.prune, before=now_ms() - context.settings.keep_days * _DAY_MS))
+                await access.with_store(partial(Store.prune, before=now_ms() - context.settings.keep_days * _DAY_MS))
         except TransientError as exc:
             log.warning("reward.database_in_the_way", reason=str(exc))
         await asyncio.sleep(_TEND_SECONDS)

@@ -35,11 +35,15 @@ CREATE TABLE IF NOT EXISTS votes (
     response_id TEXT PRIMARY KEY, query_id TEXT NOT NULL, session_id TEXT NOT NULL, user_id TEXT NOT NULL,
     reward REAL NOT NULL, stars INTEGER, comment TEXT, cast_ms INTEGER NOT NULL, cast_no INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS consents (user_id TEXT PRIMARY KEY, given INTEGER NOT NULL, time INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS experiments (
+    name TEXT PRIMARY KEY, state TEXT NOT NULL, config_a TEXT NOT NULL, config_b TEXT NOT NULL,
+    settings_a TEXT NOT NULL, settings_b TEXT NOT NULL, before_a TEXT, before_b TEXT NOT NULL,
+    started INTEGER NOT NULL, ended INTEGER);
 CREATE TABLE IF NOT EXISTS forgotten (session_id TEXT PRIMARY KEY, at INTEGER NOT NULL);
 """
-TABLES = ("responses", "pairs", "critiques", "votes", "consents", "forgotten")
+TABLES = ("responses", "pairs", "critiques", "votes", "consents", "experiments", "forgotten")
 _KEYS = {"responses": "response_id", "pairs": "query_id", "critiques": "response_id", "votes": "response_id",
-         "consents": "user_id", "forgotten": "session_id"}  # fmt: skip
+         "consents": "user_id", "experiments": "name", "forgotten": "session_id"}  # fmt: skip
 _BUSY_SECONDS = 10.0
 # Another process may be just ending.
 _LOCK_PATIENCE = 5.0
@@ -283,6 +287,63 @@ class Store:
         for what, table, of, values in asked:
             rows = self.rows(f"SELECT {of} AS name, count(*) AS n FROM {table} GROUP BY name")
             found[what] = dict.fromkeys(values, 0) | {str(row["name"]): row["n"] for row in rows}
+        return found
+
+    # ── experiments ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin_experiment(self, row: Mapping[str, Any], active: Sequence[str]) -> str | None:
+        """Keeps a new experiment; else says why not: one at a time, and each name once."""
+        with self._transaction() as db:
+            marks = ", ".join("?" * len(active))
+            running = db.execute(f"SELECT name, state FROM experiments WHERE state IN ({marks})", active).fetchone()
+            if running is not None:
+                return (
+                    f"the experiment {running['name']} is {running['state']}: one at a time; stop or promote it first"
+                )
+            if db.execute("SELECT 1 FROM experiments WHERE name=?", (row["name"],)).fetchone() is not None:
+                return f"there was an experiment {row['name']} before: take another name"
+            self._put(db, "experiments", row)
+        return None
+
+    def move_experiment(self, name: str, before: str, after: str, **fields: Any) -> bool:
+        """Takes an experiment from one state to another, and sets columns with it; False when it is in another one."""
+        columns = ", ".join(f"{column}=?" for column in ("state", *fields))
+        with self._transaction() as db:
+            done = db.execute(
+                f"UPDATE experiments SET {columns} WHERE name=? AND state=?", (after, *fields.values(), name, before)
+            )
+            return done.rowcount == 1
+
+    def experiment(self, name: str) -> dict[str, Any] | None:
+        return next(iter(self.rows("SELECT * FROM experiments WHERE name=?", name)), None)
+
+    def experiments(self, state: str | None = None) -> list[dict[str, Any]]:
+        """All, or those in a state; the one that ended last, or goes on, first."""
+        return self.rows(
+            "SELECT * FROM experiments WHERE ? IS NULL OR state=? "
+            "ORDER BY ended IS NULL DESC, ended DESC, started DESC",
+            state, state,
+        )  # fmt: skip
+
+    def trial_rows(self, experiment: Mapping[str, Any], until: int | None) -> list[dict[str, Any]]:
+        """Verdicts on questions since the experiment's start, in the order in which they came; `counts`: whether both
+        answers are of its configurations."""
+        return self.rows(
+            "SELECT p.session_id, p.winner, r.intent, p.config_a=? AND p.config_b=? AS counts FROM pairs p "
+            "LEFT JOIN responses r ON r.response_id = p.response_a "
+            "WHERE CAST(p.query_id AS INTEGER) >= ? AND (? IS NULL OR CAST(p.query_id AS INTEGER) < ?) "
+            "ORDER BY p.time, p.query_id",
+            experiment["config_a"], experiment["config_b"], experiment["started"], until, until,
+        )  # fmt: skip
+
+    def vote_counts(self, config: str, since: int, until: int | None) -> dict[str, int]:
+        """People's votes on what A answered with a configuration in a time."""
+        (found,) = self.rows(
+            "SELECT count(*) FILTER (WHERE v.reward > 0) AS positive, count(*) FILTER (WHERE v.reward < 0) AS negative "
+            "FROM votes v JOIN responses r USING (response_id) WHERE r.respondent = 'A' AND r.config = ? "
+            "AND r.time >= ? AND (? IS NULL OR r.time < ?)",
+            config, since, until, until,
+        )  # fmt: skip
         return found
 
     # ── backup ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -22,7 +22,6 @@ from services.critic.judge import Judge
 from services.critic.pairs import Half, Pairs
 from services.critic.service import app
 from services.critic.settings import CriticSettings
-from services.gateway.complaint import complaint
 from shared.bus import Bus
 from shared.bus.keys import PAIRS_WAITING, grade_key, journal_key, pair_key, schema_key, settings_key
 from shared.contracts import (
@@ -39,6 +38,7 @@ from shared.contracts import (
     ToolCallRecord,
 )
 from shared.errors import SettingsError
+from shared.participant.complaint import complaint
 from shared.records.journal import EntryType, JournalWriter, read_journal
 from shared.records.sessions import Turn
 from shared.testing.model_server import Rules, ScriptedModelServer

@@ -483,6 +483,8 @@ async def test_the_description_is_complete(site: Site) -> None:
         "/memory/topics/{topic}", "/memory/export", "/memory/import", "/backup", "/restore",
         "/files", "/files/{file_id}", "/documents",
         "/preferences/leaderboard", "/preferences/export", "/preferences/consent",
+        "/experiments", "/experiments/{name}", "/experiments/{name}/stop", "/experiments/{name}/promote",
+        "/experiments/{name}/revert",
         "/knowledge/entities", "/knowledge/export", "/knowledge/facts", "/knowledge/facts/{fact_id}",
         "/knowledge/graph",
     }  # fmt: skip

@@ -14,13 +14,13 @@ from services.gateway.operations import operate
 from shared.participant.backup import Record
 
 # In this order: what was forgotten first, so that nothing of it is put back.
-_TABLES = ("forgotten", "responses", "pairs", "critiques", "votes", "consents")
+_TABLES = ("forgotten", "responses", "pairs", "critiques", "votes", "consents", "experiments")
 
 
 class PreferenceRecord(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    table: Literal["forgotten", "responses", "pairs", "critiques", "votes", "consents"]
+    table: Literal["forgotten", "responses", "pairs", "critiques", "votes", "consents", "experiments"]
     row: dict[str, Any]
 
 

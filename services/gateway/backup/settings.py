@@ -9,10 +9,10 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.gateway.backup.section import KeptHere, Tally
-from services.gateway.complaint import complaint
 from shared.bus.keys import SETTINGS, schema_key, settings_key
 from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
 from shared.participant.backup import Record
+from shared.participant.complaint import complaint
 from shared.participant.settings import Described, stored_values
 from shared.records.session_records import scan
 

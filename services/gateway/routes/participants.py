@@ -12,7 +12,6 @@ from fastapi import APIRouter, Body, Response
 from services.gateway.answers import reply
 from services.gateway.auth import AdminDep, UserDep
 from services.gateway.body import JsonRoute
-from services.gateway.complaint import complaint
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.schemas import told
@@ -20,6 +19,7 @@ from services.gateway.shapes.operating import ParticipantList, SettingsShown
 from shared.bus import StreamState
 from shared.bus.keys import schema_key, settings_key, subject_of
 from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
+from shared.participant.complaint import complaint
 from shared.participant.registry import ReplicaInfo
 from shared.participant.settings import Described, stored_values
 

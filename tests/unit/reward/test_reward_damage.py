@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from services.reward.manage import Desk
+from services.reward.manage import Access
 from services.reward.repair import main, repair
-from services.reward.settings import RewardSettings
 from services.reward.store import Store
 from shared.errors import Local2Error, SettingsError, TransientError
 
@@ -89,17 +88,17 @@ def test_a_database_in_use_is_not_repaired(path: Path) -> None:
 
 async def test_a_database_that_breaks_while_it_is_used_ends_the_participant(path: Path) -> None:
     store = Store(path)
-    desk = Desk(store, RewardSettings)
-    assert (await desk.with_store(lambda store: store.counts()))["votes"] == ROWS
+    access = Access(store)
+    assert (await access.with_store(lambda store: store.counts()))["votes"] == ROWS
 
     def broken(_store: Store) -> None:
         with store._in_the_way():
             raise sqlite3.DatabaseError("database disk image is malformed")
 
     with pytest.raises(TransientError, match="damaged"):
-        await desk.with_store(broken)
+        await access.with_store(broken)
     with pytest.raises(SettingsError, match=r"malformed.*local2 doctor --repair"):
-        await desk.whole()
+        await access.whole()
     store.close()
 
 
