@@ -207,9 +207,11 @@ def _short(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _recalled_taint(data: Any) -> bool:
-    """Whether a recall brought back something tainted: what is made of it is tainted too."""
-    hits = data.get("hits") if isinstance(data, dict) else None
-    return any(isinstance(hit, dict) and hit.get("tainted") for hit in hits) if isinstance(hits, list) else False
+    """Whether a recall brought back something tainted, as a hit or round one: what is made of it is tainted too."""
+    parts = [data.get("hits"), data.get("log")] if isinstance(data, dict) else []
+    return any(
+        isinstance(one, dict) and bool(one.get("tainted")) for part in parts if isinstance(part, list) for one in part
+    )
 
 
 def topic_id(user_id: str, topic: str) -> str:

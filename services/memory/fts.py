@@ -197,6 +197,35 @@ def placed(db: sqlite3.Connection, ids: Sequence[str], rarity: Mapping[str, floa
     }
 
 
+_WINDOW = """
+SELECT n FROM (SELECT time, n FROM engram WHERE talk = ?1 AND talk != '' AND (time, n) < (?2, ?3)
+    ORDER BY time DESC, n DESC LIMIT ?4)
+UNION ALL
+SELECT n FROM (SELECT time, n FROM engram WHERE talk = ?1 AND talk != '' AND (time, n) > (?2, ?3)
+    ORDER BY time, n LIMIT ?4)
+"""
+
+
+def windows(db: sqlite3.Connection, ids: Sequence[str], reach: int) -> list[list[str]]:
+    """The turns of the same talk round each of the engrams, at most `reach` before and after it, in their order.
+
+    Windows that touch are one, where the first of them was; what stands in no talk has none.
+    """
+    found: list[set[tuple[int, int, str]]] = []
+    for id_ in ids:
+        row = db.execute("SELECT talk, time, n FROM engram WHERE id = ? AND talk != ''", (id_,)).fetchone()
+        if row is None:
+            continue
+        numbers = [row[2], *(n for (n,) in db.execute(_WINDOW, (*row, reach)))]
+        window = set(db.execute(f"SELECT time, n, id FROM engram WHERE n IN ({_marks(numbers)})", numbers))
+        touching = [one for one in found if one & window]
+        merged = window.union(*touching)
+        at = found.index(touching[0]) if touching else len(found)
+        found = [one for one in found if one not in touching]
+        found.insert(at, merged)
+    return [[id_ for _, _, id_ in sorted(window)] for window in found]
+
+
 def _marks(values: Collection[object]) -> str:
     return ", ".join("?" * len(values))
 

@@ -121,6 +121,10 @@ class Index:
         """Engrams that a search has found, and the turns around them, as this replica knows them."""
         return await self._looked(user_id, {}, lambda: self._keywords.placed(user_id, ids, rarity))
 
+    async def windows(self, user_id: str, ids: Sequence[str], reach: int) -> list[list[str]]:
+        """What was said round each of the engrams, as this replica knows it."""
+        return await self._looked(user_id, [], lambda: self._keywords.windows(user_id, ids, reach))
+
     async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
         """What this replica knows of engrams that a search has found; the store is asked for the others."""
         return await self._looked(user_id, {}, lambda: engrams_of(self._keywords.data(user_id, ids), user_id))

@@ -30,6 +30,7 @@ from services.memory.fts import (
     placed,
     search,
     shares,
+    windows,
 )
 from services.memory.text import query_tokens, tokens
 from shared.errors import Local2Error
@@ -127,6 +128,13 @@ class KeywordIndex:
             return {}
         with self._using(user_id) as db:
             return placed(db, ids, rarity)
+
+    def windows(self, user_id: str, ids: Sequence[str], reach: int) -> list[list[str]]:
+        """What was said round each of the engrams: see `fts.windows`. Raises KeywordIndexDamaged."""
+        if not ids or not self._path(user_id).exists():
+            return []
+        with self._using(user_id) as db:
+            return windows(db, ids, reach)
 
     def data(self, user_id: str, ids: Sequence[str]) -> dict[str, str]:
         """The `data` of those of the engrams that are there; far quicker than asking the store."""

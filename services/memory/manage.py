@@ -21,10 +21,11 @@ from services.memory.ingest import embedded_text
 from services.memory.keeper import Keeper
 from services.memory.portable import engram_of, exported, exported_topic, read_line
 from services.memory.previous import overdue
-from services.memory.recall import Recall, brief, shown_hit, told, whole
+from services.memory.recall import MOST, Recall, Wanted
 from services.memory.settings import MemorySettings
 from services.memory.store import StoreUnavailable, Topic
-from services.memory.tools import MAX_CONTENT, MemoryTools, checked_topic
+from services.memory.telling import brief, data_of, told, whole
+from services.memory.tools import MAX_CONTENT, MAX_QUERIES, MemoryTools, checked_topic
 from shared.contracts import ToolRequest
 from shared.errors import ModelError, ToolError
 from shared.llm.port import ContextOverflow, ModelRejected
@@ -53,6 +54,10 @@ class MemoryManage(BaseModel):
 
     op: Op
     query: str = ""
+    queries: list[str] = Field(default=[], max_length=MAX_QUERIES)
+    hybrid: bool | None = None
+    do_rerank: bool | None = None
+    log: bool = False
     id: str = ""
     session_id: str = ""
     topic: str = ""
@@ -107,12 +112,10 @@ class Manage:
 
     async def _search(self, args: MemoryManage, request: ToolRequest) -> dict[str, Any]:
         settings = self._context.settings
-        found = await self._recall.search(request.user_id, args.query, settings, min(args.limit, 50))
-        return {
-            "hits": [shown_hit(hit, engram) for hit, engram in found.hits],
-            "text": told(found, settings, datetime.now(UTC)),
-            "degraded": found.degraded,
-        }
+        queries = tuple(dict.fromkeys((args.query, *args.queries)))
+        wanted = Wanted(queries, min(args.limit, MOST), args.hybrid, args.do_rerank, args.log)
+        found = await self._recall.search(request.user_id, wanted, settings)
+        return {**data_of(found), "text": told(found, settings, datetime.now(UTC))}
 
     async def _list(self, args: MemoryManage, request: ToolRequest) -> dict[str, Any]:
         await self._indexed()

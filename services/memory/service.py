@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from services.memory.classify import Classifier
 from services.memory.document_reader import PROCESSES, DocumentReader
 from services.memory.document_tools import DocumentTools
@@ -25,6 +27,7 @@ from services.memory.notes import States
 from services.memory.pace import Pace, answering
 from services.memory.recall import Recall
 from services.memory.reembed import Reembedding, refuse_other_models
+from services.memory.rerank import CrossEncoder, ModelReranker
 from services.memory.settings import MemorySettings
 from services.memory.store import Store, open_store
 from services.memory.tools import MemoryTools
@@ -76,9 +79,14 @@ def builder(fault: Hook = no_fault) -> Any:
             keeper = Keeper(store, states, index, fault)
             if settings.on_model_change == "refuse" and store.damage is None:
                 await refuse_other_models(keeper, model_name)
-            recall = Recall(store, index, embedder)
             model = CourteousChatModel(settings.chat_model(), queries(context.bus), lambda: context.settings)
             stack.push_async_callback(model.aclose)
+            # somebody waits for what is reranked
+            prompt_model = settings.chat_model()
+            stack.push_async_callback(prompt_model.aclose)
+            http = await stack.enter_async_context(httpx.AsyncClient())
+            rerankers = (ModelReranker(prompt_model), CrossEncoder(http))
+            recall = Recall(store, index, embedder, {one.name: one for one in rerankers})
             gathering = await stack.enter_async_context(open_gathering(keeper.put, pace))
             ingest = Ingest(context, keeper, gathering, embedder, Classifier(context, model))
             tools = MemoryTools(context, keeper, recall, embedder)

@@ -36,7 +36,8 @@ class MemorySettings(BackendSettings, CourtesySettings):
 
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "top_k", "min_score", "weights", "documents", "classify", "model", "concurrency", "answer_chars",
-        "question_chars", "yield_above", "yield_rest", "yield_seconds",
+        "question_chars", "yield_above", "yield_rest", "yield_seconds", "hybrid", "do_rerank", "rerank",
+        "rerank_model", "rerank_timeout", "rerank_pool", "log_chars",
     }  # fmt: skip
 
     chroma_path: Path | None = Field(
@@ -65,7 +66,25 @@ class MemorySettings(BackendSettings, CourtesySettings):
     on_model_change: Literal["reembed", "refuse"] = Field(
         default="reembed", description="What happens to engrams whose vectors are another model's"
     )
-    top_k: int = Field(default=5, ge=1, le=50, description="Memories given to the model")
+    top_k: int = Field(default=5, ge=1, le=50, description="Memories given to the model, where it names no n_results")
+    hybrid: bool = Field(default=True, description="Whether a search goes by words too, and not by vectors alone")
+    do_rerank: bool = Field(
+        default=False, description="Whether searches are reranked that do not say (the committee's always are)"
+    )
+    rerank: Literal["none", "model", "cross-encoder"] = Field(
+        default="model", description="Who reranks where it is asked for: the chat model, or the server at rerank_url"
+    )
+    rerank_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s/]+",
+        description="Address of a /rerank as llama.cpp, vLLM, TEI and Jina have it, such as http://host:8012/v1/rerank",
+    )
+    rerank_model: str = Field(default="", max_length=200, description="Model named to that server; empty: none")
+    rerank_key: SecretStr | None = Field(default=None, description="Sent to that server as a bearer token")
+    rerank_timeout: float = Field(
+        default=8.0, gt=0, le=600, description="Seconds after which a search goes on without having been reranked"
+    )
+    rerank_pool: int = Field(default=20, ge=1, le=50, description="Memories from which a reranker chooses, at least")
     min_score: float | None = Field(
         default=None,
         ge=0,
@@ -87,6 +106,9 @@ class MemorySettings(BackendSettings, CourtesySettings):
     )
     question_chars: int = Field(default=300, ge=40, le=10_000, description="Of a recalled question")
     answer_chars: int = Field(default=800, ge=40, le=10_000, description="Of a recalled answer")
+    log_chars: int = Field(
+        default=8_000, ge=200, le=100_000, description="Most characters of the conversations round the hits (log: true)"
+    )
     classify: Literal["auto", "model", "rules", "off"] = Field(
         default="auto",
         description="Who names intent and entities; auto: the model, unless it is the demonstration model",

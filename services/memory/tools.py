@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from services.memory.embedding import Embedder
 from services.memory.ingest import embedded_text, saved
 from services.memory.keeper import Keeper
-from services.memory.recall import NOTHING, Recall, shown_hit, told
+from services.memory.recall import Recall, Wanted
 from services.memory.settings import MemorySettings
 from services.memory.store import StoreUnavailable, Topic
+from services.memory.telling import NOTHING, data_of, told
 from services.memory.vectors import NO_VECTOR
 from shared.contracts import MEMORY_SAVE, MemorySave, ToolRequest
 from shared.errors import ToolError
@@ -25,6 +26,8 @@ log = get_logger()
 
 TOPIC_PREFIXES = ("user.", "project.", "constraint.")
 MAX_TOPIC, MAX_CONTENT = 200, 20_000
+# Of one search.
+MAX_QUERIES = 8
 _AWAY = "the memory is away; try again later"
 LATER = "The memory's store is away: this will be saved when it is back."
 
@@ -44,6 +47,28 @@ class SearchMemory(_Args):
         validation_alias=AliasChoices("query", "q", "text"),
         description="What to look for, in a few words or as a question",
     )
+    queries: list[Annotated[str, Field(min_length=1, max_length=4_000)]] = Field(
+        default=[],
+        max_length=MAX_QUERIES,
+        description="Further things to look for at the same time, where the answer rests on several",
+    )
+    n_results: int | None = Field(default=None, ge=1, le=50, description="How many memories; left out: a few")
+    hybrid: bool | None = Field(default=None, description="false: by meaning alone, not by words")
+    do_rerank: bool | None = Field(default=None, description="true: only what helps, chosen by a slower second look")
+    log: bool = Field(default=False, description="true: also what was said before and after, word for word")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_of_several(cls, values: Any) -> Any:
+        """`queries` alone are enough."""
+        queries = values.get("queries") if isinstance(values, dict) else None
+        if isinstance(queries, list) and queries and not any(values.get(name) for name in ("query", "q", "text")):
+            return {**values, "query": queries[0], "queries": queries[1:]}
+        return values
+
+    def wanted(self) -> Wanted:
+        queries = tuple(dict.fromkeys((self.query, *self.queries)))
+        return Wanted(queries, self.n_results, self.hybrid, self.do_rerank, self.log)
 
 
 class SaveMemory(_Args):
@@ -119,11 +144,10 @@ class MemoryTools:
     async def search(self, args: SearchMemory, request: ToolRequest) -> ToolResult:
         settings = self._context.settings
         try:
-            found = await self._recall.search(request.user_id, args.query, settings)
+            found = await self._recall.search(request.user_id, args.wanted(), settings)
         except StoreUnavailable as exc:
             raise ToolError(_AWAY) from exc
-        hits = [shown_hit(hit, engram) for hit, engram in found.hits]
-        return ToolResult(told(found, settings, datetime.now(UTC)), {"hits": hits, "degraded": found.degraded})
+        return ToolResult(told(found, settings, datetime.now(UTC)), data_of(found))
 
     async def save(self, args: SaveMemory, request: ToolRequest) -> ToolResult:
         digest = hashlib.sha256(f"{request.user_id}\0{request.call_id}".encode()).hexdigest()[:32]

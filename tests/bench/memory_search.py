@@ -27,7 +27,7 @@ from tables import Target, table
 from services.memory.engram import Engram
 from services.memory.index import engrams_of, entry
 from services.memory.keywords import Found, KeywordIndex, Placed
-from services.memory.recall import Recall
+from services.memory.recall import Recall, Wanted
 from services.memory.settings import MemorySettings
 from services.memory.store import Store, open_store
 from services.memory.vectors import Vector
@@ -192,7 +192,7 @@ async def search(
         question, vectors.next = writer.question(engram), writer.near(place)
 
         async def recalled(question: str = question) -> Any:
-            return await recall.search(USER, question, settings)
+            return await recall.search(USER, Wanted((question,)), settings)
 
         async def bare() -> Any:
             return collection.handle.query(query_embeddings=[vectors.next], n_results=settings.top_k)

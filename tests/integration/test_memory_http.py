@@ -85,6 +85,41 @@ async def test_what_was_said_is_searched_listed_shown_and_forgotten(house: House
         assert (await eva.get("/memory", params={"query": "capital of Australia"})).json()["hits"] == []
 
 
+async def test_a_search_takes_several_queries_a_log_and_a_second_look(house: House) -> None:
+    first, second, third = await house.said("una", "The lighthouse is red.", "The boat is blue.", "Bread is baked.")
+    second_look = {"when": {"system": "You choose which memories help"}}
+    async with await house.site.key("una") as una:
+
+        async def found(**params: Any) -> dict[str, Any]:
+            answer = await una.get("/memory", params=params)
+            assert answer.status_code == 200, answer.text
+            return answer.json()  # type: ignore[no-any-return]
+
+        plain = await found(query="lighthouse", n_results=1, queries=["boat", "lighthouse"])
+        assert {hit["id"] for hit in plain["hits"]} == {first, second}
+        assert (plain["rerank"], plain["log"]) == (None, None)
+        logged = await found(query="boat", n_results=1, log=True, hybrid=True)
+        assert [one["id"] for one in logged["log"]] == [first, second, third]
+        assert "=== CONVERSATION LOGS ===" in logged["text"]
+        house.memory.server.set_rules([{**second_look, "respond": {"text": '{"helpful": [1]}'}}])
+        reranked = await found(query="boat", do_rerank=True)
+        assert ([hit["id"] for hit in reranked["hits"]], reranked["rerank"]["trouble"]) == ([second], None)
+        house.memory.server.set_rules([{**second_look, "respond": {"status": 500, "error": "broken"}}])
+        failed = await found(query="boat", do_rerank=True)
+        assert second in [hit["id"] for hit in failed["hits"]]
+        assert "not reranked" in failed["rerank"]["trouble"]
+        house.memory.server.set_rules([])
+        # as the model calls it
+        body = {"args": {"queries": ["boat", "lighthouse"], "n_results": 1, "log": True}}
+        called = (await una.post("/tools/search_memory/call", json=body)).json()
+        assert {hit["id"] for hit in called["data"]["hits"]} == {first, second}
+        assert called["result"].startswith("[Memory recall")
+        assert "=== CONVERSATION LOGS ===" in called["result"]
+        for wrong in ({"args": {}}, {"args": {"queries": []}}, {"args": {"query": "x", "n_results": 0}}):
+            assert (await una.post("/tools/search_memory/call", json=wrong)).json()["error"]
+        assert code(await una.get("/memory", params={"query": "x", "queries": ["y"] * 9})) == (422, "invalid_request")
+
+
 async def test_a_topic_is_put_read_replaced_and_deleted(house: House) -> None:
     async with await house.site.key("tom") as tom:
         path = "/memory/topics/user.preferred_language"

@@ -60,11 +60,20 @@ def _compared(won: bool | None, verdict: str | None) -> str:
 @memory.command("search")
 def search(
     query: Annotated[str, typer.Argument(help="What to look for")],
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=50, help="How many at most")] = 5,
+    also: Annotated[list[str] | None, typer.Option(help="Something more to look for; may be repeated")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=50, help="How many at most, of each")] = 5,
+    hybrid: Annotated[bool | None, typer.Option("--hybrid/--vectors", help="By words too, or by vectors alone")] = None,
+    rerank: Annotated[
+        bool | None, typer.Option("--rerank/--no-rerank", help="Only what helps, by a second look")
+    ] = None,
+    log: Annotated[
+        bool, typer.Option("--log", help="Also what was said before and after, as the model reads it")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """The memories that a model would be given for this, best first."""
-    found = with_api(lambda api: api.get("/memory", query=query, limit=limit))
+    how = {"queries": also or None, "hybrid": hybrid, "do_rerank": rerank, "log": log or None}
+    found = with_api(lambda api: api.get("/memory", query=query, limit=limit, **how))
     if as_json:
         print_json(found)
         return
@@ -75,6 +84,12 @@ def search(
     console.print(table if found["hits"] else "nothing found")
     if found["degraded"]:
         console.print(f"note: {printable(found['degraded'])}", style="yellow", markup=False)
+    if (reranked := found.get("rerank")) and reranked["trouble"]:
+        console.print(f"note: {printable(reranked['trouble'])}", style="yellow", markup=False)
+    if found.get("log"):
+        console.print(
+            printable(found["text"].partition("\n\n===")[2].partition("\n")[2]), markup=False, highlight=False
+        )
 
 
 @memory.command("list")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
@@ -63,6 +63,9 @@ _TOPIC = {"topic": "user.preferred_language", "content": "The user prefers Elixi
 _LINE = {"query": "…", "answer": "…", "session_id": "s", "time": 1_700_000_000_000, "user_id": "ann", "metadata": {}}
 
 
+_Query = Annotated[str, StringConstraints(min_length=1, max_length=4_000)]
+
+
 class TopicBody(Body):
     content: str = Field(min_length=1, max_length=20_000, description="What is kept under the topic")
 
@@ -75,17 +78,25 @@ def _there(found: dict[str, Any], what: str) -> dict[str, Any]:
 
 @router.get("/memory", summary="Search, ranked as the model gets it",
             responses=told("The hits, best first", HitList,
-                           {"query": "capital", "hits": [_HIT], "text": "[Memory recall — …]", "degraded": None},
+                           {"query": "capital", "hits": [_HIT], "text": "[Memory recall — …]", "degraded": None,
+                            "rerank": None, "log": None},
                            422, 503))  # fmt: skip
 async def search_memory(
     gateway: GatewayDep,
     user: UserDep,
     query: Annotated[str, Query(min_length=1, max_length=4_000, description="What to look for")],
-    limit: Annotated[int, Query(ge=1, le=50, description="Most hits")] = 5,
+    queries: Annotated[
+        list[_Query] | None, Query(max_length=8, description="Further things to look for at the same time; merged")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=50, description="Most hits of each")] = 5,
+    n_results: Annotated[int | None, Query(ge=1, le=50, description="The same, as the tool calls it")] = None,
+    hybrid: Annotated[bool | None, Query(description="false: by vectors alone, not by words")] = None,
+    do_rerank: Annotated[bool | None, Query(description="true: only what helps, chosen by a second look")] = None,
+    log: Annotated[bool, Query(description="Also the turns before and after each hit")] = False,
 ) -> Response:
-    return reply(
-        {"query": query, **await operate(gateway, _MEMORY, user.user_id, op="search", query=query, limit=limit)}
-    )
+    wanted = {"queries": queries or [], "hybrid": hybrid, "do_rerank": do_rerank, "log": log}
+    found = await operate(gateway, _MEMORY, user.user_id, op="search", query=query, limit=n_results or limit, **wanted)
+    return reply({"query": query, **found})
 
 
 @router.get("/memory/engrams", summary="Your engrams, newest first",

@@ -61,11 +61,19 @@ class Hit(Engram):
     metadata: dict[str, Any]
 
 
+class Rerank(Shape):
+    by: str = Field(description="Who chose: model or cross-encoder; none where the setting has nobody")
+    of: int = Field(description="From how many it was chosen")
+    trouble: str | None = Field(description="Why the hits stand in the order in which they were found")
+
+
 class HitList(Shape):
     query: str
     hits: list[Hit]
     text: str = Field(description="As the model reads it")
     degraded: str | None = Field(description="Why it may be less than there is")
+    rerank: Rerank | None = Field(description="null: not asked for")
+    log: list[Engram] | None = Field(description="What was said round the hits, in order; null: not asked for")
 
 
 class Forgotten(Shape):

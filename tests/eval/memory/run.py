@@ -30,7 +30,7 @@ from services.memory.ingest import embedded_text
 from services.memory.keywords import Found, KeywordIndex, Placed
 from services.memory.previous import overdue
 from services.memory.ranking import Weights
-from services.memory.recall import Recall
+from services.memory.recall import Recall, Wanted
 from services.memory.settings import MemorySettings
 from services.memory.store import Near
 from services.memory.vectors import Vector
@@ -160,7 +160,7 @@ async def measure(
             search = Recall(stores[question.user], Words(keywords), Vectors(vectors))  # type: ignore[arg-type]
             at = int(question.time.timestamp() * 1_000) if question.time else now_ms()
             with mock.patch.object(recall, "now_ms", lambda at=at: at):
-                found = await search.search(question.user, question.query, settings, DEPTH)
+                found = await search.search(question.user, Wanted((question.query,), DEPTH), settings)
             results[way].add(question, [hit.id for hit, _ in found.hits])
     keywords.close()
     return results

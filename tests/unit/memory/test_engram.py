@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.memory.engram import Engram, Note, imported_id, merged, of_response, stamp, topic_id
 from services.memory.portable import engram_of, exported, read_line
-from services.memory.recall import brief, whole
+from services.memory.telling import brief, whole
 from shared.contracts import ResponseGeneration, ToolCallRecord
 
 stamps = st.builds(stamp, st.integers(0, 3), st.sampled_from(["a", "b", "c"]))
@@ -145,7 +145,8 @@ def test_what_a_stranger_may_have_written_taints_the_answer() -> None:
     assert made(call("web_fetch")).tainted
     assert made(call("some_new_tool")).tainted
     assert not made(call("web_fetch", error="fetch failed: 404")).tainted
-    assert not made(call("search_memory", data={"hits": [{"tainted": False}]})).tainted
+    assert not made(call("search_memory", data={"hits": [{"tainted": False}], "log": None})).tainted
+    assert made(call("search_memory", data={"hits": [{"tainted": False}], "log": [{"tainted": True}]})).tainted
     assert made(call("search_memory", data={"hits": [{"tainted": True}]})).tainted
     assert not made().tainted
 

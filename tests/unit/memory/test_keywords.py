@@ -95,6 +95,21 @@ def test_a_turn_that_is_removed_is_no_longer_between_others(index: KeywordIndex)
     assert around(index, "a", user="bob") == {}
 
 
+def test_windows_hold_what_was_said_round_each_and_touching_ones_are_one(index: KeywordIndex) -> None:
+    index.add("ann", [Entry(f"s{n:02}", f"said {n}", talk="s", time=n // 2) for n in range(20)])
+    index.add("ann", [Entry("t0", "said", talk="t", time=1), Entry("t1", "said", talk="t", time=2), COFFEE])
+    names = [f"s{n:02}" for n in range(20)]
+    assert index.windows("ann", ["s10", "t1", "s02", "s13", "coffee", "gone"], 2) == [
+        names[8:16],
+        ["t0", "t1"],
+        names[0:5],
+    ]
+    # the one between joins the two
+    assert index.windows("ann", ["s02", "s08", "s05"], 2) == [names[0:11]]
+    assert index.windows("ann", ["s00"], 0) == [["s00"]]
+    assert index.windows("bob", ["s10"], 2) == index.windows("ann", [], 2) == []
+
+
 def test_the_turns_around_are_judged_by_the_words_too(index: KeywordIndex) -> None:
     index.add("ann", [replace(LISBON, talk="s", time=1), replace(COFFEE, talk="s", time=2, vector=b"v", model="m")])
     found = index.search("ann", "coffee with milk in Lisbon", 5)

@@ -9,7 +9,8 @@ import pytest
 from services.memory.engram import Engram
 from services.memory.index import engrams_of, entry
 from services.memory.keywords import Found, KeywordIndex, Placed
-from services.memory.recall import Recall
+from services.memory.recall import Recall, Recalled, Reranked, Wanted
+from services.memory.rerank import RerankFailed
 from services.memory.settings import MemorySettings
 from services.memory.store import Near
 from services.memory.vectors import Vector
@@ -61,6 +62,9 @@ class Memory:
     async def placed(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, Placed]:
         return self.keywords.placed(user_id, ids, rarity)
 
+    async def windows(self, user_id: str, ids: Sequence[str], reach: int) -> list[list[str]]:
+        return self.keywords.windows(user_id, ids, reach)
+
     async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
         return engrams_of(self.keywords.data(user_id, ids), user_id)
 
@@ -72,10 +76,34 @@ def memory(tmp_path: Path) -> Iterator[Memory]:
     keywords.close()
 
 
-async def found(memory: Memory, query: str, **settings: object) -> list[str]:
+async def searched(memory: Memory, wanted: Wanted, reranker: Order | None = None, **settings: object) -> Recalled:
     chosen = MemorySettings(_env_file=None, **settings)  # type: ignore[call-arg, arg-type]
-    recalled = await Recall(memory, memory, memory).search(USER, query, chosen)  # type: ignore[arg-type]
+    recall = Recall(memory, memory, memory, {"model": reranker} if reranker else {})  # type: ignore[arg-type]
+    return await recall.search(USER, wanted, chosen)
+
+
+def ids(recalled: Recalled) -> list[str]:
     return [engram.id for _, engram in recalled.hits]
+
+
+async def found(memory: Memory, *queries: str, **settings: object) -> list[str]:
+    return ids(await searched(memory, Wanted(queries), **settings))
+
+
+class Order:
+    """A reranker that turns the list round and keeps so many; or fails."""
+
+    name = "model"
+
+    def __init__(self, keep: int = 50, fails: str = "") -> None:
+        self.keep, self.fails = keep, fails
+        self.asked: list[tuple[str, list[str]]] = []
+
+    async def order(self, query: str, texts: Sequence[str], _settings: MemorySettings) -> list[int]:
+        self.asked.append((query, list(texts)))
+        if self.fails:
+            raise RerankFailed(self.fails)
+        return list(range(len(texts)))[::-1][: self.keep]
 
 
 async def test_what_stands_beside_a_hit_is_found_though_neither_search_brings_it(memory: Memory) -> None:
@@ -97,7 +125,7 @@ async def test_what_another_respondent_said_at_that_time_stands_beside_nothing(m
 async def test_words_count_for_what_only_the_vectors_have_found(memory: Memory) -> None:
     oldest, *_ = memory.say(*(f"coffee number {number}" for number in range(80)))
     memory.near = {oldest: 0.9}
-    recalled = await Recall(memory, memory, memory).search(USER, "coffee", MemorySettings(_env_file=None))  # type: ignore[call-arg, arg-type]
+    recalled = await searched(memory, Wanted(("coffee",)))
     hit, engram = recalled.hits[0]
     assert (engram.id, hit.why["keyword_rank"], hit.why["keyword_score"]) == (oldest, None, 1.0)
 
@@ -106,3 +134,78 @@ async def test_while_the_model_is_away_words_alone_decide(memory: Memory) -> Non
     asked, *_ = memory.say("Which boat did you buy?", "The blue one.")
     memory.near, memory.away = {"s-1:A": 0.9}, True
     assert await found(memory, "boat") == [asked]
+
+
+async def test_several_queries_are_merged_and_each_engram_is_told_once(memory: Memory) -> None:
+    boat, bread, both = memory.say("We bought a boat.", "We baked bread.", "We ate bread on the boat.", session="x")
+    alone = {"before": 0.0, "after": 0.0}
+    assert await found(memory, "boat", top_k=1, weights=alone) in ([boat], [both])
+    hits = await found(memory, "boat", "bread", weights=alone)
+    assert sorted(hits) == sorted([boat, bread, both])
+    # the best of each first: what is found for one query alone does not stand behind all of the other's
+    assert await found(memory, "boat", "baked", top_k=1, weights=alone) in ([boat, bread], [both, bread])
+
+
+async def test_n_results_is_the_number_for_each_query_and_bounded_for_all(memory: Memory) -> None:
+    memory.say(*(f"coffee number {number}" for number in range(60)), *(f"tea number {number}" for number in range(60)))
+    assert len((await searched(memory, Wanted(("coffee",), n_results=7))).hits) == 7
+    assert len((await searched(memory, Wanted(("coffee", "tea"), n_results=7))).hits) == 14
+    assert len((await searched(memory, Wanted(("coffee", "tea"), n_results=50))).hits) == 50
+
+
+async def test_without_words_the_vectors_alone_decide(memory: Memory) -> None:
+    coffee, alike = memory.say("coffee with milk", "an unlike text")
+    memory.near = {alike: 0.9, coffee: 0.3}
+    for hybrid in ({"wanted": False, "setting": True}, {"wanted": None, "setting": False}):
+        recalled = await searched(memory, Wanted(("coffee",), hybrid=hybrid["wanted"]), hybrid=hybrid["setting"])
+        assert ids(recalled)[0] == alike
+        assert {hit.why["keyword_score"] for hit, _ in recalled.hits} == {None}
+    assert ids(await searched(memory, Wanted(("coffee with milk",), hybrid=True), hybrid=False))[0] == coffee
+    # nothing else to go by
+    memory.away = True
+    assert ids(await searched(memory, Wanted(("coffee with milk",), hybrid=False)))[0] == coffee
+
+
+async def test_a_reranker_chooses_from_more_than_are_told(memory: Memory) -> None:
+    turns = memory.say(*(f"coffee number {number}" for number in range(30)))
+    order = Order()
+    recalled = await searched(memory, Wanted(("coffee",), n_results=3, do_rerank=True), order, rerank_pool=12)
+    ((query, texts),) = order.asked
+    assert (query, len(texts), recalled.reranked) == ("coffee", 12, Reranked("model", 12))
+    plain = await searched(memory, Wanted(("coffee",), n_results=12), order)
+    assert ids(recalled) == ids(plain)[::-1][:3]
+    assert plain.reranked is None
+    assert set(ids(recalled)) <= set(turns)
+
+
+async def test_what_a_reranker_leaves_out_is_not_told(memory: Memory) -> None:
+    memory.say("coffee", "coffee again")
+    assert (await searched(memory, Wanted(("coffee",), do_rerank=True), Order(keep=0))).hits == []
+    nothing = await searched(memory, Wanted(("zeppelin",), do_rerank=True), Order(keep=0))
+    assert (nothing.hits, nothing.reranked) == ([], Reranked("model", 0))
+
+
+async def test_a_reranker_that_fails_leaves_everything_as_it_was_and_says_so(memory: Memory) -> None:
+    memory.say(*(f"coffee number {number}" for number in range(9)))
+    plain = await searched(memory, Wanted(("coffee",)))
+    failed = await searched(memory, Wanted(("coffee",)), Order(fails="the server is full"), do_rerank=True)
+    assert ids(failed) == ids(plain)
+    assert failed.reranked is not None
+    assert failed.reranked.trouble == "the server is full"
+    nobody = await searched(memory, Wanted(("coffee",), do_rerank=True), rerank="none")
+    assert ids(nobody) == ids(plain)
+    assert nobody.reranked is not None
+    assert "rerank is none" in str(nobody.reranked.trouble)
+    assert (await searched(memory, Wanted(("coffee",), do_rerank=False), Order(), do_rerank=True)).reranked is None
+
+
+async def test_the_log_has_what_was_said_before_and_after(memory: Memory) -> None:
+    talk = memory.say("How was Bergen?", "It rained.", "And the harbour?", "Full of boats.", "Fine.", "Good night.")
+    memory.say("Another talk about rain.", session="other", time=100)
+    recalled = await searched(memory, Wanted(("harbour",), log=True))
+    assert ids(recalled)[0] == talk[2]
+    assert recalled.log is not None
+    assert [engram.id for engram in recalled.log[0]] == talk[: len(recalled.log[0])]
+    assert set(talk[:5]) <= {engram.id for engram in recalled.log[0]}
+    assert (await searched(memory, Wanted(("harbour",)))).log is None
+    assert (await searched(memory, Wanted(("zeppelin",), log=True))).log == []

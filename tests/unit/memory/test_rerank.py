@@ -1,0 +1,189 @@
+"""What a chat model and a server's /rerank say, in every form and with every fault."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from services.memory.rerank import CrossEncoder, ModelReranker, RerankFailed, asked, chosen, schema, scored
+from services.memory.settings import MemorySettings
+from shared.errors import ModelError
+from shared.llm.port import ChatRequest, Finish, TextDelta
+
+TEXTS = ["We sold the boat.", "Bread, butter.", "The boat is dark blue."]
+URL = "http://rerank.example:8012/v1/rerank"
+
+
+def settings(**values: Any) -> MemorySettings:
+    return MemorySettings(_env_file=None, **{"rerank_url": URL, **values})  # type: ignore[call-arg]
+
+
+class Model:
+    """A chat model that says one thing, or fails."""
+
+    def __init__(self, text: str = "", fails: Exception | None = None, hangs: bool = False) -> None:
+        self.text, self.fails, self.hangs = text, fails, hangs
+        self.closed = False
+        self.asked: list[ChatRequest] = []
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[TextDelta | Finish]:
+        self.asked.append(request)
+        try:
+            if self.hangs:
+                await asyncio.Event().wait()
+            if self.fails:
+                raise self.fails
+            for at in range(0, len(self.text), 5):
+                yield TextDelta(self.text[at : at + 5])
+        finally:
+            self.closed = True
+
+
+async def by_model(asks: Model, **values: Any) -> list[int]:
+    return await ModelReranker(asks).order("Which colour has the boat?", TEXTS, settings(**values))  # type: ignore[arg-type]
+
+
+async def test_the_model_reads_everything_and_names_what_helps() -> None:
+    model = Model('{"helpful": [3, 1, 3]}')
+    assert await by_model(model, model="m", num_ctx=4_096) == [2, 0]
+    (request,) = model.asked
+    assert (request.model, request.num_ctx, request.think) == ("m", 4_096, False)
+    assert request.response_schema == schema(3)
+    told = request.messages[1]["content"]
+    assert "Which colour has the boat?" in told
+    assert all(text in told for text in TEXTS)
+
+
+async def test_when_nothing_helps_nothing_is_left() -> None:
+    assert await by_model(Model('Here: {"helpful": []}')) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("", "no list"),
+        ("none of them", "no list"),
+        ('{"helpful": [1', "no list"),
+        ('["helpful"]', "no list"),
+        ('{"other": [1]}', "no list"),
+        ('{"helpful": "1"}', "not there"),
+        ('{"helpful": [0]}', "not there"),
+        ('{"helpful": [4]}', "not there"),
+        ('{"helpful": [true]}', "not there"),
+    ],
+)
+async def test_an_answer_that_cannot_be_read_reranks_nothing(answer: str, why: str) -> None:
+    with pytest.raises(RerankFailed, match=why):
+        await by_model(Model(answer))
+
+
+async def test_a_model_that_fails_or_hangs_reranks_nothing() -> None:
+    with pytest.raises(RerankFailed, match="not reranked: the server is full"):
+        await by_model(Model(fails=ModelError("the server is full")))
+    slow = Model(hangs=True)
+    with pytest.raises(RerankFailed, match=r"more than 0.01 s"):
+        await by_model(slow, rerank_timeout=0.01)
+    assert slow.closed
+    with pytest.raises(RerankFailed, match="demonstration model"):
+        await by_model(Model('{"helpful": [1]}'), demo=True)
+
+
+def test_a_long_memory_is_read_in_part_and_numbers_are_in_order() -> None:
+    told = asked("q", ["x" * 5_000, "y"])
+    assert told.count("x") == 1_500
+    assert told.index("[1]") < told.index("[2]")
+    assert chosen('{"helpful": [2]}', 2) == [1]
+
+
+class Server:
+    """A /rerank that takes one of the two forms."""
+
+    def __init__(self, form: str = "documents", status: int = 200, body: bytes | None = None) -> None:
+        self.form, self.status, self.body = form, status, body
+        self.asked: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request)
+        if self.status != 200:
+            return httpx.Response(self.status)
+        if self.body is not None:
+            return httpx.Response(200, content=self.body)
+        given = json.loads(request.content)
+        if self.form not in given:
+            return httpx.Response(422, json={"error": f"missing field {self.form}"})
+        scores = [len(text) for text in given[self.form]]
+        if self.form == "texts":
+            return httpx.Response(200, json=[{"index": at, "score": score} for at, score in enumerate(scores)])
+        results = [{"index": at, "relevance_score": -1.0 / score} for at, score in enumerate(scores)]
+        return httpx.Response(200, json={"results": results[::-1]})
+
+
+async def by_server(server: Server, times: int = 1, **values: Any) -> list[int]:
+    async with httpx.AsyncClient(transport=httpx.MockTransport(server)) as http:
+        encoder = CrossEncoder(http)
+        for _ in range(times):
+            order = await encoder.order("boat?", TEXTS, settings(**values))
+    return order
+
+
+@pytest.mark.parametrize(("form", "calls"), [("documents", 2), ("texts", 3)])
+async def test_a_server_orders_everything_in_either_form(form: str, calls: int) -> None:
+    server = Server(form)
+    assert await by_server(server, times=2) == [2, 0, 1]
+    # which of the two it takes is found out once
+    assert len(server.asked) == calls
+
+
+async def test_a_servers_model_and_key_are_sent_with_the_question() -> None:
+    server = Server()
+    await by_server(server, rerank_model="bge", rerank_key=SecretStr("secret"))
+    (request,) = server.asked
+    given = json.loads(request.content)
+    assert (str(request.url), request.headers["authorization"]) == (URL, "Bearer secret")
+    assert (given["model"], given["query"], given["documents"], given["top_n"]) == ("bge", "boat?", TEXTS, 3)
+
+
+@pytest.mark.parametrize(
+    ("server", "why"),
+    [
+        (Server(status=401), "LOCAL2_MEMORY_RERANK_KEY"),
+        (Server(status=404), "answers 404"),
+        (Server(status=302), "answers 302"),
+        (Server(status=422), "answers 422"),
+        (Server(body=b"<html>"), "not JSON"),
+        (Server(body=b"[]"), "does not score"),
+        (Server(body=b'{"results": [{"index": 0, "relevance_score": 1}, {"index": 9, "score": 1}, 7]}'), "not score"),
+        (Server(body=b"x" * 2_000_000), "too large"),
+    ],
+)
+async def test_a_server_that_answers_otherwise_reranks_nothing(server: Server, why: str) -> None:
+    with pytest.raises(RerankFailed, match=why):
+        await by_server(server)
+
+
+async def test_a_server_that_is_away_or_was_not_named_reranks_nothing() -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    async def hang(_request: httpx.Request) -> httpx.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    for handler, why in ((refuse, "no connection to http://rerank.example:8012/"), (hang, "no answer within 0.01 s")):
+        async with httpx.AsyncClient(transport=httpx.MockTransport(handler)) as http:
+            with pytest.raises(RerankFailed, match=why):
+                await CrossEncoder(http).order("boat?", TEXTS, settings(rerank_timeout=0.01))
+    with pytest.raises(RerankFailed, match="LOCAL2_MEMORY_RERANK_URL"):
+        await by_server(Server(), rerank_url=None)
+
+
+def test_scores_are_read_by_their_places() -> None:
+    assert scored([{"index": 1, "score": 2}, {"index": 0, "score": 0.5}], 2) == {1: 2.0, 0: 0.5}
+    with pytest.raises(RerankFailed):
+        scored("nothing", 1)
