@@ -18,7 +18,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast test-clients test-webui test-api-clients lint format types imports docs-keys docs-asyncapi docs-settings pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-experiments eval-talks mutants soak chaos judging-chaos compose-test lock env up down logs clean
+.PHONY: help setup run test test-fast test-clients test-webui test-api-clients lint format types imports docs-keys docs-asyncapi docs-settings pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-experiments eval-talks mutants soak chaos judging-chaos compose-test lock env up upgrade backup restore down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -156,6 +156,15 @@ env: .env ## write .env with fresh secrets; one that is there gets those that it
 
 up: env ## the containers: find the GPU, build, start, wait until healthy
 	@deploy/up.sh $(ARGS)
+
+upgrade: ## the containers, from what runs to this checkout, and back if that fails: git pull && make upgrade (FROM=COMMIT)
+	@FROM='$(FROM)' deploy/upgrade.sh $(ARGS)
+
+backup: ## everything that the containers keep, as one file: make backup FILE=local2.backup
+	@deploy/backup.sh '$(FILE)'
+
+restore: ## a backup into the containers: make restore FILE=local2.backup ARGS=--merge
+	@deploy/restore.sh '$(FILE)' $(ARGS)
 
 down: ## stop and remove the containers (the data stay in their volumes)
 	@docker compose --profile '*' down $(ARGS)
