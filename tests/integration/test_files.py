@@ -536,7 +536,16 @@ async def test_files_are_added_listed_searched_and_removed_from_the_command_line
     status, _, err = await local2(site, "files", "rm", id)
     assert (status, err) == (1, "local2: there is no such file\n")
     path.write_bytes(b"PK\x03\x04")
-    assert "save what is in it as PDF or text" in (await local2(site, "files", "add", str(path)))[2]
+    after, missing = tmp_path / "after.txt", tmp_path / "missing.txt"
+    after.write_text("Still taken.")
+    # a line for each, and the others are taken
+    status, out, err = await local2(site, "files", "add", str(path), str(missing), str(after))
+    assert (status, out.split()[1:]) == (1, ["after.txt"])
+    refused, unread = err.splitlines()
+    assert refused.startswith("local2: ")
+    assert "gate.txt" in refused
+    assert "save what is in it as PDF or text" in refused
+    assert unread.startswith(f"local2: {missing} cannot be read: ")
 
 
 # ── backup ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openapi_spec_validator
 import pytest
 import redis
 from pydantic import BaseModel, Field
@@ -205,7 +206,7 @@ async def test_run_time_settings_reach_every_replica_and_later_ones(
 ) -> None:
     async with serving(gateway_settings(redis_url, tmp_path)) as second:
         described = (await site.http.get("/participants/gateway/settings")).json()
-        assert described["values"]["max_backlog"] == 1_000
+        assert (described["values"]["max_backlog"], described["kept"]) == (1_000, [])
         assert "max_backlog" in described["schema"]["properties"]
         for values, words in [
             ({"max_backlog": -5}, "max_backlog: -5 is less than the minimum"),
@@ -220,6 +221,7 @@ async def test_run_time_settings_reach_every_replica_and_later_ones(
             "/participants/gateway/settings", json={"deadline_seconds": 77, "max_backlog": 9}
         )
         assert changed.json()["values"]["max_backlog"] == 9
+        assert changed.json()["kept"] == ["deadline_seconds", "max_backlog"]
 
         async def applied(where: Site) -> bool:
             await where.http.post("/query", json={"query": "say x"})
@@ -232,6 +234,8 @@ async def test_run_time_settings_reach_every_replica_and_later_ones(
         assert await applied(third)
         shown = (await third.http.get("/participants/gateway/settings")).json()
         assert shown["values"]["max_backlog"] == 9
+        # it is seen what holds against file and environment
+        assert shown["kept"] == ["deadline_seconds", "max_backlog"]
     assert (await site.http.get("/participants/nobody/settings")).status_code == 404
     assert (await site.http.patch("/participants/nobody/settings", json={})).status_code == 404
 
@@ -470,6 +474,7 @@ async def test_the_description_is_complete(site: Site) -> None:
 
     described = (await site.http.get("/openapi.json")).json()
     assert described["openapi"].startswith("3.1")
+    openapi_spec_validator.validate(described)
     assert set(described["paths"]) == {
         "/health", "/ready", "/queries", "/query", "/queries/{query_id}", "/queries/{query_id}/events",
         "/queries/{query_id}/cancel", "/feedback",
@@ -546,3 +551,22 @@ async def test_an_unexpected_fault_is_told_in_the_same_shape(
     response: httpx.Response = await site.http.get("/sessions")
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal")
     assert "secret" not in response.text
+
+
+async def test_keys_made_on_the_command_line_have_names_of_their_own(site: Site) -> None:
+    async def local2(*words: str) -> tuple[int, str]:
+        said = await asyncio.to_thread(run_local2, site.url, ADMIN_KEY, "keys", *words)
+        return said.exit_code, said.output
+
+    status, output = await local2("add", "laptop", "--user", "ann")
+    assert status == 0
+    id = output.split()[1].rstrip(",")
+    status, output = await local2("add", "laptop")
+    assert status == 1
+    for said in (f"there is a key laptop already (id {id})", "--user ann", f"local2 keys revoke {id}"):
+        assert said in output
+    named = [row["name"] for row in (await site.http.get("/keys")).json()["keys"]]
+    assert named.count("laptop") == 1
+    assert (await local2("add", "phone", "--user", "ann"))[0] == 0
+    assert (await local2("revoke", id))[0] == 0
+    assert (await local2("add", "laptop", "--user", "ann"))[0] == 0

@@ -9,27 +9,42 @@ from urllib.parse import quote
 import typer
 from rich.table import Column, Table
 
-from services.cli.api import Api, rows
-from services.cli.commands.operate import AsJson, Limit, console, print_json, with_api
+from services.cli.api import Api, ApiError, rows
+from services.cli.commands.operate import AsJson, Limit, console, errors, print_json, with_api
 from services.cli.printable import printable
-from services.cli.sending import send
+from services.cli.sending import UnreadableFile, send
 from services.cli.times import ago
 
 files = typer.Typer(no_args_is_help=True, help="Your files, and the documents among them")
+
+# What the API says of one file; the next one may be taken.
+_OF_THE_FILE = (400, 413, 415, 422)
 
 Files = Annotated[list[Path], typer.Argument(help="Text, Markdown, HTML, PDF, PNG, JPEG, WebP or GIF")]
 
 
 @files.command("add")
 def add(paths: Files) -> None:
-    """Adds files to your documents; one that is there already stays as it is."""
+    """Adds files to your documents; one that is there already stays as it is. One that is refused does not stop the
+    others; the status is 1 then."""
 
-    async def work(api: Api) -> None:
+    async def work(api: Api) -> bool:
+        refused = False
         for path in paths:
-            file = await send(api, path)
-            console.print(f"{file['id']}  {printable(file['name'])}", markup=False, highlight=False, soft_wrap=True)
+            try:
+                file = await send(api, path)
+            except (UnreadableFile, ApiError) as exc:
+                if isinstance(exc, ApiError) and exc.status not in _OF_THE_FILE:
+                    raise
+                refused = True
+                said = str(exc) if str(path) in str(exc) or path.name in str(exc) else f"{path}: {exc}"
+                errors.print(f"local2: {printable(said)}", style="red", markup=False, highlight=False, soft_wrap=True)
+            else:
+                console.print(f"{file['id']}  {printable(file['name'])}", markup=False, highlight=False, soft_wrap=True)
+        return refused
 
-    with_api(work)
+    if with_api(work):
+        raise typer.Exit(1)
 
 
 @files.command("list")

@@ -135,9 +135,22 @@ def add_key(
         typer.Option("--trusted", help="For a program of several people: it may say whom and which chat it asks for"),
     ] = False,
 ) -> None:
-    """Makes a key and shows it once."""
+    """Makes a key and shows it once. Each has a name of its own."""
     body = {"name": name, "user_id": user or name, "role": "admin" if admin else "user", "trusted": trusted}
-    made = with_api(lambda api: api.post("/keys", body))
+
+    async def work(api: Api) -> Any:
+        # the API lets programs name keys as they like; people tell them apart by their names
+        same = [row for row in rows(await api.get("/keys"), "keys") if row["name"] == name]
+        if same:
+            raise ApiError(
+                "name_taken",
+                f"there is a key {name} already (id {same[0]['id']}), and it is not shown again: choose another name "
+                f"(with --user {same[0]['user_id']} it opens the same conversations), or revoke that one first: "
+                f"local2 keys revoke {same[0]['id']}",
+            )
+        return await api.post("/keys", body)
+
+    made = with_api(work)
     console.print(f"id {made['id']}, user {made['user_id']}; the key is shown only now:", highlight=False)
     print(made["key"])
 

@@ -39,6 +39,7 @@ _SETTINGS = {
     "participant": "web_fetch",
     "schema": {"type": "object", "properties": {"max_chars": {"type": "integer", "minimum": 1}}},
     "values": {"max_chars": 3000},
+    "kept": ["max_chars"],
 }
 
 
@@ -95,24 +96,23 @@ def _shown(info: ReplicaInfo, now: int) -> dict[str, Any]:
     return shown
 
 
-async def described(gateway: Gateway, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A participant's settings schema and its values. Raises ApiError 404."""
+async def described(gateway: Gateway, name: str) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """A participant's settings schema, its values, and which of them were changed while it ran. Raises ApiError 404."""
     raw, changed = await gateway.bus.link.pipe([("GET", schema_key(name)), ("HGETALL", settings_key(name))])
     found = Described.parse(name, raw)
     if found is None:
         raise not_found("participant")
-    updates = stored_values(name, changed)
     known = found.schema.get("properties", {})
-    values = {**found.defaults, **{k: v for k, v in updates.items() if k in known}}
-    return found.schema, values
+    kept = {k: v for k, v in stored_values(name, changed).items() if k in known}
+    return found.schema, {**found.defaults, **kept}, sorted(kept)
 
 
 @router.get("/participants/{name}/settings", summary="Run-time settings with their schema",
             responses=told("Schema and values", SettingsShown, _SETTINGS, 403, 404, 503))  # fmt: skip
 async def show_settings(name: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
-        schema, values = await described(gateway, name)
-    return reply({"participant": name, "schema": schema, "values": values})
+        schema, values, kept = await described(gateway, name)
+    return reply({"participant": name, "schema": schema, "values": values, "kept": kept})
 
 
 @router.patch(
@@ -127,7 +127,7 @@ async def change_settings(
     _admin: AdminDep,
 ) -> Response:
     async with gateway.reachable():
-        schema, current = await described(gateway, name)
+        schema, current, kept = await described(gateway, name)
         if wrong := complaint(schema, values):
             raise ApiError(422, "invalid_setting", wrong)
         if values:
@@ -136,4 +136,5 @@ async def change_settings(
             await gateway.bus.link.pipe(
                 [("HSET", settings_key(name), *stored), gateway.bus.publishing(SETTINGS_UPDATE.of(update))]
             )
-    return reply({"participant": name, "schema": schema, "values": {**current, **values}})
+    now = {"values": {**current, **values}, "kept": sorted({*kept, *values})}
+    return reply({"participant": name, "schema": schema, **now})

@@ -28,7 +28,7 @@ _LISTED = {
 async def list_personas(gateway: GatewayDep, _user: UserDep) -> Response:
     async with gateway.reachable():
         try:
-            schema, values = await described(gateway, "generator")
+            schema, values, _ = await described(gateway, "generator")
         except ApiError as exc:
             raise ApiError(
                 503, "generator_unavailable", "no generator has said yet who may sit in a committee"

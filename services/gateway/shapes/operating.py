@@ -68,6 +68,9 @@ class SettingsShown(Shape):
     participant: str
     json_schema: dict[str, Any] = Field(alias="schema")
     values: dict[str, Any]
+    kept: list[str] = Field(
+        default=[], description="Those that were changed at run time: they hold at later starts too"
+    )
 
 
 class PersonaList(Shape):
