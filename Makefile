@@ -18,7 +18,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast test-clients test-webui test-api-clients lint format types imports docs-keys docs-asyncapi docs-settings pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-experiments eval-talks mutants soak chaos judging-chaos compose-test lock env up upgrade backup restore down logs clean
+.PHONY: help setup run test test-fast test-clients test-webui test-api-clients lint format types imports docs-keys docs-asyncapi docs-settings console console-types test-console test-browser pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-experiments eval-talks mutants soak chaos judging-chaos compose-test lock env up upgrade backup restore down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -67,6 +67,20 @@ test-api-clients: $(DEV_STAMP) ## clients that are generated from /openapi.json,
 
 test-webui: $(DEV_STAMP) ## Open WebUI as people install it, in an environment of its own (docs/clients.md)
 	@$(PY) tests/webui/run.py $(ARGS)
+
+console: $(RUN_STAMP) ## build the web console (Node from the PATH or a wheel; packages from the npm registry)
+	@$(PY) -m services.cli.launch.console_build
+
+console-types: console $(DEV_STAMP) ## write the console's types from the API's description
+	@$(PY) deploy/console_types.py
+
+test-console: console $(DEV_STAMP) ## the console: types as the API says, tsc, Vitest
+	@$(PY) deploy/console_types.py --check
+	@cd services/console && node node_modules/typescript/bin/tsc --noEmit && node node_modules/vitest/vitest.mjs run $(ARGS)
+
+test-browser: console $(DEV_STAMP) ## the console in a Chromium of this machine: stories, widths, axe (else says NOT RUN)
+	@$(PIP) install -q 'playwright>=1.50'
+	@$(PY) tests/browser/run.py $(ARGS)
 
 lint: $(DEV_STAMP) ## ruff: rules and format
 	@$(VENV)/bin/ruff check .

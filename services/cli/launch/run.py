@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 from rich.console import Console
 
+from services.cli.launch.console_build import CannotBuild, build
+from services.cli.launch.console_build import Console as WebConsole
 from services.cli.launch.embedded_redis import can_start
 from services.cli.launch.log_view import LogView
 from services.cli.launch.models import ModelChoice, Wanted, choose_model, demo_env, instead_of_demo, late_model
@@ -82,10 +84,14 @@ class Run:
         # last, so that it is never without a participant, which ends it when this process was killed
         redis_url = await self._bus(supervisor)
         supervisor.start(participants(options, redis_url, models, search.provider))
-        async with _beside(self._later(wish, wanted, choice)) as later:
+        async with _beside(self._later(wish, wanted, choice)) as later, contextlib.AsyncExitStack() as beside:
             client = self._client
             await supervisor.wait_until_ready(client.base_url)
-            say(await welcome(client, with_link=self._terminal))
+            # a link works for a minute, and a console that is being built takes longer
+            there = not WebConsole().here or WebConsole().current
+            say(await welcome(client, with_link=self._terminal and there))
+            if not there and not options.headless:
+                await beside.enter_async_context(_beside(self._console_built()))
             stopping = asyncio.ensure_future(tell_what_lacks(client.base_url, say, stop))
             await asyncio.wait({stopping, later}, return_when=asyncio.FIRST_COMPLETED)
             if later.done():
@@ -100,6 +106,15 @@ class Run:
                 await late_model(wish, wanted, self._view.say, progress)
         elif choice.demo:
             await instead_of_demo(wish, self._view.say)
+
+    async def _console_built(self) -> None:
+        """The web console, once it is built; a stack without it is told what is missing."""
+        try:
+            await build(WebConsole(), self._view.say)
+        except CannotBuild as exc:
+            self._view.say(f"console: not built: {exc}")
+            return
+        self._view.say(await console_line(self._client, with_link=self._terminal))
 
     async def _bus(self, supervisor: Supervisor) -> str:
         if not self._redis_url:
@@ -204,13 +219,7 @@ async def welcome(settings: ClientSettings, *, with_link: bool = False) -> str:
     with_link: the console's address opens it, once, within a minute. Only for a terminal: logs are kept and passed on.
     """
     base = settings.base_url
-    async with httpx.AsyncClient(base_url=base, timeout=5.0, trust_env=False) as http:
-        try:
-            page = (await http.get("/", headers={"accept": "text/html"})).headers.get("content-type", "")
-        except httpx.HTTPError:
-            page = ""
-        served = page.startswith("text/html")
-        path = await _link(http, settings) if served and with_link else "/"
+    first = await console_line(settings, with_link=with_link)
     given = next((name for name in ("LOCAL2_API_KEY", "LOCAL2_ADMIN_KEY") if os.environ.get(name)), None)
     if settings.admin_key is not None or settings.api_key is not None:
         key, shown = f"${given}", f"the key in {given}"
@@ -218,8 +227,6 @@ async def welcome(settings: ClientSettings, *, with_link: bool = False) -> str:
             key, shown = "KEY", "the one that is configured (instead of KEY below)"
     else:
         key, shown = f"$(cat {shlex.quote(str(settings.admin_key_path))})", str(settings.admin_key_path)
-    once = f" (works once, for a minute; another one: {_where(settings)}{typed('keys', 'link')})" if path != "/" else ""
-    first = f"console: {base}{path}{once}" if served else f"API: {base} (its description: {base}/openapi.json)"
     return "\n".join(
         [
             "ready",
@@ -230,6 +237,20 @@ async def welcome(settings: ClientSettings, *, with_link: bool = False) -> str:
             """         -H 'Content-Type: application/json' -d '{"query": "What is the capital of France?"}'""",
         ]
     )
+
+
+async def console_line(settings: ClientSettings, *, with_link: bool) -> str:
+    """Where the console is; where none is served, where the API is."""
+    base = settings.base_url
+    async with httpx.AsyncClient(base_url=base, timeout=5.0, trust_env=False) as http:
+        try:
+            page = (await http.get("/", headers={"accept": "text/html"})).headers.get("content-type", "")
+        except httpx.HTTPError:
+            page = ""
+        served = page.startswith("text/html")
+        path = await _link(http, settings) if served and with_link else "/"
+    once = f" (works once, for a minute; another one: {_where(settings)}{typed('keys', 'link')})" if path != "/" else ""
+    return f"console: {base}{path}{once}" if served else f"API: {base} (its description: {base}/openapi.json)"
 
 
 async def _link(http: httpx.AsyncClient, settings: ClientSettings) -> str:

@@ -1,6 +1,6 @@
 // Server-sent events over fetch, which can send the key; streams that go on after a lost connection.
 
-import { ApiError, request } from "./api.js";
+import { ApiError, request } from "./http";
 
 // The gateway says every 15 s that it lives: a longer silence is a dead connection.
 const SILENCE = 45_000;
@@ -9,16 +9,22 @@ const LONGEST_PAUSE = 10_000;
 // So many connections in a row that end in good order without an event: there will be none.
 const EMPTY_ENDS = 5;
 
+export interface RawEvent {
+  id: string;
+  type: string;
+  data: string;
+}
+
 /** Takes a stream's text apart, piece by piece; a piece may end anywhere. */
 export class EventParser {
   #rest = "";
-  #event = { id: "", type: "message", data: [] };
+  #event = { id: "", type: "message", data: [] as string[] };
 
   /** The events that this piece completes. */
-  take(text) {
-    const found = [];
+  take(text: string): RawEvent[] {
+    const found: RawEvent[] = [];
     const lines = (this.#rest + text).split("\n");
-    this.#rest = lines.pop();
+    this.#rest = lines.pop() ?? "";
     for (const raw of lines) {
       const line = raw.endsWith("\r") ? raw.slice(0, -1) : raw;
       if (line === "") {
@@ -39,22 +45,35 @@ export class EventParser {
   }
 }
 
+export type OnEvent = (type: string, id: string, data: unknown) => void;
+
+interface Following {
+  signal: AbortSignal;
+  /** The id of the last event that is known. */
+  after?: string;
+  onEvent: OnEvent;
+  /** The connection is lost and tried again after so many ms; 0: it is there. */
+  onWaiting?: (ms: number) => void;
+  /** Whether the stream has had its end. */
+  isOver?: () => boolean;
+}
+
 /**
  * Hands over the events of a stream, across lost connections, until `isOver()` after its end, or until `signal`.
  * Raises ApiError when the server refuses it for good.
- * onWaiting(ms): the connection is lost and tried again after so long; onWaiting(0): it is there.
  */
-export async function follow(path, { signal, onEvent, onWaiting = () => {}, isOver = () => false }) {
-  let last = "";
+export async function follow(path: string, { signal, after = "", onEvent, onWaiting = () => {}, isOver = () => false }: Following): Promise<void> {
+  let last = after;
   let failures = 0;
   let empty = 0;
   while (!signal.aborted) {
     try {
-      const seen = await readOnce(path, last, signal, (event) => {
+      const taken = (event: RawEvent) => {
         failures = 0;
         last = event.id || last;
         onEvent(event.type, event.id, JSON.parse(event.data));
-      }, onWaiting);
+      };
+      const seen = await readOnce(path, last, signal, taken, onWaiting);
       if (seen === null || isOver()) return;
       empty = seen ? 0 : empty + 1;
       if (empty >= EMPTY_ENDS) throw new ApiError(410, "no_end", "The stream ended without an end of the answer.");
@@ -62,7 +81,8 @@ export async function follow(path, { signal, onEvent, onWaiting = () => {}, isOv
       if (signal.aborted) return;
       if (isOver()) return;
       if (error instanceof ApiError && !error.temporary) throw error;
-      if (!(error instanceof ApiError) && error.name !== "AbortError" && !(error instanceof TypeError)) throw error;
+      const cut = error instanceof DOMException && error.name === "AbortError";
+      if (!(error instanceof ApiError) && !cut && !(error instanceof TypeError)) throw error;
     }
     const pause = Math.min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** failures) * (0.8 + 0.4 * Math.random());
     failures += 1;
@@ -72,18 +92,21 @@ export async function follow(path, { signal, onEvent, onWaiting = () => {}, isOv
 }
 
 /** The number of events of one connection; null when the server says that there are no more. */
-async function readOnce(path, last, signal, onEvent, onWaiting) {
+export async function readOnce(
+  path: string, last: string, signal: AbortSignal, onEvent: (event: RawEvent) => void, onWaiting: (ms: number) => void = () => {},
+): Promise<number | null> {
   const attempt = new AbortController();
   const stop = () => attempt.abort();
   signal.addEventListener("abort", stop);
   let watchdog = setTimeout(stop, SILENCE);
   try {
-    const headers = { Accept: "text/event-stream" };
+    const headers: Record<string, string> = { Accept: "text/event-stream" };
     if (last) headers["Last-Event-ID"] = last;
     const response = await request("GET", path, { headers, signal: attempt.signal });
-    if (response.status === 204) return null;
+    if (response.status === 204 || !response.body) return null;
     onWaiting(0);
-    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    const reader = response.body.getReader();
+    const decoder = new TextDecoder();
     const parser = new EventParser();
     let seen = 0;
     for (;;) {
@@ -91,7 +114,7 @@ async function readOnce(path, last, signal, onEvent, onWaiting) {
       if (done) return seen;
       clearTimeout(watchdog);
       watchdog = setTimeout(stop, SILENCE);
-      for (const event of parser.take(value)) {
+      for (const event of parser.take(decoder.decode(value, { stream: true }))) {
         seen += 1;
         onEvent(event);
       }
@@ -103,7 +126,7 @@ async function readOnce(path, last, signal, onEvent, onWaiting) {
   }
 }
 
-export function sleep(ms, signal) {
+export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
     const timer = setTimeout(resolve, ms);
     signal?.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });

@@ -1,0 +1,313 @@
+// The page: puts its places together, and listens to keyboard, address and other tabs.
+
+import { Suspense, lazy, useCallback, useEffect, useMemo, useRef, useState } from "react";
+import { ApiError, call, forgetKey, keepKey, loadKey, readiness, redeemLink } from "./api/http";
+import { sleep } from "./api/events";
+import type { Readiness, Session } from "./api/types";
+import { Chat } from "./chat/Chat";
+import type { ComposerHandle } from "./chat/Composer";
+import { Conversation, everyTurn } from "./chat/conversation";
+import { asJson, asMarkdown, fileName, save } from "./chat/exporting";
+import { keep, kept } from "./chat/kept";
+import { SessionList } from "./chat/sessions";
+import { Sidebar, Undo } from "./chat/Sidebar";
+import { useStore } from "./chat/store";
+import { Icon } from "./ui/icons";
+import { Palette } from "./ui/Palette";
+import { Dialog, IconButton, Menu, type Choice } from "./ui/parts";
+
+const About = lazy(() => import("./places/About"));
+const Operate = lazy(() => import("./places/Operate"));
+
+const READINESS_INTERVAL = 10_000;
+const LIST_INTERVAL = 10_000;
+const tabs = typeof BroadcastChannel === "undefined" ? null : new BroadcastChannel("local2");
+
+interface Address {
+  session: string | null;
+  operate: string | null;
+}
+
+function addressed(): Address {
+  const fragment = new URLSearchParams(location.hash.slice(1));
+  return { session: fragment.get("session"), operate: fragment.get("operate") };
+}
+
+function goTo({ session, operate }: Address): void {
+  const hash = operate ? `#operate=${encodeURIComponent(operate)}` : session ? `#session=${encodeURIComponent(session)}` : "";
+  if (location.hash !== hash) history.pushState(null, "", location.pathname + location.search + hash);
+}
+
+type Theme = "auto" | "light" | "dark";
+
+export function App() {
+  const [asking, askForKey] = useState<string | null>(null);
+  const [trouble, setTrouble] = useState("");
+  const [ready, setReady] = useState<Readiness | null>(null);
+  const [role, setRole] = useState("");
+  const [address, setAddress] = useState<Address>(addressed);
+  const [about, setAbout] = useState(false);
+  const [drawer, setDrawer] = useState(false);
+  const [palette, setPalette] = useState(false);
+  const [developer, setDeveloper] = useState(() => kept("developer", false));
+  const [theme, setTheme] = useState<Theme>(() => kept<Theme>("theme", "auto"));
+  const composer = useRef<ComposerHandle>(null);
+
+  const report = useCallback((error: unknown) => {
+    if (error instanceof ApiError && error.status === 401) return askForKey("This key is not valid.");
+    setTrouble(error instanceof Error ? error.message : String(error));
+  }, []);
+
+  const sessions = useMemo(() => new SessionList(report), [report]);
+  const conversation = useMemo(() => new Conversation({
+    onChange: () => {
+      const session = conversation.sessionId;
+      const now = addressed();
+      if (!now.operate && now.session !== session && session) history.replaceState(null, "", `${location.pathname}${location.search}#session=${encodeURIComponent(session)}`);
+      setAddress(addressed());
+      sessions.refresh().catch(() => {});
+      tabs?.postMessage({ session });
+    },
+    onError: (error) => {
+      // the session was deleted elsewhere
+      if (error instanceof ApiError && error.status === 404) void conversation.show(null).then(() => { goTo({ session: null, operate: null }); setAddress(addressed()); });
+    },
+  }), [sessions]);
+  useStore(conversation);
+  useStore(sessions);
+
+  const openSession = useCallback(async (id: string | null) => {
+    setDrawer(false);
+    setTrouble("");
+    goTo({ session: id, operate: null });
+    setAddress(addressed());
+    try {
+      await conversation.show(id);
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 404 && id !== null) return openSession(null);
+      report(error);
+    }
+    composer.current?.focus();
+  }, [conversation, report]);
+
+  const start = useCallback(async () => {
+    setTrouble("");
+    let link = "";
+    try {
+      await redeemLink();
+    } catch (error) {
+      link = `${error instanceof Error ? error.message : String(error)}. "local2 keys link" prints another one.`;
+    }
+    try {
+      await sessions.refresh();
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 401) return askForKey(link || (loadKey() ? "This key is not valid." : ""));
+      report(error);
+      if (error instanceof ApiError && error.temporary) setTimeout(() => void start(), 2_000);
+      return;
+    }
+    askForKey(null);
+    call("GET", "keys").then(() => setRole("administrator"), (error: unknown) => setRole(error instanceof ApiError && error.status === 403 ? "user" : ""));
+    await openSession(addressed().session);
+  }, [sessions, report, openSession]);
+
+  useEffect(() => {
+    loadKey();
+    void start();
+    return () => conversation.close();
+  }, [start, conversation]);
+
+  useEffect(() => {
+    const stop = new AbortController();
+    const { signal } = stop;
+    void (async () => {
+      while (!signal.aborted) {
+        if (!document.hidden) setReady(await readiness());
+        await sleep(READINESS_INTERVAL, signal);
+      }
+    })();
+    void (async () => {
+      while (!signal.aborted) {
+        await sleep(LIST_INTERVAL, signal);
+        if (!document.hidden && !signal.aborted && loadKey() !== "") await sessions.refresh().catch(() => {});
+      }
+    })();
+    const other = (event: MessageEvent<{ session: string | null }>) => {
+      sessions.refresh().catch(() => {});
+      if (event.data.session === conversation.sessionId) conversation.sync(false).catch(() => {});
+    };
+    const seen = () => { if (!document.hidden) conversation.sync(false).catch(() => {}); };
+    const moved = () => {
+      if (location.hash.includes("once=")) return void start();
+      const now = addressed();
+      setAddress(now);
+      if (!now.operate && now.session !== conversation.sessionId) void openSession(now.session);
+    };
+    tabs?.addEventListener("message", other);
+    document.addEventListener("visibilitychange", seen, { signal });
+    addEventListener("hashchange", moved, { signal });
+    addEventListener("popstate", moved, { signal });
+    return () => { stop.abort(); tabs?.removeEventListener("message", other); };
+  }, [conversation, sessions, start, openSession]);
+
+  useEffect(() => {
+    if (theme === "auto") delete document.documentElement.dataset["theme"];
+    else document.documentElement.dataset["theme"] = theme;
+    keep("theme", theme);
+  }, [theme]);
+  useEffect(() => keep("developer", developer), [developer]);
+  useEffect(() => {
+    document.title = conversation.title ? `${conversation.title} · LoCAL2` : "LoCAL2";
+  });
+
+  const stopAll = useCallback(() => {
+    for (const turn of [...conversation.open].reverse()) void conversation.cancel(turn).catch(report);
+  }, [conversation, report]);
+
+  useEffect(() => {
+    const pressed = (event: KeyboardEvent) => {
+      const command = event.ctrlKey || event.metaKey;
+      if (command && event.key.toLowerCase() === "k") {
+        event.preventDefault();
+        setPalette(true);
+      } else if (command && event.shiftKey && event.key.toLowerCase() === "o") {
+        event.preventDefault();
+        void openSession(null);
+      } else if (event.key === "Escape" && !event.defaultPrevented && !event.isComposing) {
+        // a dialog or a menu that is open has taken it before
+        if (document.querySelector("[role=dialog], [role=menu]")) return;
+        if (drawer) setDrawer(false);
+        else if (conversation.open.length) stopAll();
+      }
+    };
+    document.addEventListener("keydown", pressed);
+    return () => document.removeEventListener("keydown", pressed);
+  }, [conversation, drawer, openSession, stopAll]);
+
+  const exported = useCallback((session: Session, form: "markdown" | "json") => {
+    everyTurn(session.session_id).then((turns) => {
+      if (form === "json") save(`${fileName(session.title)}.json`, asJson(session, turns), "application/json");
+      else save(`${fileName(session.title)}.md`, asMarkdown(session.title, turns), "text/markdown");
+    }).catch(report);
+  }, [report]);
+
+  const remove = useCallback((session: Session) => {
+    sessions.delete(session);
+    if (session.session_id === conversation.sessionId) void openSession(null);
+  }, [sessions, conversation, openSession]);
+
+  const operate = (page: string | null) => { goTo({ session: page ? null : conversation.sessionId, operate: page }); setAddress(addressed()); setDrawer(false); };
+  const current = sessions.sessions.find((one) => one.session_id === conversation.sessionId);
+  const rename = () => {
+    const title = current && prompt("New title", current.title)?.trim();
+    if (current && title) sessions.change(current, { title }).catch(report);
+  };
+  const choices: Choice[] = [
+    { name: "New chat", act: () => void openSession(null) },
+    { name: "Search conversations", act: () => { setDrawer(true); document.getElementById("search")?.focus(); } },
+    ...(conversation.open.length ? [{ name: "Stop", act: stopAll }] : []),
+    ...(current ? [
+      { name: current.pinned ? "Unpin this chat" : "Pin this chat", act: () => void sessions.change(current, { pinned: !current.pinned }).catch(report) },
+      { name: "Rename this chat", act: rename },
+      { name: "Save this chat as Markdown", act: () => exported(current, "markdown") },
+      { name: "Save this chat as JSON", act: () => exported(current, "json") },
+      { name: "Delete this chat", act: () => remove(current) },
+    ] : []),
+    { name: "What is remembered about me", act: () => setAbout(true) },
+    { name: "Operate: participants", act: () => operate("participants") },
+    { name: "Operate: bus", act: () => operate("bus") },
+    { name: "Operate: ranking", act: () => operate("ranking") },
+    { name: "Use another key", act: () => askForKey("") },
+    ...(["auto", "light", "dark"] as const).map((one) => ({ name: `Colours: ${one === "auto" ? "as the system" : one}`, act: () => setTheme(one) })),
+    { name: developer ? "Hide state names and bus words" : "Show state names and bus words", act: () => setDeveloper(!developer) },
+    ...sessions.sessions.slice(0, 100).map((session) => ({ name: `Open: ${session.title}`, act: () => void openSession(session.session_id) })),
+  ];
+  const known = choices.filter((choice, at) => choices.findIndex((one) => one.name === choice.name) === at);
+
+  return (
+    <div className={drawer ? "page drawer-open" : "page"}>
+      <a className="skip" href="#question" onClick={(event) => { event.preventDefault(); composer.current?.focus(); }}>To the question field</a>
+      <header className="top">
+        <IconButton icon="menu" label="Conversations" className="drawer-button" aria-expanded={drawer} onClick={() => setDrawer(!drawer)} />
+        <div className="places" role="group" aria-label="Places">
+          <button type="button" aria-pressed={!address.operate} onClick={() => operate(null)}>Chat</button>
+          <button type="button" aria-pressed={address.operate !== null} onClick={() => operate("participants")}>Operate</button>
+        </div>
+        <span className="title" dir="auto">{address.operate ? "" : conversation.title}</span>
+        <ReadyBadge ready={ready} />
+        <IconButton icon="memory" label="What is remembered about me" onClick={() => setAbout(true)} />
+        <IconButton icon="search" label="Commands (Ctrl+K)" onClick={() => setPalette(true)} />
+        <Menu label="Settings" icon="more" choices={[
+          { name: `Signed in${role ? ` as ${role}` : ""}: use another key`, icon: "key", act: () => askForKey("") },
+          { name: `Colours: ${theme === "auto" ? "as the system" : theme}`, icon: "tune", act: () => setTheme(theme === "auto" ? "light" : theme === "light" ? "dark" : "auto") },
+          { name: developer ? "Hide state names and bus words" : "Show state names and bus words", icon: "tool", act: () => setDeveloper(!developer) },
+        ]} />
+      </header>
+      {trouble && <p className="alert" role="alert">{trouble} <IconButton icon="close" label="Close" onClick={() => setTrouble("")} /></p>}
+      <div className="body">
+        {address.operate ? (
+          <Suspense fallback={<p className="dim">…</p>}><Operate page={address.operate} onPage={operate} /></Suspense>
+        ) : (
+          <>
+            <Sidebar list={sessions} current={conversation.sessionId} onOpen={(id) => void openSession(id)} onExport={exported} onDelete={remove} onError={report} />
+            <Chat conversation={conversation} ready={ready} developer={developer} composer={composer} onError={report} />
+          </>
+        )}
+      </div>
+      <Undo list={sessions} />
+      <Dialog open={about} onClose={() => setAbout(false)} title="What is remembered about me" wide><Suspense fallback={<p className="dim">…</p>}><About /></Suspense></Dialog>
+      <Palette open={palette} onClose={() => setPalette(false)} choices={known} />
+      <KeyDialog reason={asking} onClose={() => askForKey(null)} onKey={(value, remember) => { keepKey(value, remember); void start(); }} onForget={() => { forgetKey(); void start(); }} />
+    </div>
+  );
+}
+
+function ReadyBadge({ ready }: { ready: Readiness | null }) {
+  if (!ready) return <span className="ready" role="status"><Icon name="again" /> connecting …</span>;
+  const troubles = Object.entries(ready.parts).filter(([, part]) => !part.ok).map(([name, part]) => `${name}: ${part.reason}`);
+  const model = ready.parts["model"];
+  const fine = ready.status === "ready";
+  const facts = model?.facts ?? {};
+  const abilities = Array.isArray(facts["abilities"]) ? `can: ${facts["abilities"].join(", ")}` : "";
+  const told = [facts["server"], facts["window"] && `window ${Number(facts["window"]).toLocaleString("en")} tokens`, facts["slots"] && `${String(facts["slots"])} at a time`, abilities].filter(Boolean).join("; ");
+  return (
+    <span className={fine ? (model?.demo ? "ready fair" : "ready good") : "ready poor"} role="status" title={fine ? told || undefined : troubles.join("\n")}>
+      <span className="dot" aria-hidden="true" /> <span className="ready-text">{fine ? `${model?.demo ? "demonstration model " : ""}${model?.model ?? "ready"}` : troubles[0] || ready.status}</span>
+    </span>
+  );
+}
+
+interface KeyDialogProps {
+  /** Why a key is asked for; null: it is not. */
+  reason: string | null;
+  onClose(): void;
+  onKey(value: string, remember: boolean): void;
+  onForget(): void;
+}
+
+function KeyDialog({ reason, onClose, onKey, onForget }: KeyDialogProps) {
+  const [wrong, setWrong] = useState("");
+  return (
+    <Dialog open={reason !== null} onClose={onClose} title="Sign in">
+      <form className="form" onSubmit={(event) => {
+        event.preventDefault();
+        const values = new FormData(event.currentTarget);
+        const value = String(values.get("key") ?? "").trim();
+        if (!/^[\x21-\x7e]+$/.test(value)) return setWrong("A key has no spaces or special letters.");
+        setWrong("");
+        onClose();
+        onKey(value, values.get("remember") === "on");
+      }}>
+        <p>Open the link that <code>local2 run</code> has printed, or get another one with <code>local2 keys link</code>: it signs you in by itself. A key works, too.</p>
+        {(wrong || reason) && <p className="error-text" role="alert">{wrong || reason}</p>}
+        <label htmlFor="key">Key</label>
+        <input id="key" name="key" type="password" autoComplete="off" spellCheck={false} required autoFocus />
+        <label className="check"><input name="remember" type="checkbox" defaultChecked /> Remember it in this browser</label>
+        <div className="actions">
+          <button type="button" className="quiet" onClick={() => { onClose(); onForget(); }}>Forget the key</button>
+          <button type="submit" className="primary">Sign in</button>
+        </div>
+      </form>
+    </Dialog>
+  );
+}

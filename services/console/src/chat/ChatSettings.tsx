@@ -1,0 +1,92 @@
+import { useEffect, useState } from "react";
+import { Dialog } from "../ui/parts";
+import { personaNames } from "./Composer";
+import type { Ask } from "./conversation";
+import { keep, kept } from "./kept";
+
+/** What the questions of one chat are asked with. "" and null: as the operator has set it. */
+export interface ChatSettings {
+  mode: "chat" | "committee";
+  model: string;
+  temperature: number | null;
+  personas: string[];
+  rounds: number;
+}
+
+const USUAL: ChatSettings = { mode: "chat", model: "", temperature: null, personas: [], rounds: 1 };
+
+export const settingsOf = (sessionId: string | null): ChatSettings => ({ ...USUAL, ...kept<Partial<ChatSettings>>(`chat.${sessionId ?? "new"}`, {}) });
+
+export const keepSettings = (sessionId: string | null, settings: ChatSettings): void => keep(`chat.${sessionId ?? "new"}`, settings);
+
+/** The question as these settings ask it. */
+export function asked(ask: Ask, { mode, model, temperature, personas, rounds }: ChatSettings): Ask {
+  return {
+    ...ask,
+    mode,
+    ...(model ? { model } : {}),
+    ...(temperature === null ? {} : { options: { temperature } }),
+    ...(mode === "committee" ? { rounds, ...(personas.length ? { personas } : {}) } : {}),
+  };
+}
+
+interface ChatSettingsDialogProps {
+  open: boolean;
+  settings: ChatSettings;
+  /** The model that answers when none is named. */
+  usual: string;
+  /** What the button says; the dialog asks once with these settings when it is not "Done". */
+  action: string;
+  onClose(): void;
+  onDone(settings: ChatSettings): void;
+}
+
+export function ChatSettingsDialog({ open, settings, usual, action, onClose, onDone }: ChatSettingsDialogProps) {
+  const [edited, edit] = useState(settings);
+  const [names, setNames] = useState<string[]>([]);
+  useEffect(() => {
+    if (!open) return;
+    edit(settings);
+    void personaNames().then(setNames);
+  }, [open, settings]);
+  const toggle = (name: string) => edit({ ...edited, personas: edited.personas.includes(name) ? edited.personas.filter((one) => one !== name) : [...edited.personas, name] });
+  return (
+    <Dialog open={open} onClose={onClose} title="How this chat is asked">
+      <form className="form" onSubmit={(event) => { event.preventDefault(); onDone(edited); onClose(); }}>
+        <label htmlFor="model">Model</label>
+        <input id="model" value={edited.model} placeholder={usual || "the operator's choice"} maxLength={200} autoComplete="off" spellCheck={false} onChange={(event) => edit({ ...edited, model: event.target.value.trim() })} />
+        <label htmlFor="temperature">Temperature <span className="dim">{edited.temperature === null ? "as it is set" : edited.temperature}</span></label>
+        <div className="row">
+          <input id="temperature" type="range" min="0" max="2" step="0.1" value={edited.temperature ?? 0.7} onChange={(event) => edit({ ...edited, temperature: Number(event.target.value) })} />
+          <button type="button" className="quiet" disabled={edited.temperature === null} onClick={() => edit({ ...edited, temperature: null })}>As it is set</button>
+        </div>
+        <label htmlFor="settings-mode">Mode</label>
+        <select id="settings-mode" value={edited.mode} onChange={(event) => edit({ ...edited, mode: event.target.value as ChatSettings["mode"] })}>
+          <option value="chat">Chat: the model answers</option>
+          <option value="committee">Committee: personas deliberate before</option>
+        </select>
+        {edited.mode === "committee" && (
+          <>
+            <fieldset>
+              <legend>Who deliberates, in this order</legend>
+              {names.length ? names.map((name) => (
+                <label key={name} className="check">
+                  <input type="checkbox" checked={edited.personas.includes(name)} onChange={() => toggle(name)} /> {name}
+                  {edited.personas.includes(name) && <span className="dim"> {edited.personas.indexOf(name) + 1}</span>}
+                </label>
+              )) : (
+                <input aria-label="Names, separated by commas" placeholder="Analyst, Skeptic" value={edited.personas.join(", ")} onChange={(event) => edit({ ...edited, personas: event.target.value.split(",").map((one) => one.trim()).filter(Boolean) })} />
+              )}
+            </fieldset>
+            <label htmlFor="rounds">Rounds</label>
+            <input id="rounds" type="number" min="1" max="10" value={edited.rounds} onChange={(event) => edit({ ...edited, rounds: Math.min(10, Math.max(1, Number(event.target.value) || 1)) })} />
+          </>
+        )}
+        <div className="actions">
+          <button type="button" className="quiet" onClick={() => edit(USUAL)}>Usual settings</button>
+          <button type="submit" className="primary">{action}</button>
+        </div>
+      </form>
+    </Dialog>
+  );
+}

@@ -1,0 +1,115 @@
+import { memo, useEffect, useState } from "react";
+import { copied } from "../markdown/dress";
+import { Prose } from "../markdown/Prose";
+import { Icon } from "../ui/icons";
+import { IconButton, Menu } from "../ui/parts";
+import type { Conversation, TurnStore } from "./conversation";
+import { Badges, Rating, Words } from "./Judging";
+import { SafeLink, Steps, host } from "./Steps";
+import { useStore } from "./store";
+import { isOver, sources, textOf, type Turn } from "./turn";
+
+export interface TurnActions {
+  edit(text: string): void;
+  again(turn: Turn): void;
+  againWith(turn: Turn): void;
+  stop(turn: Turn): void;
+  waterfall(turn: Turn): void;
+}
+
+interface TurnViewProps {
+  store: TurnStore;
+  conversation: Conversation;
+  actions: TurnActions;
+  developer: boolean;
+  window: number;
+}
+
+// A turn that only flies by while somebody scrolls is not asked for.
+const LOOKED_AT = 150;
+
+/** A turn on the page: the question, what happened, the answer, and what can be done with it. */
+export const TurnView = memo(function TurnView({ store, conversation, actions, developer, window }: TurnViewProps) {
+  useStore(store);
+  const [judged, setJudged] = useState(false);
+  const { turn } = store;
+  const over = isOver(turn);
+  const text = textOf(turn.pieces);
+  useEffect(() => {
+    if (!over) return undefined;
+    const timer = setTimeout(() => conversation.detail(store), LOOKED_AT);
+    return () => clearTimeout(timer);
+  }, [over, conversation, store]);
+  const found = over ? sources(turn) : [];
+  const refused = turn.state === "failed" || (turn.state === "cancelled" && !text);
+  return (
+    <article className={over ? "turn" : "turn running"} aria-label="Question and answer" aria-busy={!over}>
+      <div className="question-row">
+        <div className="question" dir="auto">{turn.query}</div>
+        <div className="question-actions">
+          <CopyButton text={turn.query} label="Copy the question" />
+          <IconButton icon="edit" label="Edit and ask again" onClick={() => actions.edit(turn.query)} />
+        </div>
+      </div>
+      <div className="steps"><Steps parts={turn.parts} over={over} answering={text !== ""} /></div>
+      {text && <Prose text={text} over={over} />}
+      {!over && (
+        <p className="working">
+          <span className="pulse" aria-hidden="true" /> {turn.state === "queued" ? "Waiting for its turn" : developer ? (turn.trail.at(-1) ?? "claimed") : text ? "Writing" : "Working"}
+          <button type="button" className="quiet" onClick={() => actions.stop(turn)}><Icon name="stop" /> Stop</button>
+        </p>
+      )}
+      {turn.state === "failed" && <p className="error-text" role="alert">This question was not answered: {turn.error?.message} <span className="dim">({turn.error?.code})</span></p>}
+      {(turn.state === "cancelled" || turn.interrupted) && <p className="note">Stopped before the end.</p>}
+      {found.length > 0 && (
+        <ol className="sources" aria-label="Sources">
+          {found.map((source) => <li key={source.url}><SafeLink address={source.url}>{source.title}</SafeLink> <span className="dim">{host(source.url)}</span></li>)}
+        </ol>
+      )}
+      {over && (
+        <footer className="turn-foot">
+          {text && <CopyButton text={text} label="Copy the answer" />}
+          {refused
+            ? <button type="button" className="quiet" onClick={() => actions.again(turn)}><Icon name="again" /> Try again</button>
+            : <Menu label="Ask again" icon="again" choices={[
+              { name: "The same again", icon: "again", act: () => actions.again(turn) },
+              { name: "With another model or settings …", icon: "tune", act: () => actions.againWith(turn) },
+            ]} />}
+          {turn.queryId && turn.state !== "failed" && <Rating turn={turn} onVoted={(reward) => { turn.reward = reward; store.changed(); }} />}
+          <Badges turn={turn} open={judged} onToggle={() => setJudged(!judged)} />
+          <button type="button" className="quiet details-line" onClick={() => actions.waterfall(turn)}>{summary(turn, window) || "Details"}</button>
+        </footer>
+      )}
+      {judged && <Words turn={turn} />}
+      {developer && turn.trail.length > 0 && <p className="trail" aria-label="State machine">{turn.trail.join(" → ")}</p>}
+    </article>
+  );
+});
+
+function CopyButton({ text, label }: { text: string; label: string }) {
+  const [done, setDone] = useState("");
+  return (
+    <>
+      <IconButton icon={done === "Copied" ? "check" : "copy"} label={label} onClick={(event) => {
+        const said = document.createElement("span");
+        void copied(text, said).then(() => {
+          setDone(said.textContent ?? "");
+          setTimeout(() => setDone(""), 1500);
+        });
+        event.currentTarget.focus();
+      }} />
+      <span className="hidden-text" role="status">{done}</span>
+    </>
+  );
+}
+
+function summary(turn: Turn, window: number): string {
+  const { prompt_tokens: prompt = 0, completion_tokens: completion = 0 } = turn.usage;
+  return [
+    turn.model,
+    prompt || completion ? `${(prompt + completion).toLocaleString("en")} tokens` : "",
+    window && prompt ? `${Math.round((100 * Math.min(window, prompt + completion)) / window)} % of the window` : "",
+    turn.finish === "length" ? "cut at the length limit" : "",
+    turn.detail === "expired" ? "its steps are not kept any more" : "",
+  ].filter(Boolean).join(" · ");
+}

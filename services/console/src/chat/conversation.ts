@@ -1,0 +1,381 @@
+// One session as the server has it: its turns, what runs, asking, following, stopping.
+
+import { ApiError, call } from "../api/http";
+import { follow, readOnce, sleep } from "../api/events";
+import type { QueryBody, QueryListed, QueryResult, SessionShown, TurnShown, WholeEngram } from "../api/types";
+import { Store } from "./store";
+import { apply, isAfter, isOver, judge, newTurn, type Turn } from "./turn";
+
+const PAGE = 50;
+const TRIES = 4;
+// Between two looks at what other tabs and browsers have asked, in ms.
+const LOOK = 2_500;
+// When a comparison may be there, in ms after the critique.
+const COMPARED = [3_000, 15_000];
+// Journals are read by so many at a time: a browser has six connections to a server.
+const READERS = 2;
+
+/** A turn and who looks at it. */
+export class TurnStore extends Store {
+  asked: "not" | "asked" = "not";
+
+  constructor(readonly turn: Turn) {
+    super();
+  }
+
+  static #count = 0;
+  /** What tells it from others for as long as it is shown. */
+  readonly key = `t${(TurnStore.#count += 1)}`;
+}
+
+export type Ask = Pick<QueryBody, "query"> & Partial<QueryBody>;
+
+export class Conversation extends Store {
+  sessionId: string | null = null;
+  title = "";
+  turns: TurnStore[] = [];
+  earlier: string | null = null;
+  loading = false;
+  /** What is wrong with the connection; "" when it is well. */
+  connection = "";
+  /** Turns were just put before the others. */
+  shifted = false;
+  #stop = new AbortController();
+  #reading = 0;
+  #waiting: TurnStore[] = [];
+  #following: TurnStore | null = null;
+
+  constructor(private readonly told: { onChange(): void; onError(error: unknown): void }) {
+    super();
+  }
+
+  /** The turns that are not answered yet, in their order. */
+  get open(): Turn[] {
+    return this.turns.map((one) => one.turn).filter((turn) => !isOver(turn));
+  }
+
+  /** Shows a session, or an empty one for null. Raises ApiError. */
+  async show(sessionId: string | null): Promise<void> {
+    this.#stop.abort();
+    const stop = (this.#stop = new AbortController());
+    Object.assign(this, { sessionId, title: "", turns: [], earlier: null, connection: "", loading: sessionId !== null });
+    this.#waiting = [];
+    this.#following = null;
+    this.changed();
+    if (sessionId === null) return;
+    try {
+      await this.sync(true);
+    } finally {
+      if (!stop.signal.aborted) {
+        this.loading = false;
+        this.changed();
+      }
+    }
+    void this.#watch(stop.signal);
+  }
+
+  close(): void {
+    this.#stop.abort();
+  }
+
+  async #watch(signal: AbortSignal): Promise<void> {
+    while (!signal.aborted) {
+      await sleep(LOOK, signal);
+      if (signal.aborted || document.hidden) continue;
+      try {
+        await this.sync(false);
+      } catch (error) {
+        if (error instanceof ApiError && error.status === 404) return this.told.onError(error);
+        // everything else is seen by what the user does
+      }
+    }
+  }
+
+  /** Takes over what the server has that this page has not. `whole`: also how older questions ended. */
+  async sync(whole: boolean): Promise<void> {
+    const id = this.sessionId;
+    const { signal } = this.#stop;
+    if (id === null) return;
+    const name = encodeURIComponent(id);
+    const newest = this.turns.findLast(({ turn }) => turn.state === "completed" || turn.interrupted)?.turn.queryId;
+    const [listed, brief] = await Promise.all([
+      call<{ queries: QueryListed[] }>("GET", `queries?session_id=${name}${whole ? "" : "&state=running"}`),
+      call<SessionShown>("GET", `sessions/${name}?limit=${whole ? PAGE : 1}`),
+    ]);
+    if (signal.aborted) return;
+    let shown = brief;
+    const last = brief.turns.at(-1)?.query_id;
+    // more was said elsewhere than the newest turn
+    if (!whole && last && last !== newest && !this.#known(last)) shown = await call<SessionShown>("GET", `sessions/${name}?limit=${PAGE}`);
+    if (signal.aborted) return;
+    const renamed = this.title !== shown.title;
+    this.title = shown.title;
+    if (whole) this.earlier = shown.earlier;
+    const added = shown.turns.filter((one) => !this.#known(one.query_id)).map(fromSession);
+    for (const one of listed.queries) {
+      if (this.#known(one.query_id) || one.state === "completed" || added.some((turn) => turn.queryId === one.query_id)) continue;
+      // what is older than this page stands on an earlier one
+      if (this.earlier && isAfter(this.earlier, one.query_id)) continue;
+      added.push(fromList(one));
+    }
+    // one that this page has just asked has no id yet: it is not added twice
+    const own = this.turns.some(({ turn }) => !turn.queryId);
+    const fresh = own ? added.filter((turn) => isOver(turn)) : added;
+    if (fresh.length) this.#insert(fresh);
+    if (fresh.length || renamed) this.#told();
+    this.#go();
+  }
+
+  #known(queryId: string): boolean {
+    return this.turns.some(({ turn }) => turn.queryId === queryId);
+  }
+
+  #insert(turns: Turn[]): void {
+    const all = [...this.turns, ...turns.map((turn) => new TurnStore(turn))];
+    all.sort((a, b) => {
+      if (!a.turn.queryId || !b.turn.queryId) return a.turn.queryId ? -1 : b.turn.queryId ? 1 : 0;
+      return isAfter(a.turn.queryId, b.turn.queryId) ? 1 : -1;
+    });
+    this.shifted = false;
+    this.turns = all;
+  }
+
+  #told(): void {
+    this.changed();
+    this.told.onChange();
+  }
+
+  /** Puts the page before the oldest turn; false when there is none, or it is on its way. */
+  async showEarlier(): Promise<boolean> {
+    if (!this.earlier || this.loading || this.sessionId === null) return false;
+    const { signal } = this.#stop;
+    this.loading = true;
+    try {
+      const path = `sessions/${encodeURIComponent(this.sessionId)}?limit=${PAGE}&before=${encodeURIComponent(this.earlier)}`;
+      const { turns, earlier } = await call<SessionShown>("GET", path);
+      if (signal.aborted) return false;
+      this.earlier = earlier;
+      this.shifted = true;
+      this.turns = [...turns.filter((one) => !this.#known(one.query_id)).map((one) => new TurnStore(fromSession(one))), ...this.turns];
+      return true;
+    } finally {
+      this.loading = false;
+      if (!signal.aborted) this.changed();
+    }
+  }
+
+  /** Every turn of the session, for an export. Raises ApiError. */
+  async all(): Promise<TurnShown[]> {
+    return everyTurn(this.sessionId);
+  }
+
+  /** Asks. Raises ApiError when the query was not accepted; then nothing is left of it on the page. */
+  async ask(asked: Ask): Promise<void> {
+    const { signal } = this.#stop;
+    const turn = newTurn(asked.query, { time: Date.now(), mode: asked.mode ?? "chat" });
+    const store = new TurnStore(turn);
+    this.shifted = false;
+    this.turns = [...this.turns, store];
+    this.#told();
+    try {
+      const body = { ...asked, ...(this.sessionId ? { session_id: this.sessionId } : {}) };
+      const accepted = await accept(body, (text) => this.#say(text), signal);
+      turn.queryId = accepted.query_id;
+      if (signal.aborted) return;
+      const first = this.sessionId === null;
+      this.sessionId = accepted.session_id;
+      // another tab's look may have brought the same query meanwhile
+      this.turns = this.turns.filter((one) => one === store || one.turn.queryId !== turn.queryId);
+      if (first) void this.#watch(signal);
+    } catch (error) {
+      this.turns = this.turns.filter((one) => one !== store);
+      this.#told();
+      throw error;
+    }
+    this.#told();
+    this.#go();
+  }
+
+  async cancel(turn: Turn): Promise<void> {
+    if (turn.queryId) await call("POST", `queries/${turn.queryId}/cancel`);
+  }
+
+  #say(text: string): void {
+    if (this.connection === text) return;
+    this.connection = text;
+    this.changed();
+  }
+
+  /** Follows the first turn that is not answered: those behind it wait for it at the server too. */
+  #go(): void {
+    const next = this.turns.find(({ turn }) => !isOver(turn) && turn.queryId);
+    if (!next || next === this.#following) return;
+    this.#following = next;
+    void this.#follow(next, this.#stop.signal).finally(() => {
+      if (this.#following === next) this.#following = null;
+      if (!this.#stop.signal.aborted) this.#go();
+    });
+  }
+
+  async #follow(store: TurnStore, session: AbortSignal): Promise<void> {
+    const { turn } = store;
+    const ending = new AbortController();
+    const stop = () => ending.abort();
+    session.addEventListener("abort", stop);
+    store.asked = "asked";
+    try {
+      await follow(`queries/${turn.queryId}/events`, {
+        signal: ending.signal,
+        isOver: () => isOver(turn),
+        onWaiting: (ms) => this.#say(ms ? `Connection lost; trying again in ${Math.ceil(ms / 1000)} s. The question is being answered all the same.` : ""),
+        onEvent: (type, id, data) => {
+          apply(turn, type, id, data);
+          store.changedSoon();
+        },
+      });
+      this.#say("");
+      store.changed();
+      this.#told();
+      if (isOver(turn)) void this.#judged(store, session);
+      // the server says that there is nothing to come, and this page has seen no end
+      else await this.#read(store);
+    } catch (error) {
+      if (isOver(turn) || session.aborted) return;
+      turn.state = "failed";
+      turn.error = { code: error instanceof ApiError ? error.code : "page", message: error instanceof Error ? error.message : String(error) };
+      store.changed();
+      this.#told();
+    } finally {
+      session.removeEventListener("abort", stop);
+    }
+  }
+
+  /** Looks for grade and comparison, which come after the answer. */
+  async #judged(store: TurnStore, signal: AbortSignal): Promise<void> {
+    const { turn } = store;
+    try {
+      await follow(`queries/${turn.queryId}/events?follow=true`, {
+        signal,
+        after: turn.last,
+        isOver: () => true,
+        onEvent: (type, id, data) => {
+          apply(turn, type, id, data);
+          if (type === "critique" || type === "pairwise" || type === "reward") store.changed();
+        },
+      });
+    } catch {
+      // the answer is there; what is thought of it can be looked up later
+    }
+    for (const pause of COMPARED) {
+      await sleep(pause, signal);
+      if (signal.aborted || turn.pairwise || turn.state !== "completed") return;
+      await this.#judgement(store);
+    }
+  }
+
+  async #judgement(store: TurnStore): Promise<boolean> {
+    try {
+      judge(store.turn, await call<QueryResult>("GET", `queries/${store.turn.queryId}`));
+      store.changed();
+      return true;
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      return error.status !== 404;
+    }
+  }
+
+  /** Asks for everything else that is known of a turn that is looked at. */
+  detail(store: TurnStore): void {
+    if (store.asked === "asked" || !store.turn.queryId || !isOver(store.turn)) return;
+    store.asked = "asked";
+    this.#waiting.push(store);
+    this.#next();
+  }
+
+  #next(): void {
+    if (this.#reading >= READERS) return;
+    // what was looked at last is on the page now
+    const store = this.#waiting.pop();
+    if (!store) return;
+    this.#reading += 1;
+    void this.#read(store).finally(() => {
+      this.#reading -= 1;
+      this.#next();
+    });
+  }
+
+  /** The turn from its journal, in the order in which it happened; where that has expired, what is remembered of it. */
+  async #read(store: TurnStore): Promise<void> {
+    const { turn } = store;
+    const { signal } = this.#stop;
+    const fresh = newTurn(turn.query, { queryId: turn.queryId, time: turn.time, mode: turn.mode, interrupted: turn.interrupted });
+    try {
+      const [seen, judged] = await Promise.all([
+        readOnce(`queries/${turn.queryId}/events`, "", signal, (event) => apply(fresh, event.type, event.id, JSON.parse(event.data))),
+        this.#judgement(store),
+      ]);
+      if (signal.aborted) return;
+      if (seen && judged && isOver(fresh)) {
+        const { critique, pairwise, reward } = turn;
+        Object.assign(turn, fresh, { critique, pairwise, reward });
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof ApiError && error.status === 404) await this.#remembered(store);
+      else store.asked = "not";
+    }
+    store.changed();
+  }
+
+  async #remembered(store: TurnStore): Promise<void> {
+    const { turn } = store;
+    turn.detail = "expired";
+    try {
+      const { annotations, model } = await call<WholeEngram>("GET", `memory/engrams/${encodeURIComponent(`${turn.queryId}:A`)}`);
+      const said = annotations as unknown as Pick<QueryResult, "critique" | "pairwise"> & { feedback?: QueryResult["reward"] };
+      judge(turn, { critique: said.critique ?? null, pairwise: said.pairwise ?? null, reward: said.feedback ?? null });
+      turn.model = model ?? null;
+    } catch (error) {
+      // it was forgotten, or the memory is away
+      if (!(error instanceof ApiError)) throw error;
+    }
+  }
+}
+
+/** All turns of a session, oldest first. Raises ApiError. */
+export async function everyTurn(sessionId: string | null): Promise<TurnShown[]> {
+  const found: TurnShown[] = [];
+  let before = "";
+  while (sessionId !== null) {
+    const page = await call<SessionShown>("GET", `sessions/${encodeURIComponent(sessionId)}?limit=200${before && `&before=${before}`}`);
+    found.unshift(...page.turns);
+    if (!page.earlier) break;
+    before = encodeURIComponent(page.earlier);
+  }
+  return found;
+}
+
+function fromSession({ query_id, query, answer, interrupted, time }: TurnShown): Turn {
+  return newTurn(query, { queryId: query_id, state: interrupted ? "cancelled" : "completed", interrupted, time, pieces: [{ id: "", text: answer }] });
+}
+
+function fromList({ query_id, query, state, mode, accepted, error }: QueryListed): Turn {
+  return newTurn(query, { queryId: query_id, state: state === "running" ? "queued" : state, mode, time: accepted, error: error ?? null });
+}
+
+/** Sends the query until it is accepted or refused: the same key makes sure that it is asked once. */
+async function accept(body: Ask, onConnection: (text: string) => void, signal: AbortSignal): Promise<{ query_id: string; session_id: string }> {
+  const once = Array.from(crypto.getRandomValues(new Uint8Array(16)), (n) => n.toString(16).padStart(2, "0")).join("");
+  for (let attempt = 1; ; attempt += 1) {
+    try {
+      const accepted = await call<{ query_id: string; session_id: string }>("POST", "query?wait=false", body, { "Idempotency-Key": once });
+      onConnection("");
+      return accepted;
+    } catch (error) {
+      if (!(error instanceof ApiError) || !error.temporary || attempt === TRIES || signal.aborted) throw error;
+      const pause = error.retryAfter * 1000 || 500 * 2 ** attempt;
+      onConnection(`${error.message} Trying again in ${Math.ceil(pause / 1000)} s.`);
+      await sleep(pause, signal);
+    }
+  }
+}

@@ -1,0 +1,617 @@
+"""The console in a real browser, against a stack of its own with the scripted model.
+
+`python tests/browser/run.py [--shots FOLDER] [NAME …]`: the checks whose names contain one of the words, or all. Needs
+Chromium (CHROMIUM, or `chromium` on the PATH) and Playwright; without them one line says NOT RUN and what to install.
+Every page is watched: an error in its console or a report of its Content-Security-Policy fails the check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
+
+from stories_stack import SHADOW, clean_environment, free_port, page_server, program, wait_until_ready  # noqa: E402
+
+from shared.testing.script import STORIES  # noqa: E402
+
+AXE = ROOT / "services" / "console" / "node_modules" / "axe-core" / "axe.min.js"
+BUILT = ROOT / "services" / "console" / "dist" / "index.html"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+         "--disable-sync", "--no-first-run"]  # fmt: skip
+WIDTHS = (390, 1024, 1400)
+
+HOSTILE = "<img src=x onerror=\"window.hit=1\"><script>window.hit=2</script> [a](javascript:window.hit=3) " \
+    "![p](http://127.0.0.1:9/leak.png) <style>body{display:none}</style><svg onload=window.hit=4>"  # fmt: skip
+RICH = f"""# A heading
+
+A formula \\(a^2\\,+\\,b^2 = c^2\\) and one alone:
+
+$$\\int_0^1 x\\,dx = \\frac{{1}}{{2}}$$
+
+It costs $5 and $6. Words_with_underscores_inside stay.
+
+```python
+def greet(name: str) -> str:
+    return f"Hello {{name}}"  # a comment
+```
+
+| Name | Pipe | Number |
+|---|---|---:|
+| one | `a \\| b` | 1 |
+| two | c \\| d | 22 |
+
+- [x] done
+- [ ] to do
+
+A claim.[^1]
+
+مرحبا بالعالم، هذا نص من اليمين.
+
+{HOSTILE}
+
+[^1]: Where it stands.
+"""
+LONG = "\n\n".join(
+    f"## Part {n}\n\nSome words of part {n}, which go on for a while and say nothing that matters much.\n\n"
+    f"- point one of {n}\n- point two\n\n```python\nfor i in range({n}):\n    print(i, 'a line of code')\n```"
+    for n in range(1, 330)
+)
+RULES: list[dict[str, Any]] = [
+    {"when": {"user": "^show everything"}, "respond": {"thinking": "I show it all.", "text": RICH}},
+    {"when": {"user": "^a long one"}, "respond": {"text": LONG, "pace": 0.0015}},
+    {
+        "when": {"user": "^slowly"},
+        "respond": {"text": "one two three four five six seven eight nine ten " * 12, "pace": 0.1},
+    },
+    {"when": {"user": "^say hostile"}, "respond": {"text": HOSTILE}},
+]
+
+
+class NotRun(Exception):
+    """What this machine lacks."""
+
+
+@dataclass
+class Stack:
+    url: str
+    key: str
+
+    def api(self) -> httpx.Client:
+        return httpx.Client(
+            base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=60, trust_env=False
+        )
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[Stack]:
+    """A whole stack with the scripted model, a page for web_fetch, and a second respondent."""
+    rules = folder / "rules.json"
+    stories = yaml.safe_load(STORIES.read_text(encoding="utf-8"))["rules"]
+    judges = [rule for rule in stories if str(rule.get("name", "")).startswith("judge")]
+    others = [rule for rule in stories if rule not in judges]
+    rules.write_text(json.dumps({"rules": [*judges, *RULES, *others]}), encoding="utf-8")
+    with page_server() as page, (folder / "stack.log").open("ab") as out:
+        env = clean_environment(folder)
+        model = [sys.executable, "-m", "shared.testing.model_server", "--port", "0", "--rules", str(rules)]
+        with program(model, env, out) as server:
+            assert server.stdout is not None
+            model_url = server.stdout.readline().split()[-1]
+            env |= {
+                "OLLAMA_HOST": model_url,
+                "LOCAL2_API_PORT": str(free_port()),
+                "LOCAL2_ADMIN_KEY": "the-browser-s-admin-key",
+                "LOCAL2_WEB_SEARCH_PROVIDER": "mock",
+                "LOCAL2_WEB_SEARCH_MOCK_PAGE_URL": page,
+                "LOCAL2_WEB_FETCH_ALLOWED_PRIVATE_HOSTS": json.dumps([page.split("/")[2]]),
+            }
+            with program([sys.executable, "-m", "services.cli", "run", "--headless", *SHADOW], env, out) as stack:
+                url = f"http://127.0.0.1:{env['LOCAL2_API_PORT']}"
+                wait_until_ready(url, stack)
+                yield Stack(url, env["LOCAL2_ADMIN_KEY"])
+
+
+@dataclass
+class Visit:
+    """A browser of somebody, with everything that its pages complain of."""
+
+    stack: Stack
+    browser: Any
+    shots: Path
+    context: Any = None
+    complaints: list[str] = field(default_factory=list)
+
+    def open(self, width: int = 1400, height: int = 900, dark: bool = False, path: str | None = None) -> Any:
+        """A page in this browser, signed in by a one-time link unless a path is given."""
+        if self.context is None:
+            scheme = "dark" if dark else "light"
+            self.context = self.browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+            self.context.set_default_timeout(20_000)
+            self.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=self.stack.url)
+        page = self.context.new_page()
+        page.on("console", lambda said: self._heard(said.type, said.text))
+        page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
+        page.on("request", lambda asked: self._asked(asked.url))
+        if path is None:
+            with self.stack.api() as http:
+                path = http.post("/keys/link").json()["path"]
+        page.goto(self.stack.url + path)
+        page.wait_for_selector("#question")
+        return page
+
+    def _heard(self, kind: str, text: str) -> None:
+        # a server that is away is what some checks are about; the page says it to its user
+        if kind == "error" and "Failed to load resource" not in text:
+            self.complaints.append(f"console: {text}")
+
+    def _asked(self, url: str) -> None:
+        if not url.startswith((self.stack.url, "blob:")):
+            self.complaints.append(f"asked elsewhere: {url}")
+
+    def shot(self, page: Any, name: str) -> None:
+        page.screenshot(path=str(self.shots / f"{name}.png"))
+
+    def axe(self, page: Any) -> None:
+        """What axe finds that is serious or critical is a complaint. It is put into the page beside its policy."""
+        session = self.context.new_cdp_session(page)
+        session.send("Runtime.evaluate", {"expression": AXE.read_text(encoding="utf-8")})
+        found = session.send(
+            "Runtime.evaluate",
+            {"expression": "axe.run().then(r => JSON.stringify(r.violations.filter(v => ['serious', 'critical']"
+             ".includes(v.impact)).map(v => v.id + ': ' + v.nodes.slice(0, 3).map(n => n.target + ' ' +"
+             " n.failureSummary).join(' | '))))", "awaitPromise": True},
+        )  # fmt: skip
+        session.detach()
+        self.complaints += [f"axe: {one}" for one in json.loads(found["result"]["value"])]
+
+
+def ask(page: Any, words: str) -> None:
+    page.fill("#question", words)
+    page.press("#question", "Enter")
+
+
+def until(page: Any, fact: str, within: float = 20) -> None:
+    """Waits until an expression is true in the page, whose policy forbids to evaluate texts there."""
+    deadline = time.monotonic() + within
+    while not page.evaluate(f"() => {fact}"):
+        assert time.monotonic() < deadline, fact
+        page.wait_for_timeout(50)
+
+
+def answered(page: Any, words: str, within: float = 60) -> Any:
+    """The newest turn, once it is over and has these words."""
+    turn = page.locator("article.turn").last
+    turn.locator(".prose", has_text=words).first.wait_for(timeout=within * 1000)
+    until(page, "!document.querySelector('article.turn.running')", within)
+    return turn
+
+
+# ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def first_page_and_sign_in(visit: Visit) -> None:
+    page = visit.open()
+    page.get_by_text("What would you like to know?").wait_for()
+    assert page.locator(".examples button").count() == 3
+    assert "once=" not in page.url
+    visit.shot(page, "first")
+    page.reload()
+    page.get_by_text("What would you like to know?").wait_for()
+    stranger = Visit(visit.stack, visit.browser, visit.shots)
+    other = stranger.open(path="/")
+    other.get_by_role("dialog", name="Sign in").wait_for()
+    other.fill("#key", "wrong-key")
+    other.get_by_role("button", name="Sign in").click()
+    other.get_by_text("This key is not valid.").wait_for()
+    visit.shot(other, "sign-in")
+    other.fill("#key", visit.stack.key)
+    other.get_by_role("button", name="Sign in").click()
+    other.get_by_role("dialog").wait_for(state="detached")
+    stranger.context.close()
+
+
+def an_answer_with_its_grade_and_the_engram(visit: Visit) -> None:
+    """S8: the grade with the judge's words, and the memory that carries it."""
+    page = visit.open()
+    ask(page, "What is the capital of France?")
+    turn = answered(page, "Paris")
+    turn.locator("summary", has_text="Thought").click()
+    turn.get_by_text("The user asks for the capital").wait_for()
+    turn.locator(".badge.good").first.wait_for(timeout=60_000)
+    assert turn.locator(".badge.good").first.inner_text() == "5/5"
+    turn.locator(".badge.good").first.click()
+    turn.get_by_text("in plain words").wait_for()
+    visit.shot(page, "answer")
+    page.get_by_role("button", name="What is remembered about me").click()
+    page.get_by_role("tab", name="Conversations").click()
+    card = page.locator("#engram-list .card", has_text="capital of France").first
+    card.locator(".badge.good").wait_for(timeout=30_000)
+    visit.shot(page, "memory")
+    visit.axe(page)
+    page.keyboard.press("Escape")
+    turn.locator(".details-line").click()
+    page.get_by_text("query.received").wait_for()
+    visit.shot(page, "waterfall")
+    page.keyboard.press("Escape")
+    turn.get_by_role("button", name="Good answer").click()
+    turn.get_by_text("Thank you").wait_for()
+    turn.get_by_role("button", name="5 of 5 stars").click()
+    until(page, "document.querySelectorAll('.star.on').length === 5")
+    page.reload()
+    again = answered(page, "Paris")
+    again.locator(".badge.good").first.wait_for()
+    assert again.get_by_role("button", name="Good answer").get_attribute("aria-pressed") == "true"
+    again.locator("summary", has_text="Thought").wait_for()
+
+
+def everything_that_an_answer_can_have(visit: Visit) -> None:
+    page = visit.open()
+    ask(page, "show everything, please")
+    turn = answered(page, "A heading")
+    turn.locator("math").nth(1).wait_for()
+    turn.locator(".hljs-keyword").first.wait_for()
+    prose = turn.locator(".prose")
+    assert prose.locator("table td").nth(1).inner_text() == "a | b"
+    assert prose.locator("input[type=checkbox]").count() == 2
+    assert "Words_with_underscores_inside" in prose.inner_text()
+    assert "$5 and $6" in prose.inner_text()
+    assert prose.locator("section.notes li").count() == 1
+    assert page.evaluate(
+        "[...document.querySelectorAll('.prose p')].some(p => getComputedStyle(p).direction === 'rtl')"
+    )
+    turn.get_by_role("button", name="Copy", exact=True).click()
+    assert "def greet" in page.evaluate("navigator.clipboard.readText()")
+    assert page.evaluate("window.hit") is None
+    assert prose.locator("img, script, style, svg").count() == 0
+    visit.shot(page, "rich")
+    visit.axe(page)
+    ask(page, "say hostile things")
+    answered(page, "<script>")
+    with visit.stack.api() as http:
+        session = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('session')")
+        http.patch(f"/sessions/{session}", json={"title": HOSTILE[:190]})
+    page.reload()
+    page.locator(".session-title", has_text="onerror").first.wait_for()
+    assert page.evaluate("window.hit") is None
+
+
+def tools_and_memories(visit: Visit) -> None:
+    page = visit.open()
+    ask(page, "What major AI news broke this week?")
+    page.locator(".step.tool").first.wait_for(timeout=30_000)
+    until(page, "!document.querySelector('article.turn.running')", 60)
+    page.locator(".step.tool summary").first.click()
+    page.locator(".hits a").first.wait_for()
+    page.locator(".sources a").first.wait_for()
+    visit.shot(page, "tools")
+    ask(page, "Please remember my preferred language is Elixir.")
+    page.locator("article.turn").last.locator(".step.tool").first.wait_for(timeout=30_000)
+    until(page, "!document.querySelector('article.turn.running')", 60)
+    page.reload()
+    page.locator("article.turn").nth(1).locator(".step.tool").first.wait_for()
+    visit.axe(page)
+
+
+def one_truth_in_two_tabs(visit: Visit) -> None:
+    one = visit.open()
+    ask(one, "What is the capital of France?")
+    answered(one, "Paris")
+    address = one.url[len(visit.stack.url) :]
+    two = visit.open(path=address)
+    answered(two, "Paris")
+    ask(one, "slowly, please")
+    two.locator("article.turn.running .prose", has_text="three").wait_for()
+    two.get_by_role("button", name="Stop", exact=True).first.click()
+    for page in (one, two):
+        page.get_by_text("Stopped before the end.").wait_for()
+        assert page.locator("article.turn").count() == 2
+    other = Visit(visit.stack, visit.browser, visit.shots)
+    third = other.open()
+    third.goto(visit.stack.url + address)
+    third.locator("article.turn").nth(1).wait_for()
+    ask(third, "What is the capital of France?")
+    one.locator("article.turn").nth(2).wait_for()
+    visit.complaints += other.complaints
+    other.context.close()
+
+
+def a_question_waits_for_its_turn(visit: Visit) -> None:
+    page = visit.open()
+    ask(page, "slowly, please")
+    page.locator("article.turn.running .prose").wait_for()
+    ask(page, "What is the capital of France?")
+    page.get_by_text("Waiting for its turn").wait_for()
+    page.fill("#question", "a draft")
+    page.reload()
+    page.locator("article.turn.running").first.wait_for()
+    assert page.input_value("#question") == "a draft"
+    page.locator("article.turn.running").first.get_by_role("button", name="Stop").click()
+    answered(page, "Paris")
+
+
+def names_pins_search_export_and_undo(visit: Visit) -> None:
+    page = visit.open()
+    ask(page, "What is the capital of France?")
+    answered(page, "Paris")
+    row = page.locator(".session-groups li.current")
+    row.hover()
+    row.locator(".session-menu").click()
+    page.get_by_role("menuitem", name="Rename").click()
+    page.fill(".rename", "A zebra crossing")
+    page.press(".rename", "Enter")
+    page.locator(".session-title", has_text="A zebra crossing").wait_for()
+    row.hover()
+    row.locator(".session-menu").click()
+    page.get_by_role("menuitem", name="Pin").click()
+    page.locator(".session-groups h2", has_text="Pinned").wait_for()
+    page.fill("#search", "zebra")
+    until(page, "document.querySelectorAll('.session').length === 1")
+    page.fill("#search", "paris france")
+    page.locator(".excerpt").first.wait_for()
+    visit.shot(page, "search")
+    page.fill("#search", "")
+    row.hover()
+    row.locator(".session-menu").click()
+    with page.expect_download() as saved:
+        page.get_by_role("menuitem", name="Save as Markdown").click()
+    assert "> What is the capital of France?" in Path(saved.value.path()).read_text(encoding="utf-8")
+    row.hover()
+    row.locator(".session-menu").click()
+    page.get_by_role("menuitem", name="Delete").click()
+    page.get_by_role("button", name="Undo").click()
+    page.locator(".session-title", has_text="A zebra crossing").click()
+    answered(page, "Paris")
+    row.hover()
+    row.locator(".session-menu").click()
+    page.get_by_role("menuitem", name="Delete").click()
+    page.get_by_role("button", name="Undo").wait_for(state="detached", timeout=15_000)
+    until(page, "![...document.querySelectorAll('.session-title')].some(e => e.textContent === 'A zebra crossing')")
+
+
+def files_palette_and_keys(visit: Visit) -> None:
+    page = visit.open()
+    page.set_input_files(
+        "input[type=file]", [{"name": "notes.txt", "mimeType": "text/plain", "buffer": b"The answer is 42."}]
+    )
+    page.locator(".attached li", has_text="notes.txt").wait_for()
+    until(page, "!document.querySelector('.attached .dim')")
+    visit.shot(page, "attached")
+    page.get_by_role("button", name="Remove notes.txt").click()
+    page.keyboard.press("Control+k")
+    page.get_by_role("combobox", name="Command").fill("dark")
+    visit.shot(page, "palette")
+    page.keyboard.press("Enter")
+    until(page, "document.documentElement.dataset.theme === 'dark'")
+    page.keyboard.press("Control+k")
+    page.get_by_role("combobox", name="Command").fill("as the system")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Settings of this chat").click()
+    page.fill("#model", "another:1b")
+    visit.shot(page, "settings")
+    visit.axe(page)
+    page.get_by_role("button", name="Done", exact=True).click()
+    page.get_by_text("another:1b").wait_for()
+
+
+def a_committee(visit: Visit) -> None:
+    page = visit.open()
+    page.select_option("#mode", "committee")
+    page.get_by_role("button", name="Settings of this chat").click()
+    page.get_by_role("dialog").wait_for()
+    names = page.get_by_label("Names, separated by commas")
+    if names.count():
+        names.fill("Analyst, Skeptic")
+    else:
+        page.get_by_label("Analyst").check()
+        page.get_by_label("Skeptic").check()
+    page.get_by_role("button", name="Done", exact=True).click()
+    ask(page, "Should I move to the sea?")
+    page.locator(".step.persona").nth(1).wait_for(timeout=60_000)
+    until(page, "!document.querySelector('article.turn.running')", 60)
+    visit.shot(page, "committee")
+
+
+def a_gateway_that_dies_and_a_network_that_is_gone(visit: Visit) -> None:
+    page = visit.open()
+    ask(page, "slowly, please")
+    page.locator("article.turn.running .prose", has_text="four").wait_for()
+    with visit.stack.api() as http:
+        parts = http.get("/participants").json()["participants"]
+    (gateway,) = [part for part in parts if part["name"] == "gateway"]
+    os.kill(int(gateway["replicas"][0]["replica"].rsplit("-", 2)[1]), signal.SIGKILL)
+    page.get_by_text("Connection lost").wait_for()
+    visit.context.set_offline(True)
+    time.sleep(1)
+    visit.context.set_offline(False)
+    turn = answered(page, "one two three", within=90)
+    assert " ".join(turn.locator(".prose").inner_text().split()).count("one two three four") == 12
+
+
+FRAMES = """() => { window.frames_ = []; let last = performance.now();
+  const tick = (now) => { window.frames_.push(now - last); last = now; requestAnimationFrame(tick); };
+  requestAnimationFrame(tick);
+  window.longest_ = [];
+  new PerformanceObserver((list) => { for (const e of list.getEntries()) window.longest_.push(e.duration); })
+    .observe({ type: "longtask" }); }"""
+
+
+def told(page: Any, what: str) -> dict[str, float]:
+    frames = sorted(page.evaluate("window.frames_.slice(2)"))
+    longest = page.evaluate("window.longest_")
+    found = {
+        "p95": frames[int(len(frames) * 0.95)],
+        "max": frames[-1],
+        "frames": len(frames),
+        "long tasks": len(longest),
+    }
+    print(f"   {what}: frames p95 {found['p95']:.1f} ms, longest {found['max']:.0f} ms, {found['frames']} frames, "
+          f"{len(longest)} tasks over 50 ms, the longest {max(longest, default=0):.0f} ms", flush=True)  # fmt: skip
+    return found
+
+
+def frames_of_a_long_answer(visit: Visit) -> None:
+    page = visit.open()
+    page.evaluate(FRAMES)
+    ask(page, "a long one")
+    answered(page, "Part 329", within=200)
+    told(page, f"an answer of {len(LONG.split())} words, {len(LONG)} characters")
+    visit.shot(page, "long")
+
+
+def frames_of_five_hundred_turns(visit: Visit) -> None:
+    stamp = int(time.time() * 1000) - 600_000
+    turns = [
+        {"query": f"Question {n}?", "answer": f"Answer {n}. " + LONG[: 300 + (n * 37) % 900], "time": stamp + n}
+        for n in range(500)
+    ]
+    with visit.stack.api() as http:
+        body = {"sessions": [{"session_id": "five-hundred", "title": "Five hundred", "turns": turns}]}
+        made = http.post("/sessions/import", json=body)
+        assert made.status_code == 200, made.text
+        session = made.json()["sessions"][0]["session_id"]
+    page = visit.open()
+    page.goto(f"{visit.stack.url}/#session={session}")
+    page.get_by_text("Answer 499.").wait_for()
+    page.evaluate(FRAMES)
+    page.locator(".scroller").hover()
+    deadline = time.monotonic() + 90
+    while page.get_by_text("Question 0?", exact=True).count() == 0 and time.monotonic() < deadline:
+        page.mouse.wheel(0, -4000)
+        page.wait_for_timeout(60)
+    assert page.get_by_text("Question 0?", exact=True).count() == 1
+    told(page, "500 turns, scrolled to the first")
+    assert page.locator("article.turn").count() < 60
+    page.get_by_role("button", name="To the newest").click()
+    page.get_by_text("Answer 499.").wait_for()
+    visit.shot(page, "five-hundred")
+
+
+def first_paint(visit: Visit) -> None:
+    page = visit.open()
+    page.reload()
+    page.wait_for_selector("#question")
+    page.wait_for_timeout(300)
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
+    sizes = page.evaluate(
+        "performance.getEntriesByType('resource').filter(e => e.name.includes('/console/'))"
+        ".map(e => [e.name, e.encodedBodySize])"
+    )
+    whole = sum(size for _, size in sizes)
+    print(f"   first paint after {paint:.0f} ms; {whole / 1000:.0f} kB compressed in {len(sizes)} files", flush=True)
+    assert paint <= 1_000
+    assert whole <= 250_000
+
+
+def every_width_and_both_colours(visit: Visit) -> None:
+    for dark in (False, True):
+        for width in WIDTHS:
+            one = Visit(visit.stack, visit.browser, visit.shots)
+            page = one.open(width=width, dark=dark)
+            ask(page, "show everything, please")
+            answered(page, "A heading")
+            page.wait_for_timeout(500)
+            name = f"{width}-{'dark' if dark else 'light'}"
+            one.shot(page, f"chat-{name}")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+            one.axe(page)
+            for place in ("participants", "bus", "ranking"):
+                page.goto(f"{visit.stack.url}/#operate={place}")
+                page.get_by_role("tab", name=place.capitalize()).wait_for()
+                page.wait_for_timeout(500)
+                one.shot(page, f"operate-{place}-{name}")
+                one.axe(page)
+            visit.complaints += [f"{name}: {said}" for said in one.complaints]
+            one.context.close()
+
+
+CHECKS: list[Callable[[Visit], None]] = [
+    first_page_and_sign_in,
+    an_answer_with_its_grade_and_the_engram,
+    everything_that_an_answer_can_have,
+    tools_and_memories,
+    one_truth_in_two_tabs,
+    a_question_waits_for_its_turn,
+    names_pins_search_export_and_undo,
+    files_palette_and_keys,
+    a_committee,
+    first_paint,
+    every_width_and_both_colours,
+    frames_of_a_long_answer,
+    frames_of_five_hundred_turns,
+    a_gateway_that_dies_and_a_network_that_is_gone,
+]
+
+
+def chromium() -> str:
+    found = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        raise NotRun("no Chromium on this machine: apt install chromium, or name one with CHROMIUM=/path")
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--shots", type=Path, default=ROOT / "tests" / "browser" / "shots")
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args(arguments)
+    try:
+        program_path = chromium()
+        try:
+            from playwright.sync_api import sync_playwright
+        except ImportError:
+            raise NotRun("no Playwright: pip install playwright") from None
+        for needed in (AXE, BUILT):
+            if not needed.exists():
+                raise NotRun(f"{needed.relative_to(ROOT)} is not there: make console")
+    except NotRun as exc:
+        print(f"NOT RUN: {exc}")
+        return 0
+    options.shots.mkdir(parents=True, exist_ok=True)
+    chosen = [check for check in CHECKS if not options.names or any(name in check.__name__ for name in options.names)]
+    failed = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="local2-browser-") as folder,
+        running(Path(folder)) as stack,
+        sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(executable_path=program_path, args=FLAGS)
+        for check in chosen:
+            visit = Visit(stack, browser, options.shots)
+            began = time.monotonic()
+            wrong = ""
+            try:
+                check(visit)
+            except Exception:
+                wrong = traceback.format_exc(limit=4)
+                with contextlib.suppress(Exception):
+                    visit.shot(visit.context.pages[0], f"failed-{check.__name__}")
+            if visit.context is not None:
+                visit.context.close()
+            wrong += "".join(f"\n  {said}" for said in dict.fromkeys(visit.complaints))
+            failed += bool(wrong)
+            name, took = check.__name__.replace("_", " "), time.monotonic() - began
+            print(f"{'FAILED' if wrong else 'ok    '} {name} ({took:.1f} s){wrong}", flush=True)
+        browser.close()
+    print(f"{len(chosen) - failed} of {len(chosen)} checks passed; pictures in {options.shots}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
