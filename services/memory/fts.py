@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 # Of the files' form and of the words in them: another number makes every index be built anew.
-VERSION = 5
+VERSION = 6
 # Words of a query that are looked up, and engrams that are scored for them: words that many engrams have cost the most
 # and tell the least. Where all words of a query are common, the newest engrams are scored that have them all.
 MAX_WORDS = 32

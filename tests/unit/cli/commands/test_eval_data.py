@@ -107,6 +107,8 @@ def generate() -> ModuleType:
 @pytest.mark.parametrize("half", ["train", "test"])
 def test_the_shipped_data_set_is_what_its_generator_makes(generate: ModuleType, half: str) -> None:
     assert generate.written(half) == (DATA / f"{half}.jsonl").read_text(encoding="utf-8")
+    talks = generate.text_of(generate.talks(half))
+    assert talks == (DATA / f"talks-{half}.jsonl").read_text(encoding="utf-8")
 
 
 def test_the_halves_share_no_turn_and_no_question() -> None:
