@@ -269,9 +269,10 @@ function ReadyBadge({ ready }: { ready: Readiness | null }) {
   const fine = ready.status === "ready";
   const facts = model?.facts ?? {};
   const abilities = Array.isArray(facts["abilities"]) ? `can: ${facts["abilities"].join(", ")}` : "";
-  const told = [facts["server"], facts["window"] && `window ${Number(facts["window"]).toLocaleString("en")} tokens`, facts["slots"] && `${String(facts["slots"])} at a time`, abilities].filter(Boolean).join("; ");
+  const note = model?.note;
+  const told = [facts["server"], facts["window"] && `window ${Number(facts["window"]).toLocaleString("en")} tokens`, facts["slots"] && `${String(facts["slots"])} at a time`, abilities, note].filter(Boolean).join("; ");
   return (
-    <span className={fine ? (model?.demo ? "ready fair" : "ready good") : "ready poor"} role="status" title={fine ? told || undefined : troubles.join("\n")}>
+    <span className={fine ? (model?.demo || note ? "ready fair" : "ready good") : "ready poor"} role="status" title={fine ? told || undefined : troubles.join("\n")}>
       <span className="dot" aria-hidden="true" /> <span className="ready-text">{fine ? `${model?.demo ? "demonstration model " : ""}${model?.model ?? "ready"}` : troubles[0] || ready.status}</span>
     </span>
   );

@@ -169,16 +169,20 @@ const HELP: Record<string, string> = {
 
 function First({ ready, onAsk }: { ready: Readiness | null; onAsk(query: string): void }) {
   const missing = Object.entries(ready?.parts ?? {}).filter(([, part]) => !part.ok);
-  const demo = ready?.parts["model"]?.demo;
+  const model = ready?.parts["model"];
+  const demo = model?.demo;
+  // a GPU that the model does not use, with the line that mends it
+  const note = demo ? "" : model?.note;
   return (
     <div className="first">
       <h2>What would you like to know?</h2>
       <p className="dim">Everything stays on your own machines. Thinking, tools and memories are shown while they happen.</p>
       <div className="examples">{EXAMPLES.map((query) => <button key={query} type="button" onClick={() => onAsk(query)}>{query}</button>)}</div>
-      {(missing.length > 0 || demo) && (
+      {(missing.length > 0 || demo || note) && (
         <section className="missing" aria-label="What is missing">
           <h3>What is missing</h3>
           <ul>
+            {note && <li><b>Speed.</b> {note}</li>}
             {demo && <li><b>A real model.</b> The small demonstration model answers: it proves that everything works, and knows little. {HELP["model"]}</li>}
             {missing.map(([name, part]) => <li key={name}><b>{name}</b>: {part.reason}. {HELP[name]}</li>)}
           </ul>
