@@ -1,26 +1,32 @@
 """Chroma, embedded in this process or a server, and which of its collections are whose. The only module that knows it.
 
-Every user has collections of their own: one per embedding model and dimension (one, unless the model was changed), and
-one for topics. So a search sees nothing of other users and costs nothing for them. Everything here blocks: it is for
-threads.
+Every user has collections of their own: one per embedding model and dimension (one, unless the model was changed). So a
+search sees nothing of other users and costs nothing for them. A collection's name follows from its user, model and
+dimension, so nobody lists collections to find one, however many users there are: which models and dimensions there are
+at all is kept in a collection that has nothing else. Everything here blocks: it is for threads.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import re
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import chromadb
 import httpx
+from chromadb.api.client import Client
+from chromadb.api.rust import RustBindingsAPI
 from chromadb.config import Settings as ChromaSettings
+from chromadb.config import System
 from chromadb.errors import ChromaError, InvalidDimensionException, NotFoundError
 
 from services.memory.settings import MemorySettings
@@ -32,9 +38,21 @@ R = TypeVar("R")
 
 # SQLite allows a bounded number of variables in a statement.
 PAGE = 500
+# Of the last release: a collection of topics for each user. They are engrams now, found by their ids.
 TOPICS = "topics"
-# How long a list of a user's collections is believed when other replicas may make new ones.
+_SPACES = "spaces"
+# Says in the collection of spaces that all there are is known.
+_WHOLE = "whole"
+# How long it is believed that a collection is not there, and which spaces there are, when other replicas may make new
+# ones.
 _BELIEVED = 5.0
+# Collections whose handles are kept, a kilobyte each, and what is not there of them.
+_HANDLES = 4_096
+# Collections whose vectors an embedded store keeps in memory and whose files it keeps open: 160 kB and five files each,
+# or more.
+_OPEN = 64
+# glibc's name of what freed memory is overwritten with; memory that is given out is filled with the complement.
+_M_PERTURB, _OVERWRITTEN_WITH = -6, 0xFF
 
 
 # How Chroma says that what it reads is broken; everything else may pass.
@@ -59,14 +77,19 @@ class Collection:
     space: Space
 
 
-@dataclass(slots=True)
-class _User:
-    collections: dict[str, Collection] = field(default_factory=dict)
-    read: float = float("-inf")
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was found under a name; None: nothing. `at`: when."""
+
+    handle: Any | None
+    at: float
 
 
 class Collections:
-    """connect: opens Chroma, at the first use. shared: other replicas may make and remove collections too."""
+    """connect: opens Chroma, at the first use. shared: other replicas may make and remove collections too.
+
+    earlier_topics: Chroma's own collections that the last release kept topics in, as everybody's were listed last.
+    """
 
     def __init__(self, connect: Callable[[], Any], prefix: str, *, shared: bool) -> None:
         self._connect = connect
@@ -74,7 +97,12 @@ class Collections:
         self._shared = shared
         self._client: Any = None
         self._connecting = threading.Lock()
-        self._users: dict[str, _User] = {}
+        # of both: a dictionary's own steps are each complete in themselves, and several threads are here
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._spaces: dict[str, Space] = {}
+        self._spaces_at = float("-inf")
+        self.earlier_topics: list[Any] = []
 
     def client(self) -> Any:
         # two threads that open the same folder at once get in each other's way
@@ -83,80 +111,73 @@ class Collections:
                 self._client = self._connect()
             return self._client
 
-    def of(self, user_id: str) -> dict[str, Collection]:
-        """A user's collections of engrams by their names."""
-        user = self._users.get(user_id)
-        if user is None or (self._shared and time.monotonic() - user.read > _BELIEVED):
-            self._read()
-            user = self._users.setdefault(user_id, _User(read=time.monotonic()))
-        return user.collections
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
 
-    def everybody(self) -> list[tuple[str, dict[str, Collection]]]:
-        """Each user who has engrams, with their collections as they are now."""
-        self._read()
-        return [(user_id, dict(user.collections)) for user_id, user in list(self._users.items())]
+    def of(self, user_id: str, space: Space | None = None) -> dict[str, Collection]:
+        """A user's collections of engrams by their names; those of one space."""
+        spaces = self.spaces() if space is None else {_suffix(space): space}
+        named = {self._name(user_id, suffix): one for suffix, one in spaces.items()}
+        found = {name: (self._handle(name), one) for name, one in named.items()}
+        return {name: Collection(handle, one) for name, (handle, one) in found.items() if handle is not None}
 
-    def each(self, user_id: str, work: Callable[[Collection], R]) -> list[R]:
-        """The work on every collection of the user; one that another replica has removed is passed over."""
+    def everybody(self) -> list[tuple[str, Collection]]:
+        """All collections of engrams, each with whose it is. It takes a millisecond for each: not for a search."""
+        listed = list(self.own())
+        self.earlier_topics = [one for one in listed if one.metadata["kind"] == TOPICS]
+        engrams = [one for one in listed if one.metadata["kind"] == "engrams"]
+        return [(one.metadata["user_id"], Collection(one, _space(one.metadata))) for one in engrams]
+
+    def each(self, user_id: str, work: Callable[[Collection], R], space: Space | None = None) -> list[R]:
+        """The work on every collection of the user, or on that of one space; one that another replica has removed is
+        passed over."""
         results = []
-        for collection in list(self.of(user_id).values()):
+        for name, collection in self.of(user_id, space).items():
             try:
                 results.append(work(collection))
             except NotFoundError:
-                self.forget(user_id)
+                # perhaps it was removed and made anew
+                self._forget_name(name)
+                if (handle := self._handle(name)) is not None:
+                    with suppress(NotFoundError):
+                        results.append(work(Collection(handle, collection.space)))
         return results
-
-    def target(self, user_id: str, space: Space) -> str:
-        """The name of the user's collection for such vectors, which is there then."""
-        collections = self.of(user_id)
-        for name, there in collections.items():
-            if there.space == space:
-                return name
-        name = self._name(user_id, _suffix(space))
-        about = {"user_id": user_id, "kind": "engrams", "embedding_model": space.model, "dimension": space.dimension}
-        collections[name] = Collection(self._made(name, about), space)
-        return name
 
     def upsert(self, user_id: str, space: Space, record: dict[str, Any]) -> None:
         """Writes records with vectors of this space, and removes them where other vectors of theirs are."""
+        target = self._name(user_id, _suffix(space))
         try:
-            target = self.target(user_id, space)
-            self.of(user_id)[target].handle.upsert(**record)
-        except (NotFoundError, KeyError):
+            self._made(user_id, space).upsert(**record)
+        except NotFoundError:
             # another replica has removed the user's collections: they are made anew
-            self.forget(user_id)
-            target = self.target(user_id, space)
-            self.of(user_id)[target].handle.upsert(**record)
-        for name, collection in list(self.of(user_id).items()):
+            self._forget_name(target)
+            self._made(user_id, space).upsert(**record)
+        for name, collection in self.of(user_id).items():
             if name != target:
                 with suppress(NotFoundError):
                     collection.handle.delete(ids=record["ids"])
 
-    def topics(self, user_id: str) -> Any:
-        """Chroma's own collection of a user's topics, which is there then."""
-        return self._made(self._name(user_id, TOPICS), {"user_id": user_id, "kind": TOPICS})
-
-    def drop_empty(self, user_id: str, name: str) -> None:
-        collection = self.of(user_id).get(name)
-        if collection is not None and collection.handle.count() == 0:
-            self.client().delete_collection(name)
-            # read anew next time: others may have changed the list meanwhile
-            self.forget(user_id)
+    def drop(self, name: str, *, empty: bool = False) -> None:
+        """Removes a collection; one that must be `empty` only when it is."""
+        with suppress(NotFoundError):
+            if not empty or self.client().get_collection(name, embedding_function=None).count() == 0:
+                self.client().delete_collection(name)
+        self._forget_name(name)
 
     def drop_user(self, user_id: str) -> None:
-        """Removes all of a user's collections, topics too."""
-        self.forget(user_id)
+        """Removes all of a user's collections."""
         for name in [*self.of(user_id), self._name(user_id, TOPICS)]:
-            with suppress(NotFoundError):
-                self.client().delete_collection(name)
-        self.forget(user_id)
+            self.drop(name)
 
     def forget(self, user_id: str) -> None:
         """Which collections the user has is asked again."""
-        self._users.pop(user_id, None)
+        for suffix in list(self._spaces):
+            self._forget_name(self._name(user_id, suffix))
+        self._spaces_at = float("-inf")
 
     def own(self) -> Iterator[Any]:
-        """Chroma's collections of this memory, topics too; others may use the same server."""
+        """Chroma's collections of this memory, of the last release's topics too; others may use the same server."""
         offset = 0
         while page := self.client().list_collections(limit=PAGE, offset=offset):
             offset += len(page)
@@ -165,25 +186,98 @@ class Collections:
                 if handle.name.startswith(f"{self._prefix}.") and about.get("kind") in ("engrams", TOPICS):
                     yield handle
 
-    def _read(self) -> None:
-        users: dict[str, _User] = {}
-        now = time.monotonic()
-        for handle in self.own():
-            about = handle.metadata
-            if about["kind"] == "engrams":
-                found = Collection(handle, Space(about["embedding_model"], about["dimension"]))
-                users.setdefault(about["user_id"], _User(read=now)).collections[handle.name] = found
-        for user_id in self._users.keys() - users.keys():
-            users[user_id] = _User(read=now)
-        self._users = users
+    # ── spaces ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def spaces(self) -> dict[str, Space]:
+        """Of all users' vectors, each by how the names of its collections end."""
+        if not self._spaces or (self._shared and time.monotonic() - self._spaces_at > _BELIEVED):
+            at = time.monotonic()
+            found = self._written_spaces()
+            if found is None:
+                # a store of the last release, or one that is new
+                self._write_spaces({_suffix(one.space): one.space for _, one in self.everybody()})
+                found = self._written_spaces() or {}
+            self._spaces, self._spaces_at = found, at
+        return self._spaces
+
+    def _written_spaces(self) -> dict[str, Space] | None:
+        """None: not all of them may be there."""
+        try:
+            kept = self.client().get_collection(self._spaces_name, embedding_function=None).get(include=["metadatas"])
+        except NotFoundError:
+            return None
+        if _WHOLE not in kept["ids"]:
+            return None
+        about = zip(kept["ids"], kept["metadatas"], strict=True)
+        return {suffix: _space(one) for suffix, one in about if suffix != _WHOLE}
+
+    def _write_spaces(self, spaces: dict[str, Space]) -> None:
+        handle = self.client().get_or_create_collection(
+            self._spaces_name, metadata={"kind": _SPACES}, embedding_function=None
+        )
+        about = [{"embedding_model": one.model, "dimension": one.dimension} for one in spaces.values()]
+        ids = [*spaces, _WHOLE]
+        whole = {"embedding_model": "", "dimension": 0}
+        handle.upsert(ids=ids, embeddings=[[1.0]] * len(ids), metadatas=[*about, whole])
+
+    # ── names and handles ────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _spaces_name(self) -> str:
+        return f"{self._prefix}.{_SPACES}"
 
     def _name(self, user_id: str, suffix: str) -> str:
         return f"{self._prefix}.{hashlib.sha256(user_id.encode()).hexdigest()[:24]}.{suffix}"
 
-    def _made(self, name: str, metadata: dict[str, Any]) -> Any:
-        return self.client().get_or_create_collection(
-            name, metadata=metadata, configuration={"hnsw": {"space": "cosine"}}, embedding_function=None
+    def _handle(self, name: str) -> Any | None:
+        with self._lock:
+            known = self._known.get(name)
+            if known is not None:
+                self._known.move_to_end(name)
+        if known is None or (known.handle is None and self._shared and time.monotonic() - known.at > _BELIEVED):
+            at = time.monotonic()
+            try:
+                handle = self.client().get_collection(name, embedding_function=None)
+            except NotFoundError:
+                handle = None
+            known = _Known(handle, at)
+            self._keep(name, known)
+        return known.handle
+
+    def _made(self, user_id: str, space: Space) -> Any:
+        """Chroma's own collection for such vectors of the user, which is there then."""
+        suffix = _suffix(space)
+        name = self._name(user_id, suffix)
+        if (there := self._handle(name)) is not None:
+            return there
+        if suffix not in self.spaces():
+            # before there is a collection of that kind: nobody else would look for it
+            self._write_spaces({suffix: space})
+            self._spaces = {**self._spaces, suffix: space}
+        about = {"user_id": user_id, "kind": "engrams", "embedding_model": space.model, "dimension": space.dimension}
+        handle = self.client().get_or_create_collection(
+            name, metadata=about, configuration={"hnsw": {"space": "cosine"}}, embedding_function=None
         )
+        self._keep(name, _Known(handle, time.monotonic()))
+        return handle
+
+    def _keep(self, name: str, known: _Known) -> None:
+        with self._lock:
+            if known.handle is None and (there := self._known.get(name)) is not None and there.at >= known.at:
+                # it was made while somebody found that it was not there
+                return
+            self._known[name] = known
+            self._known.move_to_end(name)
+            while len(self._known) > _HANDLES:
+                self._known.popitem(last=False)
+
+    def _forget_name(self, name: str) -> None:
+        with self._lock:
+            self._known.pop(name, None)
+
+
+def _space(about: Any) -> Space:
+    return Space(about["embedding_model"], about["dimension"])
 
 
 def _suffix(space: Space) -> str:
@@ -238,6 +332,15 @@ def server(settings: MemorySettings) -> Any:
 
 def embedded(path: Path) -> Any:
     """Chroma in this process, in a folder that no other process uses."""
-    client = chromadb.PersistentClient(path, settings=ChromaSettings(anonymized_telemetry=False))
+    # Chroma writes its vectors' files as large as they may become, with whatever lay in memory where no vector is yet:
+    # it must not be text.
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_PERTURB, _OVERWRITTEN_WITH)
+    settings = ChromaSettings(anonymized_telemetry=False, is_persistent=True, persist_directory=str(path))
+    system = System(settings)
+    # else as many as there may be open files, whatever memory that takes
+    system.instance(RustBindingsAPI).hnsw_cache_size = _OPEN
+    system.start()
+    client = Client.from_system(system)
     note(path)
     return client

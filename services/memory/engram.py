@@ -64,7 +64,7 @@ def merged(one: Notes, other: Notes) -> dict[str, Note]:
 class Engram:
     """`time` is when it was said, `recorded` when it entered the memory; both in ms since the epoch.
 
-    before: the turn before it in the session, by whose words it is found too.
+    before: the turn before it in the session, by whose words it is found too; follows: the id of that one's engram.
     tainted: its answer used what strangers may have written.
     echo: its answer only repeats what memory held.
     """
@@ -82,6 +82,7 @@ class Engram:
     content: str = ""
     topic: str = ""
     before: str = ""
+    follows: str = ""
     generator_id: str = ""
     model: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -167,12 +168,12 @@ class Engram:
 
 
 _BODY = (
-    "query_id", "query", "answer", "content", "topic", "before", "generator_id", "model", "options", "tool_calls",
-    "finish_reason", "echo", "metadata",
+    "query_id", "query", "answer", "content", "topic", "before", "follows", "generator_id", "model", "options",
+    "tool_calls", "finish_reason", "echo", "metadata",
 )  # fmt: skip
 
 
-def of_response(response: ResponseGeneration, time_ms: int, before: str = "") -> Engram:
+def of_response(response: ResponseGeneration, time_ms: int, before: str = "", follows: str = "") -> Engram:
     """The engram of one respondent's answer; `time_ms` is when its query was accepted."""
     calls = response.tool_calls
     used = [call for call in calls if call.error is None]
@@ -188,6 +189,7 @@ def of_response(response: ResponseGeneration, time_ms: int, before: str = "") ->
         query=response.query[:MAX_TEXT],
         answer=response.answer[:MAX_TEXT],
         before=before[:MAX_BEFORE],
+        follows=follows,
         generator_id=response.generator_id,
         model=response.model,
         options=dict(response.options),
@@ -212,6 +214,11 @@ def _recalled_taint(data: Any) -> bool:
     return any(
         isinstance(one, dict) and bool(one.get("tainted")) for part in parts if isinstance(part, list) for one in part
     )
+
+
+def as_before(turn: Engram) -> str:
+    """What the next turn keeps of this one."""
+    return f"{turn.query}\n{turn.answer}"[:MAX_BEFORE]
 
 
 def topic_id(user_id: str, topic: str) -> str:

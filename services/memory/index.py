@@ -72,10 +72,19 @@ def similarities(hits: Iterable[KeywordHit | PlacedWords], vector: Vector) -> di
 
 
 class Index:
-    def __init__(self, context: Context[Any], store: Store, keywords: KeywordIndex) -> None:
+    """due: told whose words something is removed from, before it is."""
+
+    def __init__(
+        self,
+        context: Context[Any],
+        store: Store,
+        keywords: KeywordIndex,
+        due: Callable[[str], None] = lambda _user_id: None,
+    ) -> None:
         self._context = context
         self._store = store
         self._keywords = keywords
+        self._due = due
         self.catalog = Catalog()
         self.ready = asyncio.Event()
         # what was removed while the store was being read, and may have been read before
@@ -156,6 +165,7 @@ class Index:
         if not self.ready.is_set():
             self._removed.append((user_id, list(ids)))
         self.catalog.remove(user_id, ids)
+        self._due(user_id)
         try:
             await asyncio.to_thread(self._keywords.remove, user_id, list(ids))
         except KeywordIndexDamaged as exc:

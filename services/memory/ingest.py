@@ -14,6 +14,7 @@ from services.memory.engram import Engram, Note, NoteKind, of_response, stamp, t
 from services.memory.gathering import Gathering
 from services.memory.keeper import Keeper
 from services.memory.machine import ANNOTATING, ANNOTATING_PAIRWISE, IDLE, INGESTING, TABLE
+from services.memory.notes import accepted
 from services.memory.text import dense_text
 from shared.bus import order
 from shared.contracts import (
@@ -34,6 +35,7 @@ from shared.errors import DecodeError
 from shared.participant.background import patiently
 from shared.participant.machine import Machine
 from shared.participant.service import Context
+from shared.records.journal import response_id
 from shared.records.sessions import Sessions
 from shared.telemetry.logging import get_logger
 
@@ -71,8 +73,9 @@ class Ingest:
         response = message.payload
         steps = self._steps(message, response.query_id)
         steps("INGEST", INGESTING)
-        before = await patiently(lambda: self._before(response))
-        engram = of_response(response, accepted(response.query_id, message.envelope.time), before)
+        follows, before = await patiently(lambda: self._before(response))
+        at = accepted(response.query_id, message.envelope.time)
+        engram = of_response(response, at, before=before, follows=follows)
         if self._context.settings.classify != "off":
             engram = engram.annotated({"class": by_rules(engram).note(engram)})
         kept = await self._remember(engram)
@@ -89,13 +92,10 @@ class Ingest:
         return ()
 
     async def save(self, message: Message[MemorySave]) -> Iterable[Outgoing]:
-        wish = message.payload
-        if wish.kind == "topic":
-            now = await patiently(lambda: self._keeper.store.topic(wish.user_id, wish.topic))
-            if now is None or now.time != wish.recorded:
-                # saved again or deleted since
-                return ()
-        await self._remember(saved(wish))
+        engram = saved(message.payload)
+        kept = await self._remember(engram)
+        if kept and await self._keeper.ended(engram):
+            await patiently(lambda: self._keeper.delete(engram.user_id, [engram.id]))
         return ()
 
     async def forget(self, message: Message[MemoryForget]) -> Iterable[Outgoing]:
@@ -142,10 +142,13 @@ class Ingest:
         (vector,) = await self._embedder.documents([embedded_text(engram)])
         return await patiently(lambda: self._gathering.put(engram, vector))
 
-    async def _before(self, response: ResponseGeneration) -> str:
-        """The turn before it in the session."""
+    async def _before(self, response: ResponseGeneration) -> tuple[str, str]:
+        """The turn before it in the session: the id of its engram, and its text."""
         earlier = await self._sessions.turns(response.session_id, response.respondent_id, response.query_id)
-        return f"{earlier[-1].query}\n{earlier[-1].answer}" if earlier else ""
+        if not earlier:
+            return "", ""
+        last = earlier[-1]
+        return response_id(last.query_id, response.respondent_id), f"{last.query}\n{last.answer}"
 
     async def _annotated(
         self,
@@ -187,14 +190,6 @@ class Ingest:
             return events
 
         return step
-
-
-def accepted(query_id: str, otherwise: int) -> int:
-    """When a query was accepted, in ms: its id says it, unless another program made it."""
-    try:
-        return order(query_id)[0] or otherwise
-    except ValueError:
-        return otherwise
 
 
 def vote_stamp(vote_id: str) -> str:

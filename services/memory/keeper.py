@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from services.memory.engram import Engram, Note, NoteKind
+from services.memory.engram import Engram, Note, NoteKind, as_before
 from services.memory.index import Index
 from services.memory.notes import State, States
 from services.memory.store import Store
-from services.memory.vectors import Vector
+from services.memory.vectors import NO_VECTOR, Vector
+from shared.records.journal import response_id
+from shared.records.lanes import RESPONDENTS
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -29,11 +31,21 @@ def no_fault(_step: str) -> None:
 
 
 class Keeper:
-    def __init__(self, store: Store, states: States, index: Index, fault: Hook = no_fault) -> None:
+    """due: told whose memory something is removed from, before it is."""
+
+    def __init__(
+        self,
+        store: Store,
+        states: States,
+        index: Index,
+        fault: Hook = no_fault,
+        due: Callable[[str], None] = lambda _user_id: None,
+    ) -> None:
         self.store = store
         self.states = states
         self.index = index
         self._fault = fault
+        self._due = due
 
     async def put(self, user_id: str, items: Sequence[tuple[Engram, Vector]]) -> list[Engram]:
         """Upserts engrams of one user with what is known of them; what was deleted stays deleted.
@@ -50,6 +62,7 @@ class Keeper:
             before = await self.states.read(engrams)
             gone = [e.id for e, state in zip(engrams, before, strict=True) if state.gone(e)]
             if gone:
+                self._due(user_id)
                 await self.store.delete(user_id, gone)
                 for engram_id in gone:
                     open_items.pop(engram_id)
@@ -64,7 +77,7 @@ class Keeper:
                     # a topic that was saved again since: the later content counts
                     kept[engram_id] = known
                     continue
-                whole = engram.annotated(known.notes if known else {}).annotated(states[engram_id].notes)
+                whole = states[engram_id].known(engram.annotated(known.notes if known else {}))
                 writing.append((whole, vector))
                 places[engram_id] = vector
                 kept[engram_id] = whole
@@ -85,6 +98,15 @@ class Keeper:
         engrams = [engram for engram, _ in items.values()]
         after = await self.states.read(engrams) if engrams else []
         return {e.id: items[e.id] for e, state in zip(engrams, after, strict=True) if state != before[e.id]}
+
+    async def take_topics(self) -> None:
+        """Makes engrams of the topics that the last release kept beside them, where they are none yet."""
+        for name, topics in await self.store.earlier_topics():
+            for user_id in {topic.user_id for topic in topics}:
+                there = await self.store.get(user_id, [topic.id for topic in topics])
+                await self.put(user_id, [(topic, NO_VECTOR) for topic in topics if topic.id not in there])
+            self._fault("topics taken")
+            await self.store.drop(name)
 
     async def annotate(self, engram_id: str, kind: NoteKind, note: Note) -> bool:
         """Adds an annotation; one for an engram that is not there yet waits for it. False: it was deleted."""
@@ -111,10 +133,11 @@ class Keeper:
                 return
             (before,) = await self.states.read([found])
             if before.gone(found):
+                self._due(user_id)
                 await self.store.delete(user_id, [engram_id])
                 await self.index.remove(user_id, [engram_id])
                 return
-            whole = change(found.annotated(before.notes))
+            whole = change(before.known(found))
             if whole is not found:
                 await self.store.update(user_id, [whole])
             self._fault("updated")
@@ -128,11 +151,37 @@ class Keeper:
         """For good: text, vector, words, annotations that wait; what comes late is refused for some weeks."""
         if not ids:
             return
+        self._due(user_id)
         await self.states.delete(ids)
         self._fault("marked")
+        await self._bereave(user_id, ids)
+        self._fault("bereaved")
         await self.store.delete(user_id, ids)
         self._fault("removed")
         await self.index.remove(user_id, ids)
+
+    async def delete_turn(self, user_id: str, engram: Engram) -> None:
+        """One engram, for good; of an answered query what every respondent has said to it."""
+        ids = {engram.id}
+        if engram.kind == "turn" and engram.query_id and engram.id in _responses(engram.query_id):
+            ids |= _responses(engram.query_id)
+        await self.delete(user_id, sorted(ids))
+
+    async def _bereave(self, user_id: str, ids: Sequence[str]) -> None:
+        """Takes the words of turns out of those that came after them. While the turns are there: whoever dies before
+        they are removed does it again."""
+        gone = await self.store.get(user_id, ids)
+        texts = {as_before(turn) for turn in gone.values() if turn.kind == "turn"}
+        for session_id in {turn.session_id for turn in gone.values() if turn.kind == "turn" and turn.session_id}:
+            others = await self.store.get(user_id, await self.store.ids_of_session(user_id, session_id))
+            for other in others.values():
+                # one that is of an earlier release, or from outside, has the text alone
+                if other.id not in gone and other.before and (other.follows in gone or other.before in texts):
+                    await self._change(user_id, other.id, partial(replace, before="", follows=""))
+
+    async def ended(self, engram: Engram) -> bool:
+        """Whether it was saved in a conversation that was deleted meanwhile."""
+        return await self.states.ended(engram)
 
     async def delete_session(self, user_id: str, session_id: str, until: int) -> int:
         """Everything of a session that entered the memory until then; the number of engrams."""
@@ -155,11 +204,17 @@ class Keeper:
         return len(gone)
 
     async def delete_user(self, user_id: str) -> int:
-        """Everything of a user, topics too; the number of engrams."""
+        """Everything of a user; the number of engrams."""
         await self.index.ready.wait()
+        self._due(user_id)
         await self.states.forget(user_id, "", await self.states.now())
         ids = self.index.catalog.ids(user_id)
         await self.states.delete(ids)
         await self.store.drop_user(user_id)
         await self.index.remove_user(user_id)
         return len(ids)
+
+
+def _responses(query_id: str) -> set[str]:
+    """The ids of the engrams of a query's answers."""
+    return {response_id(query_id, respondent) for respondent in RESPONDENTS}

@@ -41,6 +41,8 @@ __all__ = ["Entry", "Found", "KeywordHit", "KeywordIndex", "KeywordIndexDamaged"
 OPEN_FILES = 32
 # Bytes of a file that are read without a copy.
 MAPPED = 512_000_000
+# Pages of a file that one step of overwriting writes.
+_MERGED = 64
 
 
 class KeywordIndexDamaged(Local2Error):
@@ -72,6 +74,7 @@ class KeywordIndex:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._open: OrderedDict[str, _File] = OrderedDict()
         self._lock = threading.Lock()
+        self._merging: set[str] = set()
 
     def close(self) -> None:
         with self._lock:
@@ -87,18 +90,29 @@ class KeywordIndex:
             insert(db, rows)
 
     def remove(self, user_id: str, ids: Iterable[str]) -> int:
-        """Forgets these engrams, on disk too. Returns how many there were."""
+        """Forgets these engrams. Returns how many there were. `overwrite` leaves nothing of them on disk."""
         if not self._path(user_id).exists():
             return 0
+        with self._using(user_id) as db, _transaction(db):
+            return sum(delete(db, id_) for id_ in ids)
+
+    def overwrite(self, user_id: str) -> bool:
+        """One step, of some milliseconds, towards a file in which no word of what was removed is left; whether there
+        are more to come. A process that dies in between begins anew."""
+        if not self._path(user_id).exists():
+            return False
         with self._using(user_id) as db:
-            with _transaction(db):
-                removed = sum(delete(db, id_) for id_ in ids)
-                if removed:
-                    # merged into one segment, in which nothing of the removed texts is left
-                    db.execute("INSERT INTO words(words) VALUES('optimize')")
-            if removed:
-                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        return removed
+            # in one segment there is nothing of what was removed; the first step says that all go into it
+            pages = _MERGED if user_id in self._merging else -_MERGED
+            self._merging.add(user_id)
+            before = db.total_changes
+            db.execute("INSERT INTO words(words, rank) VALUES('merge', ?)", (pages,))
+            # as SQLite's documentation of FTS5 says when there is nothing left to merge
+            if db.total_changes - before >= 2:
+                return True
+            self._merging.discard(user_id)
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return False
 
     def remove_user(self, user_id: str) -> None:
         """Forgets everything of the user: the file is unlinked."""
@@ -247,6 +261,7 @@ class KeywordIndex:
 
     def _drop(self, user_id: str) -> None:
         path = self._path(user_id)
+        self._merging.discard(user_id)
         file = self._open.pop(path.name, None)
         if file is not None:
             file.lock.acquire()

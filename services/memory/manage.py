@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from base64 import b64encode
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,11 +20,11 @@ from services.memory.embedding import Embedder, profile
 from services.memory.engram import IMPORTED, Engram, topic_id
 from services.memory.ingest import embedded_text
 from services.memory.keeper import Keeper
-from services.memory.portable import engram_of, exported, exported_topic, read_line
+from services.memory.portable import engram_of, exported, read_line
 from services.memory.previous import overdue
 from services.memory.recall import MOST, Recall, Wanted
 from services.memory.settings import MemorySettings
-from services.memory.store import StoreUnavailable, Topic
+from services.memory.store import StoreUnavailable
 from services.memory.telling import brief, data_of, told, whole
 from services.memory.tools import MAX_CONTENT, MAX_QUERIES, MemoryTools, checked_topic
 from shared.contracts import ToolRequest
@@ -154,9 +155,10 @@ class Manage:
         # the second: a delete that was interrupted between the store and the index
         if found is None and self._keeper.index.catalog.owner(args.id) != user_id:
             return {"found": False}
-        if found is not None and found.kind == "topic":
-            await self._keeper.store.delete_topic(user_id, found.topic)
-        await self._keeper.delete(user_id, [args.id])
+        if found is None:
+            await self._keeper.delete(user_id, [args.id])
+        else:
+            await self._keeper.delete_turn(user_id, found)
         return {"found": True}
 
     async def _delete_session(self, args: MemoryManage, request: ToolRequest) -> dict[str, Any]:
@@ -219,30 +221,25 @@ class Manage:
         if vectors is None:
             raise ToolError(f"unavailable: {self._embedder.trouble or 'the embedding model does not answer'}")
         await self._keeper.states.restore([engram.id for engram in engrams])
-        for engram in engrams:
-            if engram.kind == "topic":
-                await self._keeper.store.save_topic(user_id, Topic(engram.topic, engram.content, engram.time))
         return len(await self._keeper.put(user_id, list(zip(engrams, vectors, strict=True))))
 
     async def _export(self, args: MemoryManage, request: ToolRequest) -> dict[str, Any]:
-        """Lines of a user, or of all: engrams, then topics."""
+        """Lines of a user, or of all."""
         await self._indexed()
-        users = await self._keeper.store.users() if args.all_users else [request.user_id]
-        user_id, place = orjson.loads(args.cursor) if args.cursor else (users[0] if users else "", None)
-        if not users or user_id not in users:
-            users = [one for one in users if one > user_id]
-            if not users:
-                return {"lines": [], "cursor": None}
-            user_id, place = users[0], None
-        lines: list[dict[str, Any]] = []
-        if place != "topics":
-            lines, place = await self._page(user_id, place, args.limit, exported)
-            # what is kept under a topic comes with the topics
-            lines = [line for line in lines if not str(line["metadata"]["id"]).startswith("topic:")]
-            return {"lines": lines, "cursor": orjson.dumps([user_id, place or "topics"]).decode()}
-        lines = [exported_topic(user_id, topic) for topic in await self._keeper.store.topics(user_id)]
-        later = [one for one in users if one > user_id]
-        return {"lines": lines, "cursor": orjson.dumps([later[0], None]).decode() if later else None}
+        users = self._keeper.index.catalog.users() if args.all_users else [request.user_id]
+        user_id, place = orjson.loads(args.cursor) if args.cursor else ("", None)
+        # somebody may have been forgotten since the page before
+        at = bisect_left(users, user_id)
+        if at == len(users):
+            return {"lines": [], "cursor": None}
+        if users[at] != user_id:
+            user_id, place = users[at], None
+        lines, place = await self._page(user_id, place, args.limit, exported)
+        if place is None:
+            if at + 1 == len(users):
+                return {"lines": lines, "cursor": None}
+            user_id = users[at + 1]
+        return {"lines": lines, "cursor": orjson.dumps([user_id, place]).decode()}
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -266,7 +263,6 @@ class Manage:
         engram_id = topic_id(request.user_id, args.topic)
         if found is None and self._keeper.index.catalog.owner(engram_id) != request.user_id:
             return {"found": False}
-        await self._keeper.store.delete_topic(request.user_id, args.topic)
         await self._keeper.delete(request.user_id, [engram_id])
         return {"found": True}
 
@@ -307,8 +303,8 @@ def _of(engrams: Mapping[str, Engram], session_id: str) -> list[Engram]:
     return [engram for engram in engrams.values() if engram.session_id == session_id]
 
 
-def _shown(topic: Topic) -> dict[str, Any]:
-    return {"topic": topic.name, "content": topic.content, "time": topic.time}
+def _shown(topic: Engram) -> dict[str, Any]:
+    return {"topic": topic.topic, "content": topic.content, "time": topic.time}
 
 
 def _cursor(place: tuple[int, str] | None) -> str | None:

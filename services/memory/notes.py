@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.memory.engram import Engram, Note, NoteKind
-from shared.bus import Bus, Command, Script
+from shared.bus import Bus, Command, Script, order
 from shared.bus.keys import engram_key, gone_key, taken_back_key
 
 OWNER, DELETED = "owner", "deleted"
@@ -47,14 +47,23 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`gone_before`: what entered the memory until then (ms) is deleted, by its query, its session or its user."""
+    """`gone_before`: what entered the memory until then (ms) is deleted, by its query, its session or its user.
+
+    bereft: the turn before it was deleted, whose words it must not keep.
+    """
 
     notes: Mapping[str, Note] = field(default_factory=dict)
     deleted: bool = False
     gone_before: int = 0
+    bereft: bool = False
 
     def gone(self, engram: Engram) -> bool:
         return self.deleted or engram.recorded <= self.gone_before
+
+    def known(self, engram: Engram) -> Engram:
+        """The engram with what is known of it here."""
+        whole = engram.annotated(self.notes)
+        return replace(whole, before="", follows="") if self.bereft and whole.before else whole
 
 
 class States:
@@ -86,9 +95,27 @@ class States:
                 ("GET", gone_key(engram.user_id)),
                 ("GET", gone_key(engram.user_id, engram.session_id)),
                 ("GET", taken_back_key(engram.user_id, engram.query_id)),
+                ("HEXISTS", engram_key(engram.follows), DELETED),
+                ("GET", taken_back_key(engram.user_id, engram.follows.rpartition(":")[0])),
             ]
         replies = await self._bus.link.pipe(commands)
-        return [_state(*replies[at : at + 4]) for at in range(0, len(replies), 4)]
+        return [
+            replace(_state(*replies[at : at + 4]), bereft=bool(engram.follows and any(replies[at + 4 : at + 6])))
+            for at, engram in zip(range(0, len(replies), 6), engrams, strict=True)
+        ]
+
+    async def ended(self, engram: Engram) -> bool:
+        """Whether the session of a note or topic was deleted, or the query in which it was saved taken back, after that
+        query was asked: a tool may be called while its session is being deleted."""
+        if not engram.session_id:
+            return False
+        marks = await self._bus.link.pipe(
+            [
+                ("GET", gone_key(engram.user_id, engram.session_id)),
+                ("GET", taken_back_key(engram.user_id, engram.query_id)),
+            ]
+        )
+        return _until(*marks) >= accepted(engram.query_id, engram.recorded)
 
     async def delete(self, ids: Sequence[str]) -> None:
         for at in range(0, len(ids), _PAGE):
@@ -120,5 +147,16 @@ def _state(raw: Sequence[bytes], *until: bytes | None) -> State:
         with suppress(ValueError):
             if (kind := name.decode()) not in (OWNER, DELETED):
                 notes[kind] = Note.load(value.decode())
-    gone = [int(at) for at in until if at and at.isdigit()]
-    return State(notes, DELETED.encode() in raw[::2], max(gone, default=0))
+    return State(notes, DELETED.encode() in raw[::2], _until(*until))
+
+
+def _until(*marks: bytes | None) -> int:
+    return max((int(at) for at in marks if at and at.isdigit()), default=0)
+
+
+def accepted(query_id: str, otherwise: int) -> int:
+    """When a query was accepted, in ms: its id says it, unless another program made it."""
+    try:
+        return order(query_id)[0] or otherwise
+    except ValueError:
+        return otherwise

@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from services.memory.engram import MAX_TEXT, Engram, Note, imported_id, topic_id
-from services.memory.store import Topic
 from services.memory.tools import MAX_CONTENT, checked_topic
 from shared.errors import ToolError
 from shared.participant.settings import describe
@@ -27,6 +26,7 @@ _FIELDS = (
     "options",
     "finish_reason",
     "before",
+    "follows",
     "tainted",
     "echo",
 )
@@ -111,7 +111,11 @@ def engram_of(line: Line, user_id: str, recorded: int, engram_id: str | None = N
     }  # fmt: skip
     if line.topic:
         return Engram(
-            **{**common, "id": topic_id(user_id, line.topic)}, kind="topic", topic=line.topic, content=line.content
+            **{**common, "id": topic_id(user_id, line.topic)},
+            kind="topic",
+            query_id=str(known.get("query_id") or ""),
+            topic=line.topic,
+            content=line.content,
         )
     if not line.query:
         return Engram(**common, kind="note", content=line.content, metadata=metadata, notes=_notes(annotations))
@@ -128,6 +132,7 @@ def engram_of(line: Line, user_id: str, recorded: int, engram_id: str | None = N
         model=str(known.get("model") or ""),
         finish_reason=str(known.get("finish_reason") or ""),
         before=str(known.get("before") or ""),
+        follows=str(known.get("follows") or ""),
         tainted=known.get("tainted") is True,
         echo=known.get("echo") is True,
         tool_calls=tuple(c for c in calls if isinstance(c, dict)) if isinstance(calls, list) else (),
@@ -179,6 +184,8 @@ def exported(engram: Engram) -> dict[str, Any]:
     said: dict[str, Any] = (
         {"query": engram.query, "answer": engram.answer} if engram.kind == "turn" else {"content": engram.content}
     )
+    if engram.kind == "topic":
+        said["topic"] = engram.topic
     known = {name: value for name in _FIELDS if (value := getattr(engram, name))}
     annotations = {kind: {"stamp": n.stamp, "values": dict(n.values)} for kind, n in engram.notes.items()}
     compared = (
@@ -201,7 +208,3 @@ def exported(engram: Engram) -> dict[str, Any]:
         "user_id": engram.user_id,
         "metadata": metadata,
     }
-
-
-def exported_topic(user_id: str, topic: Topic) -> dict[str, Any]:
-    return {"topic": topic.name, "content": topic.content, "time": topic.time, "user_id": user_id, "metadata": {}}

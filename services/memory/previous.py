@@ -9,12 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from services.memory.engram import IMPORTED, MAX_BEFORE, Engram
-
-
-def as_before(turn: Engram) -> str:
-    """What the next turn keeps of this one."""
-    return f"{turn.query}\n{turn.answer}"[:MAX_BEFORE]
+from services.memory.engram import IMPORTED, Engram, as_before
 
 
 def overdue(there: Iterable[Engram], coming: Sequence[Engram] = ()) -> dict[str, str]:

@@ -67,7 +67,7 @@ class Reembedding:
 
     async def _all(self, space: Space) -> bool:
         """Whether nothing is left to be done."""
-        foreign = [one for one in await self._keeper.store.collections() if self._foreign(one, space)]
+        foreign = [one for one in await self._keeper.store.collections(but=space) if self._foreign(one, space)]
         due = [one for one in foreign if not self._kept(one)]
         self.left = sum(one.count for one in due)
         if not foreign:
@@ -114,5 +114,5 @@ class Reembedding:
             refused += len(page) - len(placed)
             self.left = max(0, self.left - len(page))
             await self._lease()
-        await self._keeper.store.drop_empty(one.user_id, one.name)
+        await self._keeper.store.drop_empty(one.name)
         return True

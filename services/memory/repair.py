@@ -26,7 +26,7 @@ from services.memory.damage import DATABASE, damage_of
 from services.memory.engram import Engram
 from services.memory.folder import locked
 from services.memory.settings import MemorySettings
-from services.memory.store import Store, StoreUnavailable, Topic
+from services.memory.store import Store, StoreUnavailable, earlier_topic
 from services.memory.vectors import NO_VECTOR, Vector
 from shared.errors import Local2Error
 from shared.participant.kept import forget, set_aside, sqlite_trouble
@@ -44,19 +44,15 @@ _INDEXED = "SELECT id, data, vector, model FROM engram"
 
 @dataclass(slots=True)
 class Saved:
-    """By user: engrams by their ids, each with its vector, and topics by their names."""
+    """By user: engrams by their ids, each with its vector."""
 
     engrams: dict[str, dict[str, tuple[Engram, Vector]]] = field(default_factory=dict)
-    topics: dict[str, dict[str, Topic]] = field(default_factory=dict)
 
     def add(self, engram: Engram, vector: Vector = NO_VECTOR) -> None:
         """What comes later counts; a vector that is known stays."""
         there = self.engrams.setdefault(engram.user_id, {})
         known = there.get(engram.id, (engram, NO_VECTOR))[1]
         there[engram.id] = (engram, known if vector is NO_VECTOR else vector)
-        if engram.kind == "topic":
-            topic = Topic(engram.topic, engram.content, engram.time)
-            self.topics.setdefault(engram.user_id, {}).setdefault(engram.topic, topic)
 
     @property
     def count(self) -> int:
@@ -79,12 +75,8 @@ async def repair(settings: MemorySettings) -> list[str]:
         saved = Saved()
         for engram, vector in _indexed(settings.words):
             saved.add(engram, vector)
-        for kept in _stored(folder / DATABASE, settings.collection):
-            if isinstance(kept, Engram):
-                saved.add(kept)
-            else:
-                user_id, topic = kept
-                saved.topics.setdefault(user_id, {})[topic.name] = topic
+        for engram in _stored(folder / DATABASE, settings.collection):
+            saved.add(engram)
         fresh = folder.with_name(f"{folder.name}.new")
         shutil.rmtree(fresh, ignore_errors=True)
         await _written(saved, fresh, settings.collection)
@@ -113,15 +105,17 @@ def _unreadable(folder: Path, prefix: str) -> str | None:
     """What stands in the way of reading everything, vectors too."""
 
     def read() -> None:
-        for _, collections in Collections(lambda: embedded(folder), prefix, shared=False).everybody():
-            for collection in collections.values():
-                for _page in pages(collection.handle, ("metadatas", "embeddings")):
-                    pass
+        for _, collection in collections.everybody():
+            for _page in pages(collection.handle, ("metadatas", "embeddings")):
+                pass
 
+    collections = Collections(lambda: embedded(folder), prefix, shared=False)
     try:
         mapped(read)
     except StoreUnavailable as exc:
         return str(exc)
+    finally:
+        collections.close()
     return None
 
 
@@ -144,8 +138,8 @@ def _placed(vector: bytes | None, model: str) -> Vector:
     return Vector(model, np.frombuffer(vector, dtype=np.float16).astype(float).tolist())
 
 
-def _stored(database: Path, prefix: str) -> Iterator[Engram | tuple[str, Topic]]:
-    """What Chroma's database still tells of engrams, and of users' topics, up to the first page that is broken."""
+def _stored(database: Path, prefix: str) -> Iterator[Engram]:
+    """What Chroma's database still tells of engrams, up to the first page that is broken."""
     if not database.exists():
         return
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as db:
@@ -161,10 +155,10 @@ def _stored(database: Path, prefix: str) -> Iterator[Engram | tuple[str, Topic]]
             yield from _record(*place, about)
 
 
-def _record(collection: str, record_id: str, about: dict[str, Any]) -> Iterator[Engram | tuple[str, Topic]]:
+def _record(collection: str, record_id: str, about: dict[str, Any]) -> Iterator[Engram]:
     with suppress(ValueError, KeyError, TypeError):
         if collection.endswith(f".{TOPICS}"):
-            yield str(about["user_id"]), Topic(record_id, str(about["content"]), int(about["time"]))
+            yield earlier_topic(str(about["user_id"]), record_id, str(about["content"]), int(about["time"]))
         else:
             yield Engram.from_flat(record_id, about)
 
@@ -176,9 +170,6 @@ async def _written(saved: Saved, folder: Path, prefix: str) -> None:
         await store.ping()
         for user_id, engrams in saved.engrams.items():
             await store.put(user_id, list(engrams.values()))
-        for user_id, topics in saved.topics.items():
-            for topic in topics.values():
-                await store.save_topic(user_id, topic)
     finally:
         store.close()
 

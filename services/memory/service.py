@@ -16,6 +16,7 @@ from services.memory.document_reader import PROCESSES, DocumentReader
 from services.memory.document_tools import DocumentTools
 from services.memory.documents import Documents
 from services.memory.embedding import Embedder, open_embedder
+from services.memory.erasing import Due, Erasing
 from services.memory.gathering import open_gathering
 from services.memory.index import Index
 from services.memory.ingest import Ingest
@@ -47,6 +48,7 @@ from shared.errors import SettingsError, TransientError
 from shared.llm.builtin import BuiltInEmbeddings, installed
 from shared.llm.courtesy import CourteousChatModel
 from shared.llm.courtesy import answering as queries
+from shared.participant.background import patiently
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
 from shared.telemetry.logging import get_logger
@@ -67,16 +69,20 @@ def builder(fault: Hook = no_fault) -> Any:
         settings = context.settings
         async with contextlib.AsyncExitStack() as stack:
             store = await stack.enter_async_context(open_store(settings))
-            keywords = KeywordIndex(stack.enter_context(_index_folder(settings)))
+            words = stack.enter_context(_index_folder(settings))
+            keywords = KeywordIndex(words)
             stack.callback(keywords.close)
             pace = Pace(answering(context))
             model_name = settings.embedder
             embedder = await stack.enter_async_context(
                 open_embedder(settings.embeddings(), model_name, settings.embed_batch, pace, _stand_in(settings))
             )
-            index = Index(context, store, keywords)
+            due = await asyncio.to_thread(Due, words / "deleted")
+            index = Index(context, store, keywords, due.add)
             states = States(context.bus, settings.pending_days, settings.forget_days)
-            keeper = Keeper(store, states, index, fault)
+            keeper = Keeper(store, states, index, fault, due.add)
+            folder = settings.folder if settings.chroma_url is None else None
+            erasing = Erasing(due, store, keywords, folder, answering(context), settings.erase_after)
             if settings.on_model_change == "refuse" and store.damage is None:
                 await refuse_other_models(keeper, model_name)
             model = CourteousChatModel(settings.chat_model(), queries(context.bus), lambda: context.settings)
@@ -104,10 +110,15 @@ def builder(fault: Hook = no_fault) -> Any:
                 yield offered
 
             works = await stack.enter_async_context(open_tools(context, same))
-            await _facts(context, store, embedder, index, 0)
+            await _facts(context, store, embedder, index, 0, erasing.pending)
             reembedding = Reembedding(context, keeper, embedder, replace=settings.on_model_change == "reembed")
             async with _background(
-                index.run(), reembedding.run(), documents.run(), _watch(context, store, embedder, index, reembedding)
+                index.run(),
+                _take_topics(keeper, embedder),
+                reembedding.run(),
+                documents.run(),
+                erasing.run(),
+                _watch(context, store, embedder, index, reembedding, erasing),
             ):
                 yield [
                     *works,
@@ -123,6 +134,14 @@ def builder(fault: Hook = no_fault) -> Any:
                 ]
 
     return build
+
+
+async def _take_topics(keeper: Keeper, embedder: Embedder) -> None:
+    await keeper.index.ready.wait()
+    if await patiently(keeper.store.earlier_topics):
+        await patiently(keeper.take_topics)
+        # those that were no engrams have no vector
+        embedder.moved.set()
 
 
 def _library(settings: MemorySettings) -> Library:
@@ -166,14 +185,21 @@ async def _background(*work: Any) -> AsyncIterator[None]:
 
 
 async def _watch(
-    context: Context[Any], store: Store, embedder: Embedder, index: Index, reembedding: Reembedding
+    context: Context[Any],
+    store: Store,
+    embedder: Embedder,
+    index: Index,
+    reembedding: Reembedding,
+    erasing: Erasing,
 ) -> None:
     while True:
-        await _facts(context, store, embedder, index, reembedding.left)
+        await _facts(context, store, embedder, index, reembedding.left, erasing.pending)
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _facts(context: Context[Any], store: Store, embedder: Embedder, index: Index, left: int) -> None:
+async def _facts(
+    context: Context[Any], store: Store, embedder: Embedder, index: Index, left: int, erasing: bool
+) -> None:
     """Says in the registry what works: /ready and the console show it."""
     trouble = None
     try:
@@ -197,6 +223,7 @@ async def _facts(context: Context[Any], store: Store, embedder: Embedder, index:
             "engrams": len(index.catalog),
             "waiting": embedder.waiting,
             "reembedding": left,
+            "erasing": erasing,
             "degraded": "; ".join(reason for reason in reasons if reason) or None,
         }
     )

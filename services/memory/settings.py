@@ -124,6 +124,12 @@ class MemorySettings(BackendSettings, CourtesySettings):
     forget_days: float = Field(
         default=30.0, gt=0, le=3650, description="How long what was deleted is kept from coming back by a late message"
     )
+    erase_after: float = Field(
+        default=2.0,
+        ge=0,
+        le=3600,
+        description="Seconds from a deletion until its words are overwritten on disk, while nobody is being answered",
+    )
     demo: bool = Field(default=False, description="Set by `local2 run` when the demonstration model answers")
 
     @property

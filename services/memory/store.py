@@ -1,4 +1,4 @@
-"""The store of engrams and topics: where each engram is, with its vector. Vectors are computed by us."""
+"""The store of engrams: where each one is, with its vector. Vectors are computed by us."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from services.memory.chroma import (
     server,
 )
 from services.memory.damage import damage_of
-from services.memory.engram import Engram
+from services.memory.engram import Engram, topic_id
 from services.memory.folder import StoreLocked, locked
 from services.memory.settings import MemorySettings
 from services.memory.vectors import NOWHERE, Space, Vector
 from shared.telemetry.logging import get_logger
 
-__all__ = ["Near", "Placed", "Store", "StoreLocked", "StoreUnavailable", "Topic", "open_store"]
+__all__ = ["Near", "Placed", "Store", "StoreLocked", "StoreUnavailable", "open_store"]
 
 log = get_logger()
 
@@ -63,13 +63,6 @@ class Kept:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Topic:
-    name: str
-    content: str
-    time: int
-
-
 class Store:
     """Open it with `open_store`. Every method may raise StoreUnavailable.
 
@@ -84,10 +77,16 @@ class Store:
         # Writers take turns: one transaction at a time is what SQLite has. Searches do not stand in their line.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-write")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-read")
+        # whether it may be used; whether nobody does; one at a time has it alone
+        self._used, self._free, self._nobody = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self._used.set()
+        self._free.set()
+        self._users = 0
 
     def close(self) -> None:
         self._writer.shutdown()
         self._readers.shutdown()
+        self._collections.close()
 
     async def reading(self, work: Callable[..., R], *args: Any) -> R:
         return await self._in(self._readers, work, *args)
@@ -95,7 +94,29 @@ class Store:
     async def writing(self, work: Callable[..., R], *args: Any) -> R:
         return await self._in(self._writer, work, *args)
 
+    async def alone(self, work: Callable[..., R], *args: Any) -> R:
+        """In the writers' thread, while nobody reads."""
+        async with self._nobody:
+            self._used.clear()
+            try:
+                await self._free.wait()
+                return await self._run(self._writer, work, *args)
+            finally:
+                self._used.set()
+
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[..., R], *args: Any) -> R:
+        while not self._used.is_set():
+            await self._used.wait()
+        self._users += 1
+        self._free.clear()
+        try:
+            return await self._run(pool, work, *args)
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._free.set()
+
+    async def _run(self, pool: ThreadPoolExecutor, work: Callable[..., R], *args: Any) -> R:
         if self.damage is not None:
             raise StoreDamaged(self.damage)
         call = functools.partial(mapped, work, *args)
@@ -137,7 +158,7 @@ class Store:
         await self.writing(self._delete, user_id, ids)
 
     async def drop_user(self, user_id: str) -> None:
-        """Removes everything of a user, topics too."""
+        """Removes everything of a user."""
         await self.writing(self._collections.drop_user, user_id)
 
     async def ids_of_session(self, user_id: str, session_id: str) -> list[str]:
@@ -145,34 +166,26 @@ class Store:
 
     def scan(self) -> Iterator[tuple[str, list[Engram]]]:
         """Every engram, a page at a time with its user. Blocking: for `reading`."""
-        for user_id, collections in self._collections.everybody():
-            for collection in collections.values():
-                for page in pages(collection.handle, ("metadatas",)):
-                    yield user_id, list(_engrams(page, user_id).values())
+        for user_id, collection in self._collections.everybody():
+            for page in pages(collection.handle, ("metadatas",)):
+                yield user_id, list(_engrams(page, user_id).values())
 
     def scan_placed(self) -> Iterator[tuple[str, list[Placed]]]:
         """The same with their vectors."""
-        for user_id, collections in self._collections.everybody():
-            for collection in collections.values():
-                for page in pages(collection.handle, ("metadatas", "embeddings")):
-                    yield user_id, list(_placed(page, user_id, collection.space).values())
+        for user_id, collection in self._collections.everybody():
+            for page in pages(collection.handle, ("metadatas", "embeddings")):
+                yield user_id, list(_placed(page, user_id, collection.space).values())
 
-    async def users(self) -> list[str]:
-        """Everybody who has an engram or a topic, in the order of their ids."""
-
-        def listed() -> list[str]:
-            return sorted({handle.metadata["user_id"] for handle in self._collections.own()})
-
-        return await self.reading(listed)
-
-    async def collections(self) -> list[Kept]:
-        """All collections of engrams."""
+    async def collections(self, *, but: Space | None = None) -> list[Kept]:
+        """All collections of engrams, or those of other spaces than one."""
 
         def listed() -> list[Kept]:
+            if all(space == but for space in self._collections.spaces().values()):
+                return []
             return [
-                Kept(user_id, name, collection.space, collection.handle.count())
-                for user_id, collections in self._collections.everybody()
-                for name, collection in collections.items()
+                Kept(user_id, one.handle.name, one.space, one.handle.count())
+                for user_id, one in self._collections.everybody()
+                if one.space != but
             ]
 
         return await self.reading(listed)
@@ -187,9 +200,9 @@ class Store:
 
         return await self.reading(read)
 
-    async def drop_empty(self, user_id: str, name: str) -> None:
+    async def drop_empty(self, name: str) -> None:
         """Removes a collection that has nothing left."""
-        await self.writing(self._collections.drop_empty, user_id, name)
+        await self.writing(functools.partial(self._collections.drop, empty=True), name)
 
     async def ping(self) -> None:
         await self.reading(lambda: self._collections.client().heartbeat())
@@ -200,32 +213,34 @@ class Store:
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def topic(self, user_id: str, name: str) -> Topic | None:
-        def get() -> Topic | None:
-            found = self._collections.topics(user_id).get(ids=[name], include=["metadatas"])
-            return _topic(name, found["metadatas"][0]) if found["ids"] else None
+    async def topic(self, user_id: str, name: str) -> Engram | None:
+        """What is kept under a name."""
+        engram_id = topic_id(user_id, name)
+        return (await self.get(user_id, [engram_id])).get(engram_id)
 
-        return await self.reading(get)
+    async def topics(self, user_id: str) -> list[Engram]:
+        """By their names."""
 
-    async def topics(self, user_id: str) -> list[Topic]:
-        def listed() -> list[Topic]:
-            return [
-                _topic(name, flat)
-                for page in pages(self._collections.topics(user_id), ("metadatas",))
-                for name, flat in zip(page["ids"], page["metadatas"], strict=True)
-            ]
+        def read(collection: Collection) -> list[Engram]:
+            page = collection.handle.get(where={"kind": "topic"}, include=["metadatas"])
+            return list(_engrams(page, user_id).values())
 
-        return sorted(await self.reading(listed), key=lambda topic: topic.name)
+        found = await self.reading(self._collections.each, user_id, read)
+        # one may be in two collections for a moment, while it is given a vector
+        return sorted({one.id: one for those in found for one in those}.values(), key=lambda one: one.topic)
 
-    async def save_topic(self, user_id: str, topic: Topic) -> None:
-        def save() -> None:
-            flat = {"user_id": user_id, "content": topic.content, "time": topic.time}
-            self._collections.topics(user_id).upsert(ids=[topic.name], embeddings=[[1.0]], metadatas=[flat])
+    async def earlier_topics(self) -> list[tuple[str, list[Engram]]]:
+        """The topics of the last release that were there when everything was read, by their collections' names."""
 
-        await self.writing(save)
+        def read(handle: Any) -> tuple[str, list[Engram]]:
+            user_id = handle.metadata["user_id"]
+            return handle.name, [one for page in pages(handle, ("metadatas",)) for one in _topics(page, user_id)]
 
-    async def delete_topic(self, user_id: str, name: str) -> None:
-        await self.writing(lambda: self._collections.topics(user_id).delete(ids=[name]))
+        return await self.reading(lambda: [read(one) for one in self._collections.earlier_topics])
+
+    async def drop(self, name: str) -> None:
+        """Removes a collection, whatever it holds."""
+        await self.writing(self._collections.drop, name)
 
     # ── in a thread ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -253,8 +268,6 @@ class Store:
 
     def _query(self, user_id: str, vector: Vector, limit: int) -> list[Near]:
         def search(collection: Collection) -> list[Near]:
-            if collection.space != vector.space:
-                return []
             # ids alone: reading what is known of all candidates would cost more than finding them
             page = collection.handle.query(
                 query_embeddings=[list(vector.values)], n_results=limit, include=["distances"]
@@ -264,7 +277,7 @@ class Store:
                 for one, distance in zip(page["ids"][0], page["distances"][0], strict=True)
             ]
 
-        found = [hit for hits in self._collections.each(user_id, search) for hit in hits]
+        found = [hit for hits in self._collections.each(user_id, search, vector.space) for hit in hits]
         return sorted(found, key=lambda hit: -hit.similarity)[:limit]
 
     def _put(self, user_id: str, items: Sequence[tuple[Engram, Vector]]) -> None:
@@ -325,8 +338,15 @@ def _placed(page: Any, user_id: str, space: Space) -> dict[str, Placed]:
     }
 
 
-def _topic(name: str, flat: Any) -> Topic:
-    return Topic(name, str(flat["content"]), int(flat["time"]))
+def _topics(page: Any, user_id: str) -> Iterator[Engram]:
+    """Topics as the last release kept them."""
+    for name, about in zip(page["ids"], page["metadatas"], strict=True):
+        yield earlier_topic(user_id, name, str(about["content"]), int(about["time"]))
+
+
+def earlier_topic(user_id: str, name: str, content: str, time_ms: int) -> Engram:
+    """The engram of a topic of the last release, which kept no more of it."""
+    return Engram(topic_id(user_id, name), user_id, "topic", time_ms, time_ms, topic=name, content=content)
 
 
 def _parts(items: Sequence[R]) -> Iterable[Sequence[R]]:

@@ -9,11 +9,12 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from services.memory.embedding import Embedder
+from services.memory.engram import Engram
 from services.memory.ingest import embedded_text, saved
 from services.memory.keeper import Keeper
 from services.memory.recall import Recall, Wanted
 from services.memory.settings import MemorySettings
-from services.memory.store import StoreUnavailable, Topic
+from services.memory.store import StoreUnavailable
 from services.memory.telling import NOTHING, data_of, told
 from services.memory.vectors import NO_VECTOR
 from shared.contracts import MEMORY_SAVE, MemorySave, ToolRequest
@@ -29,6 +30,7 @@ MAX_TOPIC, MAX_CONTENT = 200, 20_000
 # Of one search.
 MAX_QUERIES = 8
 _AWAY = "the memory is away; try again later"
+_ENDED = "the conversation was deleted: nothing of it is kept"
 LATER = "The memory's store is away: this will be saved when it is back."
 
 
@@ -122,7 +124,7 @@ def checked_topic(topic: str) -> str:
 class _Kept(NamedTuple):
     """kept: False while it only waits on the bus."""
 
-    id: str
+    engram: Engram
     kept: bool
 
 
@@ -151,8 +153,8 @@ class MemoryTools:
 
     async def save(self, args: SaveMemory, request: ToolRequest) -> ToolResult:
         digest = hashlib.sha256(f"{request.user_id}\0{request.call_id}".encode()).hexdigest()[:32]
-        engram = await self._keep(request, "note", f"note:{digest}", args.content)
-        return ToolResult("Memory saved." if engram.kept else LATER, {"id": engram.id})
+        kept = await self._keep(request, "note", f"note:{digest}", args.content)
+        return ToolResult("Memory saved." if kept.kept else LATER, {"id": kept.engram.id})
 
     async def save_topic(self, args: SaveTopic, request: ToolRequest) -> ToolResult:
         topic = checked_topic(args.topic)
@@ -166,29 +168,15 @@ class MemoryTools:
             raise ToolError(_AWAY) from exc
         if found is None:
             return ToolResult(NOTHING, {"topic": args.topic, "content": None})
-        data = {"topic": found.name, "content": found.content, "time": found.time}
-        return ToolResult(f"[Memory: {found.name}]\n{found.content}", data)
+        data = {"topic": found.topic, "content": found.content, "time": found.time}
+        return ToolResult(f"[Memory: {found.topic}]\n{found.content}", data)
 
-    async def put_topic(self, request: ToolRequest, topic: str, content: str) -> Topic:
-        """Keeps it under its name, and as an engram that a search finds."""
-        kept = Topic(topic, content, await self._keeper.states.now())
-        try:
-            await self._keeper.store.save_topic(request.user_id, kept)
-        except StoreUnavailable as exc:
-            raise ToolError(_AWAY) from exc
-        await self._keep(request, "topic", "", content, topic, kept.time)
-        return kept
+    async def put_topic(self, request: ToolRequest, topic: str, content: str) -> Engram:
+        """Keeps it as an engram that is found by its name, and by a search."""
+        return (await self._keep(request, "topic", "", content, topic)).engram
 
-    async def _keep(
-        self,
-        request: ToolRequest,
-        kind: Any,
-        engram_id: str,
-        content: str,
-        topic: str = "",
-        recorded: int | None = None,
-    ) -> _Kept:
-        """At once; by its words alone while the model is away. Without the store the wish stays on the bus."""
+    async def _keep(self, request: ToolRequest, kind: Any, engram_id: str, content: str, topic: str = "") -> _Kept:
+        """At once; by its words alone while the model is away. Without the store a note stays on the bus."""
         wish = MemorySave(
             id=engram_id,
             user_id=request.user_id,
@@ -197,9 +185,11 @@ class MemoryTools:
             topic=topic,
             session_id=request.session_id,
             query_id=request.query_id,
-            recorded=await self._keeper.states.now() if recorded is None else recorded,
+            recorded=await self._keeper.states.now(),
         )
         engram = saved(wish)
+        if await self._keeper.ended(engram):
+            raise ToolError(_ENDED)
         if topic:
             # deleted once, it may be saved again
             await self._keeper.states.restore([engram.id])
@@ -207,11 +197,17 @@ class MemoryTools:
         try:
             await self._keeper.put(request.user_id, [(engram, vector)])
         except StoreUnavailable as exc:
+            if topic:
+                # an exact name is asked for at once: it is kept, or it is not
+                raise ToolError(_AWAY) from exc
             log.warning("memory.saved_later", reason=str(exc))
             once = f"{request.call_id}:{wish.recorded}"
             await self._context.bus.publish(MEMORY_SAVE.of(wish, once=once, user_id=request.user_id))
-            return _Kept(engram.id, False)
+            return _Kept(engram, False)
         if vector is NO_VECTOR:
             # it gets one as soon as there is a model
             self._embedder.moved.set()
-        return _Kept(engram.id, True)
+        if await self._keeper.ended(engram):
+            await self._keeper.delete(request.user_id, [engram.id])
+            raise ToolError(_ENDED)
+        return _Kept(engram, True)

@@ -14,7 +14,7 @@ import orjson
 from services.reward.experiments import Experiments
 from services.reward.manage import NAME, Access, Desk, Manage
 from services.reward.settings import RewardSettings
-from services.reward.store import Store, config_name
+from services.reward.store import FIRST, Store, config_name
 from shared.bus import order
 from shared.bus.keys import journal_key
 from shared.contracts import (
@@ -51,6 +51,8 @@ _LOOK_SECONDS = 0.1
 _VOTES = 4
 _DAY_MS = 86_400_000
 _TEND_SECONDS = 5
+_PRUNE_SECONDS = 3_600
+_PRUNE_PAUSE = 0.05
 
 
 def reward_of(feedback: UserFeedback) -> float:
@@ -82,10 +84,10 @@ class Rewarding:
         if r.history is not None:
             # a trainer knows these roles; what tools said is not part of a conversation's clean history
             kept = [said for said in r.history if said.role != "tool" and said.content.strip()]
-            before = [{"role": said.role, "content": said.content} for said in kept]
+            before, ids = [{"role": said.role, "content": said.content} for said in kept], list[str]()
         else:
             turns = await self._sessions.turns(r.session_id, r.respondent_id, r.query_id)
-            before = [said for turn in turns for said in turn.messages()]
+            before, ids = [said for turn in turns for said in turn.messages()], [turn.query_id for turn in turns]
         row = {
             "response_id": r.response_id,
             "query_id": r.query_id,
@@ -100,7 +102,7 @@ class Rewarding:
             "tools": len(r.tool_calls),
             "time": _asked_at(message),
         }
-        await self._access.with_store(lambda store: store.put("responses", row))
+        await self._access.with_store(lambda store: store.put_response(row, ids))
         return ()
 
     async def critique(self, message: Message[CritiqueResult]) -> Iterable[Outgoing]:
@@ -204,7 +206,7 @@ class Rewarding:
 
     async def take_back(self, message: Message[QueryForget]) -> Iterable[Outgoing]:
         gone = message.payload
-        await self._access.with_store(lambda store: store.take_back(gone.queries, gone.at))
+        await self._access.with_store(lambda store: store.take_back(gone.session_id, gone.queries, gone.at))
         return ()
 
 
@@ -239,15 +241,34 @@ async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work
 
 async def _tend(context: Context[RewardSettings], access: Access, experiments: Experiments) -> None:
     """Says in the registry what is kept, finishes what an experiment began, and removes what is old."""
+    loop = asyncio.get_running_loop()
+    due = 0.0
     while True:
         try:
             context.facts.update(await access.with_store(lambda store: {**store.counts(), **store.tallies()}))
             await experiments.catch_up()
-            if context.settings.keep_days:
-                await access.with_store(partial(Store.prune, before=now_ms() - context.settings.keep_days * _DAY_MS))
+            if context.settings.keep_days and loop.time() >= due:
+                await prune(access, now_ms() - context.settings.keep_days * _DAY_MS)
+                due = loop.time() + _PRUNE_SECONDS
         except TransientError as exc:
             log.warning("reward.database_in_the_way", reason=str(exc))
         await asyncio.sleep(_TEND_SECONDS)
+
+
+async def prune(access: Access, before: int) -> int:
+    """Removes answers older than `before` (ms) that nobody compared or rated, few at a time: whoever wants the database
+    gets it in between. How many."""
+    total, place = 0, FIRST
+    while True:
+        removed, after = await access.with_store(partial(Store.prune, before=before, after=place))
+        total += removed
+        if after is None:
+            break
+        place = after
+        await asyncio.sleep(_PRUNE_PAUSE)
+    if total:
+        await access.with_store(Store.overwrite)
+    return total
 
 
 app = Service("reward", RewardSettings, build)

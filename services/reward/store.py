@@ -24,6 +24,7 @@ CREATE TABLE IF NOT EXISTS responses (
     respondent TEXT NOT NULL, query TEXT NOT NULL, answer TEXT NOT NULL, messages TEXT NOT NULL,
     config TEXT NOT NULL, intent TEXT NOT NULL, tools INTEGER NOT NULL, time INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS responses_session ON responses (session_id);
+CREATE INDEX IF NOT EXISTS responses_time ON responses (time, response_id);
 CREATE TABLE IF NOT EXISTS pairs (
     query_id TEXT PRIMARY KEY, response_a TEXT NOT NULL, response_b TEXT NOT NULL, winner TEXT NOT NULL,
     forward TEXT, swapped TEXT, score_a REAL, score_b REAL, reason TEXT NOT NULL, config_a TEXT NOT NULL,
@@ -31,6 +32,7 @@ CREATE TABLE IF NOT EXISTS pairs (
 CREATE TABLE IF NOT EXISTS critiques (
     response_id TEXT PRIMARY KEY, query_id TEXT NOT NULL, session_id TEXT NOT NULL, score INTEGER,
     feedback TEXT NOT NULL, rubric TEXT NOT NULL, time INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS critiques_time ON critiques (time, response_id);
 CREATE TABLE IF NOT EXISTS votes (
     response_id TEXT PRIMARY KEY, query_id TEXT NOT NULL, session_id TEXT NOT NULL, user_id TEXT NOT NULL,
     reward REAL NOT NULL, stars INTEGER, comment TEXT, cast_ms INTEGER NOT NULL, cast_no INTEGER NOT NULL);
@@ -45,6 +47,10 @@ TABLES = ("responses", "pairs", "critiques", "votes", "consents", "experiments",
 _KEYS = {"responses": "response_id", "pairs": "query_id", "critiques": "response_id", "votes": "response_id",
          "consents": "user_id", "experiments": "name", "forgotten": "session_id"}  # fmt: skip
 _BUSY_SECONDS = 10.0
+# The number of a file from which nothing is left that was removed.
+_OVERWRITTEN = 1
+# Rows that pruning looks at in one transaction.
+_PRUNED = 200
 # Another process may be just ending.
 _LOCK_PATIENCE = 5.0
 
@@ -60,6 +66,14 @@ def _taken_back(query_id: str) -> str:
     return f"query {query_id}"
 
 
+def _asked(query_id: str) -> int:
+    """When a query was accepted, in ms; 0 when its id does not tell it."""
+    asked, _, _ = query_id.partition("-")
+    return int(asked) if asked.isdecimal() else 0
+
+
+# Where pruning begins: the table, and the time and id of the row before.
+FIRST = ("responses", 0, "")
 # What to do about a database that is broken.
 REMEDY = "stop the stack: `local2 doctor --repair` saves what can be read, `local2 restore` brings a backup back"
 
@@ -81,7 +95,10 @@ class Store:
             self._db.row_factory = sqlite3.Row
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
+            # what is removed is overwritten, not only unlinked
+            self._db.execute("PRAGMA secure_delete=ON")
             self._db.executescript(_SCHEMA)
+            self._renew()
             note(path)
         except (OSError, sqlite3.Error) as exc:
             remedy = f"; {REMEDY}" if sqlite_damage(exc) else ""
@@ -90,6 +107,18 @@ class Store:
     def close(self) -> None:
         self._db.close()
         self._lock.close()
+
+    def _renew(self) -> None:
+        """Once, of a file of an earlier release: what that one has removed may still stand in it."""
+        if self._db.execute("PRAGMA user_version").fetchone()[0] < _OVERWRITTEN:
+            self._db.execute("VACUUM")
+            self._db.execute(f"PRAGMA user_version = {_OVERWRITTEN}")
+            self.overwrite()
+
+    def overwrite(self) -> None:
+        """Leaves nothing on disk of what was removed: the log of pages as they were is emptied into the file."""
+        with self._in_the_way():
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _hold(self, path: Path) -> None:
         # a file of its own: SQLite's locks and this one must not meet
@@ -142,6 +171,13 @@ class Store:
         with self._transaction() as db:
             return self._put(db, table, row)
 
+    def put_response(self, row: Mapping[str, Any], turns: Sequence[str]) -> bool:
+        """The same of an answer, to a conversation with the `turns` (ids of their queries). Where one of them was taken
+        back meanwhile, the conversation is not kept: see `take_back`."""
+        with self._transaction() as db:
+            kept = not any(self._gone(db, row["session_id"], turn) for turn in turns)
+            return self._put(db, "responses", row if kept else {**row, "messages": ""})
+
     def _put(self, db: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> bool:
         session = row.get("session_id")
         if table != "forgotten" and session and self._gone(db, session, row["query_id"]):
@@ -161,8 +197,7 @@ class Store:
 
     def _gone(self, db: sqlite3.Connection, session_id: str, query_id: str) -> bool:
         """Whether the session was deleted after this query, whose id may be used again, or the query taken back."""
-        asked, _, _ = query_id.partition("-")
-        at = int(asked) if asked.isdecimal() else 0
+        at = _asked(query_id)
         names = (session_id, _taken_back(query_id))
         found = db.execute("SELECT 1 FROM forgotten WHERE session_id IN (?, ?) AND at>=?", (*names, at))
         return found.fetchone() is not None
@@ -183,34 +218,48 @@ class Store:
             self._put(db, "forgotten", {"session_id": session_id, "at": at})
             for table in ("responses", "pairs", "critiques", "votes"):
                 db.execute(f"DELETE FROM {table} WHERE session_id=?", (session_id,))
+        self.overwrite()
 
-    def take_back(self, query_ids: Sequence[str], at: int) -> None:
-        """The same of some queries."""
+    def take_back(self, session_id: str, query_ids: Sequence[str], at: int) -> None:
+        """The same of some queries. Later answers of the session still count, but the conversation that led to them,
+        in which these stand, is not kept: they are in no export."""
         with self._transaction() as db:
             for query_id in query_ids:
                 self._put(db, "forgotten", {"session_id": _taken_back(query_id), "at": at})
                 for table in ("responses", "pairs", "critiques", "votes"):
                     db.execute(f"DELETE FROM {table} WHERE query_id=?", (query_id,))
-
-    def prune(self, before: int) -> int:
-        """Removes answers older than `before` (ms) that nobody compared or rated, and their grades."""
-        with self._transaction() as db:
             db.execute(
-                "DELETE FROM critiques WHERE time < ? AND response_id NOT IN "
-                "(SELECT response_id FROM votes UNION SELECT response_a FROM pairs UNION SELECT response_b FROM pairs)",
-                (before,),
+                "UPDATE responses SET messages = '' WHERE session_id=? AND time>=? "
+                "AND CASE messages WHEN '' THEN 0 ELSE json_array_length(messages) END > 1",
+                (session_id, min(map(_asked, query_ids), default=0)),
             )
-            done = db.execute(
-                "DELETE FROM responses WHERE time < ? AND response_id NOT IN "
-                "(SELECT response_id FROM votes UNION SELECT response_a FROM pairs UNION SELECT response_b FROM pairs)",
-                (before,),
-            )
-            return done.rowcount
+        self.overwrite()
+
+    def prune(self, before: int, after: tuple[str, int, str] = FIRST) -> tuple[int, tuple[str, int, str] | None]:
+        """Removes answers older than `before` (ms) that nobody compared or rated, and their grades: of some rows behind
+        a place. How many, and the place where to go on; None: nothing is left."""
+        table, time_ms, name = after
+        removed = 0
+        with self._transaction() as db:
+            page = db.execute(
+                f"SELECT time, response_id, query_id FROM {table} WHERE time < ? AND (time, response_id) > (?, ?) "
+                f"ORDER BY time, response_id LIMIT {_PRUNED}",
+                (before, time_ms, name),
+            ).fetchall()
+            for row in page:
+                found = "SELECT 1 FROM votes WHERE response_id=? UNION ALL SELECT 1 FROM pairs WHERE query_id=?"
+                if db.execute(found, (row["response_id"], row["query_id"])).fetchone() is None:
+                    removed += db.execute(f"DELETE FROM {table} WHERE response_id=?", (row["response_id"],)).rowcount
+        if len(page) == _PRUNED:
+            return removed, (table, page[-1]["time"], page[-1]["response_id"])
+        return removed, None if table == "critiques" else ("critiques", 0, "")
 
     def clear(self) -> int:
         """Removes everything, for a restore that replaces. The number of rows."""
         with self._transaction() as db:
-            return sum(db.execute(f"DELETE FROM {table}").rowcount for table in TABLES)
+            removed = sum(db.execute(f"DELETE FROM {table}").rowcount for table in TABLES)
+        self.overwrite()
+        return removed
 
     def gone(self, session_id: str, query_id: str) -> bool:
         """Whether nothing is kept any more of this query, because its session was deleted."""
@@ -250,22 +299,24 @@ class Store:
         )
 
     def pair_rows(self, after: str, limit: int) -> list[dict[str, Any]]:
-        """Verdicts whose two answers are both known, with the votes on them, in the order of their query ids."""
+        """Verdicts whose two answers are both known with their conversations, with the votes on them, in the order of
+        their query ids."""
         found = self.rows(
             "SELECT p.*, va.reward AS vote_a, vb.reward AS vote_b FROM pairs p "
             "JOIN responses a ON a.response_id = p.response_a JOIN responses b ON b.response_id = p.response_b "
             "LEFT JOIN votes va ON va.response_id = p.response_a LEFT JOIN votes vb ON vb.response_id = p.response_b "
-            "WHERE p.query_id > ? ORDER BY p.query_id LIMIT ?",
+            "WHERE p.query_id > ? AND a.messages != '' AND b.messages != '' ORDER BY p.query_id LIMIT ?",
             after, limit,
         )  # fmt: skip
         return [{**row, "a": self.response(row["response_a"]), "b": self.response(row["response_b"])} for row in found]
 
     def answer_rows(self, after: str, limit: int) -> list[dict[str, Any]]:
-        """Answers that were graded or rated, in the order of their ids."""
+        """Answers that were graded or rated and have their conversation, in the order of their ids."""
         return self.rows(
             "SELECT r.*, c.score, c.feedback, c.rubric, v.reward AS vote FROM responses r "
             "LEFT JOIN critiques c USING (response_id) LEFT JOIN votes v USING (response_id) "
-            "WHERE r.response_id > ? AND (c.score IS NOT NULL OR v.reward IS NOT NULL) ORDER BY r.response_id LIMIT ?",
+            "WHERE r.response_id > ? AND r.messages != '' AND (c.score IS NOT NULL OR v.reward IS NOT NULL) "
+            "ORDER BY r.response_id LIMIT ?",
             after, limit,
         )  # fmt: skip
 

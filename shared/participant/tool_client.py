@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -25,7 +26,7 @@ from shared.contracts import (
     encode,
 )
 from shared.envelope import Envelope
-from shared.errors import DecodeError, Local2Error, PermanentError
+from shared.errors import DecodeError, Local2Error, PermanentError, TransientError
 from shared.participant.deadlines import Deadlines
 from shared.participant.inbox import ignored
 from shared.participant.service import Context
@@ -223,7 +224,12 @@ class ToolClient:
         self._sending.append(call)
         slot = self._deadlines.add(call, min(until, began + _PATIENCE))
         try:
-            return await call.future
+            answer = await call.future
+            if internal:
+                # nobody asks for it again, and it may be full of what somebody is about to delete
+                with suppress(TransientError):
+                    await bus.link.call("UNLINK", result_key(tool, call_id))
+            return answer
         finally:
             self._deadlines.drop(call, slot)
             calls.discard(call)

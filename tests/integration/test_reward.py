@@ -459,7 +459,10 @@ def test_what_is_old_and_was_never_compared_or_rated_is_removed_with_its_grade(t
         store.put("critiques", {**common, "score": 4, "feedback": "f", "rubric": "r"})
     vote = {"response_id": "1-1:A", "query_id": "1-1", "session_id": "s", "user_id": "u", "reward": 1.0, "stars": None}
     store.vote({**vote, "comment": None, "cast_ms": 1, "cast_no": 0})
-    assert store.prune(before=3) == 1
+    removed, place = store.prune(before=3)
+    assert removed == 1
+    assert place is not None
+    assert store.prune(before=3, after=place) == (1, None)
     counts = store.counts()
     store.close()
     assert (counts["responses"], counts["critiques"], counts["votes"]) == (2, 2, 1)

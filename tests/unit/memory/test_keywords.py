@@ -198,12 +198,28 @@ def test_an_addition_that_fails_leaves_nothing_behind(index: KeywordIndex) -> No
 
 def test_what_is_removed_is_not_on_the_disk_any_more(index: KeywordIndex, tmp_path: Path) -> None:
     index.add("ann", [Entry("secret", "the codeword is xylophone", "zanzibar", "quetzalcoatl " * 500), COFFEE])
+    for number in range(40):
+        # each write is a segment of its own in the index of words
+        index.add("ann", [Entry(f"other {number}", f"another codeword {number}", "", "quince " * 100)])
     assert index.remove("ann", ["secret", "unknown"]) == 1
+    while index.overwrite("ann"):
+        pass
     for path in (tmp_path / "keywords").iterdir():
         content = path.read_bytes()
         assert b"xylophone" not in content
         assert b"zanzibar" not in content
         assert b"quetzalcoatl" not in content
+    assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
+
+
+def test_overwriting_makes_no_file_and_can_be_repeated(index: KeywordIndex, tmp_path: Path) -> None:
+    assert not index.overwrite("nobody")
+    assert files(tmp_path) == []
+    index.add("ann", [COFFEE])
+    while index.overwrite("ann"):
+        pass
+    while index.overwrite("ann"):
+        pass
     assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
 
 

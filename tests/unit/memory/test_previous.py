@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.memory.engram import Engram
-from services.memory.previous import as_before, overdue
+from services.memory.engram import Engram, as_before
+from services.memory.previous import overdue
 
 
 def turn(time: int, name: str = "", **known: str) -> Engram:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.reward.store import TABLES, Store, config_name
+from services.reward.store import FIRST, TABLES, Store, config_name
 from shared.errors import SettingsError
 
 
@@ -108,9 +110,95 @@ def test_only_what_nobody_compared_or_rated_is_pruned(store: Store) -> None:
     store.vote(vote("2-0:A"))
     store.put("responses", response("5-0:A", time=100))
     store.put("critiques", critique("5-0:A", time=100))
-    assert store.prune(before=100) == 2
+    assert store.prune(before=100) == (2, ("critiques", 0, ""))
+    assert store.prune(before=100, after=("critiques", 0, "")) == (2, None)
     assert [row["response_id"] for row in store.page("responses", "", 10)] == ["1-0:A", "1-0:B", "2-0:A", "5-0:A"]
     assert [row["response_id"] for row in store.page("critiques", "", 10)] == ["1-0:A", "2-0:A", "5-0:A"]
+
+
+def test_pruning_looks_at_few_rows_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.reward.store._PRUNED", 2)
+    for number in range(5):
+        store.put("responses", response(f"{number}-0:A"))
+    store.vote(vote("1-0:A"))
+    pages, place = [], FIRST
+    while place is not None:
+        removed, place = store.prune(before=100, after=place)
+        pages.append(removed)
+    assert pages == [1, 2, 1, 0]
+    assert [row["response_id"] for row in store.page("responses", "", 10)] == ["1-0:A"]
+
+
+# ── on disk ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+WORD = "xylograph"
+TALK = f'["{WORD}", "q"]'
+
+
+def on_disk(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir() if WORD.encode() in file.read_bytes()]
+
+
+def worded(name: str, **values: Any) -> dict[str, Any]:
+    return response(name, query=WORD, answer=f"{WORD} " * 300, messages=f'["{WORD}"]', **values)
+
+
+@pytest.mark.parametrize("way", ["session", "query", "pruned", "cleared"])
+def test_of_what_is_removed_no_word_stays_in_any_file(store: Store, tmp_path: Path, way: str) -> None:
+    for number in range(20):
+        store.put("responses", worded(f"{number}-0:A"))
+        store.put("critiques", critique(f"{number}-0:A", feedback=WORD))
+        # what is replaced is removed, too
+        store.put("responses", worded(f"{number}-0:A", intent="chat"))
+    assert on_disk(tmp_path)
+    match way:
+        case "session":
+            store.forget("s", 100)
+        case "query":
+            store.take_back("s", [f"{number}-0" for number in range(20)], 100)
+        case "pruned":
+            assert store.prune(before=100)[0] == store.prune(before=100, after=("critiques", 0, ""))[0] == 20
+            store.overwrite()
+        case _:
+            store.clear()
+    assert on_disk(tmp_path) == []
+
+
+def test_what_an_earlier_release_has_removed_goes_when_its_file_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    store = Store(path)
+    for number in range(20):
+        store.put("responses", worded(f"{number}-0:A"))
+    store.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA secure_delete = OFF")
+        db.execute("PRAGMA user_version = 0")
+        db.execute("DELETE FROM responses")
+    assert on_disk(tmp_path) == ["p.sqlite"]
+    Store(path).close()
+    assert on_disk(tmp_path) == []
+
+
+def test_later_answers_keep_nothing_of_a_query_that_is_taken_back(store: Store) -> None:
+    for name in ("1-0:A", "1-0:B", "2-0:A", "2-0:B", "3-0:A"):
+        store.put("responses", response(name, messages=TALK, time=int(name[0])))
+    store.put("responses", response("9-0:A", messages=TALK, time=9, session_id="another"))
+    # it began with this answer's question
+    store.put("responses", response("8-0:A", messages='["q"]', time=8))
+    store.put("pairs", pair("3-0", response_b="2-0:B"))
+    store.vote(vote("3-0:A"))
+    assert len(store.pair_rows("", 10)) == 1
+    for _ in range(2):
+        store.take_back("s", ["2-0"], 5)
+    kept = {row["response_id"]: row["messages"] for row in store.page("responses", "", 10)}
+    assert kept == {"1-0:A": TALK, "1-0:B": TALK, "3-0:A": "", "8-0:A": '["q"]', "9-0:A": TALK}
+    # it still counts, and is no example
+    assert len(store.ratings()) == 1
+    assert store.pair_rows("", 10) == store.answer_rows("", 10) == []
+    # one that was on its way with the words in it
+    assert store.put_response(response("4-0:A", messages=TALK, time=4), ["1-0", "2-0"])
+    assert store.put_response(response("5-0:A", messages="[]", time=5), ["1-0"])
+    assert [store.response(name)["messages"] for name in ("4-0:A", "5-0:A")] == ["", "[]"]  # type: ignore[index]
 
 
 def test_verdicts_come_with_both_answers_and_the_vote_on_each(store: Store) -> None:

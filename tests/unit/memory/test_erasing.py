@@ -1,0 +1,121 @@
+"""Whose deletions are still to be overwritten on disk outlives the process that was told."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import struct
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from support.waiting import eventually
+
+from services.memory.engram import Engram
+from services.memory.erasing import Due, Erasing
+from services.memory.keywords import Entry, KeywordIndex
+from services.memory.overwrite import overwrite
+from services.memory.settings import MemorySettings
+from services.memory.store import open_store
+from services.memory.vectors import Vector
+
+WORD = "xylograph"
+
+
+def on_disk(folder: Path) -> list[str]:
+    return [file.name for file in folder.rglob("*") if file.is_file() and WORD.encode() in file.read_bytes()]
+
+
+def test_what_is_due_is_read_again_until_it_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "deleted"
+    due = Due(path)
+    assert not due.wanted.is_set()
+    for user in ("ann", "zoë\n", "ann"):
+        due.add(user)
+    # a process that died while it wrote a line
+    with path.open("ab") as file:
+        file.write(b'"bo')
+    again = Due(path)
+    assert again.wanted.is_set()
+    assert again.take() == {"ann", "zoë\n"}
+    again.add("carl")
+    assert Due(path).users == {"ann", "zoë\n", "carl"}
+    again.done()
+    assert Due(path).users == {"carl"}
+    again.take()
+    again.done(frozenset({"carl"}))
+    assert Due(path).users == {"carl"}
+    again.take()
+    again.done()
+    assert not path.exists()
+
+
+async def test_words_go_from_the_store_and_the_index_once_nobody_is_answered(tmp_path: Path) -> None:
+    settings = MemorySettings(data_dir=tmp_path, redis_url="redis://127.0.0.1:1")
+    keywords = KeywordIndex(settings.words)
+    due = Due(settings.words / "deleted")
+    answering = True
+
+    async def busy() -> bool:
+        return answering
+
+    async with open_store(settings) as store:
+        engrams = [Engram(f"e{n}", "ann", "note", n, n, content=f"{WORD} {n} " * 60) for n in range(30)]
+        await store.put("ann", [(one, Vector("m", (1.0, 0.0))) for one in engrams])
+        keywords.add("ann", [Entry(one.id, one.content) for one in engrams])
+        # a record that is replaced leaves its words behind as well
+        kept = Engram("e1", "ann", "note", 1, 1, content="kept")
+        await store.put("ann", [(kept, Vector("m", (1.0, 0.0)))])
+        keywords.add("ann", [Entry("e1", "kept")])
+        gone = [one.id for one in engrams if one.id != "e1"]
+        due.add("ann")
+        await store.delete("ann", gone)
+        keywords.remove("ann", gone)
+        assert on_disk(tmp_path)
+        erasing = Erasing(due, store, keywords, settings.folder, busy, 0)
+        running = asyncio.create_task(erasing.run())
+        try:
+            await asyncio.sleep(0.1)
+            assert erasing.pending
+            assert on_disk(tmp_path)
+            answering = False
+            await eventually(lambda: not erasing.pending and not on_disk(tmp_path), 20, "no file has the word")
+            assert not (settings.words / "deleted").exists()
+            assert list(await store.get("ann", ["e0", "e1"])) == ["e1"]
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            keywords.close()
+    # opened again, the store has what it had: the queue's vectors are read without their words
+    async with open_store(settings) as store:
+        assert [hit.id for hit in await store.query("ann", Vector("m", (1.0, 0.0)), 5)] == ["e1"]
+
+
+def test_a_database_that_another_program_holds_is_left_for_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.memory.overwrite._PATIENCE", 0.01)
+    with closing(sqlite3.connect(tmp_path / "chroma.sqlite3", isolation_level=None)) as db:
+        db.executescript(
+            "CREATE TABLE segments(id, scope, collection); CREATE TABLE max_seq_id(segment_id, seq_id); "
+            "CREATE TABLE embeddings_queue(seq_id, topic, metadata);"
+        )
+        db.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            overwrite(tmp_path)
+        db.execute("ROLLBACK")
+        overwrite(tmp_path)
+
+
+def test_files_of_vectors_have_nothing_behind_their_last_vector(tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    folder.mkdir()
+    (folder / "header.bin").write_bytes(struct.pack("<iQQQQ", 1, 0, 4, 2, 16))
+    (folder / "data_level0.bin").write_bytes(b"vector" * 5 + b"!!" + WORD.encode() * 3)
+    (folder / "length.bin").write_bytes(b"\1\0\0\0\2\0\0\0" + WORD.encode())
+    sqlite3.connect(tmp_path / "chroma.sqlite3").close()
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        overwrite(tmp_path)
+    assert on_disk(tmp_path) == []
+    assert (folder / "data_level0.bin").read_bytes() == b"vector" * 5 + b"!!" + bytes(27)
+    assert (folder / "length.bin").read_bytes() == b"\1\0\0\0\2\0\0\0" + bytes(9)
