@@ -51,6 +51,10 @@ class Api:
     async def get(self, path: str, **params: Any) -> Any:
         return await self.call("GET", path, params={k: v for k, v in params.items() if v is not None})
 
+    async def text(self, path: str, **params: Any) -> str:
+        """The text of a successful answer, whatever its form. Raises ApiError."""
+        return (await self._answer("GET", path, params=params)).text
+
     async def post(self, path: str, body: Any = None, timeout: float | None = None) -> Any:
         extra = {} if timeout is None else {"timeout": httpx.Timeout(timeout, connect=5.0)}
         return await self.call("POST", path, json=body, **extra)
@@ -60,12 +64,16 @@ class Api:
 
     async def call(self, method: str, path: str, **request: Any) -> Any:
         """The JSON of a successful answer, None for an empty one. Raises ApiError."""
+        response = await self._answer(method, path, **request)
+        return response.json() if response.content else None
+
+    async def _answer(self, method: str, path: str, **request: Any) -> httpx.Response:
         try:
             response = await self.http.request(method, path, **request)
         except httpx.HTTPError as exc:
             raise unreachable(self.base_url, exc) from exc
         if response.is_success:
-            return response.json() if response.content else None
+            return response
         raise self.refusal(response)
 
     def refusal(self, response: httpx.Response) -> ApiError:

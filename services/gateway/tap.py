@@ -63,25 +63,27 @@ class Tap:
         self, followers: list[Follower], pumps: list[asyncio.Task[None]], keepalive: float
     ) -> AsyncIterator[bytes]:
         now = asyncio.get_running_loop().time
-        followed: set[str] = set()
-        rescan, alive = now(), now() + keepalive
-        recent = await self._recent()
+        since = {subject: await self._tail.newest(stream_key(subject)) for subject in await self._subjects()}
+        # what came since then is followed: nothing falls between the two, and nothing comes twice
+        recent = [one for one in await self._recent() if one[0] <= order(since.get(one[1], "0-0"))]
         for _, subject, entry in recent:
             yield event(subject, entry)
-        seen = {subject: entry[0] for _, subject, entry in recent}
+        followed: set[str] = set()
+        rescan, alive, first = now(), now() + keepalive, True
         while True:
             if now() >= rescan:
-                first = not followed
-                for subject in await self._subjects():
+                for subject in list(since) if first else await self._subjects():
                     if subject not in followed:
                         followed.add(subject)
-                        stream = stream_key(subject)
                         # a subject that appears later is new as a whole
-                        newest = await self._tail.newest(stream) if first else "0-0"
-                        follower = self._tail.follow(stream, seen.get(subject, newest))
+                        follower = self._tail.follow(stream_key(subject), since.get(subject, "0-0"))
                         followers.append(follower)
                         pumps.append(asyncio.create_task(kept_up("tap", partial(self._pump, subject, follower))))
                 rescan = now() + _RESCAN_SECONDS
+            if first:
+                # whatever is published from now on is told: who asks something next misses nothing of it
+                first = False
+                yield KEEP_ALIVE
             try:
                 async with asyncio.timeout_at(min(rescan, alive)):
                     chunk = await self._queue.get()

@@ -34,9 +34,10 @@ nightly inspection, and the final resident keeper left the island station togeth
 and the ordinary loneliness of long winters in careful handwriting.</p>
 </article></main><footer>Imprint</footer></body></html>""".encode()
 START = 60.0
-STORIES = ("S1", "S2", "S3", "S4", "S5", "S6", "S6b", "S7", "S9", "S10")
-# S7 compares two respondents.
-SHADOW = ("--respondent-b",)
+# S8 is about the console.
+STORIES = ("S1", "S2", "S3", "S4", "S5", "S6", "S6b", "S7", "S9", "S10", "S11")
+# S7 and S11 compare two respondents; by its name the scripted model knows which of them asks.
+SHADOW = ("--respondent-b", "--model-b", "shadow:1b")
 
 
 class Page(http.server.BaseHTTPRequestHandler):
@@ -118,8 +119,11 @@ def stack(log: Path, extra: dict[str, str] | None = None, options: Sequence[str]
             # It says "model server on URL" when it listens.
             model_url = model_server.stdout.readline().split()[-1]
             env |= {
+                "MODEL_URL": model_url,
                 "OLLAMA_HOST": model_url,
                 "LOCAL2_API_PORT": str(free_port()),
+                # nobody reads an answer here before asking on
+                "LOCAL2_YIELD_REST": "0",
                 "LOCAL2_WEB_SEARCH_PROVIDER": "mock",
                 "LOCAL2_WEB_SEARCH_MOCK_PAGE_URL": page,
                 "LOCAL2_WEB_FETCH_ALLOWED_PRIVATE_HOSTS": json.dumps([page.split("/")[2]]),
@@ -154,9 +158,16 @@ def local2(env: dict[str, str], *args: str, timeout: float = 120) -> subprocess.
     return subprocess.run(command, env=env, text=True, capture_output=True, timeout=timeout, check=False)
 
 
+def variables(env: dict[str, str], *names: str) -> list[str]:
+    """What stories are to know of this stack."""
+    given = {"page_url": env["PAGE_URL"], "page_heading": HEADING} if "S4" in names else {}
+    if "S11" in names:
+        given["decided_judge"] = "scripted"
+    return [part for name, value in given.items() for part in ("--var", f"{name}={value}")]
+
+
 def stories(env: dict[str, str], *names: str) -> subprocess.CompletedProcess[str]:
-    variables = ("--var", f"page_url={env['PAGE_URL']}", "--var", f"page_heading={HEADING}") if "S4" in names else ()
-    return local2(env, "stories", *names, *variables, "--verbose")
+    return local2(env, "stories", *names, *variables(env, *names), "--verbose", timeout=300)
 
 
 def main(names: Sequence[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -9,16 +10,26 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import httpx
 import psutil
 import pytest
+import redis
+import yaml
 
+from services.cli.api import Api
 from services.cli.launch.plan import PARTICIPANTS
+from services.cli.settings import ClientSettings
+from services.cli.stories.runner import StoryReport, live_participants, run_story
+from services.cli.stories.story import Story, Turn, parse_story, shipped_stories
+from shared.testing.script import STORIES
 
 HERE = Path(__file__).parent
+RULES: list[dict[str, Any]] = yaml.safe_load(STORIES.read_text(encoding="utf-8"))["rules"]
 
 
 def harness() -> ModuleType:
@@ -44,8 +55,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 
 @pytest.mark.slow
 def test_stories_s1_to_s4_pass_with_every_check_evaluated(client: dict[str, str]) -> None:
-    variables = ("--var", f"page_url={client['PAGE_URL']}", "--var", f"page_heading={run.HEADING}")
-    done = run.local2(client, "stories", "S1", "S2", "S3", "S4", *variables, "--json")
+    done = run.local2(client, "stories", "S1", "S2", "S3", "S4", *run.variables(client, "S4"), "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     reports = {report["id"]: report for report in json.loads(done.stdout)}
     assert {name: report["result"] for name, report in reports.items()} == dict.fromkeys(
@@ -68,28 +78,129 @@ def test_what_was_said_and_what_was_saved_is_found_in_another_conversation(clien
 
 @pytest.mark.slow
 def test_answers_are_graded_and_compared_and_their_engrams_say_so(client: dict[str, str]) -> None:
-    done = run.local2(client, "stories", "S6", "S7", "--json")
+    done = run.local2(client, "stories", "S6", "S7", "S11", *run.variables(client, "S11"), "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     reports = {report["id"]: report for report in json.loads(done.stdout)}
-    assert {name: report["result"] for name, report in reports.items()} == {"S6": "passed", "S7": "passed"}
+    assert {name: report["result"] for name, report in reports.items()} == dict.fromkeys(("S6", "S7", "S11"), "passed")
     checks = {name: {c["check"] for turn in r["turns"] for c in turn["checks"]} for name, r in reports.items()}
     assert {"critique.result with a score from 1 to 5", "engram of A has score"} <= checks["S6"]
-    assert {"pairwise.result names both responses", "engram of A has pairwise_verdict"} <= checks["S7"]
+    assert {"pairwise.result names both responses", "engram of A has the verdict: a tie"} <= checks["S7"]
+    assert {"winner is A", "winner is B", "winner is tie", "0 rows of the query in the DPO export"} <= checks["S11"]
+
+
+# ── sabotage ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Sabotage:
+    """rules: played before the usual ones. forged: a message of this subject is put on the bus as soon as the query is
+    there. check: which check must fail, by name; seen: what is told of it."""
+
+    story: str
+    check: str
+    seen: str
+    rules: list[dict[str, Any]] = field(default_factory=list)
+    forged: str = ""
+    turns: int | None = None
+
+
+def says(user: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"when": {"user": user, **more}, "respond": {"thinking": "hm", "text": text}}
+
+
+def calls(user: str, name: str, **args: Any) -> dict[str, Any]:
+    return {"when": {"user": user, "tool_results": 0}, "respond": {"tool_calls": [{"name": name, "args": args}]}}
+
+
+SABOTAGES = [
+    Sabotage("S1", "no tool.request.* on the bus", "tool.request.web_search",
+             [calls("^What is the capital of France", "web_search", query="x")]),
+    Sabotage("S1", "no tool.request.* on the bus", "tool.request.web_fetch",
+             [{"when": {"user": "capital of France"}, "respond": {"thinking": "h", "text": "Paris.", "pace": 0.3}}],
+             forged="tool.request.web_fetch"),
+    Sabotage("S2", 'answer does not contain \'what do you mean by\'', "What do you mean by it?",
+             [says("why was it introduced", "What do you mean by it?")]),
+    Sabotage("S3", "calls web_search", "called: []", [says("^What major AI news", "Nothing happened.")]),
+    Sabotage("S4", "answer does not contain 'I cannot access'", "I cannot access pages",
+             [says("top result for", "I cannot access pages.", last_tool="web_fetch")], turns=1),
+    Sabotage("S5", "calls search_memory", "called: []",
+             [says("^What do you remember about Australian", "I have no memory.")], turns=2),
+    Sabotage("S6", "critique.result with a score from 1 to 5", "scores: [None]",
+             [says("(?s)capital of France.*###Score Rubrics", "It is what it is.")]),
+    Sabotage("S6b", "calls recall_topic", "called: []", [says("^What language do I prefer", "Elixir.")]),
+    Sabotage("S7", "answer contains '100'", "It boils.", [says("^What is the boiling point", "It boils.")]),
+    Sabotage("S9", "the query is answered", "the model gave no answer",
+             [{"when": {"system": "Skeptic", "user": "^Should a small team"}, "respond": {"text": ""}}]),
+    Sabotage("S10", "search_knowledge_graph tells a fact that WAS, with Lyon", "lines: []",
+             [says("^Where did Anna live before", "In Lyon, I think.")]),
+    Sabotage("S11", "winner is A", "'winner': 'B'",
+             [says("(?s)flows through.*###Response A:(?:(?!###Response B:).)*Danube", "Feedback: no. [RESULT] B"),
+              says("(?s)flows through.*###Response B:.*Danube", "Feedback: no. [RESULT] A")], turns=1),
+]  # fmt: skip
+
+
+def play(env: dict[str, str], rules: list[dict[str, Any]]) -> None:
+    script = json.dumps({"rules": [*rules, *RULES]})
+    answer = httpx.post(f"{env['MODEL_URL']}/script/rules", content=script, timeout=10, trust_env=False)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.slow
+def test_there_is_a_sabotage_for_every_story() -> None:
+    assert {sabotage.story for sabotage in SABOTAGES} == set(shipped_stories()) == set(run.STORIES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sabotage", SABOTAGES, ids=lambda one: f"{one.story}-{one.check[:30]}")
+async def test_one_wrong_effect_fails_the_story_by_name(client: dict[str, str], sabotage: Sabotage) -> None:
+    variables = {"page_url": client["PAGE_URL"], "page_heading": run.HEADING, "decided_judge": "scripted"}
+    story = parse_story(shipped_stories()[sabotage.story], sabotage.story, variables)
+    story = story.model_copy(update={"turns": [_hasty(turn) for turn in story.turns[: sabotage.turns]]})
+    settings = ClientSettings(data_dir=Path(client["LOCAL2_DATA_DIR"]), api_port=int(client["LOCAL2_API_PORT"]))
+    play(client, sabotage.rules)
+    try:
+        async with Api(settings) as api:
+            if sabotage.forged:
+                report = await _forged(api, story, client, sabotage.forged)
+            else:
+                report = await run_story(api, story, await live_participants(api))
+    finally:
+        play(client, [])
+    assert not report.not_run
+    failed = [outcome for turn in report.turns for outcome in turn.outcomes if not outcome.ok]
+    assert any(outcome.check == sabotage.check and sabotage.seen in outcome.seen for outcome in failed), failed
+
+
+def _hasty(turn: Turn) -> Turn:
+    """The turn; what is wrong is not waited for to come right."""
+    parts = {"engrams": turn.engrams, "preferences": turn.preferences}
+    return turn.model_copy(update={name: p.model_copy(update={"within": 2.0}) for name, p in parts.items() if p})
+
+
+async def _forged(api: Api, story: Story, env: dict[str, str], subject: str) -> StoryReport:
+    """Runs a story while somebody puts a message about its query on the bus."""
+    socket = next((Path(env["LOCAL2_DATA_DIR"]) / "redis").glob("redis.sock"))
+    with redis.Redis(unix_socket_path=str(socket)) as bus:
+        last = (bus.xrevrange("local2:query.received", count=1) or [(b"0-0", {})])[0][0]
+        running = asyncio.create_task(run_story(api, story, await live_participants(api)))
+        async with asyncio.timeout(20):
+            while not (found := bus.xread({"local2:query.received": last}, count=1)):
+                await asyncio.sleep(0.005)
+        query_id = found[0][1][0][0].decode()
+        asked = {"query_id": query_id, "call_id": "forged", "tool": "web_fetch", "args": {"url": "x"}, "reply_to": ""}
+        bus.xadd(f"local2:{subject}", {"correlation_id": query_id, "payload": json.dumps(asked)})
+        return await running
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("[Paris]", "[Lyon]"),
-        ("present: [query.received,", "present: [tool.request.web_search,"),
-        ("tool_calls_empty", "tool_calls_not_empty"),
+        ('"tool.request.*"', '"query.*"'),
         ("turns:", "requires: [no-such-participant]\nturns:"),
     ],
 )
 def test_a_wrong_expectation_makes_the_command_fail(client: dict[str, str], tmp_path: Path, old: str, new: str) -> None:
-    from services.cli.stories.story import shipped_stories
-
     text = shipped_stories()["S1"]
     assert old in text
     wrong = tmp_path / "wrong.yaml"
@@ -157,8 +268,6 @@ def test_the_memory_is_operated_from_the_command_line(client: dict[str, str], tm
 
 @pytest.mark.slow
 def test_dead_letters_are_listed_shown_replayed_and_dropped(client: dict[str, str]) -> None:
-    import redis
-
     url = next((Path(client["LOCAL2_DATA_DIR"]) / "redis").glob("redis.sock"))
     with redis.Redis(unix_socket_path=str(url)) as bus:
         for number in (b"1", b"2"):

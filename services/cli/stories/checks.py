@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, assert_never
 
+from services.cli.stories.bus_tap import BusMessage
 from services.cli.stories.story import (
     AnyOf,
     BusEvents,
@@ -15,16 +16,25 @@ from services.cli.stories.story import (
     EngramCheck,
     FactLine,
     PairwiseCheck,
+    PreferenceCheck,
     ResponseCheck,
     ResultLines,
     Turn,
 )
-from shared.contracts import persona_key
+from shared.contracts import (
+    CRITIQUE_RESULT,
+    PAIRWISE_RESULT,
+    RESPONSE_GENERATION,
+    TOOL_REQUEST,
+    TOOL_RESULT,
+    persona_key,
+)
 
 # So many words of a tool's result must come back in the answer for it to have been used.
 SHARED_WORDS = 5
 _WORD = re.compile(r"[^\W\d_]{6,}")
 _PREVIEW = 160
+_WON = {True: "the better one", False: "the other was better", None: "a tie"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +48,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a turn led to. `reply` is that of POST /query; the others are payloads of this query on the bus. `facts`:
-    what knowledge says then, as lines."""
+    """What a turn led to. `reply` is that of POST /query, `bus` every message about the query, in order. `engrams` and
+    `dpo` are its engrams and its rows in the export; `facts`: what knowledge says then, as lines."""
 
     reply: dict[str, Any]
-    generations: Sequence[dict[str, Any]] = ()
-    critiques: Sequence[dict[str, Any]] = ()
-    pairwise: Sequence[dict[str, Any]] = ()
-    engrams: Sequence[dict[str, Any]] = field(default=())
+    bus: Sequence[BusMessage] = ()
+    engrams: Sequence[dict[str, Any]] = ()
     facts: Sequence[str] = ()
+    dpo: Sequence[dict[str, Any]] = ()
 
     @property
     def query_id(self) -> str:
@@ -62,7 +71,23 @@ class Seen:
 
     @property
     def events(self) -> list[str]:
-        return list(self.reply.get("events") or [])
+        """The subjects of what respondent A's answer led to."""
+        return [message.subject for message in self.bus if message.respondent_id == "A"]
+
+    def payloads(self, subject: str) -> list[dict[str, Any]]:
+        return [message.payload for message in self.bus if message.subject == subject]
+
+    @property
+    def shown(self) -> dict[str, Any] | None:
+        """The response.generation of respondent A."""
+        found = self.payloads(RESPONSE_GENERATION.name)
+        return next((p for p in found if p.get("response_id") == f"{self.query_id}:A"), None)
+
+    @property
+    def pair(self) -> dict[str, Any] | None:
+        """The pairwise.result."""
+        found = self.payloads(PAIRWISE_RESULT.name)
+        return next((p for p in found if p.get("original_query_id") == self.query_id), None)
 
 
 def check_turn(turn: Turn, seen: Seen) -> list[Outcome]:
@@ -71,6 +96,7 @@ def check_turn(turn: Turn, seen: Seen) -> list[Outcome]:
         *_content(turn, seen.answer),
         *check_events(turn.expected_bus_events, seen.events),
         *_responses(turn.respondents, seen),
+        *_true(seen),
         *check_responses(turn.response_generation_checks, seen),
     ]
     if turn.tool_calls:
@@ -86,6 +112,8 @@ def check_turn(turn: Turn, seen: Seen) -> list[Outcome]:
         outcomes.extend(_pairwise(turn.pairwise, seen))
     if turn.engrams is not None:
         outcomes.extend(_engrams(turn.engrams, seen))
+    if turn.preferences is not None:
+        outcomes.append(_preferences(turn.preferences, seen))
     if turn.result_lines is not None:
         outcomes.extend(_result_lines(turn.result_lines, seen))
     if turn.facts is not None:
@@ -114,11 +142,15 @@ def folded(text: str) -> str:
 def check_events(wanted: BusEvents, events: Sequence[str]) -> Iterator[Outcome]:
     seen = f"events: {_runs(events)}"
     for subject in wanted.present:
-        yield Outcome(f"{subject} on the bus", subject in events, seen)
+        yield Outcome(f"{subject} on the bus", any(_is(event, subject) for event in events), seen)
     for subject in wanted.absent:
-        yield Outcome(f"no {subject} on the bus", subject not in events, seen)
+        yield Outcome(f"no {subject} on the bus", not any(_is(event, subject) for event in events), seen)
     if wanted.in_order:
         yield Outcome(f"in order: {' → '.join(wanted.in_order)}", in_order(wanted.in_order, events), seen)
+
+
+def _is(subject: str, wanted: str) -> bool:
+    return subject.startswith(wanted[:-1]) if wanted.endswith("*") else subject == wanted
 
 
 def in_order(wanted: Iterable[str], found: Iterable[str]) -> bool:
@@ -129,18 +161,46 @@ def in_order(wanted: Iterable[str], found: Iterable[str]) -> bool:
 
 def _responses(respondents: Sequence[str], seen: Seen) -> Iterator[Outcome]:
     for respondent in respondents:
-        ids = [str(payload.get("response_id")) for payload in seen.generations]
+        ids = [str(payload.get("response_id")) for payload in seen.payloads(RESPONSE_GENERATION.name)]
         wanted = f"{seen.query_id}:{respondent}"
         yield Outcome(
             f"one response.generation of {respondent} on the bus", ids.count(wanted) == 1, f"response ids: {ids}"
         )
 
 
+def _true(seen: Seen) -> Iterator[Outcome]:
+    """What is shown is what was: whose answer it is, what crossed the bus for it, and which result is whose."""
+    if (shown := seen.shown) is not None:
+        text = str(shown.get("answer"))
+        yield Outcome("only A's answer is shown", text == seen.answer, f"A answered: {_short(text)}")
+    log = list(seen.reply.get("event_log") or [])
+    there = {(f"local2:{m.subject}", m.entry_id, m.respondent_id) for m in seen.bus}
+    strange = [e for e in log if (e.get("stream"), e.get("id"), "A") not in there]
+    yield Outcome(
+        "event_log is what crossed the bus", bool(log) and not strange, f"not on the bus: {_short(str(strange))}"
+        if log else "it is empty",
+    )  # fmt: skip
+    asked = {(m.payload.get("call_id"), m.entry_id) for m in seen.bus if m.subject.startswith(f"{TOOL_REQUEST.name}.")}
+    told = {
+        (m.payload.get("call_id"), m.causation_id or m.payload.get("request_id"))
+        for m in seen.bus
+        if m.subject.startswith(f"{TOOL_RESULT.name}.")
+    }
+    for call in seen.calls:
+        call_id, tool = call.get("call_id"), call.get("tool")
+        requests = {pair for pair in asked if pair[0] == call_id}
+        if requests:
+            found = f"{call_id}: {_short(str(sorted(map(str, told))))}"
+            yield Outcome(f"the result of {tool} names its call and its request", bool(requests & told), found)
+        else:
+            # a call that never left has an error instead of a result
+            yield Outcome(f"{tool} was asked on the bus", bool(call.get("error")), f"no request has the id {call_id}")
+
+
 def check_responses(checks: Sequence[ResponseCheck], seen: Seen) -> Iterator[Outcome]:
     """The reply and the response.generation on the bus must both fulfil each check."""
-    published = next((p for p in seen.generations if p.get("response_id") == f"{seen.query_id}:A"), None)
     for check in checks:
-        for where, response in (("reply", seen.reply), ("response.generation", published)):
+        for where, response in (("reply", seen.reply), ("response.generation", seen.shown)):
             ok, found = (False, "there is none") if response is None else _response_check(check, response)
             yield Outcome(f"{where}: {check}", ok, found)
 
@@ -176,7 +236,9 @@ def _words(text: str) -> set[str]:
 
 
 def _critique(check: CritiqueCheck, seen: Seen) -> Outcome:
-    scores = [p.get("score") for p in seen.critiques if p.get("response_id") == f"{seen.query_id}:A"]
+    scores = [
+        p.get("score") for p in seen.payloads(CRITIQUE_RESULT.name) if p.get("response_id") == f"{seen.query_id}:A"
+    ]
     good = any(type(score) is int and check.min_score <= score <= check.max_score for score in scores)
     return Outcome(
         f"critique.result with a score from {check.min_score} to {check.max_score}", good, f"scores: {scores}"
@@ -184,7 +246,7 @@ def _critique(check: CritiqueCheck, seen: Seen) -> Outcome:
 
 
 def _pairwise(check: PairwiseCheck, seen: Seen) -> Iterator[Outcome]:
-    found = next((p for p in seen.pairwise if p.get("original_query_id") == seen.query_id), None)
+    found = seen.pair
     if found is None:
         yield Outcome("pairwise.result on the bus", False, "there is none")
         return
@@ -193,12 +255,22 @@ def _pairwise(check: PairwiseCheck, seen: Seen) -> Iterator[Outcome]:
     wanted = (f"{seen.query_id}:A", f"{seen.query_id}:B")
     yield Outcome("pairwise.result names both responses", ids == wanted, f"ids: {ids}")
     for name in check.fields:
-        yield Outcome(f"pairwise.result has {name}", name in found, f"fields: {sorted(found)}")
+        value = found.get(name)
+        if name in ("score_a", "score_b"):
+            graded = isinstance(value, int | float) and 1 <= value <= 5
+            yield Outcome(f"pairwise.result has {name} from 1 to 5", graded, f"{name}: {value}")
+        else:
+            yield Outcome(f"pairwise.result has {name}", value not in (None, ""), f"{name}: {value!r}")
 
 
 def engrams_of(engrams: Iterable[dict[str, Any]], query_id: str) -> list[dict[str, Any]]:
     """Those of one query; an engram's id is its response's."""
     return [e for e in engrams if str(e.get("response_id") or e.get("id") or "").startswith(f"{query_id}:")]
+
+
+def whole(check: EngramCheck, seen: Seen) -> bool:
+    """Whether the engrams are as they should be."""
+    return all(outcome.ok for outcome in _engrams(check, seen))
 
 
 def _engrams(check: EngramCheck, seen: Seen) -> Iterator[Outcome]:
@@ -208,9 +280,20 @@ def _engrams(check: EngramCheck, seen: Seen) -> Iterator[Outcome]:
         yield Outcome(f"engram of respondent {respondent}", engram is not None, f"respondents: {sorted(by_respondent)}")
         for name in check.annotated:
             value = (engram or {}).get(name)
-            yield Outcome(
-                f"engram of {respondent} has {name}", value not in (None, ""), f"engram: {_short(str(engram))}"
-            )
+            if name == "pairwise_winner":
+                verdict = (seen.pair or {}).get("winner")
+                won = None if verdict == "tie" else verdict == respondent
+                right = verdict is not None and (value, (engram or {}).get("pairwise_verdict")) == (won, verdict)
+                yield Outcome(f"engram of {respondent} has the verdict: {_WON[won]}", right, f"{name}: {value}")
+            else:
+                yield Outcome(
+                    f"engram of {respondent} has {name}", value not in (None, ""), f"engram: {_short(str(engram))}"
+                )
+
+
+def _preferences(check: PreferenceCheck, seen: Seen) -> Outcome:
+    rows = len(seen.dpo)
+    return Outcome(f"{check.dpo} rows of the query in the DPO export", rows == check.dpo, f"rows: {rows}")
 
 
 def _deliberations(check: DeliberationCheck, seen: Seen) -> Outcome:

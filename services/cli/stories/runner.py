@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.cli.api import QUERY_TIMEOUT, Api, ApiError, rows
 from services.cli.stories.bus_tap import BusTap
-from services.cli.stories.checks import Outcome, Seen, check_events, check_turn, engrams_of, says
-from services.cli.stories.story import EngramCheck, FactCheck, Story, Turn
+from services.cli.stories.checks import Outcome, Seen, check_events, check_turn, engrams_of, says, whole
+from services.cli.stories.story import EngramCheck, FactCheck, PreferenceCheck, Story, Turn
 from shared.contracts import CRITIQUE_RESULT, PAIRWISE_RESULT, RESPONSE_GENERATION
 
 # The answer reaches the client with the journal, its message on the bus a moment before or after.
 PUBLISHED_WITHIN = 5.0
 _LOOK = 0.2
-_WATCHED = (RESPONSE_GENERATION.name, CRITIQUE_RESULT.name, PAIRWISE_RESULT.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,8 @@ async def run_story(api: Api, story: Story, live: set[str]) -> StoryReport:
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         return StoryReport(story, not_run=f"{', '.join(missing)} {verb} not running")
+    if unknown := [name for name in story.given if not story.vars.get(name)]:
+        return StoryReport(story, not_run=f"it needs --var {unknown[0]}=VALUE; see docs/stories.md")
     reports: list[TurnReport] = []
     events: list[str] = []
     session = ""
@@ -91,22 +93,46 @@ async def observe(api: Api, turn: Turn, session: str) -> Seen:
     for name in ("mode", "personas", "rounds"):
         if (value := getattr(turn, name)) is not None:
             body[name] = value
-    async with BusTap(api, _WATCHED) as tap:
+    async with BusTap(api) as tap:
         reply = await api.post("/query", body, timeout=QUERY_TIMEOUT)
         query_id = str(reply["query_id"])
 
-        async def published(subject: str, count: int, within: float) -> list[dict[str, Any]]:
-            await tap.wait_for(lambda: len(tap.about(subject, query_id)) >= count, within)
-            return tap.about(subject, query_id)
+        def seen(**more: Any) -> Seen:
+            return Seen(reply, tap.about(query_id), **more)
+
+        async def published(subject: str, count: int, within: float) -> None:
+            await tap.wait_for(lambda: len(seen().payloads(subject)) >= count, within)
+
+        def told() -> bool:
+            """Whether everything has been seen that the reply says."""
+            entries = {(message.subject, message.entry_id) for message in tap.about(query_id)}
+            return all((event.get("subject"), event.get("id")) in entries for event in reply.get("event_log") or ())
 
         respondents = len(turn.respondents)
         within = PUBLISHED_WITHIN if respondents == 1 else QUERY_TIMEOUT
-        generations = await published(RESPONSE_GENERATION.name, respondents, within)
-        critiques = await published(CRITIQUE_RESULT.name, respondents, turn.critique.within) if turn.critique else []
-        pairwise = await published(PAIRWISE_RESULT.name, 1, turn.pairwise.within) if turn.pairwise else []
-    engrams = await _engrams(api, turn.engrams, query_id) if turn.engrams else []
-    facts = await _facts(api, turn.facts) if turn.facts else []
-    return Seen(reply, generations, critiques, pairwise, engrams, facts)
+        await tap.wait_for(told, PUBLISHED_WITHIN)
+        await published(RESPONSE_GENERATION.name, respondents, within)
+        if turn.critique:
+            await published(CRITIQUE_RESULT.name, respondents, turn.critique.within)
+        if turn.pairwise:
+            await published(PAIRWISE_RESULT.name, 1, turn.pairwise.within)
+        engrams = await _engrams(api, turn.engrams, seen()) if turn.engrams else []
+        dpo = await _dpo(api, turn.preferences, query_id) if turn.preferences else []
+        facts = await _facts(api, turn.facts) if turn.facts else []
+        return seen(engrams=engrams, dpo=dpo, facts=facts)
+
+
+async def _dpo(api: Api, wanted: PreferenceCheck, query_id: str) -> list[dict[str, Any]]:
+    """The query's rows in the export, as soon as there are so many; when none are wanted, those there are then."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wanted.within
+    while True:
+        lines = (await api.text("/preferences/export", format="dpo")).splitlines()
+        rows = [json.loads(line) for line in lines if line.strip()]
+        found = [row for row in rows if row.get("provenance", {}).get("query_id") == query_id]
+        if len(found) >= wanted.dpo or loop.time() > until:
+            return found
+        await asyncio.sleep(_LOOK)
 
 
 async def _facts(api: Api, wanted: FactCheck) -> list[str]:
@@ -121,13 +147,12 @@ async def _facts(api: Api, wanted: FactCheck) -> list[str]:
         await asyncio.sleep(_LOOK)
 
 
-async def _engrams(api: Api, wanted: EngramCheck, query_id: str) -> list[dict[str, Any]]:
+async def _engrams(api: Api, wanted: EngramCheck, seen: Seen) -> list[dict[str, Any]]:
     """Looks until the engrams are as they should be, or the time is over; what was seen last is for the checks."""
     loop = asyncio.get_running_loop()
     until = loop.time() + wanted.within
     while True:
-        found = engrams_of(rows(await api.get("/memory/engrams"), "engrams"), query_id)
-        whole = [row for row in found if all(row.get(name) not in (None, "") for name in wanted.annotated)]
-        if len(whole) >= len(wanted.respondents) or loop.time() > until:
+        found = engrams_of(rows(await api.get("/memory/engrams"), "engrams"), seen.query_id)
+        if whole(wanted, replace(seen, engrams=found)) or loop.time() > until:
             return found
         await asyncio.sleep(_LOOK)

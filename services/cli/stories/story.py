@@ -37,7 +37,8 @@ ResponseCheck = Literal["thinking_not_empty", "tool_calls_empty", "tool_calls_no
 
 
 class BusEvents(Part):
-    """Subjects of the reply's `events`: there, not there, and there in this order (others may stand between)."""
+    """Subjects of the messages on the bus that respondent A's answer led to: there, not there, and there in this order
+    (others may stand between). One that ends with * stands for all that begin so."""
 
     present: list[str] = []
     absent: list[str] = []
@@ -61,10 +62,18 @@ class PairwiseCheck(Part):
 
 
 class EngramCheck(Part):
-    """Engrams of this query: one for each respondent, and the fields that must not be empty in them."""
+    """Engrams of this query: one for each respondent, and the fields that must not be empty in them. `pairwise_winner`
+    must be what the pairwise.result says: true for the better one, false for the other, null after a tie."""
 
     respondents: list[Literal["A", "B"]] = ["A"]
     annotated: list[str] = []
+    within: float = Field(default=60, gt=0)
+
+
+class PreferenceCheck(Part):
+    """Rows that this query has in the export of preferences."""
+
+    dpo: int = Field(ge=0)
     within: float = Field(default=60, gt=0)
 
 
@@ -121,19 +130,22 @@ class Turn(Part):
     critique: CritiqueCheck | None = None
     pairwise: PairwiseCheck | None = None
     engrams: EngramCheck | None = None
+    preferences: PreferenceCheck | None = None
     deliberations: DeliberationCheck | None = None
     result_lines: ResultLines | None = None
     facts: FactCheck | None = None
 
 
 class Story(Part):
-    """`requires` names participants that must be live. Checks beside `turns` hold for the story as a whole:
+    """`requires` names participants that must be live, `given` variables without which it cannot be tried: they tell
+    of the stack what nobody can see. Checks beside `turns` hold for the story as a whole:
     events for those of all turns one after the other, response checks for each turn.
     """
 
     id: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
     title: str = Field(min_length=1)
     requires: list[str] = []
+    given: list[str] = []
     vars: dict[str, str] = {}
     turns: list[Turn] = Field(min_length=1)
     expected_bus_events: BusEvents = BusEvents()

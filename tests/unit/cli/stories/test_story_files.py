@@ -21,7 +21,7 @@ turns:
 def test_every_shipped_story_is_valid_and_has_its_file_name_as_its_id() -> None:
     stories = select_stories([], {})
     assert [story.id for story in stories] == list(shipped_stories())
-    assert {"S1", "S2", "S3", "S4", "S5", "S6", "S6b", "S7", "S9", "S10"} == {story.id for story in stories}
+    assert {"S1", "S2", "S3", "S4", "S5", "S6", "S6b", "S7", "S9", "S10", "S11"} == {story.id for story in stories}
     assert [story.id for story in stories if not story.requires] == ["S1", "S2", "S3", "S4"]
 
 

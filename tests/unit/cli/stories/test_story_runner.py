@@ -32,7 +32,7 @@ turns:
 @pytest.fixture
 def playing(loopback_gateway: Any, json_answer: Callable[..., bytes], event_head: Callable[..., bytes],
             chunk: Callable[[bytes], bytes]) -> Any:  # fmt: skip
-    published: list[dict[str, Any]] = []
+    published: list[tuple[str, dict[str, Any], str]] = []
 
     async def play(heard: Any, writer: asyncio.StreamWriter) -> None:
         path = heard.path.partition("?")[0]
@@ -40,19 +40,20 @@ def playing(loopback_gateway: Any, json_answer: Callable[..., bytes], event_head
             rows = [{"name": "generator", "replicas": [{}]}, {"name": "memory", "replicas": []}]
             writer.write(json_answer({"participants": rows}))
         elif path == "/query":
-            query_id = f"{len(published) + 1}-0"
-            reply = {"query_id": query_id, "answer": "An answer.", "thinking": "", "tool_calls": [],
-                     "events": ["query.received", "response.generation"]}  # fmt: skip
-            published.append({**reply, "response_id": f"{query_id}:A"})
+            query_id = f"{len(published) // 2 + 1}-0"
+            log = [{"subject": "query.received", "stream": "local2:query.received", "id": query_id}]
+            reply = {"query_id": query_id, "answer": "An answer.", "thinking": "", "tool_calls": [], "event_log": log}
+            published.append(("query.received", {}, query_id))
+            published.append(("response.generation", {**reply, "response_id": f"{query_id}:A"}, query_id))
             writer.write(json_answer(reply))
         elif path == "/bus/events":
             writer.write(event_head())
+            writer.write(chunk(b": keep-alive\n\n"))
             sent = 0
             while not writer.is_closing():
-                for payload in published[sent:]:
+                for subject, payload, entry_id in published[sent:]:
                     data = json.dumps({"payload": payload})
-                    frame = f"id: {payload['query_id']}\nevent: response.generation\ndata: {data}\n\n"
-                    writer.write(chunk(frame.encode()))
+                    writer.write(chunk(f"id: {entry_id}\nevent: {subject}\ndata: {data}\n\n".encode()))
                 sent = len(published)
                 await writer.drain()
                 await asyncio.sleep(0.01)
@@ -129,3 +130,29 @@ async def test_a_key_that_may_not_do_it_is_one_error_and_no_failed_check(
     playing.play = play
     with pytest.raises(ApiError, match="an administrator's key: only for administrators"):
         await outcome(playing, STORY)
+
+
+async def test_a_story_that_must_know_of_the_stack_what_nobody_told_is_not_run(playing: Any) -> None:
+    text = STORY.replace("EXPECTED", "answer").replace("title:", 'vars: {judge: ""}\ngiven: [judge]\ntitle:')
+    code, shown = await outcome(playing, text)
+    assert (code, "not run: it needs --var judge=VALUE" in shown) == (1, True)
+    assert (await outcome(playing, text.replace('judge: ""', "judge: x")))[0] == 0
+
+
+async def test_a_message_that_no_stream_had_fails_the_story(playing: Any, json_answer: Callable[..., bytes]) -> None:
+    usual = playing.play
+
+    async def play(heard: Any, writer: asyncio.StreamWriter) -> None:
+        if heard.path != "/query":
+            await usual(heard, writer)
+            return
+        invented = {"subject": "tool.request.x", "stream": "local2:tool.request.x", "id": "3-0"}
+        writer.write(json_answer({"query_id": "9-0", "answer": "x", "tool_calls": [], "event_log": [invented]}))
+
+    playing.play = play
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("services.cli.stories.runner.PUBLISHED_WITHIN", 0.05)
+        code, text = await outcome(playing, STORY.replace("EXPECTED", "x"))
+    assert code == 1
+    assert "✗ event_log is what crossed the bus" in text
+    assert "tool.request.x" in text
