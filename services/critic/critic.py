@@ -40,40 +40,65 @@ T = TypeVar("T")
 
 # The judge needs the thread of the conversation, not all of it; in characters.
 _CONTEXT_LIMIT = 6_000
-_REFERENCE_LIMIT = 8_000
+# One message takes no more than this of it, nor less than would still say something.
+_MESSAGE_LIMIT = 2_000
+_LEAST_LEFT = 200
+_FOUND_LIMIT = 8_000
+_CUT = " […] "
+_FOUND = "What the assistant was given or had found when it answered (context, not an answer):"
 
 
 def gradeable(response: ResponseGeneration, *, skip_tool_answers: bool) -> bool:
     return bool(response.answer.strip()) and not (skip_tool_answers and response.tool_calls)
 
 
-def reference_of(response: ResponseGeneration) -> str:
+def found_by(response: ResponseGeneration) -> str:
     """What the answer could be drawn from: what stood before the question, and what the turn's tools found."""
     parts = [f"{call.tool}: {call.result}" for call in response.tool_calls if call.error is None]
     if response.material:
         # shown first, but not instead of what was found
-        room = max(_REFERENCE_LIMIT - sum(len(part) + 2 for part in parts), _REFERENCE_LIMIT // 2)
+        room = max(_FOUND_LIMIT - sum(len(part) + 2 for part in parts), _FOUND_LIMIT // 2)
         parts.insert(0, f"Given with the question: {response.material.strip()}"[:room])
-    return "\n\n".join(parts)[:_REFERENCE_LIMIT]
+    return "\n\n".join(parts)[:_FOUND_LIMIT]
 
 
 _SPEAKERS = {"user": "User", "assistant": "Assistant"}
 
 
 def instruction_of(query: str, before: Iterable[Mapping[str, str]]) -> str:
-    """What the respondent was asked, with the newest of the messages that led to it."""
+    """What the respondent was asked, with the newest of the messages that led to it; a long one is shortened."""
     said: list[str] = []
     room = _CONTEXT_LIMIT
     for message in reversed(list(before)):
-        text = f"{_SPEAKERS.get(message['role'], '')}: {message['content']}"
-        if len(text) > room:
+        if message["role"] not in _SPEAKERS or not message["content"].strip():
+            continue
+        text = shortened(f"{_SPEAKERS[message['role']]}: {message['content']}", min(_MESSAGE_LIMIT, room))
+        if not text:
             break
         room -= len(text)
-        if message["role"] in _SPEAKERS and message["content"].strip():
-            said.insert(0, text)
+        said.insert(0, text)
     if not said:
         return query
     return "The conversation so far:\n" + "\n".join(said) + f"\n\nThe user's message to answer now:\n{query}"
+
+
+def shortened(text: str, most: int) -> str:
+    """The text, or its beginning and its end where it is too long; nothing where there is no room for either."""
+    if len(text) <= most:
+        return text
+    if most < _LEAST_LEFT:
+        return ""
+    end = (most - len(_CUT)) // 3
+    return text[: most - len(_CUT) - end] + _CUT + text[-end:]
+
+
+def with_found(instruction: str, *found: str) -> str:
+    """The instruction with what the answers were drawn from: facts to judge by, not an answer to be like."""
+    each = [part for part in dict.fromkeys(found) if part]
+    if not each:
+        return instruction
+    shown = "\n\n".join(shortened(part, _FOUND_LIMIT // len(each)) for part in each)
+    return f"{instruction}\n\n{_FOUND}\n{shown}"
 
 
 def headers_of(message: Message[ResponseGeneration]) -> dict[str, Any]:
@@ -133,14 +158,22 @@ class Critic:
                 return ()
             await step("PUBLISH")
             await self._publish_grade(message, grade)
-            half = Half(response.response_id, response.answer, reference_of(response), grade.score, response.config)
+            half = Half(
+                response.response_id,
+                response.answer,
+                found_by(response),
+                grade.score,
+                response.config,
+                instruction,
+                rubric.name,
+            )
             offer = await self.pairs.offer(response.query_id, response.respondent_id, half, settings.pairwise_buffer)
             if offer.evicted:
                 # without a second respondent every answer is given up in its time
                 log.debug("critic.pairs_evicted", count=len(offer.evicted))
             if offer.pair is not None:
                 await step("COMPARE")
-                if await self._compare(message, instruction, *offer.pair):
+                if await self._compare(message, *offer.pair):
                     await step("PUBLISH")
                 await self.pairs.close(response.query_id)
             await step("RESET")
@@ -183,7 +216,8 @@ class Critic:
         key = grade_key(response.response_id)
         if stored := _stored(Grade, await self._bus.link.call("GET", key)):
             return stored
-        grade = await self._judge.grade(instruction, response.answer, reference_of(response), rubric)
+        asked = with_found(instruction, found_by(response))
+        grade = await self._judge.grade(asked, response.answer, "", rubric)
         if grade is None or await self._deleted(response):
             return None
         await self._bus.link.call("SET", key, orjson.dumps(asdict(grade)), "EX", self._context.settings.retention)
@@ -213,9 +247,9 @@ class Critic:
 
     # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _compare(self, message: Message[ResponseGeneration], instruction: str, a: Half, b: Half) -> bool:
+    async def _compare(self, message: Message[ResponseGeneration], a: Half, b: Half) -> bool:
         response = message.payload
-        found = await self._compared(response, instruction, a, b)
+        found = await self._compared(response, a, b)
         if found is None:
             return False
         result = PairwiseResult(
@@ -240,13 +274,15 @@ class Critic:
             await self._journal(half.response_id, EntryType.PAIRWISE, shown, Crossing(PAIRWISE_RESULT.name, entry_id))
         return True
 
-    async def _compared(self, response: ResponseGeneration, instruction: str, a: Half, b: Half) -> Comparison | None:
-        """The verdict, asked for once: what both journals and the bus say of a pair is the same after a crash."""
+    async def _compared(self, response: ResponseGeneration, a: Half, b: Half) -> Comparison | None:
+        """The verdict, asked for once: what both journals and the bus say of a pair is the same after a crash. The
+        conversation is A's, which is what its user saw, whichever answer came second."""
         key = verdict_key(response.query_id)
         if stored := _stored(Comparison, await self._bus.link.call("GET", key)):
             return stored
-        reference = a.reference or b.reference
-        found = await self._judge.compare(instruction, a.answer, b.answer, reference, self._rubric(response))
+        asked = with_found(a.instruction or response.query, a.reference, b.reference)
+        rubric = self._rubrics.get(a.rubric) or self._rubric(response)
+        found = await self._judge.compare(asked, a.answer, b.answer, "", rubric)
         if await self._deleted(response):
             return None
         if (meter := metrics.meter()) is not None:

@@ -144,14 +144,17 @@ class Judge:
         # its own context length: nobody else asks the judge, and another one may not fit beside the other models
         facts = await self._model.facts(settings.model)
         temperature = settings.temperature if attempt == 0 else max(settings.temperature, _WARMER * attempt)
+        # somebody who waits for a tool is told instead that it is away
+        load = 0.0 if self._at_once else settings.load_timeout
         request = ChatRequest(
             model=settings.model,
             messages=prompt,
             think=False,
             num_ctx=facts.context(min(settings.num_ctx, facts.preset or settings.num_ctx)),
             options={"temperature": min(temperature, 2.0), "num_predict": _LONGEST, "seed": attempt},
+            first_token_timeout=settings.grade_timeout + load,
             idle_timeout=settings.grade_timeout,
             patience=0.0 if self._at_once else None,
         )
         patience = 0.0 if self._at_once else settings.patience
-        return await self._model.say(request, seconds=settings.grade_timeout, patience=patience)
+        return await self._model.say(request, seconds=settings.grade_timeout, patience=patience, load=load)

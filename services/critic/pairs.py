@@ -54,13 +54,17 @@ return redis.call('ZREM', KEYS[2], ARGV[1])
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """One respondent's answer as the comparison needs it. `score` is its grade, None when it has none."""
+    """One respondent's answer as the comparison needs it. `reference`: what it was drawn from. `score` is its grade,
+    None when it has none. `instruction`: the question with the conversation that led to it; `rubric`: the name of the
+    one that fits the turn. Both are empty in what an earlier release left."""
 
     response_id: str
     answer: str
     reference: str
     score: int | None
     config: dict[str, Any]
+    instruction: str = ""
+    rubric: str = ""
 
     def dump(self) -> bytes:
         return orjson.dumps(asdict(self))
@@ -68,7 +72,7 @@ class Half:
     @staticmethod
     def parse(data: bytes) -> Half:
         value = orjson.loads(data)
-        return Half(**{item.name: value[item.name] for item in fields(Half)})
+        return Half(**{item.name: value[item.name] for item in fields(Half) if item.name in value})
 
 
 @dataclass(frozen=True, slots=True)

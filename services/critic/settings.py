@@ -18,8 +18,9 @@ _TOOL_CALLS = 4
 
 class CriticSettings(BackendSettings, CourtesySettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
-        "model", "temperature", "grade_timeout", "attempts", "skip_tool_answers", "judge_one_in", "pairwise_buffer",
-        "rubrics", "concurrency", "yield_above", "yield_rest", "yield_seconds", "leave_ungraded_above",
+        "model", "temperature", "grade_timeout", "load_timeout", "attempts", "skip_tool_answers", "judge_one_in",
+        "pairwise_buffer", "rubrics", "concurrency", "yield_above", "yield_rest", "yield_seconds",
+        "leave_ungraded_above",
     }  # fmt: skip
 
     # not LOCAL2_MODEL, which names the respondents' model: a model that grades its own answers is no judge
@@ -30,6 +31,12 @@ class CriticSettings(BackendSettings, CourtesySettings):
     )
     temperature: float = Field(default=0.0, ge=0, le=2, description="Sampling of the judge")
     grade_timeout: float = Field(default=30.0, gt=0, le=600, description="Longest time for one judgement, in seconds")
+    load_timeout: float = Field(
+        default=300.0,
+        ge=0,
+        le=3600,
+        description="Seconds more until the judge's first word: its server may have to load it",
+    )
     attempts: int = Field(default=3, ge=1, le=10, description="Judgements asked for until one can be read")
     patience: float = Field(
         default=600.0, ge=0, description="How long a judge that cannot be reached is waited for, in seconds"

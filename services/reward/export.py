@@ -9,6 +9,7 @@ Source: TRL documentation, "Dataset formats and types" (preference and unpaired 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -25,8 +26,8 @@ class Filters:
     """min_margin: least difference of the two grades (dpo), or distance of a grade or vote from the middle (kto).
 
     human_only: dpo keeps verdicts that a person's vote on one of the answers bears out; kto and critiques keep votes
-    and what was voted on. since, until: of the answer, in ms. consent: only users who agreed to training on their data.
-    test_share: part of the sessions that is marked `test`.
+    and what was voted on. since, until: of the answer, in ms. consent: only users who agreed to training on their data;
+    who refused it is left out in any case. test_share: part of the sessions that is marked `test`.
     """
 
     min_margin: float = 0.0
@@ -36,11 +37,16 @@ class Filters:
     consent: bool = False
     test_share: float = 0.0
 
-    def admits(self, answer: Mapping[str, Any], consents: Mapping[str, bool]) -> bool:
+    def refusal(self, answer: Mapping[str, Any], consents: Mapping[str, bool]) -> str | None:
+        """Why an answer may not be used; None when it may."""
+        agreed = consents.get(answer["user_id"])
+        if agreed is False:
+            return "of users who refused training"
+        if self.consent and agreed is None:
+            return "of users who have not agreed to training"
+        early = self.since is not None and answer["time"] < self.since
         return (
-            (self.since is None or answer["time"] >= self.since)
-            and (self.until is None or answer["time"] < self.until)
-            and (not self.consent or consents.get(answer["user_id"], False))
+            "not of the time asked for" if early or (self.until is not None and answer["time"] >= self.until) else None
         )
 
     def split(self, session_id: str) -> str:
@@ -74,11 +80,25 @@ def _row(answer: Mapping[str, Any], filters: Filters, content: Row, provenance: 
     }
 
 
-def dpo_rows(pairs: Iterable[Mapping[str, Any]], consents: Mapping[str, bool], filters: Filters) -> Iterator[Row]:
+# How many were left out for which reason; a row function counts into it.
+LeftOut = Counter[str]
+
+
+def dpo_rows(
+    pairs: Iterable[Mapping[str, Any]], consents: Mapping[str, bool], filters: Filters, left_out: LeftOut | None = None
+) -> Iterator[Row]:
     """`pairs`: verdicts with both answers (`a`, `b`) and the votes on them (`vote_a`, `vote_b`, None without)."""
+    left_out = Counter() if left_out is None else left_out
     for pair in pairs:
         a, b = pair["a"], pair["b"]
-        if pair["winner"] == "tie" or not filters.admits(a, consents) or a["answer"].strip() == b["answer"].strip():
+        if pair["winner"] == "tie":
+            left_out["ties"] += 1
+            continue
+        if (reason := filters.refusal(a, consents)) is not None:
+            left_out[reason] += 1
+            continue
+        if a["answer"].strip() == b["answer"].strip():
+            left_out["of two answers that are the same"] += 1
             continue
         chosen, rejected = (a, b) if pair["winner"] == "A" else (b, a)
         vote_chosen, vote_rejected = (
@@ -89,9 +109,11 @@ def dpo_rows(pairs: Iterable[Mapping[str, Any]], consents: Mapping[str, bool], f
             (vote_chosen is not None and vote_chosen > 0) or (vote_rejected is not None and vote_rejected < 0)
         )
         if against or (filters.human_only and not borne_out):
+            left_out["contradicted by a vote" if against else "that no vote bears out"] += 1
             continue
         margin = _margin(pair)
         if filters.min_margin > 0 and (margin is None or margin < filters.min_margin):
+            left_out["with too small a margin of grades"] += 1
             continue
         yield _row(
             a,
@@ -119,8 +141,14 @@ def _margin(pair: Mapping[str, Any]) -> float | None:
     return difference if pair["winner"] == "A" else -difference
 
 
-def kto_rows(answers: Iterable[Mapping[str, Any]], consents: Mapping[str, bool], filters: Filters) -> Iterator[Row]:
+def kto_rows(
+    answers: Iterable[Mapping[str, Any]],
+    consents: Mapping[str, bool],
+    filters: Filters,
+    left_out: LeftOut | None = None,
+) -> Iterator[Row]:
     """`answers`: answers with their `vote` and `score`, None where there is none. A person's vote outweighs a grade."""
+    left_out = Counter() if left_out is None else left_out
     for answer in answers:
         vote, score = answer["vote"], answer["score"]
         if vote is not None and vote != 0:
@@ -129,8 +157,13 @@ def kto_rows(answers: Iterable[Mapping[str, Any]], consents: Mapping[str, bool],
             # a grade of 1 to 5 on the scale of a vote
             value, source = (score - 3) / 2, "judge"
         else:
+            left_out["that no vote bears out" if filters.human_only else "that are neither good nor bad"] += 1
             continue
-        if not filters.admits(answer, consents) or abs(value) * 2 < filters.min_margin:
+        if (reason := filters.refusal(answer, consents)) is not None:
+            left_out[reason] += 1
+            continue
+        if abs(value) * 2 < filters.min_margin:
+            left_out["with too small a margin"] += 1
             continue
         yield _row(
             answer,
@@ -146,15 +179,21 @@ def kto_rows(answers: Iterable[Mapping[str, Any]], consents: Mapping[str, bool],
 
 
 def critique_rows(
-    answers: Iterable[Mapping[str, Any]], consents: Mapping[str, bool], filters: Filters
+    answers: Iterable[Mapping[str, Any]],
+    consents: Mapping[str, bool],
+    filters: Filters,
+    left_out: LeftOut | None = None,
 ) -> Iterator[Row]:
     """`answers`: graded answers with `score`, `feedback`, `rubric` and `vote` (None without)."""
+    left_out = Counter() if left_out is None else left_out
     for answer in answers:
-        if answer["score"] is None or not filters.admits(answer, consents):
-            continue
-        if filters.human_only and answer["vote"] is None:
-            continue
-        if abs(answer["score"] - 3) < filters.min_margin:
+        reason = "without a grade" if answer["score"] is None else filters.refusal(answer, consents)
+        if reason is None and filters.human_only and answer["vote"] is None:
+            reason = "that nobody voted on"
+        if reason is None and abs(answer["score"] - 3) < filters.min_margin:
+            reason = "with too small a margin"
+        if reason is not None:
+            left_out[reason] += 1
             continue
         judged = [*_prompt(answer), *_said(answer["answer"])]
         yield _row(
@@ -190,3 +229,17 @@ def _normalised(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _normalised(item) for name, item in value.items()}
     return value
+
+
+def nothing_because(kind: Format, left_out: LeftOut) -> str:
+    """Why an export has no rows, as a sentence."""
+    of = "verdicts" if kind == "dpo" else "answers with a grade or a vote"
+    if not left_out:
+        need = {
+            "dpo": "a second respondent (`--respondent-b`) and a critic have to run, and both respondents answer",
+            "kto": "a critic has to run, or people have to vote",
+            "critiques": "a critic has to run",
+        }[kind]
+        return f"no rows: there are no {of} yet; {need}"
+    told = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common())
+    return f"no rows: of {left_out.total()} {of} all are left out: {told}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, assert_never
 
@@ -11,7 +12,16 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.reward.experiments import Experiments, Refused
-from services.reward.export import Filters, Format, critique_rows, dpo_rows, kto_rows, row_digest
+from services.reward.export import (
+    Filters,
+    Format,
+    LeftOut,
+    critique_rows,
+    dpo_rows,
+    kto_rows,
+    nothing_because,
+    row_digest,
+)
 from services.reward.settings import RewardSettings
 from services.reward.store import TABLES, Store, key_of
 from shared.contracts import ToolRequest
@@ -157,18 +167,21 @@ class Desk:
 
 
 def export_page(store: Store, args: Manage) -> dict[str, Any]:
-    """Rows from the cursor on, each with the digest of its content, and where the next page begins (null: nowhere)."""
+    """Rows from the cursor on, each with the digest of its content, and where the next page begins (null: nowhere);
+    `why` there is none."""
     filters = Filters(args.min_margin, args.human_only, args.since, args.until, args.consented, args.test_share)
     consents = store.consents()
     cursor, found, size = args.cursor, list[dict[str, Any]](), 0
+    left_out: LeftOut = Counter()
     while size < _PAGE_BYTES:
         source = (store.pair_rows if args.format == "dpo" else store.answer_rows)(cursor, _PAGE_ROWS)
         if not source:
-            return {"rows": found, "cursor": None}
+            why = None if found or args.cursor else nothing_because(args.format, left_out)
+            return {"rows": found, "cursor": None, "why": why}
         shapes = {"dpo": dpo_rows, "kto": kto_rows, "critiques": critique_rows}
         for item in source:
             cursor = item["query_id"] if args.format == "dpo" else item["response_id"]
-            for row in shapes[args.format]([item], consents, filters):
+            for row in shapes[args.format]([item], consents, filters, left_out):
                 found.append({"digest": row_digest(row).hex(), "row": row})
                 size += len(orjson.dumps(row))
             if size >= _PAGE_BYTES:

@@ -8,6 +8,7 @@ it off when somebody does (closing the connection frees the GPU at once), and ta
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
 
@@ -143,18 +144,27 @@ class CourteousChatModel:
             async for delta in deltas:
                 yield delta
 
-    async def say(self, request: ChatRequest, *, seconds: float, patience: float) -> str:
+    async def say(self, request: ChatRequest, *, seconds: float, patience: float, load: float = 0.0) -> str:
         """The whole text of an answer that nobody waits for: in its turn, and begun again when it was broken off.
 
-        seconds: longest time of one try; waiting for the turn does not count. patience: how long a backend that is away
-        or busy is waited for. Raises ModelError, and TimeoutError when a try takes too long.
+        seconds: longest time of one try; waiting for the turn does not count. load: seconds more until the first word,
+        for a server that may have to load the model. patience: how long a backend that is away or busy is waited for.
+        Raises ModelError, and TimeoutError when a try takes too long.
         """
         until, away, pause = self._until(request), self._clock() + patience, _FIRST_PAUSE
         while True:
             await self._turn(request.model, until)
             try:
-                async with asyncio.timeout(seconds), aclosing(self._stream(request, until)) as deltas:
-                    return "".join([delta.text async for delta in deltas if isinstance(delta, TextDelta)])
+                async with (
+                    asyncio.timeout(seconds + load) as limit,
+                    aclosing(self._stream(request, until)) as deltas,
+                ):
+                    said: list[str] = []
+                    async for delta in deltas:
+                        if not said:
+                            limit.reschedule(min(limit.when() or math.inf, self._clock() + seconds))
+                        said.append(delta.text if isinstance(delta, TextDelta) else "")
+                    return "".join(said)
             except Yielded:
                 continue
             except (ModelUnavailable, ModelOverloaded):

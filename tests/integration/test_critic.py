@@ -160,7 +160,27 @@ async def test_the_judge_sees_the_question_in_its_conversation_and_the_tools_res
     assert critique.rubric == "style"
     assert "User: Tell me of Paris.\nAssistant: It is a city." in prompt
     assert "later" not in prompt
-    assert "###Reference Answer (Score 5):\nweb_search: Paris has 2 million people." in prompt
+    # what was found is no answer to be like
+    assert "(context, not an answer):\nweb_search: Paris has 2 million people." in prompt
+    assert "###Reference Answer" not in prompt
+
+
+@pytest.mark.parametrize("order", ["AB", "BA"])
+async def test_answers_are_compared_in_the_conversation_that_was_seen(order: str, redis_url: str) -> None:
+    """Each respondent goes on from its own answers; the user saw A's, whichever answer comes second."""
+    async with court(redis_url) as on:
+        await on.sessions.open("s1", "u1", "hello")
+        for side in "AB":
+            await on.bus.link.pipe(on.sessions.appending("s1", side, Turn("1-1", "Why?", f"As {side} said.", 0)))
+        for side in order:
+            await on.submit(generation("5-1", side))  # type: ignore[arg-type]
+            await on.settled()
+        prompts = [request.body["messages"][-1]["content"] for request in on.server.requests]
+    compared = [prompt for prompt in prompts if "###Response B:" in prompt]
+    assert len(compared) == 2
+    assert all("As A said." in prompt and "As B said." not in prompt for prompt in compared)
+    graded = [prompt for prompt in prompts if "###Response to evaluate:" in prompt]
+    assert sorted("As B said." in prompt for prompt in graded) == [False, True]
 
 
 async def test_answers_that_used_tools_are_left_out_unless_told_otherwise(redis_url: str) -> None:
@@ -234,7 +254,7 @@ async def test_an_unreadable_verdict_publishes_nothing_and_nothing_waits(redis_u
 
 async def test_a_judge_that_is_too_slow_gives_no_score(redis_url: str) -> None:
     slow = {"when": {"user": "###Score Rubrics"}, "respond": {"text": "Late. [RESULT] 4", "delay": 5}}
-    async with court(redis_url, [slow], attempts=2, grade_timeout=0.2) as on:
+    async with court(redis_url, [slow], attempts=2, grade_timeout=0.2, load_timeout=0) as on:
         await on.submit(generation("1-1"))
         await on.settled()
         (critique,) = await on.critiques()
@@ -498,12 +518,12 @@ async def test_a_verdict_that_was_reached_before_a_crash_is_published_after_it(
     compare = Critic._compare
     died = asyncio.Event()
 
-    async def dies_once(self: Critic, message: Any, instruction: str, a: Half, b: Half) -> bool:
+    async def dies_once(self: Critic, message: Any, a: Half, b: Half) -> bool:
         if not died.is_set():
-            await self._compared(message.payload, instruction, a, b)
+            await self._compared(message.payload, a, b)
             died.set()
             raise RuntimeError("killed before the verdict was published")
-        return await compare(self, message, instruction, a, b)
+        return await compare(self, message, a, b)
 
     monkeypatch.setattr(Critic, "_compare", dies_once)
     async with court(redis_url) as on:

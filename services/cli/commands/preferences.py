@@ -16,6 +16,7 @@ from rich.text import Text
 
 from services.cli.api import Api, ApiError, unreachable
 from services.cli.commands.operate import AsJson, export, print_json, with_api
+from services.cli.printable import printable
 from services.cli.settings import ClientSettings
 from services.cli.whole_file import whole_file
 
@@ -128,26 +129,29 @@ _export_of("critiques", "Answers with the judge's words and grade.")
 
 def _write(params: dict[str, Any], out: Path | None) -> None:
     if out is None:
-        asyncio.run(_download(params, sys.stdout.buffer))
-        return
-    with whole_file(out) as file:
-        rows = asyncio.run(_download(params, file))
-    errors.print(f"{rows} rows in {out}", highlight=False, markup=False)
+        _, why = asyncio.run(_download(params, sys.stdout.buffer))
+    else:
+        with whole_file(out) as file:
+            rows, why = asyncio.run(_download(params, file))
+        errors.print(f"{rows} rows in {out}", highlight=False, markup=False)
+    if why:
+        errors.print(printable(why), highlight=False, markup=False, soft_wrap=True)
 
 
 def _ms(moment: datetime | None) -> int | None:
     return None if moment is None else int(moment.replace(tzinfo=UTC).timestamp() * 1000)
 
 
-async def _download(params: dict[str, Any], file: BinaryIO) -> int:
-    """The number of rows written. Raises ApiError."""
-    count = 0
+async def _download(params: dict[str, Any], file: BinaryIO) -> tuple[int, str]:
+    """The number of rows written, and why there are none. Raises ApiError."""
+    count, why = 0, ""
     async with Api(ClientSettings.load("cli")) as api:
         try:
             async with api.http.stream("GET", "/preferences/export", params=params) as answer:
                 if not answer.is_success:
                     await answer.aread()
                     raise api.refusal(answer)
+                why = answer.headers.get("X-No-Rows", "")
                 async for piece in answer.aiter_bytes():
                     count += piece.count(b"\n")
                     file.write(piece)
@@ -156,4 +160,4 @@ async def _download(params: dict[str, Any], file: BinaryIO) -> int:
         except httpx.HTTPError as exc:
             raise unreachable(api.base_url, exc) from exc
     file.flush()
-    return count
+    return count, why

@@ -43,6 +43,10 @@ _DPO_LINE = (
 )
 
 
+# The header that says why an export has no rows.
+NO_ROWS = "X-No-Rows"
+
+
 class ExportQuery(Body):
     """A filter that is misspelt is refused: it must not give away what it was to hold back."""
 
@@ -78,6 +82,7 @@ async def show_leaderboard(gateway: GatewayDep, _admin: AdminDep) -> Response:
     "/preferences/export",
     summary="Preference data of all users as JSON lines, in the formats that trainers load",
     response_class=StreamingResponse,
+    description=f"Who refused training is in none of them. An answer without rows says why in the header `{NO_ROWS}`.",
     responses=told("One row a line", PreferenceRow, _DPO_LINE, 403, 422, 503, media=LINES),
 )
 async def export_preferences(
@@ -88,7 +93,9 @@ async def export_preferences(
     asked = {"op": "export", **wanted.model_dump()}
     # the first page before the answer begins: what is wrong then is still an error
     first = await operate(gateway, "reward", "", **asked)
-    return StreamingResponse(_rows(gateway, asked, first), media_type="application/x-ndjson")
+    # an empty file would not say why it is; a header has room for plain characters only
+    why = {NO_ROWS: first["why"].encode("ascii", "replace").decode()} if first.get("why") else {}
+    return StreamingResponse(_rows(gateway, asked, first), media_type="application/x-ndjson", headers=why)
 
 
 async def _rows(gateway: Gateway, asked: dict[str, Any], page: dict[str, Any]) -> AsyncIterator[bytes]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.critic.critic import gradeable, instruction_of, reference_of
+from services.critic.critic import found_by, gradeable, instruction_of, shortened, with_found
 from shared.contracts import ResponseGeneration, ToolCallRecord
 
 
@@ -48,15 +48,45 @@ def test_the_conversation_comes_before_the_question_in_its_order() -> None:
     )
 
 
-@pytest.mark.parametrize(("length", "shown"), [(5_900, True), (6_000, False)])
-def test_only_the_newest_messages_that_there_is_room_for_are_shown(length: int, shown: bool) -> None:
-    before = [said("user", "the oldest"), said("assistant", "x" * length), said("user", "the newest")]
+def test_a_long_message_is_shortened_and_the_conversation_around_it_stays() -> None:
+    long = "begins " + "x" * 20_000 + " ends"
+    before = [said("user", "the oldest"), said("assistant", long), said("user", "the newest")]
     told = instruction_of("Why?", before)
-    assert "User: the newest\n" in told
-    assert ("x" * length in told) is shown
-    # nothing is left out of the middle
-    assert ("the oldest" in told) is (length + 60 < 6_000)
+    assert "User: the oldest\nAssistant: begins xxx" in told
+    assert "x […] x" in told
+    assert "x ends\nUser: the newest\n" in told
+    assert told.count("x") < 2_000
+
+
+def test_the_newest_messages_that_there_is_room_for_are_shown() -> None:
+    before = [said("user", f"{n} " + "x" * 1_500) for n in range(20)]
+    told = instruction_of("Why?", before)
     assert len(told) < 6_200
+    assert [n for n in range(20) if f"User: {n} x" in told] == [16, 17, 18, 19]
+
+
+@pytest.mark.parametrize("most", [200, 201, 999])
+def test_what_is_shortened_has_its_beginning_and_its_end(most: int) -> None:
+    text = "".join(chr(33 + n % 90) for n in range(1_000))
+    cut = shortened(text, most)
+    assert len(cut) == most
+    assert text.startswith(cut.split(" […] ")[0])
+    assert text.endswith(cut.split(" […] ")[1])
+    assert shortened(text, 1_000) == text
+    assert shortened(text, 199) == ""
+
+
+def test_what_was_found_is_context_and_each_answers_own_is_there_once() -> None:
+    assert with_found("Why?") == with_found("Why?", "", "") == "Why?"
+    told = with_found("Why?", "one", "two")
+    assert told.startswith(
+        "Why?\n\nWhat the assistant was given or had found when it answered (context, not an answer):"
+    )
+    assert told.endswith("\none\n\ntwo")
+    assert with_found("Why?", "same", "same").count("same") == 1
+    both = with_found("Why?", "a" * 8_000, "b" * 8_000)
+    assert 3_900 < both.count("a") < 4_100
+    assert 3_900 < both.count("b") < 4_100
 
 
 def test_answers_without_words_and_by_choice_those_of_tools_are_left_out() -> None:
@@ -67,20 +97,20 @@ def test_answers_without_words_and_by_choice_those_of_tools_are_left_out() -> No
     assert not gradeable(searched, skip_tool_answers=True)
 
 
-def test_the_reference_has_what_stood_before_the_question() -> None:
-    assert reference_of(response(material="It is teal.\n")) == "Given with the question: It is teal."
-    both = reference_of(response(material="It is teal.", tool_calls=[call("one")]))
+def test_what_was_found_has_what_stood_before_the_question() -> None:
+    assert found_by(response(material="It is teal.\n")) == "Given with the question: It is teal."
+    both = found_by(response(material="It is teal.", tool_calls=[call("one")]))
     assert both == "Given with the question: It is teal.\n\nweb_search: one"
-    crowded = reference_of(response(material="m" * 20_000, tool_calls=[call("x" * 20_000)]))
+    crowded = found_by(response(material="m" * 20_000, tool_calls=[call("x" * 20_000)]))
     assert len(crowded) == 8_000
     assert 3_900 < crowded.count("m") < 4_000
     assert crowded.count("x") > 3_000
     # what was found is whole where it leaves room
-    assert reference_of(response(material="m" * 20_000, tool_calls=[call("x" * 100)])).count("x") == 100
+    assert found_by(response(material="m" * 20_000, tool_calls=[call("x" * 100)])).count("x") == 100
 
 
-def test_the_reference_is_what_tools_found_within_bounds() -> None:
+def test_what_was_found_is_what_tools_found_within_bounds() -> None:
     calls = [call("one"), call("[tool error: no]", "no"), call("two")]
-    assert reference_of(response(tool_calls=calls)) == "web_search: one\n\nweb_search: two"
-    assert reference_of(response()) == ""
-    assert len(reference_of(response(tool_calls=[call("x" * 20_000)]))) == 8_000
+    assert found_by(response(tool_calls=calls)) == "web_search: one\n\nweb_search: two"
+    assert found_by(response()) == ""
+    assert len(found_by(response(tool_calls=[call("x" * 20_000)]))) == 8_000

@@ -23,13 +23,15 @@ class Bench:
         self.said = list(said)
         self.requests: list[ChatRequest] = []
         self.limits: list[tuple[float, float]] = []
+        self.loads: list[float] = []
 
     async def facts(self, model: str) -> ModelFacts:
         return ModelFacts()
 
-    async def say(self, request: ChatRequest, *, seconds: float, patience: float) -> str:
+    async def say(self, request: ChatRequest, *, seconds: float, patience: float, load: float = 0.0) -> str:
         self.requests.append(request)
         self.limits.append((seconds, patience))
+        self.loads.append(load)
         said = self.said.pop(0) if len(self.said) > 1 else self.said[0]
         if isinstance(said, Exception):
             raise said
@@ -56,6 +58,7 @@ async def test_a_grade_has_its_score_its_words_and_its_rubric() -> None:
     grade = await graded(judge)
     assert (grade.score, grade.feedback, grade.rubric, grade.attempts) == (4, "Clear.", "clarity", 1)
     assert bench.limits == [(7, 60)]
+    assert bench.loads == [300]
     (request,) = bench.requests
     assert (request.model, request.num_ctx, request.idle_timeout, request.think) == ("j", 4_096, 7, False)
     assert (request.options["temperature"], request.options["seed"]) == (0.0, 0)
@@ -112,7 +115,7 @@ class Knowing(Bench):
         super().__init__("")
         self._verdict = verdict
 
-    async def say(self, request: ChatRequest, *, seconds: float, patience: float) -> str:
+    async def say(self, request: ChatRequest, *, seconds: float, patience: float, load: float = 0.0) -> str:
         self.said = [f"Said {len(self.requests) + 1}. [RESULT] {self._verdict(request)}"]
         return await super().say(request, seconds=seconds, patience=patience)
 

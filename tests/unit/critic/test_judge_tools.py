@@ -29,7 +29,7 @@ class Bench:
     async def facts(self, model: str) -> ModelFacts:
         return ModelFacts()
 
-    async def say(self, request: ChatRequest, *, seconds: float, patience: float) -> str:
+    async def say(self, request: ChatRequest, *, seconds: float, patience: float, load: float = 0.0) -> str:
         self.asked.append((request, patience))
         said = self._said.pop(0)
         if isinstance(said, ModelError):

@@ -23,7 +23,7 @@ class Model:
         self.free = asyncio.Event()
         self._unreadable = unreadable
 
-    async def say(self, request: ChatRequest, *, seconds: float, patience: float) -> str:
+    async def say(self, request: ChatRequest, *, seconds: float, patience: float, load: float = 0.0) -> str:
         self.asked.append(str(request.messages[1]["content"]))
         await self.free.wait()
         turns = self.asked[-1].count("Turn ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import cast
 
 import pytest
@@ -79,6 +79,26 @@ def courteous(model: Model, users: Users, **values: float | None) -> CourteousCh
 
 async def said(model: CourteousChatModel, seconds: float = 20.0, patience: float = 0.0) -> str:
     return await model.say(ASK, seconds=seconds, patience=patience)
+
+
+async def test_a_model_that_has_to_be_loaded_first_has_longer_for_its_first_word_alone() -> None:
+    class Cold(Model):
+        hangs = False
+
+        async def stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
+            await asyncio.sleep(0.5)
+            yield TextDelta("loaded")
+            if self.hangs:
+                await asyncio.Event().wait()
+
+    model = Cold()
+    asked = courteous(model, Users(), yield_above=None)
+    assert await asked.say(ASK, seconds=0.3, patience=0, load=60) == "loaded"
+    with pytest.raises(TimeoutError):
+        await asked.say(ASK, seconds=0.3, patience=0)
+    model.hangs = True
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asked.say(ASK, seconds=0.3, patience=0, load=600), 60)
 
 
 async def test_a_call_waits_until_nobody_waits_for_an_answer() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import orjson
 import pytest
 
-from services.reward.export import Filters, critique_rows, dpo_rows, kto_rows, row_digest
+from services.reward.export import Filters, LeftOut, critique_rows, dpo_rows, kto_rows, nothing_because, row_digest
 
 ANYBODY: dict[str, bool] = {}
 
@@ -139,9 +140,37 @@ def test_filters_admit_from_one_time_to_before_another_and_only_who_agreed() -> 
             ({"consent": True}, ["2-0"]),
             ({"consent": False}, ["1-0", "2-0"]),
         ):
-            found = rows(*items, consents={"bob": True, "ann": False}, **filters)  # type: ignore[arg-type]
+            found = rows(*items, consents={"bob": True}, **filters)  # type: ignore[arg-type]
             assert [row["provenance"]["query_id"] for row in found] == wanted, (rows, filters)
     assert kto(answers[0], consent=True) == [], "who was never asked has not agreed"
+    for filters in ({}, {"consent": True}, {"consent": False}):
+        for rows, items in ((kto, answers), (critiques, answers), (dpo, pairs)):
+            found = rows(*items, consents={"bob": True, "ann": False}, **filters)  # type: ignore[operator]
+            assert [row["provenance"]["query_id"] for row in found] == ["2-0"], "who refused is in no file"
+
+
+def test_an_export_without_rows_says_why() -> None:
+    left_out: LeftOut = Counter()
+    same = pair(b={"answer": "answer of A "})
+    pairs = [pair("tie"), pair("tie"), pair(a={"user_id": "ben"}), pair(vote_a=-1.0), same]
+    assert list(dpo_rows(pairs, {"ben": False}, Filters(), left_out)) == []
+    assert nothing_because("dpo", left_out) == (
+        "no rows: of 5 verdicts all are left out: 2 ties, 1 of users who refused training, 1 contradicted by a vote, "
+        "1 of two answers that are the same"
+    )
+    left_out.clear()
+    answers = [answer(score=3), answer(score=4, time=1), answer(vote=1, score=5, time=9)]
+    assert list(kto_rows(answers, ANYBODY, Filters(min_margin=4, until=9), left_out)) == []
+    assert left_out == {
+        "that are neither good nor bad": 1,
+        "with too small a margin": 1,
+        "not of the time asked for": 1,
+    }
+    left_out.clear()
+    wanted = Filters(human_only=True, consent=True)
+    assert list(critique_rows([answer(), *answers[1:]], ANYBODY, wanted, left_out)) == []
+    assert left_out == {"without a grade": 1, "of users who have not agreed to training": 2}
+    assert "there are no verdicts yet; a second respondent" in nothing_because("dpo", Counter())
 
 
 def test_a_share_of_the_sessions_is_for_testing_each_as_a_whole() -> None:
