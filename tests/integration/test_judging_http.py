@@ -270,7 +270,7 @@ async def test_the_command_line_shows_the_ranking_and_writes_the_files(
 ) -> None:
     empty = await local2(monkeypatch, house.site, "leaderboard")
     assert (empty.exit_code, "nothing to rank yet" in empty.output) == (0, True)
-    none = await local2(monkeypatch, house.site, "export", "dpo", "--out", str(tmp_path / "none.txt"))
+    none = await local2(monkeypatch, house.site, "export", "dpo")
     assert "no rows: there are no verdicts yet" in none.stderr
     nothing = await local2(monkeypatch, house.site, "leaderboard", "--intent", "code")
     assert (nothing.exit_code, "none yet" in nothing.output) == (1, True)
