@@ -7,7 +7,7 @@ from shared.bus.link import Link
 from shared.bus.port import BusFull, Command, ConnectionLost, Port, Reply, ReplyError, Script
 from shared.bus.slots import Delivery, Limit
 from shared.bus.streams import Bus, Entry, GroupState, StreamState, grouping, order
-from shared.bus.tail import Tail
+from shared.bus.tail import Tail, newest
 
 __all__ = [
     "RING",
@@ -32,6 +32,7 @@ __all__ = [
     "StreamState",
     "Tail",
     "grouping",
+    "newest",
     "next_page",
     "open_bell",
     "order",

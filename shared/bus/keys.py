@@ -469,11 +469,17 @@ _QUERY_GONE = _family(
 
 
 def taken_back_key(user_id: str, query_id: str) -> str:
-    return _QUERY_GONE.key(user_id, query_id)
+    return _QUERY_GONE.key(_apart(user_id), query_id)
 
 
 def gone_key(user_id: str, session_id: str = "") -> str:
-    return _SESSION_GONE.key(user_id, session_id) if session_id else _USER_GONE.key(user_id)
+    user = _apart(user_id)
+    return _SESSION_GONE.key(user, session_id) if session_id else _USER_GONE.key(user)
+
+
+def _apart(part: str) -> str:
+    """A part behind which another may come: a colon in it does not look like the end of it."""
+    return part.replace("%", "%25").replace(":", "%3A")
 
 
 REEMBEDDING = _family(

@@ -42,12 +42,7 @@ class Tail:
 
     async def newest(self, stream: str) -> str:
         """The id after which only entries written from now on come."""
-        try:
-            found = await self.bus.latest(stream, 1)
-        except ReplyError as exc:
-            log.error("bus.not_a_stream", stream=stream, error=str(exc))
-            return START
-        return found[0][0] if found else START
+        return await newest(self.bus, stream)
 
     def position(self, stream: str) -> str | None:
         """How far a stream has been read; None when nobody follows it."""
@@ -141,3 +136,13 @@ class Tail:
         self._unreadable = unreadable
         if not unreadable:
             await asyncio.sleep(_PAUSE)
+
+
+async def newest(bus: Bus, stream: str) -> str:
+    """The id after which only entries written from now on come."""
+    try:
+        found = await bus.latest(stream, 1)
+    except ReplyError as exc:
+        log.error("bus.not_a_stream", stream=stream, error=str(exc))
+        return START
+    return found[0][0] if found else START

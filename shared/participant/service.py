@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
 
-from shared.bus import Bus, BusFull, Command, Consumer, Delivery, Limit, Route, Tail
+from shared.bus import Bus, BusFull, Command, Consumer, Delivery, Limit, Route, Tail, newest
 from shared.bus.keys import inbox_key, settings_key
 from shared.contracts import SETTINGS_UPDATE, Outgoing, Payload, Subject
 from shared.envelope import Envelope, Message, now_ms
@@ -155,8 +155,9 @@ class Context(Generic[S]):
             await changed(self.settings)
 
     @contextlib.asynccontextmanager
-    async def _running(self, patient: bool) -> AsyncIterator[None]:
-        """Announced and listening, with everything that goes on in the background."""
+    async def _running(self, patient: bool, since: str) -> AsyncIterator[None]:
+        """Announced and listening, with everything that goes on in the background. since: the newest change of settings
+        when the kept ones were read."""
         await self.presence.arrive(patient=patient)
         async with asyncio.TaskGroup() as background:
             self.background = background
@@ -168,7 +169,7 @@ class Context(Generic[S]):
                 Janitor(self.bus, self.settings.heartbeat * _JANITOR_BEATS).run(),
             ):
                 background.create_task(running)
-            self.observe(SETTINGS_UPDATE, self._follow_settings)
+            self.observe(SETTINGS_UPDATE, self._follow_settings, after=since)
             try:
                 yield
             finally:
@@ -211,12 +212,14 @@ async def open_context(
         observing(participant, replica, settings, metrics) as address,
         Bus(settings.redis_url, source, timeout=settings.redis_timeout, retention=settings.retention) as bus,
     ):
+        # before the kept ones are read: a change in between is in them, or heard afterwards, or both
+        since = await newest(bus, SETTINGS_UPDATE.stream)
         stored = await _stored_settings(bus, participant, settings)
         context = Context(participant, stored, bus, replica, settings)
         context.tools = list(tools)
         if address is not None:
             context.facts["metrics"] = address
-        async with context._running(patient):
+        async with context._running(patient, since):
             yield context
 
 

@@ -20,12 +20,13 @@ from services.cli.launch.log_view import LogView
 from services.cli.launch.supervisor import Supervisor
 from services.gateway import tap
 from shared.bus import Bus
+from shared.bus.keys import settings_key
 from shared.bus.link import Link
 from shared.bus.wire import Wire
-from shared.contracts import QUERY_CANCEL, QueryCancel
+from shared.contracts import QUERY_CANCEL, SETTINGS_UPDATE, QueryCancel, SettingsUpdate
 from shared.envelope import Message
 from shared.errors import BusUnavailable
-from shared.participant import background
+from shared.participant import background, service
 from shared.participant.service import open_context
 from shared.participant.tool_client import Caller, ToolClient
 from shared.telemetry.meter import Meter
@@ -63,6 +64,25 @@ async def test_an_observer_whose_start_fails_begins_again(
         await eventually(lambda: context.tail.position(QUERY_CANCEL.stream) is not None)
         await context.bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="q1")))
         await eventually(lambda: heard == ["q1"])
+
+
+async def test_a_setting_that_changes_while_a_replica_starts_reaches_it(
+    redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between reading what was kept and listening for changes."""
+    read = service._stored_settings
+
+    async def changed_right_after(bus: Bus, participant: str, settings: Any) -> Any:
+        found = await read(bus, participant, settings)
+        # as the gateway does
+        raw.hset(settings_key(participant), "concurrency", b"7")
+        await bus.publish(SETTINGS_UPDATE.of(SettingsUpdate(participant=participant, values={"concurrency": 7})))
+        return found
+
+    monkeypatch.setattr(service, "_stored_settings", changed_right_after)
+    settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2, concurrency=3)
+    async with open_context("probe", settings) as context:
+        await eventually(lambda: context.settings.concurrency == 7)
 
 
 async def test_a_connection_whose_watchdog_fails_is_replaced(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from shared.bus import keys
 from shared.bus.hash_slots import slot_of_key
@@ -186,3 +188,19 @@ def test_the_scaler_reads_work_streams_alone() -> None:
     assert {how for how, _ in rules} == {"R"}
     found = {family.pattern for family, key in EVERY if any(fnmatchcase(key, rule) for _, rule in rules)}
     assert found == {"local2:<subject>"}
+
+
+_NAMES = st.text(alphabet="ab:%3A", min_size=1, max_size=6)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(_NAMES, st.just("") | _NAMES, _NAMES, st.just("") | _NAMES)
+def test_no_two_users_or_sessions_meet_in_one_key(user: str, session: str, other: str, another: str) -> None:
+    same = (user, session) == (other, another)
+    assert (keys.gone_key(user, session) == keys.gone_key(other, another)) is same
+    assert (keys.taken_back_key(user, session) == keys.taken_back_key(other, another)) is same
+    for respondent in ("A", "B"):
+        for builder in (keys.turns_key, keys.earlier_turns_key, keys.lane_key, keys.earlier_lane_key, keys.waiting_key):
+            assert (builder(user, respondent) == builder(other, respondent)) is (user == other)
+    built = [keys.session_key, keys.deleted_key, keys.queries_key, keys.user_sessions_key, keys.engram_key]
+    assert all((builder(user) == builder(other)) is (user == other) for builder in built)
