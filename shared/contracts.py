@@ -159,8 +159,13 @@ class ToolCallRecord(Payload):
 
 
 class Usage(Payload):
+    """Tokens of all model calls of an answer. context_tokens: how much of the model's window the last one took, with
+    its answer, as the server counts or else as it is estimated; context_window: the window."""
+
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    context_tokens: int = 0
+    context_window: int = 0
 
 
 class PersonaToolTrace(Payload):
@@ -340,6 +345,14 @@ class MemoryChanged(Payload):
     all: bool = False
 
 
+class SessionSummarise(Payload):
+    """The older turns of a session are to be summarised, up to that of the query `until`, when the model has time."""
+
+    session_id: str
+    user_id: str
+    until: str
+
+
 class KnowledgeRead(Payload):
     """A response whose facts the model is to read, when it has time."""
 
@@ -474,6 +487,7 @@ MEMORY_READ = Subject("memory.read", MemoryRead, kind="work", single_group=True)
 MEMORY_FORGET = Subject("memory.forget", MemoryForget, kind="work")
 QUERY_FORGET = Subject("query.forget", QueryForget, kind="work")
 MEMORY_CHANGED = Subject("memory.changed", MemoryChanged, keep=100_000)
+SESSION_SUMMARISE = Subject("session.summarise", SessionSummarise, kind="work", single_group=True)
 KNOWLEDGE_READ = Subject("knowledge.read", KnowledgeRead, kind="work", single_group=True)
 KNOWLEDGE_FORGET = Subject("knowledge.forget", KnowledgeForget, kind="work", single_group=True)
 AGENT_TRANSITION = Subject("agent.transition", AgentTransition)
@@ -498,6 +512,7 @@ SUBJECTS: tuple[Subject[Any], ...] = (
     MEMORY_FORGET,
     QUERY_FORGET,
     MEMORY_CHANGED,
+    SESSION_SUMMARISE,
     KNOWLEDGE_READ,
     KNOWLEDGE_FORGET,
     AGENT_TRANSITION,

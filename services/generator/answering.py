@@ -92,8 +92,8 @@ class Answering:
             async with scope:
                 with self._stoppable(caller.query_id, scope):
                     if await wait_for_turn(self._parts, message, caller, cancel_key(caller.query_id)):
-                        response, turns = await in_order([opening, partial(history, self._parts, message, caller)])
-                        ending = await response.generate(turns) if response else None
+                        response, past = await in_order([opening, partial(history, self._parts, message, caller)])
+                        ending = await response.generate(past) if response else None
                     else:
                         ending = Cancelled()
         except TimeoutError:

@@ -114,9 +114,11 @@ async def deliberate(
     steps = open_steps(None, self_prompt(base_prompt, identities.self_identity, said, context))
     final = await run_agent(steps, question, session.self_iterations)
     spent.append(final.usage)
-    final.usage = Usage(
-        prompt_tokens=sum(usage.prompt_tokens for usage in spent),
-        completion_tokens=sum(usage.completion_tokens for usage in spent),
+    final.usage = final.usage.model_copy(
+        update={
+            "prompt_tokens": sum(usage.prompt_tokens for usage in spent),
+            "completion_tokens": sum(usage.completion_tokens for usage in spent),
+        }
     )
     return final, said
 

@@ -13,6 +13,8 @@ Message = Mapping[str, Any]
 
 # Characters per token assumed until the backend has counted a prompt of this conversation; low, so that we err early.
 DEFAULT_RATIO = 3.0
+# More than so many are never seen: part of what was sent has not been counted.
+MOST_RATIO = 6.0
 _PER_MESSAGE = 8
 _MAX_RESERVE = 8_192
 # What an image takes of the window, as if it were text: about a thousand tokens at most models.
@@ -38,7 +40,8 @@ class Conversation:
     """system: messages that are never cut. history: turns, oldest first. ratio: characters per token.
 
     most: turns that are sent at most; None: as many as fit. kept: turns of the last request. announced: how many
-    left-out turns clients know of.
+    left-out turns clients know of. names: the queries of the history's turns; nothing where the client keeps it.
+    summarised: turns before them that the system messages tell of in other words, the last of which is `until`.
     """
 
     system: list[Message]
@@ -47,6 +50,18 @@ class Conversation:
     most: int | None = None
     kept: int = 0
     announced: int = 0
+    names: Sequence[str] = ()
+    summarised: int = 0
+    until: str = ""
+
+    def seen(self, fitted: Fitted) -> dict[str, Any]:
+        """What the model sees of the conversation: counts of turns sent, left out and summarised, and which."""
+        seen: dict[str, Any] = {"turns": fitted.kept, "cut": fitted.dropped}
+        if fitted.kept and len(self.names) == len(self.history):
+            seen["first_turn"] = self.names[fitted.dropped]
+        if self.summarised:
+            seen |= {"summarised": self.summarised, "summarised_until": self.until}
+        return seen
 
     def fit(self, current: Sequence[Message], tools: Sequence[Mapping[str, Any]], context: int) -> Fitted:
         """What to send, in a context of so many tokens. Raises ContextTooSmall."""
@@ -92,7 +107,7 @@ def measured_ratio(sent: int, prompt_tokens: int | None) -> float | None:
     if not prompt_tokens or sent < 400:
         return None
     ratio = sent / prompt_tokens
-    return ratio if 1.0 <= ratio <= 6.0 else None
+    return ratio if 1.0 <= ratio <= MOST_RATIO else None
 
 
 def fit(

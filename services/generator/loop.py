@@ -31,7 +31,8 @@ _ONLY_CALLS = "the model asked for tools until none was left and gave no answer;
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One complete assistant message, as the model gave it."""
+    """One complete assistant message, as the model gave it. context: tokens of the model's window that it took, and the
+    window. ratio: characters per token, as known after it."""
 
     content: str
     thinking: str
@@ -40,6 +41,8 @@ class Reply:
     model: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    context: tuple[int, int] = (0, 0)
+    ratio: float | None = None
 
     def message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
@@ -106,7 +109,13 @@ class _Tally:
         self.completion_tokens += reply.completion_tokens
 
     def answer(self, reply: Reply, text: str, handed: list[HandedCall]) -> Answer:
-        usage = Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.completion_tokens)
+        tokens, window = reply.context
+        usage = Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            context_tokens=tokens,
+            context_window=window,
+        )
         reason = "tool_calls" if handed else reply.finish_reason
         thinking = "\n\n".join(self.thinking)
         return Answer(text, thinking, self.records, usage, reason, reply.model, handed, self.said)

@@ -101,6 +101,7 @@ def written(call: ToolCall) -> dict[str, Any]:
 
 
 def reply_of(data: dict[str, Any]) -> Reply:
+    context = data.get("context") or {}
     return Reply(
         content=data["content"],
         thinking=data["thinking"],
@@ -109,6 +110,8 @@ def reply_of(data: dict[str, Any]) -> Reply:
         model=data["model"],
         prompt_tokens=data["prompt_tokens"] or 0,
         completion_tokens=data["completion_tokens"] or 0,
+        context=(context.get("tokens") or 0, context.get("window") or 0),
+        ratio=context.get("ratio"),
     )
 
 

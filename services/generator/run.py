@@ -12,6 +12,7 @@ from typing import Any
 
 from services.generator.attachments import Wanted, attached
 from services.generator.committee import PERSONA_ARGUMENTS, PERSONA_TOOLS, Seat, Session, deliberate
+from services.generator.compaction import Past, due
 from services.generator.context import Conversation, split_turns
 from services.generator.crossed import Crossed
 from services.generator.grades import last_low_grade
@@ -31,11 +32,13 @@ from shared.contracts import (
     ANSWER_DIALOG,
     MOST_MATERIAL,
     RESPONSE_GENERATION,
+    SESSION_SUMMARISE,
     AnswerDialog,
     ChatTurnMessage,
     Deliberation,
     QueryReceived,
     ResponseGeneration,
+    SessionSummarise,
     prompt_version,
 )
 from shared.envelope import Message, now_ms
@@ -51,6 +54,7 @@ from shared.participant.service import Context
 from shared.participant.tool_client import Caller, ToolClient
 from shared.records.journal import EntryType, JournalEnded, JournalWriter, closing, read_journal, response_id
 from shared.records.sessions import Sessions, Turn
+from shared.records.summaries import Summaries
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -131,17 +135,19 @@ async def open_response(parts: Parts, message: Message[QueryReceived], caller: C
     return Response(parts, message, ports)
 
 
-async def history(parts: Parts, message: Message[QueryReceived], caller: Caller) -> list[Turn]:
+async def history(parts: Parts, message: Message[QueryReceived], caller: Caller) -> Past:
     """What the query's session holds, when the turn is the query's. Raises PermanentError when it is not the user's."""
     query = message.payload
     if query.messages is not None:
-        return []
-    reading = partial(parts.sessions.turns, query.session_id, caller.respondent_id)
-    if message.deliveries > 1:
-        turns: list[Turn] = await reading()
-    else:
-        _, turns = await in_order([partial(check_owner, parts, query, caller.query_id), reading])
-    return turns
+        return Past()
+    reading: list[Callable[[], Any]] = [
+        partial(parts.sessions.turns, query.session_id, caller.respondent_id),
+        partial(Summaries(parts.context.bus).read, query.session_id),
+    ]
+    if message.deliveries == 1:
+        reading.append(partial(check_owner, parts, query, caller.query_id))
+    turns, summary, *_ = await in_order(reading)
+    return Past(turns, summary if parts.context.settings.compacts else None)
 
 
 async def check_owner(parts: Parts, query: QueryReceived, query_id: str) -> None:
@@ -177,16 +183,18 @@ class Response:
         self._material = message.payload.material or ""
         self._ports = ports
         self._settings = ports.context.settings
+        self._past = Past()
 
     # ── the answer ───────────────────────────────────────────────────────────────────────────────────────────
 
-    async def generate(self, turns: Sequence[Turn]) -> Finished:
-        """The answer. `turns`: what the session holds."""
+    async def generate(self, past: Past) -> Finished:
+        """The answer. `past`: what the session holds."""
+        self._past = past
         if self._message.deliveries > 1 and self._ports.recall.states < 2 and self._query.messages is None:
             # nobody has shown yet that the session was opened
             await check_owner(self._parts, self._query, self._message.entry_id)
-        await self._look_at_grade(turns)
-        conversation = await self._conversation(turns)
+        await self._look_at_grade(past.turns)
+        conversation = await self._conversation(past)
         options = self._settings.sampling(self._query.options)
         # the model is asked while the two are on their way into the journal
         *_, (answer, deliberations) = await in_order(
@@ -330,14 +338,18 @@ class Response:
         (record,) = await replace(steps, arguments=PERSONA_ARGUMENTS).tools(0, [(0, call)])
         return record.result
 
-    async def _conversation(self, turns: Sequence[Turn]) -> Conversation:
+    async def _conversation(self, past: Past) -> Conversation:
         system: list[ChatMessage] = [{"role": "system", "content": "" if self._query.plain else self._system_prompt()}]
         if self._query.messages is not None:
             given, history = split_turns(await self._read_as_given(self._query.messages))
             return Conversation([*system, *given], history)
         limit = self._settings.history_turns
-        recent = turns[-limit:] if limit else []
+        recent = past.after[-limit:] if limit else []
         conversation = Conversation(system, [list(turn.messages()) for turn in recent])
+        conversation.names = [turn.query_id for turn in recent]
+        if limit and past.summary is not None:
+            conversation.system.append(past.summary.message())
+            conversation.summarised, conversation.until = past.summary.turns, past.summary.until
         if recent and recent[-1].ratio:
             conversation.ratio = recent[-1].ratio
         return conversation
@@ -427,12 +439,33 @@ class Response:
         ]
         turn: list[Command] = []
         if query.messages is None:
-            turn = await self._turn(answer.text, finished.ratio)
+            turn = [*await self._turn(answer.text, finished.ratio), *self._to_be_summarised(finished)]
         elif query.kept:
             # a session that is new begins with its first answer
             await check_owner(self._parts, query, caller.query_id)
             turn = await self._turn(self._told(answer), finished.ratio)
         await self._ports.writer.publish(messages, turn)
+
+    def _to_be_summarised(self, finished: Finished) -> list[Command]:
+        """Asks for a summary of the older turns when the history nears the context."""
+        query, caller, settings, usage = self._query, self._ports.caller, self._settings, finished.answer.usage
+        if not settings.compacts or settings.respondent_id != "A" or not settings.history_turns:
+            return []
+        answered = Turn(caller.query_id, query.query, finished.answer.text, 0)
+        until = due(
+            self._past.after,
+            answered,
+            usage.context_tokens,
+            usage.context_window,
+            settings.history_turns,
+            finished.ratio,
+        )
+        if until is None:
+            return []
+        wish = SessionSummarise(session_id=query.session_id, user_id=query.user_id, until=until)
+        headers = {"session_id": query.session_id, "user_id": query.user_id, "causation_id": self._message.envelope.id}
+        bus = self._ports.context.bus
+        return [bus.publishing(SESSION_SUMMARISE.of(wish, once=f"{query.session_id}:{until}", **headers))]
 
     def _told(self, answer: Answer) -> str:
         """The answer as a client has it that keeps the history itself: behind what it gave as its beginning, and with

@@ -12,12 +12,13 @@ from typing import Any
 import orjson
 
 from services.generator.answering import Answering
+from services.generator.compaction import Compactor
 from services.generator.identities import load_identities
 from services.generator.lane import Lanes
 from services.generator.rewards import Rewards, follow_rewards
 from services.generator.run import Parts
 from services.generator.settings import GeneratorSettings
-from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, Outgoing, QueryCancel, QueryReceived
+from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, SESSION_SUMMARISE, Outgoing, QueryCancel, QueryReceived
 from shared.envelope import Message
 from shared.errors import SettingsError
 from shared.llm.address import is_loopback, origin
@@ -56,6 +57,9 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
     files = await stack.enter_async_context(open_files(tools))
     parts = Parts(context, model, tools, sessions, lanes, lambda waiting: behind(waiting=waiting), files)
     answers = Answering(parts, queries)
+    compactor = Compactor(
+        context, sessions, lambda waiting: CourteousChatModel(wired, queries, lambda: context.settings, waiting)
+    )
 
     async def handle(message: Message[QueryReceived]) -> Iterable[Outgoing]:
         await answers.answer(message)
@@ -79,7 +83,10 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
             watch_backend=partial(_watch_backend, context, model),
             follow_rewards=partial(follow_rewards, context, rewards),
         ):
-            yield [Subscription(QUERY_RECEIVED, handle, abandon)]
+            works: list[Work] = [Subscription(QUERY_RECEIVED, handle, abandon)]
+            if not shadow:
+                works.append(Subscription(SESSION_SUMMARISE, compactor.summarise, limit=1))
+            yield works
     finally:
         await model.aclose()
         await stack.aclose()

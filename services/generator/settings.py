@@ -24,9 +24,9 @@ def default_system_prompt() -> str:
 class GeneratorSettings(BackendSettings, CourtesySettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "model", "think", "temperature", "max_tokens", "max_tool_iterations", "max_calls", "tool_timeout",
-        "first_token_seconds", "timeout_seconds", "concurrency", "history_turns", "system_prompt", "tell_low_grade",
-        "active_personas", "order", "rounds", "parallel", "persona_tool_iterations", "yield_above", "yield_rest",
-        "yield_seconds", "answer_one_in", "leave_out_above",
+        "first_token_seconds", "timeout_seconds", "concurrency", "history_turns", "compact", "system_prompt",
+        "tell_low_grade", "active_personas", "order", "rounds", "parallel", "persona_tool_iterations", "yield_above",
+        "yield_rest", "yield_seconds", "answer_one_in", "leave_out_above",
     }  # fmt: skip
 
     respondent_id: Literal["A", "B"] = Field(default="A", description="A: its answer is shown; B: the shadow")
@@ -58,6 +58,11 @@ class GeneratorSettings(BackendSettings, CourtesySettings):
     deadline_seconds: float = Field(default=900.0, gt=0, description="For a query that carries no deadline")
     concurrency: int = Field(default=4, ge=1, le=256, description="Queries answered at the same time by one replica")
     history_turns: int = Field(default=50, ge=0, le=50, description="Turns of a session given to the model")
+    compact: bool = Field(
+        default=True,
+        description="Older turns become a running summary when the history nears the model's context; off, or with "
+        "the demonstration model, what does not fit is left out",
+    )
     system_prompt: str = Field(default_factory=default_system_prompt, description="What the model is told about itself")
     tell_low_grade: bool = Field(
         default=True, description="The model is told, once, when its last graded answer of a session was graded 1 or 2"
@@ -109,6 +114,11 @@ class GeneratorSettings(BackendSettings, CourtesySettings):
     def members(self) -> list[str]:
         """Who deliberates when a query names nobody."""
         return load_identities(self.identities).in_order(self.active_personas, self.order)
+
+    @property
+    def compacts(self) -> bool:
+        """Whether older turns are summarised; the demonstration model cannot."""
+        return self.compact and not self.demo
 
     @property
     def name(self) -> str:

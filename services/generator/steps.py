@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from services.generator.context import ContextTooSmall, Conversation, Fitted, characters, one_system
+from services.generator.context import MOST_RATIO, ContextTooSmall, Conversation, Fitted, characters, one_system
 from services.generator.crossed import Crossed
 from services.generator.deltas import DeltaPump
 from services.generator.loop import Message, Reply, in_order
@@ -113,6 +113,8 @@ class JournalSteps:
     ) -> Reply:
         recorded = self.ports.recall.replies.get((self.scope, step))
         if recorded is not None:
+            # what follows is planned with what that call has taught
+            self.conversation.ratio = recorded.ratio or self.conversation.ratio
             return recorded
         await self._void_partial(step)
         schemas = await self._schemas() if with_tools else []
@@ -122,14 +124,15 @@ class JournalSteps:
         put_off_until = clock() + (seconds if self.put_off is None else min(seconds, self.put_off))
         while True:
             facts = await self._facts()
+            planned, fitted = await self._request(current, schemas, facts)
             request = replace(
-                await self._request(current, schemas, facts),
+                planned,
                 patience=max(0.0, put_off_until - clock()),
                 # where both are asked for at once, servers refuse it or never call a tool
                 response_schema=None if schemas else form,
             )
             try:
-                return await self._call(step, request)
+                return await self._call(step, request, fitted, facts.context(request.num_ctx))
             except ModelRejected:
                 if request.response_schema is None:
                     raise
@@ -183,7 +186,7 @@ class JournalSteps:
 
     async def _request(
         self, current: Sequence[Message], schemas: Sequence[Mapping[str, Any]], facts: ModelFacts
-    ) -> ChatRequest:
+    ) -> tuple[ChatRequest, Fitted]:
         settings = self.ports.context.settings
         try:
             fitted = self.conversation.fit(current, schemas, facts.context(settings.num_ctx))
@@ -192,7 +195,7 @@ class JournalSteps:
         # servers that know their window refuse an answer that could go beyond it
         left = settings.max_tokens if facts.window is None else max(_LEAST_ANSWER, facts.window - fitted.tokens)
         await self._announce_cut(fitted)
-        return ChatRequest(
+        request = ChatRequest(
             model=self.model_name,
             messages=one_system(fitted.messages),
             tools=schemas,
@@ -203,15 +206,18 @@ class JournalSteps:
             first_token_timeout=settings.first_token_seconds,
             idle_timeout=settings.timeout_seconds,
         )
+        return request, fitted
 
     async def _announce_cut(self, fitted: Fitted) -> None:
         if fitted.dropped > self.conversation.announced:
             self.conversation.announced = fitted.dropped
             data = {"dropped_turns": fitted.dropped, "kept_turns": fitted.kept, "prompt_tokens": fitted.tokens}
-            await self.ports.writer.append(EntryType.CONTEXT_TRUNCATED, {**data, **self.labels})
+            await self.ports.writer.append(
+                EntryType.CONTEXT_TRUNCATED, {**data, **self.conversation.seen(fitted), **self.labels}
+            )
 
-    async def _call(self, step: int, request: ChatRequest) -> Reply:
-        """One try. Its text is in the journal as it comes; the whole message is the checkpoint."""
+    async def _call(self, step: int, request: ChatRequest, fitted: Fitted, window: int) -> Reply:
+        """One try. Its text is in the journal as it comes; the whole message is the checkpoint. window: tokens."""
         writer = self.ports.writer
         before = writer.position
         pump = DeltaPump(writer.append_all, self.labels)
@@ -227,6 +233,7 @@ class JournalSteps:
         finish, content, thinking = taken.finish, "".join(taken.text), "".join(taken.thinking)
         if finish.reason == "loop":
             content = await self._cut_back(step, before, content, thinking)
+        self.conversation.measure(characters(request.messages, request.tools), finish.prompt_tokens)
         data: dict[str, Any] = {
             "step": step,
             "role": "assistant",
@@ -237,12 +244,17 @@ class JournalSteps:
             "completion_tokens": finish.completion_tokens,
             "finish_reason": finish.reason,
             "model": finish.model or request.model,
+            "context": {
+                "window": window,
+                "tokens": _taken_of_window(request, fitted, finish),
+                "ratio": self.conversation.ratio,
+                **self.conversation.seen(fitted),
+            },
             **self.labels,
         }
         if self.scope:
             data["scope"] = self.scope
         await writer.append(EntryType.MESSAGE, data)
-        self.conversation.measure(characters(request.messages, request.tools), finish.prompt_tokens)
         return reply_of(data)
 
     async def _cut_back(self, step: int, before: str, content: str, thinking: str) -> str:
@@ -373,6 +385,14 @@ def _advice(facts: ModelFacts, wanted: int) -> str:
     if facts.context(wanted) < wanted:
         return "ask for less at once, start the model server with a larger context, or take a model that has one"
     return "ask for less at once or raise num_ctx"
+
+
+def _taken_of_window(request: ChatRequest, fitted: Fitted, finish: Finish) -> int:
+    """Tokens of a prompt and its answer: as the server counted them, or as estimated where it did not, or counted only
+    what was not in its cache."""
+    counted = finish.prompt_tokens or 0
+    sent = characters(request.messages, request.tools)
+    return (counted if sent <= MOST_RATIO * counted else fitted.tokens) + (finish.completion_tokens or 0)
 
 
 @dataclass(slots=True)

@@ -339,6 +339,19 @@ def earlier_turns_key(session_id: str, respondent_id: str) -> str:
     return _EARLIER_TURNS.key(session_id, respondent_id)
 
 
+_SUMMARY = _family(
+    "session:{<session>}:summary",
+    "hash",
+    "what was said in its older turns, in the model's words: how many, until which query, the text",
+    owner="generator",
+    lasting="until its session, or a turn that it rests on, is gone",
+)
+
+
+def summary_key(session_id: str) -> str:
+    return _SUMMARY.key(session_id)
+
+
 _DELETED = _family(
     "session:{<session>}:deleted",
     "string",

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from shared.bus import Bus, Command, Script, order
-from shared.bus.keys import deleted_key, earlier_turns_key, session_key, turns_key, user_sessions_key
+from shared.bus.keys import deleted_key, earlier_turns_key, session_key, summary_key, turns_key, user_sessions_key
 from shared.contracts import QUERY_RECEIVED
 from shared.envelope import now_ms
 from shared.errors import DecodeError
@@ -91,14 +91,16 @@ redis.call('HSET', KEYS[1], unpack(ARGV))
 return redis.call('HGETALL', KEYS[1])
 """)
 
-# Takes turns out of a session and adds others. KEYS: session, then per respondent turns and turns as a hash.
-# ARGV: number of ids, the ids, then ids and turns of the first respondent.
+# Takes turns out of a session and adds others; a summary that covers one of them goes too. KEYS: session, summary, then
+# per respondent turns and turns as a hash. ARGV: number of ids, the ids, then ids and turns of the first respondent.
 _BRING = Script(
-    WRITING_TURNS
+    _DELETED
+    + WRITING_TURNS
     + """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 local number = tonumber(ARGV[1])
-for k = 2, #KEYS, 2 do
+local reach = redis.call('HGET', KEYS[2], 'until')
+for k = 3, #KEYS, 2 do
   for i = 2, 1 + number do
     local ms, seq = string.match(ARGV[i], '^(%d+)-(%d+)$')
     local front = string.format('%015.0f-%010.0f ', ms, seq)
@@ -106,7 +108,12 @@ for k = 2, #KEYS, 2 do
     redis.call('HDEL', KEYS[k + 1], ARGV[i])
   end
 end
-for i = 2 + number, #ARGV, 2 do keep(KEYS[2], ARGV[i], ARGV[i + 1]) end
+for i = 2 + number, #ARGV, 2 do keep(KEYS[3], ARGV[i], ARGV[i + 1]) end
+for i = 2, #ARGV do
+  -- behind the ids that leave, each second one is a turn
+  local id = i <= 1 + number or (i - number) % 2 == 0
+  if reach and id and deleted(reach, ARGV[i]) then redis.call('DEL', KEYS[2]) end
+end
 return 1
 """
 )
@@ -262,7 +269,7 @@ class Sessions:
             await self._bus.link.call("SET", deleted_key(session_id), last, "EX", _DELETED_SECONDS)
         await self._bus.link.pipe(
             [
-                ("UNLINK", session_key(session_id), *turns),
+                ("UNLINK", session_key(session_id), summary_key(session_id), *turns),
                 ("ZREM", user_sessions_key(info.user_id), session_id),
             ]
         )
@@ -336,7 +343,9 @@ class Sessions:
         changes nothing."""
         words = [word for turn in added for word in (turn.query_id, turn.dump())]
         keys = [key(session_id, r) for r in RESPONDENTS for key in (turns_key, earlier_turns_key)]
-        await self._bus.link.call(*_BRING((session_key(session_id), *keys), len(gone), *gone, *words))
+        await self._bus.link.call(
+            *_BRING((session_key(session_id), summary_key(session_id), *keys), len(gone), *gone, *words)
+        )
 
     def appending(self, session_id: str, respondent_id: str, turn: Turn, *, copied: bool = False) -> list[Command]:
         """Stores a turn under its query's id: a repeat changes nothing.

@@ -41,7 +41,7 @@ def test_every_subject_of_the_contract_is_declared() -> None:
         "critique.result", "pairwise.result", "user.feedback", "reward.event", "agent.transition", "settings.update",
         "query.cancel", "dead.letter", "memory.save", "memory.classify", "memory.read", "memory.forget",
         "memory.changed", "query.forget",
-        "knowledge.read", "knowledge.forget",
+        "knowledge.read", "knowledge.forget", "session.summarise",
     }  # fmt: skip
     assert TOOL_REQUEST.for_tool("web_search").stream == "local2:tool.request.web_search"
     assert TOOL_RESULT.for_tool("web_search").stream == "local2:tool.result.web_search"
@@ -52,7 +52,7 @@ def test_what_a_group_reads_is_a_work_stream_and_what_observers_read_is_bounded(
     assert work == {
         "query.received", "response.generation", "critique.result", "pairwise.result", "user.feedback", "reward.event",
         "memory.save", "memory.classify", "memory.read", "memory.forget", "query.forget",
-        "knowledge.read", "knowledge.forget",
+        "knowledge.read", "knowledge.forget", "session.summarise",
     }  # fmt: skip
     for subject in (*SUBJECTS, TOOL_REQUEST.for_tool("x"), TOOL_RESULT.for_tool("x")):
         assert (event_length(subject.name) is None) == (subject.kind == "work")

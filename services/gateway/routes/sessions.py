@@ -22,6 +22,7 @@ from shared.bus.keys import schema_key, settings_key
 from shared.contracts import MEMORY_FORGET, MemoryForget
 from shared.participant.settings import Described, stored_values
 from shared.records.sessions import MAX_TURNS, SessionInfo
+from shared.records.summaries import Summaries
 
 router = APIRouter(route_class=JsonRoute, tags=["sessions"])
 
@@ -110,11 +111,15 @@ async def show_session(
         page = await gateway.sessions.page(info.session_id, "A", limit, before)
         # what a model is shown does not depend on the page
         recent = await gateway.sessions.turns(info.session_id, "A")
+        summary = await Summaries(gateway.bus).read(info.session_id)
         # instructions of the operator, not words of the conversation
         prompt = await _system_prompt(gateway) if user.role == "admin" else ""
     messages = [{"role": "system", "content": prompt}] if prompt else []
+    if summary is not None:
+        messages.append(summary.message())
     for turn in recent:
-        messages += turn.messages()
+        if summary is None or not summary.covers(turn.query_id):
+            messages += turn.messages()
     listed = [
         {
             "query_id": turn.query_id,

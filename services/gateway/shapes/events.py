@@ -52,6 +52,19 @@ class Piece(_Member):
     text: str
 
 
+class ContextShown(Shape):
+    """What the model saw of the conversation: counts of turns, and ids of queries."""
+
+    window: int = Field(description="Tokens")
+    tokens: int = Field(description="Of the prompt and its answer: the server's count, or else an estimate")
+    ratio: float = Field(default=0, description="Characters per token, as they were counted last")
+    turns: int = Field(description="Sent as they were said")
+    cut: int = Field(description="Left out, because they do not fit")
+    first_turn: str = Field(default="", description="The oldest turn that is sent")
+    summarised: int = Field(default=0, description="Before them, told by a summary")
+    summarised_until: str = Field(default="", description="The newest of those")
+
+
 class ModelMessage(_Member):
     """A whole message of the model, with its tool calls and token counts."""
 
@@ -65,6 +78,7 @@ class ModelMessage(_Member):
     finish_reason: str = ""
     model: str = ""
     scope: str = Field(default="", description="Of a committee: whose steps are counted")
+    context: ContextShown | None = None
 
 
 class Noticed(_Member):
@@ -90,6 +104,11 @@ class Truncated(_Member):
     dropped_turns: int
     kept_turns: int
     prompt_tokens: int
+    turns: int = 0
+    cut: int = 0
+    first_turn: str = Field(default="", description="The oldest turn that is sent")
+    summarised: int = Field(default=0, description="Turns before them, told by a summary")
+    summarised_until: str = ""
 
 
 class PersonaWorking(Shape):

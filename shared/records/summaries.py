@@ -1,0 +1,79 @@
+"""The running summary of a session's older turns: kept beside them, never in their place.
+
+It rests on turns. A turn that is taken out of the session takes the summary with it, and one that is written meanwhile
+from turns that are no longer there is refused: both in the same step as the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.bus import Bus, Script, order
+from shared.bus.keys import session_key, summary_key, turns_key
+from shared.records.lanes import number, padded, pairs
+from shared.records.sessions import Turn
+from shared.telemetry.unread import not_understood
+
+# KEYS: session, turns, summary. ARGV: owner, until when the summary before reached or nothing, the names and values of
+# the new one, behind their number; then the beginnings of the turns that it was made from.
+_KEEP = Script("""
+if redis.call('HGET', KEYS[1], 'user_id') ~= ARGV[1] then return 0 end
+if (redis.call('HGET', KEYS[3], 'until') or '') ~= ARGV[2] then return 0 end
+local last = 3 + tonumber(ARGV[3])
+for i = last + 1, #ARGV do
+  local found = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. ARGV[i], '(' .. ARGV[i] .. '\\255', 'LIMIT', 0, 1)
+  if #found == 0 then return 0 end
+end
+redis.call('HSET', KEYS[3], unpack(ARGV, 4, last))
+return 1
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """text: what was said in `turns` turns, the newest of which is that of the query `until`."""
+
+    until: str
+    turns: int
+    text: str
+
+    def covers(self, query_id: str) -> bool:
+        return order(query_id) <= order(self.until)
+
+    def message(self) -> dict[str, str]:
+        """As the model reads it, before the turns that follow."""
+        heading = "=== EARLIER IN THIS CONVERSATION ==="
+        about = f"A summary of its first {self.turns} turns; search_memory finds what was said word for word."
+        return {"role": "system", "content": f"{heading}\n{about}\n{self.text}"}
+
+
+class Summaries:
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def read(self, session_id: str) -> Summary | None:
+        key = summary_key(session_id)
+        raw = await self._bus.link.call("HGETALL", key)
+        if not raw:
+            return None
+        values = pairs(raw)
+        summary = Summary(values.get("until", ""), number(values, "turns"), values.get("text", ""))
+        try:
+            order(summary.until)
+        except ValueError:
+            not_understood("the summary of a session", key, "it does not say how far it reaches")
+            return None
+        return summary
+
+    async def keep(
+        self, session_id: str, user_id: str, before: Summary | None, turns: Sequence[Turn], text: str
+    ) -> bool:
+        """A summary of what `before` tells and of the turns after it, oldest first, which are at least one; False when
+        one of these, or the session, is no longer there, or somebody else has written one meanwhile."""
+        told = len(turns) + (before.turns if before else 0)
+        values = ("until", turns[-1].query_id, "turns", told, "text", text)
+        keys = (session_key(session_id), turns_key(session_id, "A"), summary_key(session_id))
+        made_from = [f"{padded(turn.query_id)} " for turn in turns]
+        args = (user_id, before.until if before else "", len(values), *values, *made_from)
+        return bool(await self._bus.link.call(*_KEEP(keys, *args)))
