@@ -14,7 +14,7 @@ VERSION = 6
 MAX_WORDS = 32
 MAX_SCORED = 600
 # How many engrams with a word are counted; beyond, their number is estimated from how densely these lie.
-MAX_COUNTED = 1_000
+MAX_COUNTED = MAX_SCORED + 1
 # A word of the turn before counts for less than one of the turn itself.
 BEFORE_WEIGHT = 0.4
 
@@ -28,7 +28,9 @@ CREATE VIRTUAL TABLE words USING fts5(turn, before, content='engram', content_ro
 PRAGMA user_version = {VERSION};
 """
 
-_COUNT = "SELECT count(*), max(n) FROM (SELECT rowid AS n FROM words WHERE words MATCH ? ORDER BY n LIMIT ?)"
+_COUNT = f"""
+SELECT count(*), max(n) FROM (SELECT rowid AS n FROM words WHERE words MATCH ? ORDER BY n LIMIT {MAX_COUNTED})
+"""
 # Newer engrams come first among those that fit as well.
 _BEST = """
 SELECT engram.id, engram.turn, engram.before, engram.vector, engram.model FROM (
@@ -80,19 +82,23 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """An engram beside others: its share of a query's words, its vector, and the ids of the turns around it.
-
-    `before` and `after` are None where there is none, or it was not looked for: of an engram that was read as another's
-    neighbour, only that one is known.
-    """
+class Neighbour:
+    """A turn beside one that was asked for: its share of the query's words, its vector and the vector's model."""
 
     id: str
     score: float
     vector: bytes | None
     model: str
-    before: str | None = None
-    after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """before, after: by id, the turn before and the turn after, where there is one. others: those that were not asked
+    for themselves."""
+
+    before: Mapping[str, str] = field(default_factory=dict)
+    after: Mapping[str, str] = field(default_factory=dict)
+    others: Sequence[Neighbour] = ()
 
 
 # As it is written: id, words of the turn, words of the turn before, data, vector, model, talk, time.
@@ -139,7 +145,7 @@ def search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> Found:
     (last,) = db.execute("SELECT max(n) FROM engram").fetchone()
     if last is None:
         return Found()
-    counts = {word: _count(db, _quoted(word), last) for word in words}
+    counts = dict(zip(words, _counts(db, [_quoted(word) for word in words], last), strict=True))
     rarity = {word: math.log(1 + (last - n + 0.5) / (n + 0.5)) for word, n in counts.items()}
     there = sorted((word for word in words if counts[word]), key=lambda word: counts[word])
     if not there:
@@ -165,7 +171,7 @@ def shares(db: sqlite3.Connection, ids: Sequence[str], rarity: Mapping[str, floa
 
 # The turn before and the turn after each of some engrams, by their numbers.
 _AROUND = """
-SELECT one.n,
+SELECT one.n, one.id,
     (SELECT n FROM engram WHERE talk = one.talk AND talk != '' AND (time, n) < (one.time, one.n)
         ORDER BY time DESC, n DESC LIMIT 1),
     (SELECT n FROM engram WHERE talk = one.talk AND talk != '' AND (time, n) > (one.time, one.n)
@@ -174,27 +180,24 @@ FROM engram AS one WHERE one.id IN (%s)
 """
 
 
-def placed(db: sqlite3.Connection, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, Placed]:
-    """Those of the engrams that are there, and the turns around them, with their share of the words."""
-    before: dict[int, int] = {}
-    after: dict[int, int] = {}
-    numbers: set[int] = set()
-    for n, earlier, later in db.execute(_AROUND % _marks(ids), list(ids)):
-        numbers.update(one for one in (n, earlier, later) if one is not None)
-        for first, second in ((earlier, n), (n, later)):
-            if first is not None and second is not None:
-                after[first], before[second] = second, first
-    query = f"SELECT n, id, turn, before, vector, model FROM engram WHERE n IN ({_marks(numbers)})"
-    rows = db.execute(query, list(numbers)).fetchall()
-    names = {row[0]: row[1] for row in rows}
-
-    def name(n: int | None) -> str | None:
-        return None if n is None else names[n]
-
-    return {
-        id_: Placed(id_, _share(rarity, turn, words), vector, model, name(before.get(n)), name(after.get(n)))
-        for n, id_, turn, words, vector, model in rows
-    }
+def around(db: sqlite3.Connection, ids: Sequence[str], rarity: Mapping[str, float]) -> Around:
+    """The turns beside each of the engrams, with their share of the words."""
+    names: dict[int, str] = {}
+    pairs: list[tuple[int, int]] = []
+    for n, id_, earlier, later in db.execute(_AROUND % _marks(ids), list(ids)):
+        names[n] = id_
+        pairs += [(first, second) for first, second in ((earlier, n), (n, later)) if None not in (first, second)]
+    unknown = {n for pair in pairs for n in pair} - names.keys()
+    others = []
+    query = f"SELECT n, id, turn, before, vector, model FROM engram WHERE n IN ({_marks(unknown)})"
+    for n, id_, turn, before, vector, model in db.execute(query, list(unknown)):
+        names[n] = id_
+        others.append(Neighbour(id_, _share(rarity, turn, before), vector, model))
+    return Around(
+        {names[second]: names[first] for first, second in pairs},
+        {names[first]: names[second] for first, second in pairs},
+        others,
+    )
 
 
 _WINDOW = """
@@ -234,12 +237,13 @@ def _quoted(word: str) -> str:
     return f'"{word}"'
 
 
-def _count(db: sqlite3.Connection, expression: str, last: int) -> int:
-    """How many engrams match: exact while they are few."""
-    n: int
-    seen: int
-    n, seen = db.execute(_COUNT, (expression, MAX_COUNTED)).fetchone()
-    return n if n < MAX_COUNTED else n * last // seen
+def _counts(db: sqlite3.Connection, expressions: Sequence[str], last: int) -> list[int]:
+    """How many engrams match each: exact while they are few.
+
+    One statement for all: SQLite gives the interpreter's lock back once, and not once for each.
+    """
+    rows = db.execute(" UNION ALL ".join([_COUNT] * len(expressions)), list(expressions)).fetchall()
+    return [n if n < MAX_COUNTED else n * last // seen for n, seen in rows]
 
 
 def _rarest(there: Sequence[str], counts: dict[str, int]) -> list[str]:
@@ -258,7 +262,7 @@ def _narrowed(db: sqlite3.Connection, there: Sequence[str], counts: dict[str, in
     expression, matching = _quoted(there[0]), counts[there[0]]
     for word in there[1:]:
         narrower = f"{expression} AND {_quoted(word)}"
-        left = _count(db, narrower, last)
+        (left,) = _counts(db, [narrower], last)
         if left:
             expression, matching = narrower, left
         if matching <= MAX_SCORED:

@@ -17,8 +17,7 @@ import orjson
 
 from services.memory.catalog import Catalog
 from services.memory.engram import Engram
-from services.memory.keywords import Entry, Found, KeywordHit, KeywordIndex, KeywordIndexDamaged
-from services.memory.keywords import Placed as PlacedWords
+from services.memory.keywords import Around, Entry, Found, KeywordHit, KeywordIndex, KeywordIndexDamaged, Neighbour
 from services.memory.store import Placed, Store
 from services.memory.text import keyword_text
 from services.memory.vectors import NOWHERE, Vector
@@ -60,7 +59,7 @@ def engrams_of(found: Mapping[str, str], user_id: str) -> dict[str, Engram]:
     return {engram.id: engram for engram in read if engram.user_id == user_id}
 
 
-def similarities(hits: Iterable[KeywordHit | PlacedWords], vector: Vector) -> dict[str, float]:
+def similarities(hits: Iterable[KeywordHit | Neighbour], vector: Vector) -> dict[str, float]:
     """The cosine of each one with the vector, where its own is known and can be compared."""
     size = 2 * len(vector.values)
     placed = [hit for hit in hits if hit.vector is not None and hit.model == vector.model and len(hit.vector) == size]
@@ -126,9 +125,9 @@ class Index:
     async def shares(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
         return await self._looked(user_id, {}, lambda: self._keywords.shares(user_id, ids, rarity))
 
-    async def placed(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, PlacedWords]:
-        """Engrams that a search has found, and the turns around them, as this replica knows them."""
-        return await self._looked(user_id, {}, lambda: self._keywords.placed(user_id, ids, rarity))
+    async def around(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> Around:
+        """The turns beside engrams that a search has found, as this replica knows them."""
+        return await self._looked(user_id, Around(), lambda: self._keywords.around(user_id, ids, rarity))
 
     async def windows(self, user_id: str, ids: Sequence[str], reach: int) -> list[list[str]]:
         """What was said round each of the engrams, as this replica knows it."""

@@ -21,13 +21,14 @@ from services.memory.fts import (
     MAX_WORDS,
     SCHEMA,
     VERSION,
+    Around,
     Entry,
     Found,
     KeywordHit,
-    Placed,
+    Neighbour,
+    around,
     delete,
     insert,
-    placed,
     search,
     shares,
     windows,
@@ -35,7 +36,7 @@ from services.memory.fts import (
 from services.memory.text import query_tokens, tokens
 from shared.errors import Local2Error
 
-__all__ = ["Entry", "Found", "KeywordHit", "KeywordIndex", "KeywordIndexDamaged", "Placed"]
+__all__ = ["Around", "Entry", "Found", "KeywordHit", "KeywordIndex", "KeywordIndexDamaged", "Neighbour"]
 
 # Databases held open at the same time.
 OPEN_FILES = 32
@@ -135,13 +136,12 @@ class KeywordIndex:
         with self._using(user_id) as db:
             return shares(db, ids, rarity)
 
-    def placed(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, Placed]:
-        """Those of the engrams that are there, and the turns before and after them, by id, with how they
-        fit the query. Raises KeywordIndexDamaged."""
+    def around(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> Around:
+        """The turns before and after each of the engrams, and how they fit the query. Raises KeywordIndexDamaged."""
         if not ids or not self._path(user_id).exists():
-            return {}
+            return Around()
         with self._using(user_id) as db:
-            return placed(db, ids, rarity)
+            return around(db, ids, rarity)
 
     def windows(self, user_id: str, ids: Sequence[str], reach: int) -> list[list[str]]:
         """What was said round each of the engrams: see `fts.windows`. Raises KeywordIndexDamaged."""

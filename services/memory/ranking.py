@@ -111,17 +111,18 @@ def promising(candidates: Iterable[Candidate], weights: Weights, *, min_score: f
 
 
 def lifted(
-    candidates: Mapping[str, Candidate], around: Mapping[str, tuple[str | None, str | None]], weights: Weights
+    candidates: Mapping[str, Candidate], before: Mapping[str, str], after: Mapping[str, str], weights: Weights
 ) -> dict[str, Candidate]:
     """The candidates with what the turns around them add: what answers a question often stands beside what was asked.
 
-    around: by id the ids of the turn before and the turn after; only those that are candidates too add something.
+    before, after: by id the id of the turn before and of the turn after; those that are no candidates add nothing.
     """
     alone = {name: _alone(one, weights) for name, one in candidates.items()}
     result = {}
     for name, one in candidates.items():
-        before, after = around.get(name, (None, None))
-        lift = weights.before * alone.get(before or "", 0.0) + weights.after * alone.get(after or "", 0.0)
+        lift = weights.before * alone.get(before.get(name, ""), 0.0) + weights.after * alone.get(
+            after.get(name, ""), 0.0
+        )
         result[name] = replace(one, lift=lift) if lift else one
     return result
 

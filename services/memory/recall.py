@@ -26,7 +26,7 @@ DAY_MS = 86_400_000
 # Candidates that each of the two searches may bring for one place in the result.
 _PER_PLACE = 6
 # The most promising of them for one place, and at least so many, whose turns before and after are looked at too.
-_AROUND_PER_PLACE, _LEAST_AROUND = 4, 20
+_AROUND_PER_PLACE, _LEAST_AROUND = 2, 10
 # The most promising that are read from the store for one place, and among which ratings choose. More are read only
 # where copies and echoes leave places free: reading costs more than finding.
 _READ_PER_PLACE = 2
@@ -178,12 +178,12 @@ class Recall:
             for one in dict.fromkeys([*similarity, *by_word])
         }
         best = promising(found.values(), weights, min_score=least)[: max(_LEAST_AROUND, count * _AROUND_PER_PLACE)]
-        placed = await self._index.placed(user_id, [one for one, _ in best], words.rarity)
+        around = await self._index.around(user_id, [one for one, _ in best], words.rarity)
         if vector is not None:
-            similarity = similarities(placed.values(), vector) | similarity
-        for one in placed.values():
+            similarity |= similarities(around.others, vector)
+        for one in around.others:
             found.setdefault(one.id, Candidate(one.id, similarity.get(one.id), keyword_score=one.score or None))
-        return lifted(found, {one.id: (one.before, one.after) for one in placed.values()}, weights), degraded
+        return lifted(found, around.before, around.after, weights), degraded
 
     async def _read(self, user_id: str, part: Sequence[Candidate], now: int) -> list[tuple[Candidate, Engram]]:
         """The candidates with everything that the store knows of them; what has gone meanwhile is left out."""

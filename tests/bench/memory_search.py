@@ -26,7 +26,7 @@ from tables import Target, table
 
 from services.memory.engram import Engram
 from services.memory.index import engrams_of, entry
-from services.memory.keywords import Found, KeywordIndex, Placed
+from services.memory.keywords import Around, Found, KeywordIndex
 from services.memory.recall import Recall, Wanted
 from services.memory.settings import MemorySettings
 from services.memory.store import Store, open_store
@@ -125,8 +125,8 @@ class Words:
     async def shares(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
         return await asyncio.to_thread(self._keywords.shares, user_id, ids, rarity)
 
-    async def placed(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, Placed]:
-        return await asyncio.to_thread(self._keywords.placed, user_id, ids, rarity)
+    async def around(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> Around:
+        return await asyncio.to_thread(self._keywords.around, user_id, ids, rarity)
 
     async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
         return await asyncio.to_thread(lambda: engrams_of(self._keywords.data(user_id, ids), user_id))

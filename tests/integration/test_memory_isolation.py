@@ -45,8 +45,9 @@ async def step(store: Store, words: KeywordIndex, rng: random.Random, number: in
             return await seen(store, user, [one.id for one in found])
         case "words":
             found = await asyncio.to_thread(words.search, user, "same words", 20)
-            placed = await asyncio.to_thread(words.placed, user, [hit.id for hit in found.hits], found.rarity)
-            return await seen(store, user, list(placed))
+            hits = [hit.id for hit in found.hits]
+            around = await asyncio.to_thread(words.around, user, hits, found.rarity)
+            return await seen(store, user, [*hits, *(one.id for one in around.others)])
         case _:
             return await seen(store, user, [f"{n}-0:A" for n in range(20)])
     return 0

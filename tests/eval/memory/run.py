@@ -28,7 +28,7 @@ from services.memory import recall
 from services.memory.engram import Engram, Note
 from services.memory.index import engrams_of, entry
 from services.memory.ingest import embedded_text
-from services.memory.keywords import Found, KeywordIndex, Placed
+from services.memory.keywords import Around, Found, KeywordIndex
 from services.memory.previous import overdue
 from services.memory.ranking import Weights
 from services.memory.recall import Recall, Wanted
@@ -85,8 +85,8 @@ class Words:
     async def shares(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
         return self.keywords.shares(user_id, ids, rarity)
 
-    async def placed(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, Placed]:
-        return self.keywords.placed(user_id, ids, rarity)
+    async def around(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> Around:
+        return self.keywords.around(user_id, ids, rarity)
 
     async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
         return engrams_of(self.keywords.data(user_id, ids), user_id)

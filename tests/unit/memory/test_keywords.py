@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.memory import fts, keywords
-from services.memory.keywords import Entry, Found, KeywordIndex, KeywordIndexDamaged
+from services.memory.keywords import Entry, Found, KeywordIndex, KeywordIndexDamaged, Neighbour
 
 
 @pytest.fixture
@@ -62,7 +62,8 @@ def test_a_turn_is_found_by_the_words_of_the_turn_before_it_but_counts_less(inde
 
 
 def around(index: KeywordIndex, *names: str, user: str = "ann") -> dict[str, tuple[str | None, str | None]]:
-    return {one.id: (one.before, one.after) for one in index.placed(user, names, {}).values() if one.id in names}
+    found = index.around(user, names, {})
+    return {name: (found.before.get(name), found.after.get(name)) for name in names}
 
 
 def test_turns_of_a_talk_are_in_order_by_time_and_then_as_they_came(index: KeywordIndex) -> None:
@@ -91,8 +92,8 @@ def test_a_turn_that_is_written_again_keeps_its_place_among_those_of_one_time(in
 def test_a_turn_that_is_removed_is_no_longer_between_others(index: KeywordIndex) -> None:
     index.add("ann", [Entry(name, f"said {name}", talk="s", time=place) for place, name in enumerate("abc")])
     index.remove("ann", ["b"])
-    assert around(index, "a", "c", "b") == {"a": (None, "c"), "c": ("a", None)}
-    assert around(index, "a", user="bob") == {}
+    assert around(index, "a", "c", "b") == {"a": (None, "c"), "c": ("a", None), "b": (None, None)}
+    assert around(index, "a", user="bob") == {"a": (None, None)}
 
 
 def test_windows_hold_what_was_said_round_each_and_touching_ones_are_one(index: KeywordIndex) -> None:
@@ -113,13 +114,13 @@ def test_windows_hold_what_was_said_round_each_and_touching_ones_are_one(index: 
 def test_the_turns_around_are_judged_by_the_words_too(index: KeywordIndex) -> None:
     index.add("ann", [replace(LISBON, talk="s", time=1), replace(COFFEE, talk="s", time=2, vector=b"v", model="m")])
     found = index.search("ann", "coffee with milk in Lisbon", 5)
-    placed = index.placed("ann", ["lisbon"], found.rarity)
-    assert placed["lisbon"].after == "coffee"
-    assert (placed["coffee"].vector, placed["coffee"].model) == (b"v", "m")
-    assert {hit.id: hit.score for hit in found.hits} == {
-        name: pytest.approx(placed[name].score) for name in ("lisbon", "coffee")
-    }
-    assert {one.score for one in index.placed("ann", ["lisbon"], {}).values()} == {0.0}
+    beside = index.around("ann", ["lisbon"], found.rarity)
+    assert (beside.before, beside.after) == ({"coffee": "lisbon"}, {"lisbon": "coffee"})
+    scores = {hit.id: hit.score for hit in found.hits}
+    assert beside.others == [Neighbour("coffee", pytest.approx(scores["coffee"]), b"v", "m")]  # type: ignore[arg-type]
+    assert [one.score for one in index.around("ann", ["lisbon"], {}).others] == [0.0]
+    # what was asked for itself is known already
+    assert index.around("ann", ["lisbon", "coffee"], found.rarity).others == []
     both = index.shares("ann", ["coffee", "lisbon", "gone"], found.rarity)
     assert both == {hit.id: pytest.approx(hit.score) for hit in found.hits}
     assert index.shares("ann", ["coffee"], {}) == index.shares("bob", ["coffee"], found.rarity) == {}

@@ -137,26 +137,27 @@ def test_what_is_promised_comes_best_first() -> None:
 def test_the_turns_around_one_add_a_part_of_their_own_relevance() -> None:
     weights = Weights(keyword=0.0, before=0.2, after=0.1)
     found = {name: Candidate(name, value) for name, value in (("asked", 0.8), ("told", 0.4), ("left", 0.3))}
-    around = {"asked": (None, "told"), "told": ("asked", "left"), "left": ("told", "gone")}
-    lift = {name: one.lift for name, one in lifted(found, around, weights).items()}
+    before = {"told": "asked", "left": "told"}
+    after = {"asked": "told", "told": "left", "left": "gone"}
+    lift = {name: one.lift for name, one in lifted(found, before, after, weights).items()}
     assert lift == pytest.approx({"asked": 0.04, "told": 0.19, "left": 0.08})
 
 
 def test_an_answer_beside_the_question_comes_before_what_is_only_alike() -> None:
     found = {"asked": Candidate("asked", 0.7), "told": Candidate("told", 0.3), "alike": Candidate("alike", 0.35)}
-    around = {"asked": (None, "told"), "told": ("asked", None)}
     assert best(*found.values()) == ["asked", "alike", "told"]
-    assert best(*lifted(found, around, Weights()).values()) == ["asked", "told", "alike"]
+    beside = lifted(found, {"told": "asked"}, {"asked": "told"}, Weights())
+    assert best(*beside.values()) == ["asked", "told", "alike"]
 
 
 @given(candidates(), weights, st.randoms())
 def test_turns_around_lift_by_no_more_than_their_parts(found: list[Candidate], chosen: Weights, dice) -> None:
     names = [one.id for one in found]
-    around = {name: (dice.choice([*names, None]), dice.choice([*names, None])) for name in names}
-    for one in lifted({one.id: one for one in found}, around, chosen).values():
+    before, after = ({name: dice.choice([*names, "gone"]) for name in names} for _ in range(2))
+    for one in lifted({one.id: one for one in found}, before, after, chosen).values():
         assert 0 <= one.lift <= chosen.before + chosen.after + 1e-9
     alone = chosen.model_copy(update={"before": 0.0, "after": 0.0})
-    assert list(lifted({one.id: one for one in found}, around, alone).values()) == found
+    assert list(lifted({one.id: one for one in found}, before, after, alone).values()) == found
 
 
 def test_what_shares_no_word_needs_the_least_similarity() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from services.memory.engram import Engram
 from services.memory.index import engrams_of, entry
-from services.memory.keywords import Found, KeywordIndex, Placed
+from services.memory.keywords import Around, Found, KeywordIndex
 from services.memory.recall import Recall, Recalled, Reranked, Wanted
 from services.memory.rerank import RerankFailed
 from services.memory.settings import MemorySettings
@@ -59,8 +59,8 @@ class Memory:
     async def shares(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
         return self.keywords.shares(user_id, ids, rarity)
 
-    async def placed(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, Placed]:
-        return self.keywords.placed(user_id, ids, rarity)
+    async def around(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> Around:
+        return self.keywords.around(user_id, ids, rarity)
 
     async def windows(self, user_id: str, ids: Sequence[str], reach: int) -> list[list[str]]:
         return self.keywords.windows(user_id, ids, reach)
@@ -117,9 +117,8 @@ async def test_what_stands_beside_a_hit_is_found_though_neither_search_brings_it
 async def test_what_another_respondent_said_at_that_time_stands_beside_nothing(memory: Memory) -> None:
     asked, silent = memory.say("Which boat did you buy?", "Silence.")
     b, told = memory.say("Which boat was it?", "The blue one.", respondent="B")
-    around = memory.keywords.placed(USER, [asked, silent, b, told], {})
-    beside = {name: (one.before, one.after) for name, one in around.items()}
-    assert beside == {asked: (None, silent), silent: (asked, None), b: (None, told), told: (b, None)}
+    around = memory.keywords.around(USER, [asked, silent, b, told], {})
+    assert (around.before, around.after) == ({silent: asked, told: b}, {asked: silent, b: told})
 
 
 async def test_words_count_for_what_only_the_vectors_have_found(memory: Memory) -> None:
