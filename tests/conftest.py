@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import redis
 
@@ -26,6 +27,11 @@ HEARTBEAT = 0.2
 os.environ.setdefault("LOCAL2_YIELD_REST", "0")
 # what went wrong is in a failed test's output, without a line per message
 configure("warning", "json")
+# how long examples take to make, or to try, says how busy the machine is
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session", autouse=True)
