@@ -24,7 +24,7 @@ from services.cli.commands.files import files
 from services.cli.commands.knowledge import knowledge
 from services.cli.commands.mcp import mcp
 from services.cli.commands.memory import memory
-from services.cli.commands.preferences import leaderboard
+from services.cli.commands.preferences import judge, leaderboard
 from services.cli.commands.repair import repair
 from services.cli.launch.plan import RunOptions
 from services.cli.launch.run import Run
@@ -60,6 +60,7 @@ app.add_typer(importing.app, name="import")
 app.command()(backup)
 app.command()(restore)
 app.command()(leaderboard)
+app.command()(judge)
 
 Session = Annotated[str | None, typer.Option("--session", "-s", help="Goes on in this conversation")]
 Members = Annotated[

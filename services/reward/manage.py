@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, assert_never
 
 import orjson
@@ -22,6 +22,7 @@ from services.reward.export import (
     nothing_because,
     row_digest,
 )
+from services.reward.reliability import report
 from services.reward.settings import RewardSettings
 from services.reward.store import TABLES, Store, key_of
 from shared.contracts import ToolRequest
@@ -47,7 +48,7 @@ class Manage(BaseModel):
 
     op: Literal[
         "leaderboard", "export", "consent", "counts", "dump", "load", "clear",
-        "experiments", "experiment", "start", "stop", "promote", "revert",
+        "judge", "experiments", "experiment", "start", "stop", "promote", "revert",
     ]  # fmt: skip
     # export
     format: Format = "dpo"
@@ -100,8 +101,15 @@ class Access:
 class Desk:
     """What the gateway asks for."""
 
-    def __init__(self, access: Access, experiments: Experiments, settings: Callable[[], RewardSettings]) -> None:
+    def __init__(
+        self,
+        access: Access,
+        experiments: Experiments,
+        settings: Callable[[], RewardSettings],
+        judge_model: Callable[[], Awaitable[str | None]],
+    ) -> None:
         self._with_store = access.with_store
+        self._judge_model = judge_model
         self._experiments = experiments
         self._settings = settings
         self._leaderboard: Leaderboard | None = None
@@ -122,6 +130,8 @@ class Desk:
                 data = await self._with_store(lambda store: load(store, args))
             case "clear":
                 data = await self._with_store(lambda store: {"removed": store.clear()})
+            case "judge":
+                data = await self.judge()
             case "experiments":
                 data = {"experiments": await self._experiments.all()}
             case "experiment" | "start" | "stop" | "promote" | "revert":
@@ -149,6 +159,15 @@ class Desk:
         except Refused as exc:
             return {"refused": str(exc)}
         return {"experiment": found}
+
+    async def judge(self) -> dict[str, Any]:
+        """Whether the judge can be trusted."""
+
+        def read(store: Store) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, int]]:
+            return store.judged_and_rated(), store.judged_pairs(), store.tallies()["grades"]
+
+        rated, pairs, grades = await self._with_store(read)
+        return await asyncio.to_thread(report, rated, pairs, grades, await self._judge_model())
 
     async def leaderboard(self) -> dict[str, Any]:
         """Rankings by the judge's comparisons and by people's votes, over all and for each intent."""

@@ -215,7 +215,7 @@ async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work
     store = await asyncio.to_thread(Store, context.settings.path)
     access = Access(store)
     experiments = Experiments(context.bus, access.with_store, partial(context.registry.replicas, fresh=True))
-    desk = Desk(access, experiments, lambda: context.settings)
+    desk = Desk(access, experiments, lambda: context.settings, partial(_judge_model, context))
     rewarding = Rewarding(context, access)
     context.background.create_task(access.whole(), name="database")
 
@@ -237,6 +237,12 @@ async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work
             ]
     finally:
         store.close()
+
+
+async def _judge_model(context: Context[RewardSettings]) -> str | None:
+    """The model that judges now; None when no critic is there."""
+    critics = [info.facts for info in await context.registry.replicas() if info.participant == "critic"]
+    return next((str(facts["model"]) for facts in critics if "model" in facts), None)
 
 
 async def _tend(context: Context[RewardSettings], access: Access, experiments: Experiments) -> None:

@@ -298,6 +298,17 @@ class Store:
             "SELECT c.score, v.reward FROM critiques c JOIN votes v USING (response_id) WHERE c.score IS NOT NULL"
         )
 
+    def judged_pairs(self) -> list[dict[str, Any]]:
+        """Verdicts with the lengths of both answers, in characters; None of one that is not known any more."""
+        found = self.rows(
+            "SELECT p.winner, p.forward, p.swapped, length(a.answer) AS length_a, length(b.answer) AS length_b, "
+            "p.config_a, p.config_b FROM pairs p LEFT JOIN responses a ON a.response_id = p.response_a "
+            "LEFT JOIN responses b ON b.response_id = p.response_b ORDER BY p.query_id"
+        )
+        for row in found:
+            row["model_a"], row["model_b"] = (orjson.loads(row.pop(f"config_{side}")).get("model") for side in "ab")
+        return found
+
     def pair_rows(self, after: str, limit: int) -> list[dict[str, Any]]:
         """Verdicts whose two answers are both known with their conversations, with the votes on them, in the order of
         their query ids."""

@@ -488,7 +488,7 @@ async def test_the_description_is_complete(site: Site) -> None:
         "/openapi.json", "/memory", "/memory/engrams", "/memory/engrams/{engram_id}", "/memory/topics",
         "/memory/topics/{topic}", "/memory/export", "/memory/import", "/backup", "/restore",
         "/files", "/files/{file_id}", "/documents",
-        "/preferences/leaderboard", "/preferences/export", "/preferences/consent",
+        "/preferences/leaderboard", "/preferences/judge", "/preferences/export", "/preferences/consent",
         "/experiments", "/experiments/{name}", "/experiments/{name}/stop", "/experiments/{name}/promote",
         "/experiments/{name}/revert",
         "/knowledge/entities", "/knowledge/export", "/knowledge/facts", "/knowledge/facts/{fact_id}",

@@ -280,6 +280,11 @@ async def test_the_command_line_shows_the_ranking_and_writes_the_files(
     assert "shadow · temperature=0.5" in table.output
     assert "█" in table.output
     assert "the two orders disagree in 0% of 6 comparisons" in table.output
+    judged = await local2(monkeypatch, house.site, "judge")
+    assert "The judge: ggozad/prometheus2" in judged.output
+    assert "answers have a grade and a vote" in judged.output
+    known = json.loads((await local2(monkeypatch, house.site, "judge", "--json")).output)
+    assert (known["disagreement"]["cases"], known["disagreement"]["value"]) == (6, 0)
     one = await local2(monkeypatch, house.site, "leaderboard", "--intent", "question")
     assert (one.exit_code, "By people" in one.output) == (0, True)
     board = json.loads((await local2(monkeypatch, house.site, "leaderboard", "--json")).output)

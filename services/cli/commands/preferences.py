@@ -58,6 +58,30 @@ def leaderboard(
                       highlight=False)  # fmt: skip
 
 
+def judge(as_json: AsJson = False) -> None:
+    """Whether the judge can be trusted: its agreement with people, and what leads it besides the answers."""
+    found = with_api(lambda api: api.get("/preferences/judge"))
+    if as_json:
+        print_json(found)
+        return
+    table = Table("", "", "95 %", "cases", title=f"The judge: {printable(found['judge'] or 'none is there')}",
+                  title_justify="left")  # fmt: skip
+    for name, what, form in (
+        ("agreement", "agreement with people's votes (kappa)", "+.2f"),
+        ("disagreement", "another winner when the answers change places", ".0%"),
+        ("first_wins", "… and then the one that stands first", ".0%"),
+        ("length", "pull of length (log-odds by log of the ratio)", "+.2f"),
+        ("own_model", "verdicts won by the judge's own model", ".0%"),
+        ("unread", "grades that could not be had or read", ".0%"),
+    ):
+        row = found[name]
+        value, low, high = ("-" if row[key] is None else format(row[key], form) for key in ("value", "low", "high"))
+        table.add_row(what, value, f"{low} – {high}" if row["value"] is not None else "", str(row["cases"]))
+    (console if console.is_terminal else Console(width=160)).print(table)
+    for warning in found["warnings"]:
+        console.print(f"note: {printable(warning)}", highlight=False, markup=False, soft_wrap=True)
+
+
 def _ranking(title: str, ranking: dict[str, Any]) -> None:
     if not ranking["rows"]:
         console.print(f"{title}: nothing to rank yet", highlight=False)

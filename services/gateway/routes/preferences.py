@@ -16,7 +16,7 @@ from services.gateway.body import JsonRoute
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.operations import operate
 from services.gateway.schemas import LINES, Body, told
-from services.gateway.shapes.preferences import ConsentShown, Leaderboard, PreferenceRow
+from services.gateway.shapes.preferences import ConsentShown, JudgeReport, Leaderboard, PreferenceRow
 
 router = APIRouter(route_class=JsonRoute, tags=["preferences"])
 
@@ -76,6 +76,20 @@ class ConsentBody(Body):
 )
 async def show_leaderboard(gateway: GatewayDep, _admin: AdminDep) -> Response:
     return reply(await operate(gateway, "reward", "", op="leaderboard"))
+
+
+_MEASURED = {"cases": 80, "value": 0.55, "low": 0.37, "high": 0.73}
+_JUDGE = {
+    "judge": "ggozad/prometheus2", "agreement": _MEASURED, "disagreement": {**_MEASURED, "value": 0.17},
+    "first_wins": _MEASURED, "length": _MEASURED, "own_model": {"cases": 0, "value": None, "low": None, "high": None},
+    "unread": _MEASURED, "warnings": ["longer answers win: …"],
+}  # fmt: skip
+
+
+@router.get("/preferences/judge", summary="Whether the judge can be trusted: agreement with people, and what leads it",
+            responses=told("What is known of it", JudgeReport, _JUDGE, 403, 503))  # fmt: skip
+async def show_judge(gateway: GatewayDep, _admin: AdminDep) -> Response:
+    return reply(await operate(gateway, "reward", "", op="judge"))
 
 
 @router.get(

@@ -54,6 +54,26 @@ class Leaderboard(Rankings):
     intents: dict[str, Rankings]
 
 
+class Measured(Shape):
+    """A figure with its 95 % interval; null without enough cases."""
+
+    cases: int
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class JudgeReport(Shape):
+    judge: str | None = Field(description="The model that judges now; null: nobody judges")
+    agreement: Measured = Field(description="With people's votes: Cohen's kappa")
+    disagreement: Measured = Field(description="Share of comparisons whose two orders name different answers")
+    first_wins: Measured = Field(description="Of those the share in which the answer that stood first was named")
+    length: Measured = Field(description="Slope of the log-odds to win on the logarithm of how much longer it is")
+    own_model: Measured = Field(description="Share of decided verdicts that the judge's own model won")
+    unread: Measured = Field(description="Share of the grades that could not be had or read")
+    warnings: list[str] = Field(description="Why it should not be trusted, and what is not known, in plain words")
+
+
 class ConsentShown(Shape):
     user_id: str
     consent: bool | None = Field(description="null: never asked")

@@ -249,6 +249,17 @@ def test_what_rankings_are_made_of(store: Store) -> None:
     ]
 
 
+def test_what_is_asked_of_the_judge(store: Store) -> None:
+    everything(store)
+    config = {"config_a": '{"model":"m"}', "config_b": "{}"}
+    store.put("pairs", pair("1-0", **config))
+    store.put("pairs", pair("2-0", winner="tie", **config))
+    known, lost = store.judged_pairs()
+    assert (known["winner"], known["model_a"], known["model_b"]) == ("A", "m", None)
+    assert known["length_a"] == len(store.response("1-0:A")["answer"])  # type: ignore[index]
+    assert (lost["winner"], lost["length_a"], lost["length_b"]) == ("tie", None, None)
+
+
 def test_tallies_count_each_value_and_those_that_nobody_gave(store: Store) -> None:
     everything(store)
     store.put("critiques", critique("2-0:A", score=None))

@@ -1,0 +1,177 @@
+"""Whether the judge can be trusted: what it agrees with, and what it is led by besides the answers' quality.
+
+Agreement with people is Cohen's kappa (1960) with the large-sample interval of Fleiss, Cohen and Everitt (1969).
+Shares have Wilson's interval (1927). The pull of length is the slope of a logistic regression of "A won" on the
+logarithm of how much longer A's answer is; its constant is what A and B differ in otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_Z = 1.959964
+# With fewer cases than this nothing is said about the judge.
+FEW = 30
+_ROUNDS = 50
+# Keeps the slope finite where length tells winners from losers without an exception: a normal prior, very wide.
+_PRIOR = 0.01
+_SPLIT_OFTEN, _HARDLY, _UNREAD_OFTEN = 0.3, 0.2, 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A figure with its 95 % interval, from so many cases; None without enough to tell."""
+
+    cases: int
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+_NOTHING = (None, None, None)
+
+
+def share(times: int, cases: int) -> Measured:
+    """A share with Wilson's interval."""
+    if not cases:
+        return Measured(0, *_NOTHING)
+    part, square = times / cases, _Z * _Z
+    middle = (part + square / (2 * cases)) / (1 + square / cases)
+    reach = _Z * math.sqrt(part * (1 - part) / cases + square / (4 * cases * cases)) / (1 + square / cases)
+    return Measured(cases, part, max(0.0, middle - reach), min(1.0, middle + reach))
+
+
+def kappa(pairs: Sequence[tuple[bool, bool]]) -> Measured:
+    """`pairs`: whether the judge and whether the person thought well of the same answer. Nothing can be told where one
+    of them always says the same."""
+    n = len(pairs)
+    each = (
+        {(i, j): sum(pair == (i, j) for pair in pairs) / n for i in (True, False) for j in (True, False)} if n else {}
+    )
+    judge = {i: sum(part for (said, _), part in each.items() if said == i) for i in (True, False)}
+    person = {j: sum(part for (_, said), part in each.items() if said == j) for j in (True, False)}
+    chance = sum(judge[i] * person[i] for i in (True, False))
+    if not n or chance > 1 - 1e-12:
+        return Measured(n, *_NOTHING)
+    agreed = each[True, True] + each[False, False]
+    value = (agreed - chance) / (1 - chance)
+    same = sum(each[i, i] * ((1 - chance) - (person[i] + judge[i]) * (1 - agreed)) ** 2 for i in (True, False))
+    other = (1 - agreed) ** 2 * sum(each[i, not i] * (person[i] + judge[not i]) ** 2 for i in (True, False))
+    variance = (same + other - (agreed * chance - 2 * chance + agreed) ** 2) / (n * (1 - chance) ** 4)
+    reach = _Z * math.sqrt(max(0.0, variance))
+    return Measured(n, value, max(-1.0, value - reach), min(1.0, value + reach))
+
+
+def length_pull(verdicts: Sequence[tuple[float, bool]]) -> Measured:
+    """The slope; `verdicts`: by how much A's answer is longer (logarithm of the ratio), and whether it won."""
+    n = len(verdicts)
+    if n < FEW or len({x for x, _ in verdicts}) < 2:
+        return Measured(n, *_NOTHING)
+    constant = slope = 0.0
+    for _ in range(_ROUNDS):
+        g0, g1, h00, h01, h11 = -_PRIOR * constant, -_PRIOR * slope, _PRIOR, 0.0, _PRIOR
+        for x, won in verdicts:
+            chance = 1 / (1 + math.exp(-max(-30.0, min(30.0, constant + slope * x))))
+            weight = chance * (1 - chance)
+            g0 += won - chance
+            g1 += (won - chance) * x
+            h00 += weight
+            h01 += weight * x
+            h11 += weight * x * x
+        size = h00 * h11 - h01 * h01
+        step0, step1 = (h11 * g0 - h01 * g1) / size, (h00 * g1 - h01 * g0) / size
+        far = max(abs(step0), abs(step1))
+        # a far step from a flat place would overshoot
+        held = min(1.0, 2.0 / far) if far else 0.0
+        constant, slope = constant + held * step0, slope + held * step1
+        if far < 1e-9:
+            break
+    reach = _Z * math.sqrt(h00 / size)
+    return Measured(n, slope, slope - reach, slope + reach)
+
+
+def report(
+    rated: Sequence[Mapping[str, Any]],
+    pairs: Sequence[Mapping[str, Any]],
+    grades: Mapping[str, int],
+    judge: str | None,
+) -> dict[str, Any]:
+    """What is known of the judge.
+
+    rated: answers with `score` and `reward`. pairs: verdicts with `winner`, `forward`, `swapped`, `model_a`, `model_b`,
+    and `length_a`, `length_b` (characters; None where the answer is not known any more). grades: how many answers have
+    which score, `none` those without. judge: the judge's model as it is now, None when nobody judges.
+    """
+    agreed = kappa([(row["score"] >= 4, row["reward"] > 0) for row in rated if row["score"] != 3 and row["reward"]])
+    both = [(pair["forward"], pair["swapped"]) for pair in pairs if pair["forward"] and pair["swapped"]]
+    first = both.count(("A", "B"))
+    split = first + both.count(("B", "A"))
+    decided = [pair for pair in pairs if pair["winner"] != "tie"]
+    longer = [
+        (math.log(pair["length_a"] / pair["length_b"]), pair["winner"] == "A")
+        for pair in decided
+        if pair["length_a"] and pair["length_b"]
+    ]
+    own = [
+        pair["winner"] == ("A" if pair["model_a"] == judge else "B")
+        for pair in decided
+        if judge is not None and (pair["model_a"] == judge) != (pair["model_b"] == judge)
+    ]
+    unread = share(grades.get("none", 0), sum(grades.values()))
+    found = {
+        "agreement": agreed,
+        "disagreement": share(split, len(both)),
+        "first_wins": share(first, split),
+        "length": length_pull(longer),
+        "own_model": share(sum(own), len(own)),
+        "unread": unread,
+    }
+    return {
+        "judge": judge,
+        **{name: asdict(value) for name, value in found.items()},
+        "warnings": _warnings(judge, found),
+    }
+
+
+def _warnings(judge: str | None, found: Mapping[str, Measured]) -> list[str]:
+    """In plain words, why the judge should not be trusted; what is not known is said as well."""
+    agreed, split, first = found["agreement"], found["disagreement"], found["first_wins"]
+    length, own, unread = found["length"], found["own_model"], found["unread"]
+    said = []
+    if agreed.cases < FEW:
+        said.append(
+            f"{agreed.cases} answers have a grade and a vote: whether judge and people agree is not known before there "
+            f"are {FEW}"
+        )
+    elif agreed.value is None:
+        said.append("judge or people always say the same: whether they agree cannot be told")
+    elif agreed.value < _HARDLY:
+        said.append(f"judge and people agree hardly more than by chance (kappa {agreed.value:.2f})")
+    if split.cases >= FEW and split.value is not None and split.value > _SPLIT_OFTEN:
+        said.append(
+            f"in {split.value:.0%} of the comparisons the judge names another winner when the answers change places"
+        )
+    if first.cases >= FEW and first.low is not None and first.high is not None and not first.low <= 0.5 <= first.high:
+        place = "first" if first.low > 0.5 else "second"
+        said.append(f"the judge prefers whichever answer stands {place}")
+    if length.value is not None and length.low is not None and length.high is not None:
+        if length.low > 0:
+            odds = 2**length.value
+            said.append(
+                f"longer answers win: one that is twice as long has {odds:.1f} times the odds, whatever it says"
+            )
+        elif length.high < 0:
+            said.append("shorter answers win, whatever they say")
+    if own.cases:
+        told = (
+            "" if own.value is None or own.cases < FEW else f"; it won {own.value:.0%} of {own.cases} decided verdicts"
+        )
+        said.append(
+            f"{judge} judges answers of its own{told}: models tend to like what they would have written themselves"
+        )
+    if unread.cases >= FEW and unread.value is not None and unread.value > _UNREAD_OFTEN:
+        said.append(f"{unread.value:.0%} of the grades could not be had or read")
+    return said
