@@ -135,7 +135,7 @@ def tried(checkout: Checkout, done: Any) -> None:
     checkout.env["PATH"] = f"{smi.parent}:{path}"
     said = checkout.run("deploy/up.sh", "--find")
     checkout.env["PATH"] = path
-    holds("1 NVIDIA GPU(s), 26 GB" in said and "Docker cannot give out the GPU" in said, said)
+    holds("1 NVIDIA GPU(s), 25 GB" in said and "Docker cannot give out the GPU" in said, said)
     services = json.loads(checkout.run("docker", "compose", "config", "--format", "json"))["services"]
     holds(services["generator"]["environment"]["LOCAL2_GPU"] == "nvidia", "the generator does not know of the GPU")
     checkout.run("docker", "compose", "up", "--detach", "--wait")
