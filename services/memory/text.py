@@ -18,6 +18,11 @@ _MONTHS = (
     *("July", "August", "September", "October", "November", "December"),
 )
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+# The one month that is a word without a meaning as well: what stands beside it tells them apart.
+_MAY = re.compile(
+    r"(?<=[^\W\d_] )May\b|(?i:\b(?:in|of|since|until|last|next|early|late|mid|during|before|after)[\s-]+may\b"
+    r"|\bmay[\s,]+\d|\d(?:st|nd|rd|th|\.)?\s+may\b)"
+)
 _VOWEL = re.compile(r"[aeiouy]")
 
 # Words that say nothing about what a question is after. They stay in the index, and are left out of a query that has
@@ -64,7 +69,8 @@ def tokens(text: str) -> list[str]:
 def query_tokens(text: str) -> list[str]:
     """The different words that a query is searched by: without stop words, unless it has no others."""
     words = _WORD.findall(_fold(text))
-    chosen = [word for word in words if word not in STOP_WORDS] or words
+    telling = {"may"} if _MAY.search(text) else frozenset()
+    chosen = [word for word in words if word not in STOP_WORDS or word in telling] or words
     return list(dict.fromkeys(part for word in chosen for part in _parts(word)))
 
 

@@ -82,3 +82,23 @@ def test_any_text_has_words_that_are_plain(text: str) -> None:
         assert word
         assert not word.isspace()
         assert '"' not in word
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "What did we plan in May 2023?",
+        "what happened on 3 may",
+        "the 3rd of may",
+        "May 14, the meeting",
+        "Who visited us last May?",
+        "before may",
+    ],
+)
+def test_a_month_that_is_a_common_word_too_is_searched_as_a_month(query: str) -> None:
+    assert "may" in query_tokens(query)
+
+
+@pytest.mark.parametrize("query", ["May I have the recipe?", "What may the dog eat?", "you may find 3 keys"])
+def test_the_common_word_is_not_searched(query: str) -> None:
+    assert "may" not in query_tokens(query)
