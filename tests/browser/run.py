@@ -187,12 +187,12 @@ def ask(page: Any, words: str) -> None:
     page.press("#question", "Enter")
 
 
-def until(page: Any, fact: str, within: float = 20) -> None:
-    """Waits until an expression is true in the page, whose policy forbids to evaluate texts there."""
+def until(page: Any, fact: str, within: float = 20, every: float = 50) -> None:
+    """Waits until an expression is true in the page, whose policy forbids to evaluate texts there. every: in ms."""
     deadline = time.monotonic() + within
     while not page.evaluate(f"() => {fact}"):
         assert time.monotonic() < deadline, fact
-        page.wait_for_timeout(50)
+        page.wait_for_timeout(every)
 
 
 def answered(page: Any, words: str, within: float = 60) -> Any:
@@ -470,7 +470,9 @@ def frames_of_a_long_answer(visit: Visit) -> None:
     page = visit.open()
     page.evaluate(FRAMES)
     ask(page, "a long one")
-    answered(page, "Part 329", within=200)
+    # whoever looks often, or searches the page for words, is measured too
+    page.wait_for_selector("article.turn.running", timeout=30_000)
+    until(page, "!document.querySelector('article.turn.running')", 300, every=500)
     told(page, f"an answer of {len(LONG.split())} words, {len(LONG)} characters")
     visit.shot(page, "long")
 

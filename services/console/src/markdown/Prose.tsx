@@ -3,6 +3,9 @@ import { clean } from "../trusted";
 import { Blocks, type Block } from "./blocks";
 import { dress } from "./dress";
 
+// From so many blocks on, those out of sight are not laid out.
+const LONG = 40;
+
 interface ProseProps {
   text: string;
   /** Nothing will be added to the text. */
@@ -15,7 +18,7 @@ export const Prose = memo(function Prose({ text, over }: ProseProps) {
   blocks.current ??= new Blocks();
   const shown = blocks.current.of(text, over);
   return (
-    <div className="prose" dir="auto">
+    <div className={shown.length > LONG ? "prose long" : "prose"} dir="auto">
       {shown.map((block, at) => <BlockView key={block.start} block={block} over={over || at < shown.length - 1} />)}
     </div>
   );
