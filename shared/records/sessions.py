@@ -171,7 +171,7 @@ class Page:
 class SessionInfo:
     """`title`: the beginning of the first query until it is given another; times are in ms since the epoch.
 
-    pinned: it stands before the others in its user's list.
+    pinned: it stands before the others in its user's list. named: the title was given, by its user or by a model.
     """
 
     session_id: str
@@ -180,6 +180,7 @@ class SessionInfo:
     created: int
     updated: int
     pinned: bool = False
+    named: bool = False
 
     @staticmethod
     def parse(session_id: str, values: Mapping[str, str]) -> SessionInfo:
@@ -190,6 +191,7 @@ class SessionInfo:
             number(values, "created"),
             number(values, "updated"),
             values.get("pinned") == "1",
+            values.get("named") == "1",
         )
 
 
@@ -224,7 +226,7 @@ class Sessions:
         """The session with another title, or pinned or not; what is None stays. Raises KeyError when it is gone."""
         values: dict[str, str] = {}
         if title is not None:
-            values["title"] = title
+            values |= {"title": title, "named": "1"}
         if pinned is not None:
             values["pinned"] = "1" if pinned else "0"
         if not values:

@@ -346,6 +346,24 @@ def a_question_waits_for_its_turn(visit: Visit) -> None:
     answered(page, "Paris")
 
 
+def another_version(visit: Visit) -> None:
+    page = visit.open()
+    ask(page, "What is the capital of France?")
+    turn = answered(page, "Paris")
+    turn.get_by_role("button", name="Ask again", exact=True).click()
+    page.get_by_role("menuitem", name="The same again").click()
+    page.get_by_text("2 of 2").wait_for()
+    until(page, "!document.querySelector('article.turn.running')", 60)
+    page.get_by_role("button", name="The version before").click()
+    page.get_by_text("1 of 2").wait_for()
+    page.get_by_role("button", name="Side by side").click()
+    page.locator(".beside article").nth(1).wait_for()
+    visit.shot(page, "versions")
+    visit.axe(page)
+    turn.get_by_role("button", name="Edit and ask again").first.click()
+    assert page.input_value("#question") == "What is the capital of France?"
+
+
 def names_pins_search_export_and_undo(visit: Visit) -> None:
     page = visit.open()
     ask(page, "What is the capital of France?")
@@ -550,6 +568,7 @@ CHECKS: list[Callable[[Visit], None]] = [
     tools_and_memories,
     one_truth_in_two_tabs,
     a_question_waits_for_its_turn,
+    another_version,
     names_pins_search_export_and_undo,
     files_palette_and_keys,
     a_committee,

@@ -479,7 +479,8 @@ async def test_the_description_is_complete(site: Site) -> None:
     assert set(described["paths"]) == {
         "/health", "/ready", "/queries", "/query", "/queries/{query_id}", "/queries/{query_id}/events",
         "/queries/{query_id}/cancel", "/feedback",
-        "/sessions", "/sessions/import", "/sessions/{session_id}", "/tools", "/tools/{name}/call", "/participants",
+        "/sessions", "/sessions/import", "/sessions/{session_id}", "/sessions/{session_id}/title",
+        "/tools", "/tools/{name}/call", "/participants",
         "/participants/{name}/settings", "/personas",
         "/bus/streams", "/bus/events", "/dead-letters", "/dead-letters/{letter_id}",
         "/dead-letters/{letter_id}/replay", "/keys", "/keys/link", "/keys/redeem", "/keys/{key_id}",

@@ -12,7 +12,7 @@ import pytest
 from support.http_gateway import FakeGenerator, Site, gateway_settings, generating, serving
 from support.waiting import eventually
 
-from services.gateway import finding
+from services.gateway import finding, titles
 from services.gateway.finding import excerpt, has_all, words_of
 from shared.bus import Bus
 from shared.records.sessions import Sessions
@@ -168,3 +168,47 @@ async def test_what_runs_is_listed_until_it_ends(site: Site, fake: FakeGenerator
 async def _same(found: Any, expected: dict[str, str]) -> bool:
     await asyncio.sleep(0)
     return bool(await found == expected)
+
+
+async def test_the_model_names_a_session_once_and_never_one_that_has_a_name(
+    site: Site, fake: FakeGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(titles, "prompt", lambda turn: f"say **A title of {turn.query.split()[-1]}.**")
+    http = site.http
+    await say(http, "say one", "a")
+    made = await asyncio.gather(*(http.post("/sessions/a/title") for _ in range(3)))
+    assert {answer.json()["title"] for answer in made} <= {"say one", "You said: **A title of one"}
+    assert sum(answer.json()["made"] for answer in made) >= 1
+    chores = [message.payload for message in fake.queries if message.payload.plain]
+    assert [chore.query for chore in chores] == ["say **A title of one.**"]
+    assert (chores[0].messages, chores[0].think) == ([], False)
+    again = await http.post("/sessions/a/title")
+    assert again.json() == {"session_id": "a", "title": "You said: **A title of one", "made": False}
+    # the call leaves nothing in the list, and no turn
+    assert await names(http) == ["a"]
+    await say(http, "say two", "b")
+    await http.patch("/sessions/b", json={"title": "Mine"})
+    assert (await http.post("/sessions/b/title")).json() == {"session_id": "b", "title": "Mine", "made": False}
+    assert (await http.post("/sessions/none/title")).status_code == 404
+    async with await site.key("ann") as ann:
+        assert (await ann.post("/sessions/a/title")).status_code == 404
+
+
+async def test_a_session_without_an_answer_has_nothing_to_be_named_after(site: Site, fake: FakeGenerator) -> None:
+    await site.http.post("/query", json={"query": "fail model_missing", "session_id": "s"})
+    refused = await site.http.post("/sessions/s/title")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not_answered")
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("Title: “The capital of France.”", "The capital of France"),
+        ("\n\n# **Capitals**\nHere is why", "Capitals"),
+        ("  a   b ", "a b"),
+        ("x " * 60, ""),
+        ("***", ""),
+    ],
+)
+def test_a_title_is_what_is_left_of_a_model_s_words(said: str, expected: str) -> None:
+    assert titles.cleaned(said) == expected

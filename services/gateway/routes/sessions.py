@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
@@ -17,7 +17,15 @@ from services.gateway.incoming import IncomingSessions, take_in
 from services.gateway.keys import Principal
 from services.gateway.records import is_query_id, is_session_id, own_session
 from services.gateway.schemas import SessionBody, told
-from services.gateway.shapes.sessions import Session, SessionDeleted, SessionPage, SessionShown, SessionsTaken
+from services.gateway.shapes.sessions import (
+    Session,
+    SessionDeleted,
+    SessionPage,
+    SessionShown,
+    SessionsTaken,
+    SessionTitle,
+)
+from services.gateway.titles import title
 from shared.bus.keys import schema_key, settings_key
 from shared.contracts import MEMORY_FORGET, MemoryForget
 from shared.participant.settings import Described, stored_values
@@ -158,6 +166,19 @@ async def change_session(session_id: str, body: SessionBody, gateway: GatewayDep
         except KeyError:
             raise not_found("session") from None
     return reply(_shown(changed))
+
+
+@router.post(
+    "/sessions/{session_id}/title",
+    summary="Let the model name a session of what was said in it; once, and never one that you have named",
+    responses=told("Its title", SessionTitle, {"session_id": "geography-1", "title": "Capitals", "made": True},
+                   404, 409, 429, 502, 503, 504),
+)  # fmt: skip
+async def title_session(session_id: str, request: Request, gateway: GatewayDep, user: UserDep) -> Response:
+    async with gateway.reachable():
+        info = await _owned(gateway, user, session_id)
+    name, made = await title(request, gateway, user, info)
+    return reply({"session_id": info.session_id, "title": name, "made": made})
 
 
 @router.delete(

@@ -18,6 +18,12 @@ class Session(Shape):
     pinned: bool = Field(description="It stands before the others")
 
 
+class SessionTitle(Shape):
+    session_id: str
+    title: str
+    made: bool = Field(description="false: it had been given before, by you or by the model")
+
+
 class SessionListed(Session):
     query_id: str = Field(default="", description="Of a search: the newest turn that has the words; empty: the title")
     excerpt: str = Field(default="", description="Of a search: that turn, around the words")

@@ -805,6 +805,11 @@ export interface components {
             turns_added: number;
             turns: number;
         };
+        SessionTitle: {
+            session_id: string;
+            title: string;
+            made: boolean;
+        };
         SessionsTaken: {
             sessions: components["schemas"]["SessionTaken"][];
         };
@@ -816,6 +821,7 @@ export interface components {
             values: {
                 [key: string]: unknown;
             };
+            kept?: string[];
         };
         ShownCall: {
             tool: string;

@@ -6,7 +6,7 @@ import type { Readiness } from "../api/types";
 import { Icon } from "../ui/icons";
 import { ChatSettingsDialog, asked, keepSettings, settingsOf } from "./ChatSettings";
 import { Composer, type ComposerHandle } from "./Composer";
-import type { Conversation } from "./conversation";
+import { versionsOf, type Conversation, type TurnStore } from "./conversation";
 import { useStore } from "./store";
 import { TurnView, type TurnActions } from "./TurnView";
 import type { Turn } from "./turn";
@@ -91,6 +91,7 @@ function Turns({ conversation, actions, developer, window }: { conversation: Con
   const [away, setAway] = useState(false);
   const count = conversation.turns.length;
   const last = conversation.turns.at(-1);
+  const groups = versionsOf(conversation.turns);
 
   // what is written at the end stays in sight as long as nobody has scrolled away from it
   useEffect(() => {
@@ -112,7 +113,7 @@ function Turns({ conversation, actions, developer, window }: { conversation: Con
 
   const toEnd = () => {
     atEnd.current = true;
-    list.current?.scrollToIndex(count - 1, { align: "end" });
+    list.current?.scrollToIndex(groups.length - 1, { align: "end" });
     scroller.current!.scrollTop = scroller.current!.scrollHeight;
   };
   return (
@@ -128,13 +129,45 @@ function Turns({ conversation, actions, developer, window }: { conversation: Con
       >
         <div ref={lane} className="lane">
           {conversation.earlier && <button type="button" className="earlier quiet" onClick={() => void conversation.showEarlier().catch(() => {})}>Earlier turns</button>}
-          <Virtualizer ref={list} scrollRef={scroller} shift={conversation.shifted} startMargin={conversation.earlier ? 44 : 0} bufferSize={600} keepMounted={count ? [count - 1] : []}>
-            {conversation.turns.map((store) => <TurnView key={store.key} store={store} conversation={conversation} actions={actions} developer={developer} window={window} />)}
+          <Virtualizer ref={list} scrollRef={scroller} shift={conversation.shifted} startMargin={conversation.earlier ? 44 : 0} bufferSize={600} keepMounted={groups.length ? [groups.length - 1] : []}>
+            {groups.map((versions) => <Versions key={versions[0]!.key} versions={versions} conversation={conversation} actions={actions} developer={developer} window={window} />)}
           </Virtualizer>
         </div>
       </div>
       {away && <button type="button" className="jump" onClick={toEnd} aria-label="To the newest"><Icon name="arrow" /></button>}
     </>
+  );
+}
+
+interface VersionsProps {
+  versions: TurnStore[];
+  conversation: Conversation;
+  actions: TurnActions;
+  developer: boolean;
+  window: number;
+}
+
+/** The answers to a question that was asked again: the newest, with a way to the others, or all side by side. */
+function Versions({ versions, ...rest }: VersionsProps) {
+  const [chosen, choose] = useState(versions.length - 1);
+  const [beside, setBeside] = useState(false);
+  const count = versions.length;
+  // a version that comes is shown
+  useEffect(() => choose(count - 1), [count]);
+  const shown = versions[Math.min(chosen, count - 1)]!;
+  if (count === 1) return <TurnView store={shown} {...rest} />;
+  return (
+    <div className="versions">
+      <div className="version-choice" role="group" aria-label="Versions of the answer">
+        <button type="button" className="quiet" aria-label="The version before" disabled={chosen <= 0 || beside} onClick={() => choose(chosen - 1)}>‹</button>
+        <span>{beside ? `${count} versions` : `${Math.min(chosen, count - 1) + 1} of ${count}`}</span>
+        <button type="button" className="quiet" aria-label="The version after" disabled={chosen >= count - 1 || beside} onClick={() => choose(chosen + 1)}>›</button>
+        <button type="button" className="quiet" aria-pressed={beside} onClick={() => setBeside(!beside)}>Side by side</button>
+      </div>
+      {beside
+        ? <div className="beside" tabIndex={0} role="region" aria-label="Versions side by side">{versions.map((store) => <TurnView key={store.key} store={store} {...rest} />)}</div>
+        : <TurnView key={shown.key} store={shown} {...rest} />}
+    </div>
   );
 }
 

@@ -28,6 +28,17 @@ export class TurnStore extends Store {
   readonly key = `t${(TurnStore.#count += 1)}`;
 }
 
+/** Turns that ask the same one after the other, together: the later ones are further versions of the first. */
+export function versionsOf(turns: readonly TurnStore[]): TurnStore[][] {
+  const found: TurnStore[][] = [];
+  for (const store of turns) {
+    const before = found.at(-1);
+    if (before?.[0]!.turn.query === store.turn.query) before.push(store);
+    else found.push([store]);
+  }
+  return found;
+}
+
 export type Ask = Pick<QueryBody, "query"> & Partial<QueryBody>;
 
 export class Conversation extends Store {
@@ -236,6 +247,7 @@ export class Conversation extends Store {
       this.#say("");
       store.changed();
       this.#told();
+      if (turn.state === "completed" && this.turns[0] === store) void this.#name(session);
       if (isOver(turn)) void this.#judged(store, session);
       // the server says that there is nothing to come, and this page has seen no end
       else await this.#read(store);
@@ -247,6 +259,18 @@ export class Conversation extends Store {
       this.#told();
     } finally {
       session.removeEventListener("abort", stop);
+    }
+  }
+
+  /** Has the model name the session; its first words stay its name where that cannot be done. */
+  async #name(signal: AbortSignal): Promise<void> {
+    try {
+      const { title } = await call<{ title: string }>("POST", `sessions/${encodeURIComponent(this.sessionId!)}/title`);
+      if (signal.aborted || title === this.title) return;
+      this.title = title;
+      this.#told();
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
     }
   }
 
