@@ -426,6 +426,16 @@ export interface components {
             answer: string;
             time: number;
         };
+        JudgeReport: {
+            judge: string | null;
+            agreement: components["schemas"]["Measured"];
+            disagreement: components["schemas"]["Measured"];
+            first_wins: components["schemas"]["Measured"];
+            length: components["schemas"]["Measured"];
+            own_model: components["schemas"]["Measured"];
+            unread: components["schemas"]["Measured"];
+            warnings: string[];
+        };
         Key: {
             id: string;
             name: string;
@@ -466,6 +476,12 @@ export interface components {
             token: string;
             path: string;
             seconds: number;
+        };
+        Measured: {
+            cases: number;
+            value: number | null;
+            low: number | null;
+            high: number | null;
         };
         NamedEntity: {
             id: string;
@@ -937,6 +953,8 @@ export interface components {
         Usage: {
             prompt_tokens?: number;
             completion_tokens?: number;
+            context_tokens?: number;
+            context_window?: number;
         };
         VoteCounts: {
             positive: number;
@@ -1088,6 +1106,16 @@ export interface components {
             event: "completed";
             data: components["schemas"]["Completed"];
         };
+        ContextShown: {
+            window: number;
+            tokens: number;
+            ratio?: number;
+            turns: number;
+            cut: number;
+            first_turn?: string;
+            summarised?: number;
+            summarised_until?: string;
+        };
         ContextTruncatedEvent: {
             id: string;
             /**
@@ -1157,6 +1185,7 @@ export interface components {
             finish_reason?: string;
             model?: string;
             scope?: string;
+            context?: components["schemas"]["ContextShown"] | null;
         };
         NoticeEvent: {
             id: string;
@@ -1368,6 +1397,11 @@ export interface components {
             dropped_turns: number;
             kept_turns: number;
             prompt_tokens: number;
+            turns?: number;
+            cut?: number;
+            first_turn?: string;
+            summarised?: number;
+            summarised_until?: string;
         };
     };
     responses: never;
