@@ -44,6 +44,9 @@ class BoltGraph:
                 results = [await (await session.run(query, one)).data() for one in parameters]
         return [row for rows in results for row in rows]
 
+    def removed(self) -> None:
+        """What a server does with its disk is its own affair."""
+
     async def ping(self) -> None:
         await self.read("RETURN 1 AS one", {})
 
@@ -105,6 +108,9 @@ class _Prepared:
     async def ping(self) -> None:
         await self._prepare()
         await self._graph.ping()
+
+    def removed(self) -> None:
+        self._graph.removed()
 
     async def _prepare(self) -> None:
         while self._schema:

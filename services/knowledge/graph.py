@@ -38,3 +38,6 @@ class Graph(Protocol):
         """As `Run`, outside of a transaction."""
 
     async def ping(self) -> None: ...
+
+    def removed(self) -> None:
+        """Something goes for good with the transaction that is under way: nothing of it may be left on our disk."""

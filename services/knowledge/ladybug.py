@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+import shutil
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,9 +15,16 @@ from typing import Any
 
 from services.knowledge.graph import Graph, GraphUnavailable, Row, Run
 from shared.errors import SettingsError
+from shared.participant.background import beside
 from shared.participant.file_lock import FileLock
 from shared.participant.kept import note, noted
+from shared.telemetry.logging import get_logger
 
+log = get_logger()
+
+# Seconds from a removal, in which others of its kind come. After the file was written anew, so many times as long
+# passes before it is again.
+_GATHER, _REST = 2.0, 20.0
 _LOCK_PATIENCE = 5.0
 _THREADS = 2
 # What says that a query is wrong: trying it again would not help.
@@ -27,11 +37,18 @@ class GraphLocked(SettingsError):
 
 
 class LadybugGraph:
-    """Open it with `open_ladybug`. Reads and writes have a connection and a thread each: ladybug blocks."""
+    """Open it with `open_ladybug`. Reads and writes have a connection and a thread each: ladybug blocks.
 
-    def __init__(self, database: Any, connect: Any) -> None:
-        self._database = database
-        self._writing, self._reading = connect(), connect()
+    database: opens a file. Raises RuntimeError, OSError.
+    """
+
+    def __init__(self, path: Path, database: Callable[[Path], Any]) -> None:
+        self._path = path
+        self._open = database
+        self._connect()
+        self._removed = asyncio.Event()
+        if self._due.exists():
+            self._removed.set()
         self._writer, self._reader = ThreadPoolExecutor(1, "graph-write"), ThreadPoolExecutor(1, "graph-read")
         self._turn = asyncio.Lock()
 
@@ -48,25 +65,111 @@ class LadybugGraph:
                 raise
 
     async def read(self, query: str, *parameters: dict[str, Any]) -> list[Row]:
-        return await self._in(self._reader, self._reading, query, parameters)
+        return await self._in(self._reader, lambda: self._reading, query, parameters)
 
     async def ping(self) -> None:
         await self.read("RETURN 1 AS one", {})
 
-    def close(self) -> None:
-        self._writer.shutdown()
-        self._reader.shutdown()
+    def removed(self) -> None:
+        # so that it is done by the next process, if this one dies
+        self._due.touch()
+        self._removed.set()
+
+    async def overwriting(self) -> None:
+        """Writes the file anew when something was removed from it: ladybug leaves the words of what is deleted where
+        they are. For a small part of the time, and until cancelled."""
+        while True:
+            await self._removed.wait()
+            await asyncio.sleep(_GATHER)
+            began = time.monotonic()
+            try:
+                await self.renew()
+            except GraphUnavailable as exc:
+                log.warning("knowledge.overwriting_waits", reason=str(exc))
+                self._removed.set()
+            await asyncio.sleep(_REST * (time.monotonic() - began))
+
+    async def renew(self) -> None:
+        """Raises GraphUnavailable; what was there is there then."""
+        async with self._turn:
+            self._removed.clear()
+            done = threading.Event()
+            loop = asyncio.get_running_loop()
+            # nobody reads meanwhile
+            waiting = loop.run_in_executor(self._reader, done.wait)
+            try:
+                await asyncio.shield(loop.run_in_executor(self._writer, self._renewed, done))
+            finally:
+                await asyncio.shield(waiting)
+
+    def _renewed(self, done: threading.Event) -> None:
+        try:
+            # read from this one while it is open, and written to another one; a crash leaves the one or the other
+            self._tidy()
+            _rows(self._writing, f"EXPORT DATABASE '{_quoted(self._export)}' (format=\"parquet\")", ({},))
+            _filled(self._open(self._fresh), self._export)
+            self._disconnect()
+            try:
+                if self._path.with_name(f"{self._path.name}.wal").exists():
+                    # it would be taken for that of the new one
+                    raise OSError("its log is not empty")
+                self._fresh.replace(self._path)
+                self._due.unlink(missing_ok=True)
+            finally:
+                self._connect()
+        except (RuntimeError, OSError) as exc:
+            raise GraphUnavailable(f"the graph's file cannot be written anew: {exc}") from exc
+        finally:
+            self._tidy()
+            done.set()
+
+    @property
+    def _due(self) -> Path:
+        return self._path.with_name(f"{self._path.name}.removed")
+
+    @property
+    def _export(self) -> Path:
+        return self._path.with_name(f"{self._path.name}.export")
+
+    @property
+    def _fresh(self) -> Path:
+        return self._path.with_name(f"{self._path.name}.new")
+
+    def _tidy(self) -> None:
+        """Nothing is left of a renewal that was not finished."""
+        shutil.rmtree(self._export, ignore_errors=True)
+        for end in ("", ".wal"):
+            self._fresh.with_name(f"{self._fresh.name}{end}").unlink(missing_ok=True)
+
+    def _connect(self) -> None:
+        import ladybug
+
+        self._database = self._open(self._path)
+        self._writing, self._reading = (ladybug.Connection(self._database, num_threads=_THREADS) for _ in range(2))
+
+    def _disconnect(self) -> None:
         self._writing.close()
         self._reading.close()
         self._database.close()
 
+    def close(self) -> None:
+        self._writer.shutdown()
+        self._reader.shutdown()
+        self._disconnect()
+        self._tidy()
+
     async def _write(self, query: str, *parameters: dict[str, Any]) -> list[Row]:
-        return await self._in(self._writer, self._writing, query, parameters)
+        return await self._in(self._writer, lambda: self._writing, query, parameters)
 
     async def _in(
-        self, thread: ThreadPoolExecutor, connection: Any, query: str, parameters: Sequence[dict[str, Any]]
+        self,
+        thread: ThreadPoolExecutor,
+        connection: Callable[[], Any],
+        query: str,
+        parameters: Sequence[dict[str, Any]],
     ) -> list[Row]:
-        running = asyncio.get_running_loop().run_in_executor(thread, _rows, connection, query, parameters)
+        # the connection of the moment in which it runs: the file may have been written anew meanwhile
+        running = asyncio.get_running_loop().run_in_executor(thread, lambda: _rows(connection(), query, parameters))
         # whoever is cancelled must not leave a query that another one runs into
         return await asyncio.shield(running)
 
@@ -93,6 +196,22 @@ def _rows(connection: Any, query: str, parameters: Sequence[dict[str, Any]]) -> 
         raise GraphUnavailable(f"the graph refuses it: {' '.join(str(exc).split())[:300]}") from exc
 
 
+def _filled(database: Any, export: Path) -> None:
+    import ladybug
+
+    connection = ladybug.Connection(database, num_threads=_THREADS)
+    try:
+        connection.execute(f"IMPORT DATABASE '{_quoted(export)}'").close()
+        connection.execute("CHECKPOINT").close()
+    finally:
+        connection.close()
+        database.close()
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("\\", "\\\\").replace("'", "\\'")
+
+
 @asynccontextmanager
 async def open_ladybug(path: Path, schema: Sequence[str], buffer_bytes: int) -> AsyncIterator[Graph]:
     """The graph in a file, made when it is not there; waits a little for a process that is just ending.
@@ -113,7 +232,8 @@ async def open_ladybug(path: Path, schema: Sequence[str], buffer_bytes: int) -> 
                 for statement in schema:
                     await run(statement, {})
             note(path)
-            yield graph
+            async with beside(overwriting=graph.overwriting):
+                yield graph
         finally:
             await asyncio.to_thread(graph.close)
     finally:
@@ -126,8 +246,9 @@ def _opened(path: Path, buffer_bytes: int) -> LadybugGraph:
     if noted(path) and not path.exists():
         raise SettingsError(f"the knowledge is gone: {path} was there before; {REMEDY}")
     try:
-        database = ladybug.Database(path, buffer_pool_size=buffer_bytes, max_num_threads=_THREADS)
+        return LadybugGraph(
+            path, lambda file: ladybug.Database(file, buffer_pool_size=buffer_bytes, max_num_threads=_THREADS)
+        )
     except (RuntimeError, OSError) as exc:
         reason = " ".join(str(exc).split())[:300]
         raise SettingsError(f"the knowledge in {path} cannot be read ({reason}); {REMEDY}") from exc
-    return LadybugGraph(database, lambda: ladybug.Connection(database, num_threads=_THREADS))

@@ -310,6 +310,7 @@ class Store:
 
     async def _remove(self, run: Run, user_id: str, claims: Sequence[Claim]) -> None:
         said = _by_name((_name(user_id, one.subject_key), one.id) for one in claims)
+        self._graph.removed()
         await run(_UNSAY_IDS, *({"name": name, "ids": ids} for name, ids in said.items()))
         await run(_SETTLE, *({"id": source} for source in {_source(user_id, one.source) for one in claims}))
         await self._bare(run, sorted({*said, *(_name(user_id, one.object_key) for one in claims)}))
@@ -331,6 +332,8 @@ class Store:
 
     async def _forgotten(self, run: Run, ids: Sequence[str]) -> int:
         """Removes sources with all that rests on them alone."""
+        if ids:
+            self._graph.removed()
         found = await run(_SOURCE, *({"id": one} for one in ids))
         names = sorted({str(name) for row in found for name in row["names"]})
         before = await self._unsaid(run, names, [row["source"] for row in found])

@@ -21,6 +21,7 @@ from pathlib import Path
 import knowledge_search
 import memory_ingest
 import memory_search
+import memory_users
 import psutil
 import roundtrip
 import stack as whole
@@ -28,7 +29,7 @@ from tables import Target
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 
-PARTS = ("roundtrip", "memory", "streams", "recall", "knowledge")
+PARTS = ("roundtrip", "memory", "streams", "recall", "users", "knowledge")
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -120,6 +121,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             values |= more
         if "recall" in parts:
             found, values["recall"] = recall(folder, min(rounds, 3), options.short)
+            verdicts += found
+        if "users" in parts:
+            values["users"] = many = memory_users.measure(
+                folder, *((150, 1_000) if options.short else (10_000, 15_000))
+            )
+            text, found = memory_users.report(many)
+            print(text, flush=True)
             verdicts += found
         if "knowledge" in parts:
             known = knowledge_search.measure(folder / "knowledge", *((1_000, 30) if options.short else (100_000, 300)))

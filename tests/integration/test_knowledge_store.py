@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from support.waiting import eventually
 
 from services.knowledge.bolt import open_bolt
 from services.knowledge.claims import Claim, Turn, claim
 from services.knowledge.graph import Graph, GraphUnavailable
-from services.knowledge.ladybug import GraphLocked, open_ladybug
+from services.knowledge.ladybug import GraphLocked, LadybugGraph, open_ladybug
 from services.knowledge.names import USER
 from services.knowledge.repair import repair
 from services.knowledge.store import CONSTRAINTS, TABLES, Store
@@ -200,3 +201,64 @@ async def test_a_server_that_is_away_is_an_error_that_passes() -> None:
             await Store(graph).count("ann")
         with pytest.raises(GraphUnavailable):
             await Store(graph).settle("ann", "r1")
+
+
+# ── what is removed, on disk ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def having(word: bytes, folder: Path) -> list[str]:
+    files = [Path(root) / name for root, _, names in os.walk(folder) for name in names]
+    return [file.name for file in files if word in file.read_bytes()]
+
+
+async def test_of_what_is_removed_no_word_is_left_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.knowledge.ladybug._GATHER", 0.0)
+    # what a process that died has left
+    (tmp_path / "g.lbug.export").mkdir()
+    (tmp_path / "g.lbug.export" / "nodes.parquet").write_bytes(b"Xylograph")
+    async with opened("ladybug", tmp_path) as graph:
+        store = Store(graph)
+        gone, stays = turn("r1"), turn("r2", session="s2")
+        await store.hear(gone, [say(gone, "Anna", "lives in", "Xylograph")], settled=False)
+        await store.hear(stays, [say(stays, "Anna", "likes", "tea, with 'milk'")], settled=True)
+        await store.forget_session("ann", "s1", 200)
+        assert (tmp_path / "g.lbug.removed").exists()
+        await eventually(lambda: not (tmp_path / "g.lbug.removed").exists(), what="the file is written anew")
+        assert having(b"ylograph", tmp_path) == []
+        assert len(await kept(store)) == 1
+        # what was deleted is still refused, and the file can be written to
+        assert await store.hear(gone, [say(gone, "Anna", "lives in", "Xylograph")], settled=False) is None
+        new = turn("r3", session="s3")
+        assert await store.hear(new, [say(new, "Bea", "lives in", "Lyon")], settled=True) is not None
+    async with opened("ladybug", tmp_path) as graph:
+        assert len(await kept(Store(graph))) == 2
+
+
+async def test_whoever_reads_and_writes_meanwhile_waits(tmp_path: Path) -> None:
+    async with open_ladybug(tmp_path / "g.lbug", TABLES, BUFFER) as graph:
+        store = Store(graph)
+        await store.hear(turn("r1"), [say(turn("r1"), "Anna", "likes", "tea")], settled=True)
+        assert isinstance(graph, LadybugGraph)
+        for _ in range(3):
+            second = turn("r2")
+            found = await asyncio.gather(
+                graph.renew(),
+                *(kept(store) for _ in range(20)),
+                store.hear(second, [say(second, "Bea", "likes", "milk")], settled=False),
+            )
+            assert all(("anna", "likes", "tea") in one for one in found[1:-1])
+        assert len(await kept(store)) == 2
+
+
+async def test_a_file_that_cannot_be_written_anew_stays_as_it_was_and_is_due(tmp_path: Path) -> None:
+    async with open_ladybug(tmp_path / "g.lbug", TABLES, BUFFER) as graph:
+        store = Store(graph)
+        await store.hear(turn("r1"), [say(turn("r1"), "Anna", "likes", "tea")], settled=True)
+        graph.removed()
+        # in the way of the copy
+        (tmp_path / "g.lbug.export").write_text("a file")
+        assert isinstance(graph, LadybugGraph)
+        with pytest.raises(GraphUnavailable, match=r"written anew|refuses it"):
+            await graph.renew()
+        assert len(await kept(store)) == 1
+        assert (tmp_path / "g.lbug.removed").exists()
