@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import orjson
 
@@ -14,6 +14,7 @@ from services.critic.machine import IDLE, TABLE
 from services.critic.pairs import Half, Pairs
 from services.critic.rubrics import DEFAULT, Rubric, rubric_for
 from services.critic.settings import CriticSettings
+from shared.bus import order
 from shared.bus.keys import grade_key, journal_key, verdict_key
 from shared.contracts import (
     AGENT_TRANSITION,
@@ -37,6 +38,7 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 T = TypeVar("T")
+LeftOut = Literal["backlog", "age"]
 
 # The judge needs the thread of the conversation, not all of it; in characters.
 _CONTEXT_LIMIT = 6_000
@@ -113,6 +115,11 @@ def headers_of(message: Message[ResponseGeneration]) -> dict[str, Any]:
     }
 
 
+def _came(message: Message[ResponseGeneration]) -> int:
+    """When the answer was published, in ms by the bus's clock."""
+    return order(message.entry_id)[0]
+
+
 def _stored(kind: type[T], raw: bytes | None) -> T | None:
     """What was stored of a judgement; None when there is nothing, or nothing that can be read."""
     try:
@@ -129,7 +136,7 @@ class Critic:
         self._rubrics = rubrics
         self._sessions = Sessions(context.bus)
         self.pairs = Pairs(context.bus, context.settings.retention)
-        self.left_out = 0
+        self.left_out: dict[LeftOut, int] = {"backlog": 0, "age": 0}
 
     async def grade(self, message: Message[ResponseGeneration]) -> Iterable[Outgoing]:
         """One answer: its grade, then, when its counterpart is there, the comparison."""
@@ -138,9 +145,11 @@ class Critic:
             if not one_in(settings.judge_one_in, response.query_id) or await self._deleted(response):
                 await step("SKIP")
                 return ()
-            if await self._too_many():
-                self.left_out += 1
-                log.warning("critic.left_out", response_id=response.response_id)
+            if (reason := await self._too_much(message)) is not None:
+                self.left_out[reason] += 1
+                if (meter := metrics.meter()) is not None:
+                    meter.left_ungraded(reason)
+                log.warning("critic.left_out", response_id=response.response_id, reason=reason)
                 await self.pairs.close(response.query_id)
                 await step("SKIP")
                 return ()
@@ -190,10 +199,16 @@ class Critic:
         """Whether its session was deleted: then nothing may come of the answer any more."""
         return await self._sessions.deleted(response.session_id, response.query_id)
 
-    async def _too_many(self) -> bool:
-        """Whether more answers wait than may: a judge that is slower than the answers come would fill Redis."""
-        most = self._context.settings.leave_ungraded_above
-        return most is not None and await self._bus.backlog(RESPONSE_GENERATION.stream, "critic") > most
+    async def _too_much(self, message: Message[ResponseGeneration]) -> LeftOut | None:
+        """Why an answer is left ungraded: a judge that is slower than the answers come would fill Redis, and a grade
+        that comes hours late is of no use to anybody."""
+        settings = self._context.settings
+        if settings.judge_within is not None and self._bus.now_ms() - _came(message) > settings.judge_within * 1000:
+            return "age"
+        most = settings.leave_ungraded_above
+        if most is not None and await self._bus.backlog(RESPONSE_GENERATION.stream, "critic") > most:
+            return "backlog"
+        return None
 
     # ── grading ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -74,7 +74,8 @@ async def _look(context: Context[CriticSettings], model: CourteousChatModel, cri
         model_facts=(await model.facts(context.settings.model)).shown(),
         unreadable=judge.unread,
         yielded=model.yielded,
-        left_out=critic.left_out,
+        left_out=sum(critic.left_out.values()),
+        left_out_for=dict(critic.left_out),
     )
     with contextlib.suppress(TransientError, ReplyError):
         waiting = context.facts["pairs_waiting"] = await critic.pairs.waiting()

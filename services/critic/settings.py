@@ -20,7 +20,7 @@ class CriticSettings(BackendSettings, CourtesySettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "model", "temperature", "grade_timeout", "load_timeout", "attempts", "skip_tool_answers", "judge_one_in",
         "pairwise_buffer", "rubrics", "concurrency", "yield_above", "yield_rest", "yield_seconds",
-        "leave_ungraded_above",
+        "leave_ungraded_above", "judge_within",
     }  # fmt: skip
 
     # not LOCAL2_MODEL, which names the respondents' model: a model that grades its own answers is no judge
@@ -47,6 +47,11 @@ class CriticSettings(BackendSettings, CourtesySettings):
         default=2_000,
         ge=1,
         description="The oldest answers are left ungraded while more than so many wait for the judge; null: never",
+    )
+    judge_within: float | None = Field(
+        default=3_600.0,
+        gt=0,
+        description="Answers that have waited longer than so many seconds are left ungraded; null: however long",
     )
     pairwise_buffer: int = Field(default=100, ge=1, le=10_000, description="Answers that wait for their counterpart")
     rubrics: dict[str, str] = Field(

@@ -107,12 +107,15 @@ class Meter:
                                  registry=registry)  # fmt: skip
         self._split = Counter("local2_verdicts_split", "Comparisons whose two orders named different answers",
                               registry=registry)  # fmt: skip
+        self._left = Counter("local2_left_ungraded", "Answers left ungraded because the judge is too slow, by what was "
+                             "too much: the backlog or the age", ["reason"], registry=registry)  # fmt: skip
         self._waiting = Gauge("local2_pairs_waiting", "Answers that wait for their counterpart", registry=registry)
         self._votes = Counter("local2_votes", "Votes of users, by sentiment", ["sentiment"], registry=registry)
         for counter, values in (
             (self._grades, ("1", "2", "3", "4", "5", "none")),
             (self._unread, ("grade", "comparison")),
             (self._verdicts, ("A", "B", "tie", "none")),
+            (self._left, ("backlog", "age")),
             (self._votes, ("positive", "negative")),
         ):
             for value in values:
@@ -177,6 +180,9 @@ class Meter:
         self._verdicts.labels(winner or "none").inc()
         if split:
             self._split.inc()
+
+    def left_ungraded(self, reason: Literal["backlog", "age"]) -> None:
+        self._left.labels(reason).inc()
 
     def pairs_waiting(self, number: int) -> None:
         self._waiting.set(number)

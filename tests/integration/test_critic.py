@@ -17,6 +17,7 @@ from support.services import announced, running
 from support.stack import Client
 from support.waiting import eventually
 
+from services.critic import service as critic_service
 from services.critic.critic import Critic
 from services.critic.judge import Judge
 from services.critic.pairs import Half, Pairs
@@ -39,6 +40,7 @@ from shared.contracts import (
 )
 from shared.errors import SettingsError
 from shared.participant.complaint import complaint
+from shared.participant.registry import Registry
 from shared.records.journal import EntryType, JournalWriter, read_journal
 from shared.records.sessions import Turn
 from shared.testing.model_server import Rules, ScriptedModelServer
@@ -329,6 +331,27 @@ async def test_what_a_slow_judge_cannot_keep_up_with_is_left_ungraded_the_oldest
         await on.submit(generation("1-1", "B"))
         await on.settled()
         assert await on.verdicts() == []
+
+
+async def test_what_has_waited_too_long_for_a_grade_is_left_ungraded_and_counted(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(critic_service, "LOOK_SECONDS", 0.1)
+    async with Bus(redis_url, "test/before") as bus:
+        said = RESPONSE_GENERATION.of(generation("1-1"), correlation_id="1-1")
+        xadd, stream, _, *fields = bus.publishing(said)
+        # a little more than an hour ago
+        await bus.link.call(xadd, stream, f"{bus.now_ms() - 3_700_000}-0", *fields)
+        async with court(redis_url) as on:
+            await on.submit(generation("2-1"))
+            await on.settled()
+            assert [critique.query_id for critique in await on.critiques()] == ["2-1"]
+
+            async def counted() -> bool:
+                told = [info.facts for info in await Registry(bus, 0.0).replicas(fresh=True)]
+                return any(facts.get("left_out_for") == {"backlog": 0, "age": 1} for facts in told)
+
+            await eventually(counted, 20, "it is counted")
 
 
 async def test_one_query_in_so_many_is_judged_as_a_whole(redis_url: str) -> None:
