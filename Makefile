@@ -187,5 +187,6 @@ logs: ## follow the logs of the containers
 	@docker compose logs --follow --tail 100 $(ARGS)
 
 clean: ## remove .venv and caches; the data folder .local2 stays
+	rm -rf services/console/node_modules services/console/dist
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find shared services tests -name __pycache__ -type d -prune -exec rm -rf {} +
