@@ -122,12 +122,24 @@ class Index:
     async def search(self, user_id: str, query: str, limit: int) -> Found:
         return await self._looked(user_id, Found(), lambda: self._keywords.search(user_id, query, limit))
 
-    async def shares(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
-        return await self._looked(user_id, {}, lambda: self._keywords.shares(user_id, ids, rarity))
+    async def around(
+        self,
+        user_id: str,
+        ids: Sequence[str],
+        rarity: Mapping[str, float],
+        chosen: Callable[[Mapping[str, float]], Sequence[str]],
+    ) -> Around:
+        """The turns beside engrams that a search has found, as this replica knows them.
 
-    async def around(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> Around:
-        """The turns beside engrams that a search has found, as this replica knows them."""
-        return await self._looked(user_id, Around(), lambda: self._keywords.around(user_id, ids, rarity))
+        chosen: beside which, when the shares of the words are known that `ids` have; called in a thread, so that both
+        looks into the index are one change of threads.
+        """
+
+        def work() -> Around:
+            shares = self._keywords.shares(user_id, ids, rarity)
+            return self._keywords.around(user_id, chosen(shares), rarity)
+
+        return await self._looked(user_id, Around(), work)
 
     async def windows(self, user_id: str, ids: Sequence[str], reach: int) -> list[list[str]]:
         """What was said round each of the engrams, as this replica knows it."""

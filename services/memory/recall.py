@@ -166,19 +166,22 @@ class Recall:
         similarity = {one.id: one.similarity for one in near}
         if vector is not None:
             similarity = similarities(words.hits, vector) | similarity
-        share = {hit.id: hit.score for hit in words.hits}
-        share |= await self._index.shares(user_id, [one for one in similarity if one not in share], words.rarity)
-        found = {
-            one: Candidate(
-                one,
-                similarity.get(one),
-                keyword_rank=by_word[one].rank if one in by_word else None,
-                keyword_score=share.get(one) or None,
-            )
-            for one in dict.fromkeys([*similarity, *by_word])
-        }
-        best = promising(found.values(), weights, min_score=least)[: max(_LEAST_AROUND, count * _AROUND_PER_PLACE)]
-        around = await self._index.around(user_id, [one for one, _ in best], words.rarity)
+        found: dict[str, Candidate] = {}
+
+        def beside(shares: Mapping[str, float]) -> list[str]:
+            """The best of what was found, now that the words of all of it are known."""
+            share = {**{hit.id: hit.score for hit in words.hits}, **shares}
+            for one in dict.fromkeys([*similarity, *by_word]):
+                rank = by_word[one].rank if one in by_word else None
+                found[one] = Candidate(one, similarity.get(one), rank, share.get(one) or None)
+            most = max(_LEAST_AROUND, count * _AROUND_PER_PLACE)
+            return [one for one, _ in promising(found.values(), weights, min_score=least)[:most]]
+
+        unknown = [one for one in similarity if one not in by_word]
+        around = await self._index.around(user_id, unknown, words.rarity, beside)
+        if not found:
+            # the index has to be made anew: what the vectors have found is there all the same
+            beside({})
         if vector is not None:
             similarity |= similarities(around.others, vector)
         for one in around.others:

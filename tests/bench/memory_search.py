@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -122,11 +122,12 @@ class Words:
     async def search(self, user_id: str, query: str, limit: int) -> Found:
         return await asyncio.to_thread(self._keywords.search, user_id, query, limit)
 
-    async def shares(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
-        return await asyncio.to_thread(self._keywords.shares, user_id, ids, rarity)
-
-    async def around(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> Around:
-        return await asyncio.to_thread(self._keywords.around, user_id, ids, rarity)
+    async def around(
+        self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float], chosen: Callable[..., Sequence[str]]
+    ) -> Around:
+        return await asyncio.to_thread(
+            lambda: self._keywords.around(user_id, chosen(self._keywords.shares(user_id, ids, rarity)), rarity)
+        )
 
     async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
         return await asyncio.to_thread(lambda: engrams_of(self._keywords.data(user_id, ids), user_id))

@@ -14,7 +14,7 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,11 +82,10 @@ class Words:
     async def search(self, user_id: str, query: str, limit: int) -> Found:
         return self.keywords.search(user_id, query, limit)
 
-    async def shares(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
-        return self.keywords.shares(user_id, ids, rarity)
-
-    async def around(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> Around:
-        return self.keywords.around(user_id, ids, rarity)
+    async def around(
+        self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float], chosen: Callable[..., Sequence[str]]
+    ) -> Around:
+        return self.keywords.around(user_id, chosen(self.keywords.shares(user_id, ids, rarity)), rarity)
 
     async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
         return engrams_of(self.keywords.data(user_id, ids), user_id)

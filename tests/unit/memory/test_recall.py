@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,11 +56,10 @@ class Memory:
     async def search(self, user_id: str, query: str, limit: int) -> Found:
         return self.keywords.search(user_id, query, limit)
 
-    async def shares(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
-        return self.keywords.shares(user_id, ids, rarity)
-
-    async def around(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> Around:
-        return self.keywords.around(user_id, ids, rarity)
+    async def around(
+        self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float], chosen: Callable[..., Sequence[str]]
+    ) -> Around:
+        return self.keywords.around(user_id, chosen(self.keywords.shares(user_id, ids, rarity)), rarity)
 
     async def windows(self, user_id: str, ids: Sequence[str], reach: int) -> list[list[str]]:
         return self.keywords.windows(user_id, ids, reach)
@@ -208,3 +207,20 @@ async def test_the_log_has_what_was_said_before_and_after(memory: Memory) -> Non
     assert set(talk[:5]) <= {engram.id for engram in recalled.log[0]}
     assert (await searched(memory, Wanted(("harbour",)))).log is None
     assert (await searched(memory, Wanted(("zeppelin",), log=True))).log == []
+
+
+async def test_while_the_index_is_made_anew_the_vectors_alone_are_searched(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, _ = memory.say("Which boat did you buy?", "The blue one.")
+    memory.near = {asked: 0.7}
+
+    async def no_words(*_args: object) -> Found:
+        return Found()
+
+    async def nothing_around(*_args: object) -> Around:
+        return Around()
+
+    monkeypatch.setattr(memory, "search", no_words)
+    monkeypatch.setattr(memory, "around", nothing_around)
+    assert await found(memory, "boat") == [asked]
