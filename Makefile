@@ -18,7 +18,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast test-clients test-webui test-api-clients lint format types imports docs-keys docs-asyncapi docs-settings console console-types test-console test-browser pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-experiments eval-talks mutants soak chaos judging-chaos compose-test lock env up upgrade backup restore down logs clean
+.PHONY: help setup run test test-fast test-clients test-webui test-api-clients test-train lint format types imports docs-keys docs-asyncapi docs-settings console console-types test-console test-browser pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-experiments eval-talks mutants soak chaos judging-chaos compose-test lock env up upgrade backup restore down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -119,6 +119,9 @@ bench-shadow: $(DEV_STAMP) ## what the shadow and the judge cost those who wait 
 
 eval-memory: $(DEV_STAMP) ## how well memories are found: recall and rank on questions with known evidence
 	@$(PY) tests/eval/memory/run.py $(ARGS)
+
+test-train: $(DEV_STAMP) ## from an export to a trained adapter, with a tiny model, in an environment of its own (docs/training.md)
+	@$(PY) tests/train/run.py
 
 mutants: $(DEV_STAMP) ## would the tests notice? 500 small changes of the code, each tried; ARGS="--seed 7 --count 100 bus"
 	@$(PY) tests/mutants/run.py $(ARGS)

@@ -1,0 +1,143 @@
+"""Goes the way from an export to a trained adapter, with a model of two layers and random weights.
+
+`make test-train`: the environment of deploy/train/requirements.txt is made under `.clients/train` at the first run
+(about 1.5 GB with a CPU build of torch: set PIP_EXTRA_INDEX_URL to an index that has one, else the build for GPUs
+comes). The rows are written by the code of `local2 export`. What counts is held out from the training: the preferred
+answers have to become likelier, and more so than the others. The status is 1 when something does not hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(ROOT)]
+
+from services.reward.export import Filters, dpo_rows, kto_rows  # noqa: E402
+
+PLACE = ROOT / ".clients" / "train"
+TRAIN = ROOT / "deploy" / "train"
+FILTERS = Filters(consent=True, test_share=0.25)
+THINGS = ("lamp", "river", "engine", "garden", "clock", "bridge", "piano", "kettle", "ladder", "window")
+PLACES = ("kitchen", "harbour", "station", "library", "workshop", "valley", "market", "tower")
+
+
+def prepare() -> Path:
+    """The Python of the trainer's environment."""
+    python = PLACE / "bin" / "python"
+    stamp = PLACE / ".ready"
+    wanted = (TRAIN / "requirements.txt").read_text()
+    if not stamp.exists() or stamp.read_text() != wanted:
+        print("Making the environment of the trainer under .clients/train (minutes at the first time)", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(PLACE)], check=True)
+        command = [str(python), "-m", "pip", "install", "--quiet", "--requirement", str(TRAIN / "requirements.txt")]
+        if "LOCAL2_TORCH" in os.environ:
+            command.append(f"torch=={os.environ['LOCAL2_TORCH']}")
+        subprocess.run(command, check=True)
+        stamp.write_text(wanted)
+    return python
+
+
+def answers(seed: int, count: int = 96) -> Iterator[dict[str, Any]]:
+    """Pairs as the store of preferences gives them: the better answer is short and names its source."""
+    chance = random.Random(seed)
+    for number in range(count):
+        thing, place = chance.choice(THINGS), chance.choice(PLACES)
+        asked = [
+            {"role": "system", "content": "You answer in one sentence."},
+            {"role": "user", "content": f"Where is the {thing} number {number}?"},
+        ]
+        good = f"The {thing} is in the {place}. Source: list of the {place}."
+        bad = f"Well, who knows, perhaps somewhere, the {thing} could be anywhere, maybe the {place}, maybe not."
+        consents = "ann" if number % 8 else "bob"
+        whole = {
+            "query_id": f"{number}-0", "session_id": f"s{number // 2}", "user_id": consents, "intent": "question",
+            "time": number, "config": "{}", "messages": json.dumps(asked), "tools": 0,
+        }  # fmt: skip
+        a_wins = chance.random() < 0.5
+        yield {
+            "winner": "A" if a_wins else "B", "score_a": 5 if a_wins else 2, "score_b": 2 if a_wins else 5,
+            "vote_a": None, "vote_b": None,
+            "a": {**whole, "response_id": f"{number}-0:A", "answer": good if a_wins else bad},
+            "b": {**whole, "response_id": f"{number}-0:B", "answer": bad if a_wins else good},
+        }  # fmt: skip
+
+
+def rows(method: str) -> list[dict[str, Any]]:
+    consents = {"ann": True, "bob": False}
+    pairs = list(answers(seed=7))
+    if method == "dpo":
+        return list(dpo_rows(pairs, consents, FILTERS))
+    graded = [
+        {**pair[side], "score": pair[f"score_{side}"], "vote": None} for pair in pairs for side in ("a", "b")
+    ]  # fmt: skip
+    return list(kto_rows(graded, consents, FILTERS))
+
+
+def trained(python: Path, folder: Path, method: str) -> list[str]:
+    """What does not hold after a training by one method."""
+    data, model, out = folder / f"{method}.jsonl", folder / f"{method}-model", folder / method
+    written = rows(method)
+    assert not any(row["provenance"]["query_id"] == "0-0" for row in written), "a row without consent"
+    data.write_text("".join(json.dumps(row) + "\n" for row in written))
+    subprocess.run([python, HERE / "tiny.py", data, model], check=True)
+    command = [python, TRAIN / "train.py", method, data, "--model", model, "--out", out]
+    settings = ["--epochs", "6", "--batch", "8", "--accumulate", "1", "--learning-rate", "1e-2", "--max-length", "256"]
+    subprocess.run([*command, *settings], check=True)
+    report = json.loads((out / "report.json").read_text())
+    before, after = report["log_probability"]["before"], report["log_probability"]["after"]
+    print(f"{method}: {report['rows']}  before {before}  after {after}")
+    wrong = []
+    if not after["good"] > before["good"]:
+        wrong.append(f"{method}: held-out preferred answers became less likely")
+    if not after["good"] - after["bad"] > before["good"] - before["bad"]:
+        wrong.append(f"{method}: they are no further from the others")
+    if not (out / "adapter" / "adapter_model.safetensors").is_file():
+        wrong.append(f"{method}: there is no adapter")
+    return wrong
+
+
+def refused(python: Path, folder: Path) -> list[str]:
+    """What is not said of rows that cannot be trained on."""
+    none = folder / "none.jsonl"
+    none.write_text("")
+    all_train = folder / "all-train.jsonl"
+    all_train.write_text("".join(json.dumps({**row, "split": "train"}) + "\n" for row in rows("dpo")))
+    wrong = []
+    for data, method, sentence in (
+        (none, "dpo", "has no rows"),
+        (folder / "dpo.jsonl", "kto", "is it an export of kto?"),
+        (all_train, "dpo", "--test-share"),
+    ):
+        command = [python, TRAIN / "train.py", method, data, "--model", folder / "dpo-model", "--out", folder / "no"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 1 or sentence not in done.stderr or "Traceback" in done.stderr:
+            wrong.append(f"{data.name} for {method}: status {done.returncode}, {done.stderr[-300:]}")
+    return wrong
+
+
+def main() -> int:
+    python = prepare()
+    os.environ.update(
+        HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive"
+    )
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        wrong = [*trained(python, folder, "dpo"), *trained(python, folder, "kto"), *refused(python, folder)]
+    for one in wrong:
+        print(f"FAILED {one}")
+    print("test-train: " + (f"{len(wrong)} failed" if wrong else "all held"))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
