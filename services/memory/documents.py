@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import imagesize
 
+from services.memory.blobs import BlobsAway
 from services.memory.chunks import chunked, whole
 from services.memory.document_reader import DocumentReader
 from services.memory.embedding import Embedder
@@ -200,8 +202,11 @@ class Documents:
             return
         self._fault("reading")
         try:
-            data = await asyncio.to_thread(self.library.path(user_id, file).read_bytes)
+            data = await asyncio.to_thread(self._bytes, user_id, file)
             found = await self._reader.read(data, KINDS[file.type], file.name)
+        except BlobsAway as exc:
+            # it is tried again for as long as it takes
+            raise TransientError(str(exc)) from exc
         except FileNotFoundError:
             await asyncio.to_thread(self.library.fail, user_id, id, "the file is not there any more: add it again")
         except FileRefused as exc:
@@ -215,6 +220,10 @@ class Documents:
             self._due.add(user_id)
             self._wake.set()
             log.info("document.read", chunks=len(chunks))
+
+    def _bytes(self, user_id: str, file: File) -> bytes:
+        content = self.library.content(user_id, file)
+        return content if isinstance(content, bytes) else content.read_bytes()
 
     async def give_up(self, message: Message[MemoryRead], reason: str) -> Iterable[Outgoing]:
         wish = message.payload
@@ -330,9 +339,14 @@ class Documents:
         file = await (self.settled(user_id, id, wait) if text else asyncio.to_thread(self.library.file, user_id, id))
         if file is None:
             return None
-        content: Any = self.library.path(user_id, file)
+        content: Path | bytes
         if text:
             content = whole(await asyncio.to_thread(self.library.text, user_id, file)).encode()
+        else:
+            try:
+                content = await asyncio.to_thread(self.library.content, user_id, file)
+            except FileNotFoundError:
+                return None
         return file, self._transfer.grant(Get(content))
 
 

@@ -1,4 +1,4 @@
-"""A user's files and documents: one folder per user, with the files by their content's hash and a small database.
+"""A user's files and documents: one folder per user with a small database, and the files by their content's hash.
 
 The database has what is known of each file, the chunks of its text, their vectors and the index of their words, so that
 a file comes, changes its state and goes in one transaction each. A user's folder sees nothing of the others; forgetting
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import os
 import shutil
 import sqlite3
 import time
@@ -24,6 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from services.memory.blobs import Blobs, BlobsAway, FolderBlobs
 from services.memory.chunks import Chunk
 from services.memory.text import query_tokens, tokens
 from services.memory.vectors import Space, Vector
@@ -127,10 +127,11 @@ class LibraryFull(Exception):
 
 
 class Library:
-    """`root`: the folder of all users."""
+    """`root`: the folder of all users. `blobs`: where the files themselves are; None: there, too."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, blobs: Blobs | None = None) -> None:
         self._root = root
+        self._blobs = blobs or FolderBlobs(root)
         self.incoming = root / "incoming"
         for folder in (root, self.incoming):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -155,22 +156,21 @@ class Library:
         added: int | None = None,
     ) -> tuple[File, bool]:
         """Takes over a complete file; what the user has of it then, and whether it is new. `read`: whether there is
-        text in it to be read. One that is there already keeps its name. Raises LibraryFull."""
-        size = path.stat().st_size
+        text in it to be read. One that is there already keeps its name. Raises LibraryFull, BlobsAway."""
+        size, owner = path.stat().st_size, self._owner(user_id)
+        # also when it is known: what was there may have been lost. Before the transaction, because a bucket takes its
+        # time; what is refused then is removed, and what a crash leaves `tidy` finds
+        self._blobs.keep(path, owner, digest)
         with self._writing(user_id, make=True) as db:
             known = self._by(db, "hash", digest)
             if known is None:
-                count, total = db.execute("SELECT count(*), coalesce(sum(size), 0) FROM file").fetchone()
-                if count >= most.files:
-                    raise LibraryFull(f"you keep {count} files, which is as many as one user may: remove one first")
-                if total + size > most.bytes:
-                    raise LibraryFull(
-                        f"your files have {total} bytes, and one user may keep {most.bytes}: remove some first"
-                    )
+                if (full := _full(db, size, most)) is not None:
+                    self._blobs.drop(owner, digest)
+                    raise LibraryFull(full)
             elif known.expires is not None and (expires is None or expires > known.expires):
                 db.execute("UPDATE file SET expires = ? WHERE n = ?", (expires, known.n))
-            # also when it is known: what was there may have been lost
-            os.replace(path, self._blob(user_id, digest))
+            if not self._blobs.there(owner, digest):
+                raise BlobsAway("the same file was removed while it came: add it again")
             if known is None:
                 state: State = "reading" if read else "ready"
                 came = _now() if added is None else added
@@ -199,24 +199,25 @@ class Library:
         with self._reading(user_id) as db:
             return int(db.execute("SELECT count(*) FROM file").fetchone()[0]) if db else 0
 
-    def path(self, user_id: str, file: File) -> Path:
-        """Where its bytes are."""
-        return self._blob(user_id, file.hash)
+    def content(self, user_id: str, file: File) -> Path | bytes:
+        """Where its bytes are, or themselves. Raises FileNotFoundError, BlobsAway."""
+        return self._blobs.content(self._owner(user_id), file.hash)
 
     def remove(self, user_id: str, id: str) -> bool:
-        """Bytes, text, vectors and words; False when there is no such file."""
+        """Bytes, text, vectors and words; False when there is none. Raises BlobsAway; then it is still there."""
         with self._writing(user_id) as db:
             found = self._by(db, "id", id) if db else None
             if found is None:
                 return False
             self._drop_chunks(db, found.n)
             db.execute("DELETE FROM file WHERE n = ?", (found.n,))
-            self._blob(user_id, found.hash).unlink(missing_ok=True)
+            self._blobs.drop(self._owner(user_id), found.hash)
             return True
 
     def remove_user(self, user_id: str) -> int:
-        """Everything of a user; how many files that were."""
+        """Everything of a user; how many files that were. Raises BlobsAway; then it is still there."""
         count = self.count(user_id)
+        self._blobs.drop_all(self._owner(user_id))
         shutil.rmtree(self._folder(user_id), ignore_errors=True)
         return count
 
@@ -245,9 +246,10 @@ class Library:
                 known = {row[0] for row in db.execute("SELECT hash FROM file")} if db else set()
             for (id,) in over:
                 self.remove(user_id, id)
-            for path in (self._folder(user_id) / "files").iterdir():
-                if path.name not in known:
-                    _remove_old(path, now)
+            owner = self._owner(user_id)
+            for digest, came in list(self._blobs.left(owner)):
+                if digest not in known and now - came > _ORPHANED:
+                    self._blobs.drop(owner, digest)
 
     # ── their text ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -318,11 +320,11 @@ class Library:
 
     # ── how ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _folder(self, user_id: str) -> Path:
-        return self._root / hashlib.sha256(user_id.encode()).hexdigest()[:32]
+    def _owner(self, user_id: str) -> str:
+        return hashlib.sha256(user_id.encode()).hexdigest()[:32]
 
-    def _blob(self, user_id: str, digest: str) -> Path:
-        return self._folder(user_id) / "files" / digest
+    def _folder(self, user_id: str) -> Path:
+        return self._root / self._owner(user_id)
 
     def _open(self, database: Path) -> sqlite3.Connection:
         db = sqlite3.connect(database, timeout=_PATIENCE, isolation_level=None)
@@ -351,7 +353,7 @@ class Library:
         if not make and not (folder / "library.db").exists():
             yield None
             return
-        (folder / "files").mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with closing(self._open(folder / "library.db")) as db:
             if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
                 db.execute("BEGIN IMMEDIATE")
@@ -382,6 +384,16 @@ class Library:
 def file_id(user_id: str, digest: str) -> str:
     """The same file of the same user has the same id, whenever it comes."""
     return f"file-{hashlib.sha256(f'{user_id}{chr(0)}{digest}'.encode()).hexdigest()[:32]}"
+
+
+def _full(db: sqlite3.Connection, size: int, most: Limits) -> str | None:
+    """Why a further file of that size cannot be taken."""
+    count, total = db.execute("SELECT count(*), coalesce(sum(size), 0) FROM file").fetchone()
+    if count >= most.files:
+        return f"you keep {count} files, which is as many as one user may: remove one first"
+    if total + size > most.bytes:
+        return f"your files have {total} bytes, and one user may keep {most.bytes}: remove some first"
+    return None
 
 
 def _now() -> int:

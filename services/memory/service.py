@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from services.memory.blobs import Blobs
 from services.memory.classify import Classifier
 from services.memory.document_reader import PROCESSES, DocumentReader
 from services.memory.document_tools import DocumentTools
@@ -147,11 +148,23 @@ async def _take_topics(keeper: Keeper, embedder: Embedder) -> None:
 def _library(settings: MemorySettings) -> Library:
     """Raises SettingsError."""
     try:
-        return Library(settings.library)
+        return Library(settings.library, _bucket(settings))
     except OSError as exc:
         raise SettingsError(
             f"memory cannot use the folder {settings.library} for files ({exc.strerror or exc}); set LOCAL2_DATA_DIR"
         ) from exc
+
+
+def _bucket(settings: MemorySettings) -> Blobs | None:
+    if settings.files_bucket is None:
+        return None
+    # what it weighs is loaded where it is used
+    from services.memory.bucket import BucketBlobs
+
+    key_id, secret = (
+        one.get_secret_value() if one is not None else None for one in (settings.files_key_id, settings.files_secret)
+    )
+    return BucketBlobs(settings.files_bucket, settings.files_endpoint, settings.files_region, key_id, secret)
 
 
 def _stand_in(settings: MemorySettings) -> BuiltInEmbeddings | None:

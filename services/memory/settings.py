@@ -104,6 +104,19 @@ class MemorySettings(BackendSettings, CourtesySettings):
         pattern=r"^[^\s/]+$",
         description="host:port by which others find it; unset: files_host, or this host's address on the way to Redis",
     )
+    files_bucket: str | None = Field(
+        default=None,
+        pattern=r"^s3://[^\s/]+(/\S*)?$",
+        description="s3://bucket/prefix that keeps the bytes of files, instead of the data folder (docs/files.md)",
+    )
+    files_endpoint: str | None = Field(
+        default=None, pattern=r"^https?://[^\s/]+", description="Address of its server, where it is not Amazon's"
+    )
+    files_region: str | None = Field(
+        default=None, min_length=1, max_length=100, description="Its region, if it has one"
+    )
+    files_key_id: SecretStr | None = Field(default=None, description="Key for it; unset: as Amazon's tools find theirs")
+    files_secret: SecretStr | None = Field(default=None, description="Secret of that key")
     question_chars: int = Field(default=300, ge=40, le=10_000, description="Of a recalled question")
     answer_chars: int = Field(default=800, ge=40, le=10_000, description="Of a recalled answer")
     log_chars: int = Field(

@@ -24,6 +24,7 @@ import uvicorn
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from services.memory.blobs import BlobsAway
 from services.memory.formats import FileRefused
 from shared.errors import SettingsError
 from shared.participant.background import beside
@@ -156,6 +157,8 @@ async def _put(what: Put, scope: Any, receive: Any) -> tuple[int, dict[str, Any]
                 pass
         status = {"too_large": 413, "quota_exceeded": 413, "unsupported_type": 415, "wrong_type": 415}
         return status.get(exc.code, 422), _error(exc.code, str(exc))
+    except BlobsAway as exc:
+        return 503, _error("memory_unavailable", str(exc))
     except ConnectionError:
         return 400, _error("bad_request", "the connection closed before the file was complete")
     finally:

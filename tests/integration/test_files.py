@@ -611,7 +611,11 @@ async def test_a_memory_that_is_killed_while_it_takes_a_file_in_loses_nothing(tm
 
                 await eventually(found, 20, "its chunks have vectors")
                 assert len(await found()) == len({hit["text"] for hit in await found()})
-                assert await client.bus.backlog(MEMORY_READ.stream, "memory") == 0
+
+                async def nothing_left() -> bool:
+                    return await client.bus.backlog(MEMORY_READ.stream, "memory") == 0
+
+                await eventually(nothing_left, 60, "no entry is waiting any more")
 
 
 async def test_an_address_of_the_memory_works_once(site: Site, server_url: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -52,7 +53,7 @@ RULES: list[dict[str, Any]] = [
     {"when": {"user": "Generate a concise title"}, "respond": {"text": '{"title": "A greeting"}'}},
     {"when": {"user": "broad tags"}, "respond": {"text": '{"tags": ["General"]}'}},
     {"when": {"user": "Predict 3-5"}, "respond": {"text": '{"follow_ups": ["And now?"]}'}},
-    {"when": {"user": "search queries"}, "respond": {"text": '{"queries": ["colour"]}'}},
+    {"when": {"user": "search queries"}, "respond": {"text": '{"queries": ["code of the cellar door"]}'}},
     {
         "when": {"offered": "get_current_timestamp", "user": "What time", "tool_results": 0},
         "respond": {"tool_calls": [{"name": "get_current_timestamp", "args": {}}]},
@@ -300,18 +301,46 @@ class Tried:
         assert "probe" in str(shown.get("statusHistory")), shown.get("statusHistory")
         assert [query for query, _ in await self.turns(chat)] == ["please ping"]
 
-    async def a_file(self) -> None:
-        text = b"The secret colour of the house is teal. " * 20
-        uploaded = await self.ann.http.post("/api/v1/files/", files={"file": ("notes.txt", text, "text/plain")})
+    async def _uploaded(self, name: str, text: bytes) -> dict[str, Any]:
+        """A file of Ann's that has been read, as a message has it."""
+        uploaded = await self.ann.http.post("/api/v1/files/", files={"file": (name, text, "text/plain")})
         file = uploaded.json()
 
         async def read() -> bool:
             status = (await self.ann.http.get(f"/api/v1/files/{file['id']}")).json()
+            assert (status.get("data") or {}).get("status") != "failed", status["data"]
             return bool((status.get("data") or {}).get("status") == "completed")
 
         await until(read, "the file has been read")
+        return {"type": "file", "file": file, "id": file["id"], "url": file["id"], "name": name}
+
+    async def _embedded(self) -> float:
+        """How many requests for embeddings the gateway has answered."""
+        told = (await self.place.site.http.get("/metrics")).text
+        pattern = r'^local2_http_requests_total\{.*route="/v1/embeddings",status="200"\} (\S+)$'
+        return sum(float(count) for count in re.findall(pattern, told, re.MULTILINE))
+
+    async def its_own_retrieval(self) -> None:
+        changed = {"BYPASS_EMBEDDING_AND_RETRIEVAL": False, "TOP_K": 2}
+        await self.ann.post("/api/v1/retrieval/config/update", changed)
+        filler = "\n\n".join(f"Chapter {n}. {f'Nothing happens on page {n}. ' * 40}" for n in range(40))
+        passage = "The code of the cellar door is 4711."
+        before = await self._embedded()
+        given = await self._uploaded("book.txt", f"{filler}\n\n{passage}\n\n{filler}".encode())
+        assert await self._embedded() > before, "the passages were not embedded here"
         chat = Chat(self.ann)
-        given = {"type": "file", "file": file, "id": file["id"], "url": file["id"], "name": "notes.txt"}
+        question = "What is the code of the cellar door?"
+        await chat.say(question, files=[given])
+        sent = str(self.place.sent[-1]["messages"][-1]["content"])
+        assert passage in sent, sent[:500]
+        assert len(sent) < 10_000, "the whole file came, and not its passages"
+        assert [query for query, _ in await self.turns(chat)] == [question]
+        await self.remembers(self.ann, question)
+        assert not any("4711" in query or "Chapter" in query for query in await self.remembered(self.ann))
+
+    async def a_file(self) -> None:
+        given = await self._uploaded("notes.txt", b"The secret colour of the house is teal. " * 20)
+        chat = Chat(self.ann)
         assert await chat.say("What colour is the house?", files=[given]) == "It is teal."
         assert "secret colour" in str(self.place.sent[-1]["messages"][-1]["content"])
         assert await self.turns(chat) == [("What colour is the house?", "It is teal.")]
@@ -331,6 +360,9 @@ THINGS: dict[str, Callable[[Tried], Awaitable[None]]] = {
     "an edited question: gone from the session and from memory": Tried.an_edited_question,
     "Continue": Tried.go_on,
     "a file: the model reads it, the question is remembered": Tried.a_file,
+    "its own retrieval over our embeddings: the passage comes with the question, which is what is remembered": (
+        Tried.its_own_retrieval
+    ),
     "the two headers above: a title by a template of its own, status lines": Tried.headers,
 }
 
@@ -354,7 +386,10 @@ def started(command: Path, folder: Path, port: int, gateway: str, key: str) -> s
         "OPENAI_API_BASE_URL": f"{gateway}/v1", "OPENAI_API_KEY": key, "ENABLE_FORWARD_USER_INFO_HEADERS": "true",
         "ENABLE_OLLAMA_API": "false",
         # for a machine without the internet, and without torch
-        "OFFLINE_MODE": "true", "HF_HUB_OFFLINE": "1", "RAG_EMBEDDING_ENGINE": "openai",
+        "OFFLINE_MODE": "true", "HF_HUB_OFFLINE": "1",
+        # its own retrieval asks here for vectors, once that is switched on
+        "RAG_EMBEDDING_ENGINE": "openai", "RAG_OPENAI_API_BASE_URL": f"{gateway}/v1", "RAG_OPENAI_API_KEY": key,
+        "RAG_EMBEDDING_MODEL": "local2",
         "BYPASS_EMBEDDING_AND_RETRIEVAL": "true", "BYPASS_MODEL_ACCESS_CONTROL": "true",
         "DATA_DIR": str(folder), "WEBUI_SECRET_KEY": "only-for-this-test", "ANONYMIZED_TELEMETRY": "false",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Who waits is served in turn: one user's hundred files do not delay another one's."""
+"""Who waits is served in turn: one user's hundred files do not delay another one's. And files whose place is away."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 
+from services.memory.blobs import BlobsAway
 from services.memory.chunks import Block, Chunk
 from services.memory.document_text import DocumentText
 from services.memory.documents import Documents, TooManyUploads
@@ -62,9 +64,12 @@ class House:
         self.library = Library(folder)
         self.reader, self.embedder, self.transfer = Reader(), Embedder(), Transfer()
         settings = SimpleNamespace(
-            documents=SimpleNamespace(chunk=800, max_uploads=2, max_file_bytes=100), embed_batch=2
+            documents=SimpleNamespace(chunk=800, max_uploads=2, max_file_bytes=100, max_files=9, max_total_bytes=999),
+            embed_batch=2,
         )
-        context: Any = SimpleNamespace(settings=settings, bus=SimpleNamespace(publish=self._publish), replica="r")
+        context: Any = SimpleNamespace(
+            settings=settings, bus=SimpleNamespace(publish=self._publish, now_ms=lambda: 1), replica="r"
+        )
         parts: Any = (context, self.library, self.reader, self.transfer, self.embedder, lambda _step: None)
         self.documents = Documents(*parts)
         self.wishes: list[MemoryRead] = []
@@ -171,3 +176,61 @@ async def test_an_address_that_nobody_uses_counts_as_a_file_on_its_way_for_a_whi
     with pytest.raises(TooManyUploads, match="2 files of yours are on their way"):
         house.documents.upload("ann", "a", "")
     house.documents.upload("bob", "a", "")
+
+
+# ── the place of the files is away ───────────────────────────────────────────────────────────────────────────────
+
+
+AWAY = "the bucket of files does not answer as it should: 503"
+
+
+def away(*_: Any) -> Any:
+    raise BlobsAway(AWAY)
+
+
+async def test_a_file_is_read_when_the_place_of_files_is_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    wish = await house.add("ann", "ann 0")
+    house.reader.let.release()
+    with monkeypatch.context() as broken:
+        broken.setattr(house.library, "content", away)
+        # which is tried again for as long as it takes
+        with pytest.raises(TransientError, match="does not answer"):
+            await house.documents.read(wish)
+    file = house.library.file("ann", wish.payload.file_id)
+    assert file is not None
+    assert file.state == "reading"
+    await house.documents.read(wish)
+    assert house.reader.read_files == ["ann 0"]
+
+
+async def test_a_file_that_cannot_be_put_away_is_refused_with_a_sentence(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(house.library._blobs, "keep", away)
+    address = house.documents.upload("ann", "a.txt", "text/plain")
+    body = [{"type": "http.request", "body": b"some text", "more_body": False}]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return body.pop()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await house.transfer({"type": "http", "method": "POST", "path": address, "headers": []}, receive, send)
+    assert sent[0]["status"] == 503
+    error = orjson.loads(sent[1]["body"])["error"]
+    assert error == {"code": "memory_unavailable", "message": AWAY}
+    # nothing is left of it, and its place is free
+    assert house.library.files("ann", 5) == []
+    assert list(house.library.incoming.iterdir()) == []
+    assert house.transfer.uploads("ann") == 0
+
+
+async def test_a_file_whose_bytes_are_gone_is_not_there(house: House) -> None:
+    wish = await house.add("ann", "ann 0")
+    file = house.library.file("ann", wish.payload.file_id)
+    assert file is not None
+    assert await house.documents.open("ann", file.id, text=False, wait=0) is not None
+    house.library._blobs.drop(house.library._owner("ann"), file.hash)
+    assert await house.documents.open("ann", file.id, text=False, wait=0) is None

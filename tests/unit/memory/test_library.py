@@ -6,10 +6,15 @@ import hashlib
 import os
 import sqlite3
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.s3_server import KEY_ID, SECRET, S3Server, s3_server
 
+from services.memory.blobs import BlobsAway
+from services.memory.bucket import BucketBlobs
 from services.memory.chunks import Chunk
 from services.memory.documents import ranked
 from services.memory.library import File, Library, LibraryFull, Limits, Passage
@@ -19,9 +24,33 @@ LIMITS = Limits(files=3, bytes=1_000)
 SPACE = Space("m", 2)
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> Library:
-    return Library(tmp_path / "documents")
+@pytest.fixture(scope="module")
+def store() -> Iterator[S3Server]:
+    with s3_server() as one:
+        yield one
+
+
+def bucket(store: S3Server, secret: str = SECRET) -> BucketBlobs:
+    return BucketBlobs("s3://files/some/where", store.url, "eu-1", KEY_ID, secret)
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def library(request: pytest.FixtureRequest, tmp_path: Path) -> Library:
+    """One with its files in the folder, and one with them in a bucket."""
+    if request.param == "folder":
+        return Library(tmp_path / "documents")
+    store: S3Server = request.getfixturevalue("store")
+    store.objects.clear()
+    return Library(tmp_path / "documents", bucket(store))
+
+
+def content(library: Library, user: str, file: File) -> bytes | None:
+    """None: it is gone."""
+    try:
+        found = library.content(user, file)
+    except FileNotFoundError:
+        return None
+    return found if isinstance(found, bytes) else found.read_bytes()
 
 
 def add(
@@ -59,7 +88,7 @@ def test_the_same_content_is_one_file_of_a_user_and_another_ones_too(library: Li
     assert fresh
     assert other.id != file.id
     assert library.file("bob", file.id) is None
-    assert library.path("ann", file).read_text() == "one"
+    assert content(library, "ann", file) == b"one"
 
 
 def test_a_user_keeps_no_more_files_and_bytes_than_allowed(library: Library) -> None:
@@ -138,7 +167,8 @@ def test_a_removed_file_leaves_nothing_on_the_disk(library: Library, tmp_path: P
     assert library.search("ann", "xylophone", None, 5) == []
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or secret.encode() not in path.read_bytes(), path
-    assert library.path("ann", kept).exists()
+    assert content(library, "ann", file) is None
+    assert content(library, "ann", kept) == b"kept text"
 
 
 def test_everything_of_a_user_goes_at_once(library: Library, tmp_path: Path) -> None:
@@ -164,9 +194,10 @@ def test_a_failed_file_is_read_again_when_it_is_added_again(library: Library) ->
 
 def test_bytes_that_were_lost_come_back_with_the_same_file(library: Library) -> None:
     file, _ = add(library, "one")
-    library.path("ann", file).unlink()
+    library._blobs.drop(library._owner("ann"), file.hash)
+    assert content(library, "ann", file) is None
     add(library, "one")
-    assert library.path("ann", file).read_text() == "one"
+    assert content(library, "ann", file) == b"one"
 
 
 def test_what_is_over_and_what_a_crash_left_goes_and_nothing_else(library: Library, tmp_path: Path) -> None:
@@ -174,16 +205,17 @@ def test_what_is_over_and_what_a_crash_left_goes_and_nothing_else(library: Libra
     kept, _ = add(library, "kept")
     over, _ = add(library, "over", expires=int(now * 1000) - 1)
     later, _ = add(library, "later", expires=int(now * 1000) + 1)
-    half, orphan = library.fresh(), library.path("ann", kept).with_name("0" * 64)
-    for path in (half, orphan):
+    half, orphan = library.fresh(), replace(kept, hash="0" * 64)
+    for path in (half, moved := library.fresh()):
         path.write_text("left behind")
+    library._blobs.keep(moved, library._owner("ann"), orphan.hash)
     fresh = library.fresh()
     fresh.write_text("just coming")
     os.utime(fresh, (now, now))
     library.tidy(now)
     assert {file.id for file in library.files("ann", 9)} == {kept.id, later.id}
-    assert [half.exists(), orphan.exists(), fresh.exists()] == [False, False, True]
-    assert not library.path("ann", over).exists()
+    assert [half.exists(), fresh.exists()] == [False, True]
+    assert [content(library, "ann", one) for one in (kept, later, orphan, over)] == [b"kept", b"later", None, None]
 
 
 def test_a_file_that_is_added_for_good_does_not_expire_any_more(library: Library) -> None:
@@ -230,3 +262,68 @@ def test_passages_that_have_nothing_to_do_with_the_query_are_left_out(library: L
     found = ranked([passage(1, 0.1, 0.1), passage(2, 0.8, 0.0), passage(3, None, 0.9), passage(4, 0.8, 0.9)], 0.3)
     assert [one.passage.n for one in found] == [4, 3, 2]
     assert all(0 < one.relevance <= 1 for one in found)
+
+
+# ── a bucket ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_bucket_has_the_bytes_under_user_and_content_and_the_folder_has_none(store: S3Server, tmp_path: Path) -> None:
+    store.objects.clear()
+    library = Library(tmp_path, bucket(store))
+    secret = b"xylophone-secret"
+    file, _ = add(library, secret.decode())
+    assert {name: data for name, (data, _) in store.objects.items()} == {
+        f"some/where/{hashlib.sha256(b'ann').hexdigest()[:32]}/{file.hash}": secret
+    }
+    assert not any(secret in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    add(library, "bob's", "bob")
+    assert library.remove_user("ann") == 1
+    assert [data for data, _ in store.objects.values()] == [b"bob's"]
+
+
+def test_what_one_user_may_not_keep_is_not_left_in_it(store: S3Server, tmp_path: Path) -> None:
+    store.objects.clear()
+    library = Library(tmp_path, bucket(store))
+    for text in ("one", "two", "three"):
+        add(library, text)
+    with pytest.raises(LibraryFull):
+        add(library, "four")
+    # what is there already is no further file
+    add(library, "one")
+    assert sorted(data for data, _ in store.objects.values()) == [b"one", b"three", b"two"]
+
+
+def test_a_bucket_that_is_away_takes_nothing_and_forgets_nothing(store: S3Server, tmp_path: Path) -> None:
+    store.objects.clear()
+    library = Library(tmp_path, bucket(store))
+    file, _ = add(library, "one")
+    store.away = True
+    try:
+        for attempt in (
+            lambda: add(library, "two"),
+            lambda: library.remove("ann", file.id),
+            lambda: library.remove_user("ann"),
+            lambda: library.content("ann", file),
+        ):
+            with pytest.raises(BlobsAway, match="does not answer as it should"):
+                attempt()
+    finally:
+        store.away = False
+    assert [one.id for one in library.files("ann", 5)] == [file.id]
+    assert content(library, "ann", file) == b"one"
+
+
+def test_a_key_that_is_refused_is_told_without_its_secret(store: S3Server, tmp_path: Path) -> None:
+    wrong = BucketBlobs("s3://files", store.url, "eu-1", "another-id", SECRET)
+    with pytest.raises(BlobsAway, match="does not answer as it should") as refused:
+        add(Library(tmp_path, wrong), "one")
+    assert SECRET not in str(refused.value)
+
+
+def test_a_file_that_is_removed_while_it_comes_is_not_there_without_its_bytes(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library._blobs, "there", lambda *_: False)
+    with pytest.raises(BlobsAway, match="add it again"):
+        add(library, "one")
+    assert library.files("ann", 5) == []
