@@ -24,7 +24,6 @@ from urllib.parse import urlsplit
 import chromadb
 import httpx
 from chromadb.api.client import Client
-from chromadb.api.rust import RustBindingsAPI
 from chromadb.config import Settings as ChromaSettings
 from chromadb.config import System
 from chromadb.errors import ChromaError, InvalidDimensionException, NotFoundError
@@ -332,6 +331,9 @@ def server(settings: MemorySettings) -> Any:
 
 def embedded(path: Path) -> Any:
     """Chroma in this process, in a folder that no other process uses."""
+    # in the containers there is only the client of a server, without it
+    from chromadb.api.rust import RustBindingsAPI
+
     # Chroma writes its vectors' files as large as they may become, with whatever lay in memory where no vector is yet:
     # it must not be text.
     with suppress(OSError, AttributeError):

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -239,6 +240,15 @@ def test_the_image_of_memory_has_the_client_of_the_servers_version() -> None:
     (server,) = re.findall(r"chromadb/chroma:([\d.]+)", SERVICES["chroma"]["image"])
     assert f"chromadb=={server}" in read("requirements.lock").splitlines()
     assert "chromadb==/chromadb-client==" in read("deploy/Dockerfile")
+
+
+def test_memory_starts_with_the_client_alone() -> None:
+    """The image has `chromadb-client`, which lacks the store itself."""
+    code = "import sys; sys.modules['chromadb_rust_bindings'] = None; import services.memory.service"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_image_target_exists_and_the_same_image_is_always_the_same_target() -> None:
