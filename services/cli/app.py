@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from services.cli.api import Api
@@ -33,10 +33,8 @@ from services.cli.printable import printable
 from services.cli.settings import ClientSettings
 from services.cli.stories.command import run_stories
 from services.cli.stories.story import select_stories
+from services.cli.terminal import console, errors
 from shared.errors import Local2Error
-
-console = Console()
-errors = Console(stderr=True)
 
 app = typer.Typer(
     name="local2",
@@ -61,6 +59,22 @@ app.command()(backup)
 app.command()(restore)
 app.command()(leaderboard)
 app.command()(judge)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"local2 {version('local2')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _show: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Shows the version")
+    ] = False,
+) -> None:
+    pass
+
 
 Session = Annotated[str | None, typer.Option("--session", "-s", help="Goes on in this conversation")]
 Members = Annotated[
@@ -159,7 +173,7 @@ def _committee(names: str | None, rounds: int | None) -> Committee | None:
 def cancel(query_id: Annotated[str, typer.Argument(help="The id that the query was given")]) -> None:
     """Stops a query."""
     state = operate.with_api(lambda api: api.post(f"/queries/{query_id}/cancel"))["state"]
-    console.print(f"{query_id}: {state}", highlight=False)
+    console.print(f"{query_id}: {state}")
 
 
 @app.command()
@@ -193,16 +207,16 @@ def doctor(
         client = ClientSettings.load("cli")
         said = repair(client.data_dir, embedded=configured_redis(client) is None)
         for line in said or [f"nothing is damaged in {client.data_dir}"]:
-            console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(line))
         return
     found = asyncio.run(examine(World.load()))
     marks = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "missing": ("MISSING", "bold red")}
     for finding in found:
         mark, style = marks[finding.level]
         text = f" {finding.about}: {printable(finding.text)}"
-        console.print(Text.assemble((mark, style), text), soft_wrap=True)
+        console.print(Text.assemble((mark, style), text))
         if finding.remedy:
-            console.print(Text(f"        → {finding.remedy}", style="dim"), soft_wrap=True)
+            console.print(Text(f"        → {finding.remedy}", style="dim"))
     raise typer.Exit(1 if any(finding.level == "missing" for finding in found) else 0)
 
 
@@ -211,5 +225,5 @@ def main() -> None:
     try:
         app()
     except Local2Error as exc:
-        errors.print(f"local2: {exc}", style="red", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"local2: {exc}", style="red")
         sys.exit(2 if isinstance(exc, UnusableFolder) else 1)

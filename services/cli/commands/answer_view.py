@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from services.cli.printable import printable
 from services.cli.sse import Event
+from services.cli.terminal import Terminal
 
 PREVIEW = 200
 
@@ -25,7 +25,7 @@ class _Piece:
 class AnswerView:
     """Feed it events; `outcome` is the terminal one. Nothing is printed when `console` is None."""
 
-    console: Console | None
+    console: Terminal | None
     thinking: bool = True
     outcome: Event | None = None
     _answer: list[_Piece] = field(default_factory=list)
@@ -100,14 +100,14 @@ class AnswerView:
             self._break()
             self._mode = mode
         # Text, not markup: what a model writes between brackets is not for rich to interpret.
-        self.console.print(Text(printable(text), style=style), end="", soft_wrap=True, highlight=False)
+        self.console.print(Text(printable(text), style=style), end="")
         self._at_line_start = text.endswith("\n")
 
     def _line(self, text: str, style: str) -> None:
         if self.console is None:
             return
         self._break()
-        self.console.print(Text(printable(text), style=style), soft_wrap=True, highlight=False)
+        self.console.print(Text(printable(text), style=style))
 
     def _break(self) -> None:
         if self.console is not None and not self._at_line_start:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +22,7 @@ from services.cli.printable import printable
 from services.cli.sending import UnreadableFile, send
 from services.cli.settings import ClientSettings
 from services.cli.sse import QueryStream
+from services.cli.terminal import Terminal
 from services.cli.times import ago
 from shared.errors import Local2Error
 
@@ -66,8 +66,8 @@ async def ask(
     session: str | None,
     as_json: bool,
     thinking: bool,
-    console: Console,
-    errors: Console,
+    console: Terminal,
+    errors: Terminal,
     attached: Sequence[Path] = (),
     committee: Committee | None = None,
 ) -> int:
@@ -150,12 +150,12 @@ def _on_interrupt(handler: Callable[[], None]) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def _failed(code: str, message: str, stream: QueryStream, as_json: bool, errors: Console) -> int:
+def _failed(code: str, message: str, stream: QueryStream, as_json: bool, errors: Terminal) -> int:
     if as_json:
         _emit({"query_id": stream.query_id, "session_id": stream.session_id,
                "error": {"code": code, "message": message}})  # fmt: skip
     else:
-        errors.print(f"local2: {printable(message)}", style="red", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"local2: {printable(message)}", style="red")
     return 1
 
 
@@ -168,8 +168,8 @@ def chat(
     *,
     session: str | None,
     thinking: bool,
-    console: Console,
-    errors: Console,
+    console: Terminal,
+    errors: Terminal,
     committee: Committee | None = None,
 ) -> int:
     """A conversation until /quit or the end of input. `committee`: who deliberates before each answer.
@@ -177,7 +177,7 @@ def chat(
     Between two questions no event loop runs: its handling of Ctrl-C would not end the prompt.
     """
     session = session or new_session()
-    console.print(f"session {session} · {HELP}", style="dim", highlight=False)
+    console.print(f"session {session} · {HELP}", style="dim")
 
     async def question(text: str) -> None:
         async with Api(settings) as api:
@@ -192,15 +192,15 @@ def chat(
             try:
                 return await api.get(path)
             except ApiError as exc:
-                errors.print(f"local2: {exc}", style="red", markup=False)
+                errors.print(f"local2: {exc}", style="red")
                 return None
 
     def say(text: str) -> None:
-        console.print(Text(printable(text), style="dim"), soft_wrap=True, highlight=False)
+        console.print(Text(printable(text), style="dim"))
 
     while True:
         try:
-            line = console.input("[bold]you:[/bold] ").strip()
+            line = console.input(Text("you: ", "bold")).strip()
         except (EOFError, KeyboardInterrupt):
             console.print()
             return 0
@@ -211,7 +211,7 @@ def chat(
                 return 0
             case ["/new"]:
                 session = new_session()
-                console.print(f"session {session}", style="dim", highlight=False)
+                console.print(f"session {session}", style="dim")
             case ["/sessions"]:
                 if (found := asyncio.run(got("/sessions"))) is not None:
                     console.print(sessions_table(rows(found, "sessions"), current=session))
@@ -227,9 +227,9 @@ def chat(
                     committee = _sitting(line.removeprefix("/committee").strip())
                     say(str(committee))
                 except Local2Error as exc:
-                    errors.print(f"local2: {exc}", style="red", markup=False, highlight=False, soft_wrap=True)
+                    errors.print(f"local2: {exc}", style="red")
             case [command, *_] if command.startswith("/"):
-                console.print(HELP, style="dim", highlight=False)
+                console.print(HELP, style="dim")
             case _:
                 asyncio.run(question(line))
 

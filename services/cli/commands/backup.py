@@ -11,16 +11,13 @@ from typing import Annotated, Any, BinaryIO
 import httpx
 import orjson
 import typer
-from rich.console import Console
 
 from services.cli.api import Api, ApiError, unreachable
 from services.cli.settings import ClientSettings
+from services.cli.terminal import console, errors
 from services.cli.typed import typed
 from services.cli.whole_file import FileTrouble, whole_file
 from shared.participant.backup import MEDIA_TYPE, Summary, examine
-
-console = Console()
-errors = Console(stderr=True)
 
 _PIECE = 256 * 1024
 # A gateway reads and checks the whole file before its first word; a page of a backup may take a while too.
@@ -48,9 +45,9 @@ def backup(
     summary = asyncio.run(work())
     _say(f"{file}: {_counted(summary.counts)}, {file.stat().st_size:,} bytes, complete")
     for name in summary.header.without:
-        errors.print(f"{name} are NOT in this file (--without {name})", style="yellow", highlight=False)
+        errors.print(f"{name} are NOT in this file (--without {name})", style="yellow")
     for note in summary.header.notes:
-        errors.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+        errors.print(f"note: {note}", style="yellow")
 
 
 async def _save(api: Api, file: Path, without: Sequence[str]) -> Summary:
@@ -103,9 +100,9 @@ def restore(
         counts = [f"{tally[what]} {word}" for what, word in _WORDS if tally[what] or what == "written"]
         _say(f"{name}: {', '.join(counts)}")
         for reason in tally["reasons"]:
-            errors.print(f"  left out: {reason}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+            errors.print(f"  left out: {reason}", style="yellow")
     for name in summary.header.without:
-        errors.print(f"{name}: not in this file", style="yellow", highlight=False)
+        errors.print(f"{name}: not in this file", style="yellow")
 
 
 _WORDS = (("written", "restored"), ("kept", "were there already"), ("skipped", "left out"))
@@ -167,4 +164,4 @@ def _counted(counts: dict[str, int]) -> str:
 
 
 def _say(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(text)

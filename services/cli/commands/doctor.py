@@ -18,7 +18,7 @@ import psutil
 
 from services.cli.commands.repair import damages
 from services.cli.launch.models import has_model
-from services.cli.launch.probes import get_json, port_state, redis_version, searxng_trouble, writable
+from services.cli.launch.probes import port_state, redis_version, searxng_trouble, writable
 from services.cli.launch.readiness import reasons
 from services.cli.launch.redis_servers import EmbeddedRedisError, server_binary
 from services.cli.launch.run_lock import running_pid
@@ -179,13 +179,18 @@ async def gateway(world: World) -> list[Finding]:
 
 
 async def running_model(world: World) -> Finding | None:
-    """The model of the stack that answers at the gateway's address; None when there is none, or it is not ready."""
+    """The model of the stack that answers at the gateway's address; None when there is none, or it names no model."""
     try:
-        part = (await get_json(f"{world.client.base_url}/ready"))["parts"]["model"]
-    except (Local2Error, KeyError, TypeError):
+        async with httpx.AsyncClient(base_url=world.client.base_url, timeout=3.0, trust_env=False) as http:
+            # a stack that is not ready says so too
+            part = (await http.get("/ready")).json()["parts"]["model"]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return None
-    if not isinstance(part, dict) or not part.get("ok"):
+    if not isinstance(part, dict) or not part.get("model"):
         return None
+    if not part.get("ok"):
+        text = f"the running stack's {part['model']} ({part.get('backend')}) is waited for: {part.get('reason')}"
+        return Finding("model", "missing", text, "start that server, or the stack again with another LOCAL2_MODEL")
     what = f"the running stack answers with {part.get('model')} ({part.get('backend')})"
     if part.get("demo"):
         return Finding("model", "note", f"{what}, the demonstration model", await _after_demo(world.model))

@@ -18,16 +18,14 @@ from uuid import uuid4
 
 import typer
 from pydantic import SecretStr
-from rich.console import Console
 
 from services.cli.api import Api, ApiError, rows
 from services.cli.commands.eval_data import DEPTH, Conversation, DataSet, Measures, Turn, load, report
 from services.cli.settings import ClientSettings
+from services.cli.terminal import console, errors
 from shared.errors import Local2Error
 
 app = typer.Typer(no_args_is_help=True, help="How good a running stack is")
-console = Console()
-errors = Console(stderr=True)
 
 # Turns of one import: the gateway bounds a request, and its answer waits for the vectors.
 IMPORT_LINES = 50
@@ -50,15 +48,15 @@ def memory(
 
     def progress(text: str) -> None:
         if not as_json:
-            errors.print(text, style="dim", highlight=False)
+            errors.print(text, style="dim")
 
     measures, seconds = asyncio.run(measure(ClientSettings.load("cli"), data, progress))
     milliseconds = 1_000 * median(seconds)
     if as_json:
         print(json.dumps({**measures.row(), "questions": len(data.questions), "p50_ms": round(milliseconds, 1)}))
         return
-    console.print(report(file.stem, {"this stack": measures}), highlight=False, markup=False, soft_wrap=True)
-    console.print(f"\n{len(data.questions)} questions, median {milliseconds:.0f} ms", highlight=False)
+    console.print(report(file.stem, {"this stack": measures}))
+    console.print(f"\n{len(data.questions)} questions, median {milliseconds:.0f} ms")
 
 
 async def measure(

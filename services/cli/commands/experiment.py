@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from services.cli.api import ApiError, rows
 from services.cli.commands.operate import AsJson, print_json, with_api
 from services.cli.printable import printable
-
-console = Console()
+from services.cli.terminal import console
 
 experiment = typer.Typer(no_args_is_help=True, help="Another configuration on trial with respondent B")
 
@@ -66,7 +64,7 @@ def show(
             print_json(found)
             return
         if not found:
-            console.print("no experiment yet: local2 experiment start NAME --b prompt=@FILE", highlight=False)
+            console.print("no experiment yet: local2 experiment start NAME --b prompt=@FILE")
             return
         table = Table("experiment", "state", "what is different at B")
         for row in found:
@@ -102,7 +100,7 @@ def revert(name: Name, as_json: AsJson = False) -> None:
 
 def _different(row: dict[str, Any]) -> str:
     """Where B differs from A, each in a few words."""
-    return ", ".join(f"{name} {_short(row['a'][name])} → {_short(row['b'][name])}" for name in row["changed"])
+    return ", ".join(f"{name} {_short(row['a'].get(name))} → {_short(row['b'].get(name))}" for name in row["changed"])
 
 
 def _short(value: Any) -> str:
@@ -114,17 +112,15 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    console.print(
-        f"{found['name']} ({found['state']}): {_different(found)}", highlight=False, markup=False, soft_wrap=True
-    )
-    console.print(verdict(found["result"]), highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{found['name']} ({found['state']}): {_different(found)}")
+    console.print(verdict(found["result"]))
     for kind, result in found["intents"].items():
-        console.print(f"  {kind}: {verdict(result)}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {kind}: {verdict(result)}")
     for label, votes in (("A's answers", found["votes"]["a"]), ("answers since", found["votes"]["promoted"])):
         if votes is not None and (votes["positive"] or votes["negative"]):
-            console.print(f"votes on {label}: {votes['positive']} good, {votes['negative']} bad", highlight=False)
+            console.print(f"votes on {label}: {votes['positive']} good, {votes['negative']} bad")
     for warning in found["warnings"]:
-        console.print(f"note: {printable(warning)}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"note: {printable(warning)}")
 
 
 def verdict(result: dict[str, Any]) -> str:

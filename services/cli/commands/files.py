@@ -10,9 +10,10 @@ import typer
 from rich.table import Column, Table
 
 from services.cli.api import Api, ApiError, rows
-from services.cli.commands.operate import AsJson, Limit, console, errors, print_json, with_api
+from services.cli.commands.operate import AsJson, Limit, print_json, with_api
 from services.cli.printable import printable
 from services.cli.sending import UnreadableFile, send
+from services.cli.terminal import console, errors
 from services.cli.times import ago
 
 files = typer.Typer(no_args_is_help=True, help="Your files, and the documents among them")
@@ -38,9 +39,9 @@ def add(paths: Files) -> None:
                     raise
                 refused = True
                 said = str(exc) if str(path) in str(exc) or path.name in str(exc) else f"{path}: {exc}"
-                errors.print(f"local2: {printable(said)}", style="red", markup=False, highlight=False, soft_wrap=True)
+                errors.print(f"local2: {printable(said)}", style="red")
             else:
-                console.print(f"{file['id']}  {printable(file['name'])}", markup=False, highlight=False, soft_wrap=True)
+                console.print(f"{file['id']}  {printable(file['name'])}")
         return refused
 
     if with_api(work):
@@ -70,7 +71,7 @@ def remove(ids: Annotated[list[str], typer.Argument(help="Ids, as `files list` s
     async def work(api: Api) -> None:
         for id in ids:
             await api.delete(f"/files/{quote(id, safe='')}")
-            console.print(f"removed {id}", markup=False, highlight=False)
+            console.print(f"removed {id}")
 
     with_api(work)
 
@@ -86,4 +87,4 @@ def search(
     if as_json:
         print_json(found)
     else:
-        console.print(printable(found["text"]), markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(found["text"]))

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
 
 from services.cli.api import Api, ApiError
 from services.cli.commands.operate import with_api
@@ -18,8 +17,8 @@ from services.cli.imports import chatgpt, letta, openwebui
 from services.cli.imports.files import documents
 from services.cli.imports.talks import Found, Note, Talk
 from services.cli.printable import printable
+from services.cli.terminal import console
 
-console = Console()
 app = typer.Typer(
     no_args_is_help=True,
     help="Conversations and memories of other products. Without --write it only says what there is.",
@@ -147,4 +146,4 @@ async def _remember(api: Api, lines: Sequence[dict[str, Any]]) -> Counter[str]:
 
 
 def _say(text: str) -> None:
-    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+    console.print(printable(text))

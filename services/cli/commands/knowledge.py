@@ -7,14 +7,13 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
 
 from services.cli.api import rows
-from services.cli.commands.operate import AsJson, Limit, console, print_json, save_lines, with_api
+from services.cli.commands.operate import AsJson, Limit, print_json, save_lines, with_api
 from services.cli.printable import printable
+from services.cli.terminal import console
 
-errors = Console(stderr=True)
 knowledge = typer.Typer(no_args_is_help=True, help="Facts about you and the people and places of your life")
 
 
@@ -33,7 +32,7 @@ def _body(was: bool | None, **values: Any) -> dict[str, Any]:
 
 
 def _say(fact: dict[str, Any]) -> None:
-    console.print(f"{printable(fact['id'])}  {printable(fact['text'])}", markup=False, highlight=False)
+    console.print(f"{printable(fact['id'])}  {printable(fact['text'])}")
 
 
 @knowledge.command("show")
@@ -63,7 +62,7 @@ def show(
         table.add_row(printable(fact["id"]), printable(text), f"{fact['confidence']:.2f}")
     console.print(table)
     if found["cursor"]:
-        console.print(f"{len(facts)} of {found['total']}; next: --cursor '{found['cursor']}'", markup=False)
+        console.print(f"{len(facts)} of {found['total']}; next: --cursor '{found['cursor']}'")
 
 
 def _is_id(text: str) -> bool:
@@ -106,7 +105,7 @@ def forget(fact_ids: Annotated[list[str], typer.Argument(help="Their ids, as `sh
     """Forgets facts for good."""
     for fact_id in fact_ids:
         with_api(lambda api, fact_id=fact_id: api.delete(_path(fact_id)))  # type: ignore[misc]
-        console.print(f"forgot {fact_id}", highlight=False, markup=False)
+        console.print(f"forgot {fact_id}")
 
 
 @knowledge.command("export")

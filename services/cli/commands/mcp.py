@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from services.cli.api import Api, ApiError, rows
-from services.cli.commands.operate import AsJson, console, print_json, with_api
+from services.cli.commands.operate import AsJson, print_json, with_api
 from services.cli.printable import printable
+from services.cli.terminal import console
 
 mcp = typer.Typer(no_args_is_help=True, help="Tools of MCP servers (docs/mcp.md)")
 
@@ -76,4 +77,4 @@ async def _approve(api: Api, names: list[str]) -> list[str]:
 
 
 def _say(text: str) -> None:
-    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+    console.print(printable(text))

@@ -9,15 +9,14 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
 
 from services.cli.api import Api, ApiError, rows
-from services.cli.commands.operate import AsJson, Limit, console, print_json, save_lines, with_api
+from services.cli.commands.operate import AsJson, Limit, print_json, save_lines, with_api
 from services.cli.printable import printable
+from services.cli.terminal import console
 from services.cli.times import ago
 
-errors = Console(stderr=True)
 memory = typer.Typer(no_args_is_help=True, help="What is remembered of your conversations")
 topics = typer.Typer(no_args_is_help=True, help="Facts kept under an exact name")
 memory.add_typer(topics, name="topics")
@@ -83,13 +82,11 @@ def search(
         table.add_row(f"{hit['relevance']:.2f}", ago(hit["time"]), _short(_said(hit)), answer, _rating(hit), hit["id"])
     console.print(table if found["hits"] else "nothing found")
     if found["degraded"]:
-        console.print(f"note: {printable(found['degraded'])}", style="yellow", markup=False)
+        console.print(f"note: {printable(found['degraded'])}", style="yellow")
     if (reranked := found.get("rerank")) and reranked["trouble"]:
-        console.print(f"note: {printable(reranked['trouble'])}", style="yellow", markup=False)
+        console.print(f"note: {printable(reranked['trouble'])}", style="yellow")
     if found.get("log"):
-        console.print(
-            printable(found["text"].partition("\n\n===")[2].partition("\n")[2]), markup=False, highlight=False
-        )
+        console.print(printable(found["text"].partition("\n\n===")[2].partition("\n")[2]))
 
 
 @memory.command("list")
@@ -109,7 +106,7 @@ def list_engrams(
         table.add_row(ago(engram["time"]), by, _short(_said(engram)), _rating(engram), printable(engram["id"]))
     console.print(table if found["engrams"] else "nothing is remembered")
     if found["cursor"]:
-        console.print(f"{len(found['engrams'])} of {found['total']}; next: --cursor '{found['cursor']}'", markup=False)
+        console.print(f"{len(found['engrams'])} of {found['total']}; next: --cursor '{found['cursor']}'")
 
 
 @memory.command("show")
@@ -133,12 +130,12 @@ def delete(
         elif not typer.confirm("Forget your whole memory, without an export?"):
             raise typer.Exit(1)
         count = with_api(lambda api: api.delete("/memory?everything=true"))["deleted"]
-        console.print(f"forgot {count} engrams", highlight=False)
+        console.print(f"forgot {count} engrams")
         return
     for engram_id in engram_ids or ():
         path = f"/memory/engrams/{quote(engram_id, safe='')}"
         with_api(lambda api, path=path: api.delete(path))  # type: ignore[misc]
-        console.print(f"forgot {engram_id}", highlight=False, markup=False)
+        console.print(f"forgot {engram_id}")
 
 
 @memory.command("export")
@@ -166,8 +163,8 @@ def import_memory(path: Annotated[Path, typer.Argument(help="JSON lines, as the 
         raise ApiError("no_file", f"there is no file {path}")
     done = with_api(send)
     for error in sorted(done["errors"], key=lambda error: int(error["line"])):
-        console.print(f"line {error['line']}: {printable(error['message'])}", style="yellow", markup=False)
-    console.print(f"took in {done['imported']}, refused {done['failed']}", highlight=False)
+        console.print(f"line {error['line']}: {printable(error['message'])}", style="yellow")
+    console.print(f"took in {done['imported']}, refused {done['failed']}")
     if done["failed"]:
         raise typer.Exit(1)
 
@@ -192,7 +189,7 @@ def save_topic(
 ) -> None:
     """Keeps something under a name, in place of what was there."""
     with_api(lambda api: api.call("PUT", f"/memory/topics/{quote(topic, safe='')}", json={"content": content}))
-    console.print(f"saved {topic}", highlight=False, markup=False)
+    console.print(f"saved {topic}")
 
 
 @topics.command("delete")
@@ -200,4 +197,4 @@ def delete_topic(names: Annotated[list[str], typer.Argument(help="Their names")]
     """Forgets topics for good."""
     for topic in names:
         with_api(lambda api, topic=topic: api.delete(f"/memory/topics/{quote(topic, safe='')}"))  # type: ignore[misc]
-        console.print(f"forgot {topic}", highlight=False, markup=False)
+        console.print(f"forgot {topic}")

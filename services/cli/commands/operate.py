@@ -8,19 +8,17 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from services.cli.api import Api, ApiError, rows
+from services.cli.api import Api, ApiError, rows, unreachable
 from services.cli.commands.ask import sessions_table
 from services.cli.printable import printable
 from services.cli.settings import ClientSettings
+from services.cli.terminal import console, errors
 from services.cli.times import ago
 from services.cli.whole_file import whole_file
-
-console = Console()
-errors = Console(stderr=True)
 
 # The most turns that the gateway gives at once.
 _PAGE = 200
@@ -49,6 +47,12 @@ def save_lines(path: str, out: Path | None) -> None:
     """The lines of an export as they come: to a file, which is there whole or not at all, or to standard output."""
 
     async def read(api: Api) -> None:
+        try:
+            await copy(api)
+        except httpx.HTTPError as exc:
+            raise unreachable(api.base_url, exc) from exc
+
+    async def copy(api: Api) -> None:
         async with api.http.stream("GET", path, timeout=_EXPORT_SECONDS) as response:
             if not response.is_success:
                 await response.aread()
@@ -62,7 +66,7 @@ def save_lines(path: str, out: Path | None) -> None:
                 async for part in response.aiter_bytes():
                     file.write(part)
                     count += part.count(b"\n")
-            errors.print(f"{count} rows in {out}", highlight=False, markup=False)
+            errors.print(f"{count} rows in {out}")
 
     with_api(read)
 
@@ -89,7 +93,7 @@ def list_dead_letters(
         table.add_row(*(printable(str(value)) for value in shown))
     console.print(table if found else "no dead letters")
     if len(found) < answer["total"]:
-        console.print(f"{len(found)} of {answer['total']}", highlight=False)
+        console.print(f"{len(found)} of {answer['total']}")
 
 
 @dead_letters.command("show")
@@ -114,7 +118,7 @@ def replay_dead_letter(letter_ids: Annotated[list[str], typer.Argument(help="The
     """Puts dead letters back into the streams they came from."""
     for letter_id in letter_ids:
         with_api(lambda api, letter_id=letter_id: api.post(f"/dead-letters/{letter_id}/replay"))  # type: ignore[misc]
-        console.print(f"replayed {letter_id}", highlight=False)
+        console.print(f"replayed {letter_id}")
 
 
 @dead_letters.command("drop")
@@ -122,7 +126,7 @@ def drop_dead_letter(letter_ids: Annotated[list[str], typer.Argument(help="Their
     """Removes dead letters for good."""
     for letter_id in letter_ids:
         with_api(lambda api, letter_id=letter_id: api.delete(f"/dead-letters/{letter_id}"))  # type: ignore[misc]
-        console.print(f"dropped {letter_id}", highlight=False)
+        console.print(f"dropped {letter_id}")
 
 
 @keys.command("add")
@@ -151,7 +155,7 @@ def add_key(
         return await api.post("/keys", body)
 
     made = with_api(work)
-    console.print(f"id {made['id']}, user {made['user_id']}; the key is shown only now:", highlight=False)
+    console.print(f"id {made['id']}, user {made['user_id']}; the key is shown only now:")
     print(made["key"])
 
 
@@ -180,7 +184,7 @@ def list_keys(as_json: AsJson = False) -> None:
 def revoke_key(key_id: Annotated[str, typer.Argument(help="Its id in the list")]) -> None:
     """Makes a key useless."""
     with_api(lambda api: api.delete(f"/keys/{key_id}"))
-    console.print(f"revoked {key_id}", highlight=False)
+    console.print(f"revoked {key_id}")
 
 
 @sessions.command("list")
@@ -216,11 +220,11 @@ def show_session(
         return
     turns = rows(found, "turns")
     if earlier := found["total"] - len(turns):
-        console.print(f"{earlier} earlier turns: --all shows them", style="dim", highlight=False)
+        console.print(f"{earlier} earlier turns: --all shows them", style="dim")
         console.print()
     for turn in turns:
-        console.print(printable(turn["query"]), style="bold", markup=False, highlight=False, soft_wrap=True)
-        console.print(printable(turn["answer"]), markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(turn["query"]), style="bold")
+        console.print(printable(turn["answer"]))
         console.print()
 
 
@@ -228,7 +232,7 @@ def show_session(
 def delete_session(session_id: str) -> None:
     """Removes a conversation and cancels what is unfinished in it."""
     with_api(lambda api: api.delete(f"/sessions/{session_id}"))
-    console.print(f"deleted {session_id}", highlight=False)
+    console.print(f"deleted {session_id}")
 
 
 @export.command("sessions")

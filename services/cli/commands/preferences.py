@@ -10,7 +10,6 @@ from typing import Annotated, Any, BinaryIO
 
 import httpx
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -18,10 +17,8 @@ from services.cli.api import Api, ApiError, unreachable
 from services.cli.commands.operate import AsJson, export, print_json, with_api
 from services.cli.printable import printable
 from services.cli.settings import ClientSettings
+from services.cli.terminal import console, errors
 from services.cli.whole_file import whole_file
-
-console = Console()
-errors = Console(stderr=True)
 
 _BAR = 24
 
@@ -39,7 +36,7 @@ def leaderboard(
     if intent is not None:
         if intent not in board["intents"]:
             there = ", ".join(board["intents"]) or "none yet"
-            errors.print(f"nothing was compared or rated for {intent!r}; there is: {there}", highlight=False)
+            errors.print(f"nothing was compared or rated for {intent!r}; there is: {there}")
             raise typer.Exit(1)
         shown = board["intents"][intent]
     _ranking("By the judge", shown["judge"])
@@ -48,14 +45,12 @@ def leaderboard(
         console.print(
             f"the two orders disagree in {judge['disagreement']:.0%} of {judge['comparisons']} comparisons; "
             f"standing first is worth {judge['bias']:+.2f} [{judge['bias_low']:+.2f}, {judge['bias_high']:+.2f}]",
-            highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
     _ranking("By people", shown["people"])
     agreed = board["agreement"]
     if intent is None and agreed["share"] is not None:
         beyond = "" if agreed["kappa"] is None else f", kappa {agreed['kappa']:.2f}"
-        console.print(f"judge and people agree on {agreed['share']:.0%} of {agreed['cases']} answers{beyond}",
-                      highlight=False)  # fmt: skip
+        console.print(f"judge and people agree on {agreed['share']:.0%} of {agreed['cases']} answers{beyond}")
 
 
 def judge(as_json: AsJson = False) -> None:
@@ -77,14 +72,14 @@ def judge(as_json: AsJson = False) -> None:
         row = found[name]
         value, low, high = ("-" if row[key] is None else format(row[key], form) for key in ("value", "low", "high"))
         table.add_row(what, value, f"{low} – {high}" if row["value"] is not None else "", str(row["cases"]))
-    (console if console.is_terminal else Console(width=160)).print(table)
+    console.print(table)
     for warning in found["warnings"]:
-        console.print(f"note: {printable(warning)}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"note: {printable(warning)}")
 
 
 def _ranking(title: str, ranking: dict[str, Any]) -> None:
     if not ranking["rows"]:
-        console.print(f"{title}: nothing to rank yet", highlight=False)
+        console.print(f"{title}: nothing to rank yet")
         return
     for group in range(1, ranking["groups"] + 1):
         place = f"{title}, group {group} of {ranking['groups']}" if ranking["groups"] > 1 else title
@@ -98,10 +93,9 @@ def _ranking(title: str, ranking: dict[str, Any]) -> None:
                     f"{row['win_rate_low']:.0%} – {row['win_rate_high']:.0%}",
                     str(row["wins"]), str(row["ties"]), str(row["losses"]),
                 )  # fmt: skip
-        # what is written to a file or another program is not cut to the width of a terminal
-        (console if console.is_terminal else Console(width=160)).print(table)
+        console.print(table)
     if ranking["note"] is not None:
-        console.print(ranking["note"], highlight=False, markup=False, soft_wrap=True)
+        console.print(ranking["note"])
 
 
 def bar(value: float, low: float, high: float) -> Text:
@@ -157,9 +151,9 @@ def _write(params: dict[str, Any], out: Path | None) -> None:
     else:
         with whole_file(out) as file:
             rows, why = asyncio.run(_download(params, file))
-        errors.print(f"{rows} rows in {out}", highlight=False, markup=False)
+        errors.print(f"{rows} rows in {out}")
     if why:
-        errors.print(printable(why), highlight=False, markup=False, soft_wrap=True)
+        errors.print(printable(why))
 
 
 def _ms(moment: datetime | None) -> int | None:

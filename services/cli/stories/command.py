@@ -7,17 +7,18 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from services.cli.api import Api
 from services.cli.printable import printable
 from services.cli.stories.runner import StoryReport, live_participants, run_story
 from services.cli.stories.story import Story
+from services.cli.terminal import Terminal
 
 
 async def run_stories(
-    api: Api, stories: Sequence[Story], *, named: bool, verbose: bool, as_json: bool, console: Console
+    api: Api, stories: Sequence[Story], *, named: bool, verbose: bool, as_json: bool, console: Terminal
 ) -> int:
     """The exit code: 1 when a check failed, when nothing could be run, or when a story asked for by name could not."""
     live = await live_participants(api)
@@ -40,9 +41,9 @@ def exit_code(reports: Sequence[StoryReport], *, named: bool) -> int:
     return 1 if failed else 0
 
 
-def _print_story(report: StoryReport, verbose: bool, console: Console) -> None:
+def _print_story(report: StoryReport, verbose: bool, console: Terminal) -> None:
     def line(text: str, style: str = "") -> None:
-        console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(text), style=style)
 
     line(f"{report.story.id}  {report.story.title}", "bold")
     if report.not_run:
@@ -60,7 +61,9 @@ def _print_story(report: StoryReport, verbose: bool, console: Console) -> None:
 def summary(reports: Sequence[StoryReport]) -> Table:
     table = Table("story", "title", "checks", "failed", "result")
     for report in reports:
-        result = "[yellow]not run[/]" if report.not_run else "[red]FAILED[/]" if report.failures else "[green]passed[/]"
+        result = Text("passed", "green")
+        if report.not_run or report.failures:
+            result = Text("not run", "yellow") if report.not_run else Text("FAILED", "red")
         table.add_row(report.story.id, report.story.title, str(report.checks), str(report.failures), result)
     return table
 

@@ -158,19 +158,19 @@ async def list_topics(gateway: GatewayDep, user: UserDep) -> Response:
     return reply(await operate(gateway, _MEMORY, user.user_id, op="topics"))
 
 
-@router.get("/memory/topics/{topic}", summary="What is kept under a topic",
+@router.get("/memory/topics/{topic:path}", summary="What is kept under a topic",
             responses=told("The topic", TopicShown, _TOPIC, 404, 503))  # fmt: skip
 async def show_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Response:
     return reply(_there(await operate(gateway, _MEMORY, user.user_id, op="topic_get", topic=topic), "topic"))
 
 
-@router.put("/memory/topics/{topic}", summary="Keep something under a topic (user.…, project.…, constraint.…)",
+@router.put("/memory/topics/{topic:path}", summary="Keep something under a topic (user.…, project.…, constraint.…)",
             responses=told("The topic", TopicShown, _TOPIC, 400, 415, 422, 503))  # fmt: skip
 async def put_topic(topic: str, body: TopicBody, gateway: GatewayDep, user: UserDep) -> Response:
     return reply(await operate(gateway, _MEMORY, user.user_id, op="topic_put", topic=topic, content=body.content))
 
 
-@router.delete("/memory/topics/{topic}", summary="Forget a topic",
+@router.delete("/memory/topics/{topic:path}", summary="Forget a topic",
                responses=told("Forgotten", TopicForgotten, {"topic": _TOPIC["topic"], "deleted": True},
                               404, 503))  # fmt: skip
 async def forget_topic(topic: str, gateway: GatewayDep, user: UserDep) -> Response:

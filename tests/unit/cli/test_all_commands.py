@@ -1,0 +1,259 @@
+"""Every command of `local2`, as Typer lists them: text between brackets, 80 columns, pipes, no stack, a wrong key.
+
+The gateway's own description says what each route answers; all texts in it look like markup. A new command is covered
+by itself.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import typer.main
+from rich.table import Table
+from rich.text import Text
+from support.described import document
+
+from services.cli import app as command_line
+from services.cli.terminal import Terminal, console, errors
+
+# Rich would swallow or refuse each of these, were they read as markup, an emoji or a link.
+HOSTILE = "[0] [bold]MARK[/b] [/] :smile: [link=x]"
+# They serve or ask a terminal, or look at the machine: other tests try them.
+APART = {"run", "chat", "doctor", "stories"}
+
+
+def commands(group: Any, *names: str) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *names, name)
+        else:
+            yield (*names, name)
+
+
+ROOT: Any = typer.main.get_command(command_line.app)
+ALL = [names for names in commands(ROOT) if names[0] not in APART]
+
+
+def found(names: tuple[str, ...]) -> Any:
+    command = ROOT
+    for name in names:
+        command = command.commands[name]
+    return command
+
+
+def arguments(names: tuple[str, ...], folder: Path) -> list[str]:
+    """What a command must be given: text that looks like markup, files with a line of it."""
+    given: list[str] = []
+    for param in found(names).params:
+        if not param.required:
+            continue
+        value = HOSTILE
+        kind = str(param.type_descriptor.annotation)
+        if "Literal" in kind:
+            value = str(get_args(param.type_descriptor.annotation)[0])
+        elif "int" in kind or "float" in kind:
+            value = "1"
+        elif "Path" in kind:
+            path = folder / f"[b]{param.name}.jsonl"
+            path.write_text(json.dumps({"query": HOSTILE, "answer": HOSTILE}) + "\n", encoding="utf-8")
+            value = str(path)
+        given += [value] if param.param_type_name == "argument" else [param.opts[0], value]
+    return given
+
+
+# ── a gateway that answers as it is described ────────────────────────────────────────────────────────────────────
+
+
+_PAGES = ("cursor", "next", "earlier")
+
+
+class Described:
+    def __init__(self, described: dict[str, Any]) -> None:
+        self._schemas = described["components"]["schemas"]
+        self._routes = [
+            (re.compile("/?" + re.sub(r"\\{\w+\\}", ".+", re.escape(path.lstrip("/"))) + "$"), operations)
+            for path, operations in sorted(described["paths"].items(), key=lambda item: ("{" in item[0], -len(item[0])))
+        ]
+
+    def answer(self, method: str, path: str) -> tuple[str, bytes]:
+        for pattern, operations in self._routes:
+            operation = operations.get(method.lower())
+            if operation is None or not pattern.match(path):
+                continue
+            content = next(
+                r.get("content", {}) for code, r in sorted(operation["responses"].items()) if code.startswith("2")
+            )
+            if "application/json" in content or not content:
+                body = self.value(content.get("application/json", {}).get("schema", {}))
+                return "application/json", json.dumps(body).encode()
+            kind = next(iter(content))
+            return kind, (json.dumps({"text": HOSTILE, "kind": HOSTILE}) + "\n").encode()
+        return "application/json", b"{}"
+
+    def value(self, schema: dict[str, Any], depth: int = 0) -> Any:
+        if "$ref" in schema:
+            return self.value(self._schemas[schema["$ref"].rpartition("/")[2]], depth + 1)
+        for name in ("anyOf", "oneOf", "allOf"):
+            if name in schema:
+                return self.value(schema[name][0], depth)
+        if "const" in schema or "enum" in schema:
+            return schema.get("const", (schema.get("enum") or [None])[0])
+        match schema.get("type"):
+            case "string":
+                return HOSTILE
+            case "integer" | "number":
+                return schema.get("minimum", 1)
+            case "boolean":
+                return True
+            case "array":
+                return [self.value(schema.get("items", {}), depth + 1)] if depth < 8 else []
+            case "null":
+                return None
+            case _:
+                # there is no further page
+                parts = {n: p for n, p in schema.get("properties", {}).items() if n not in _PAGES}
+                ends = {name: None for name in _PAGES if name in schema.get("properties", {})}
+                return ends | {name: self.value(part, depth + 1) for name, part in parts.items()} if depth < 8 else {}
+
+
+class Gateway(ThreadingHTTPServer):
+    described: Described
+    refusing = False
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Gateway
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        status, kind = 200, "application/json"
+        if self.server.refusing:
+            status, body = 401, json.dumps({"error": {"code": "unauthorized", "message": HOSTILE}}).encode()
+        else:
+            kind, body = self.server.described.answer(self.command, self.path.partition("?")[0])
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _answer
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    with Gateway(("127.0.0.1", 0), Handler) as server:
+        server.described = Described(document())
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(params=["pipe", "80 columns"])
+def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    for one in (console, errors):
+        monkeypatch.setattr(one, "_width", 1_000 if request.param == "pipe" else 80)
+    return str(request.param)
+
+
+def local2(
+    names: tuple[str, ...], folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
+    """(exit code, output, errors) of a command against a gateway."""
+    for name, value in (("LOCAL2_API_URL", url), ("LOCAL2_API_KEY", "k"), ("LOCAL2_DATA_DIR", str(folder / "data"))):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["local2", *names, *arguments(names, folder)])
+    monkeypatch.setattr("sys.stdin", io.StringIO("no\n"))
+    try:
+        command_line.main()
+        code = 0
+    except SystemExit as exc:
+        code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def unfolded(text: str) -> str:
+    return re.sub(r"[\s│┃…]", "", text)
+
+
+@pytest.mark.parametrize("names", ALL, ids=" ".join)
+def test_text_of_others_is_printed_as_it_is(
+    names: tuple[str, ...], gateway: Gateway, terminal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    gateway.refusing = False
+    url = f"http://127.0.0.1:{gateway.server_address[1]}"
+    code, out, err = local2(names, tmp_path, url, monkeypatch, capsys)
+    assert code in (0, 1, 2), (out, err)
+    assert "Traceback" not in out + err
+    text = unfolded(out + err)
+    if terminal == "pipe":
+        assert text.count("MARK") == text.count(unfolded("[0] [bold]MARK[/b]")), out + err
+    assert code == 0 or text, "a failure without a word"
+
+
+@pytest.mark.parametrize("names", ALL, ids=" ".join)
+@pytest.mark.parametrize("refusing", [False, True], ids=["no stack", "wrong key"])
+def test_what_is_missing_is_one_sentence(
+    names: tuple[str, ...], refusing: bool, gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = gateway.server_address[1] if refusing else free.getsockname()[1]
+        gateway.refusing = refusing
+        # a reserved port that nobody listens at refuses
+        code, out, err = local2(names, tmp_path, f"http://127.0.0.1:{port}", monkeypatch, capsys)
+    assert code in (1, 2), (out, err)
+    assert "Traceback" not in out + err
+    (line,) = [line for line in err.splitlines() if line.startswith("local2: ")] or [err]
+    wanted = "LOCAL2_API_KEY" if refusing else "nothing answers at"
+    usual = wanted in line
+    # what is wrong with a file or an argument is said before anything is sent
+    assert usual or "[b]" in line or "the file" in line or HOSTILE in line or "Usage" in err, err
+
+
+def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["local2", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    assert (ended.value.code, capsys.readouterr().out.split()[0]) == (0, "local2")
+
+
+def test_a_terminal_reads_no_markup_wherever_text_stands() -> None:
+    out = io.StringIO()
+    here = Terminal(file=out)
+    table = Table(HOSTILE, title=HOSTILE)
+    table.add_row(HOSTILE + "\x1b[31m")
+    here.print(table)
+    here.print(HOSTILE, style="red")
+    here.print(HOSTILE, Text(HOSTILE))
+    assert out.getvalue().count(HOSTILE) == 6
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_long_line_is_broken_by_nobody_and_a_table_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    here = Terminal(file=out, width=80)
+    here.print("x" * 300)
+    table = Table("a", "b")
+    table.add_row("y " * 100, "z")
+    here.print(table)
+    first, *rest = out.getvalue().splitlines()
+    assert first == "x" * 300
+    assert max(map(len, rest)) <= 80
