@@ -12,8 +12,9 @@ import pytest
 from support.http_gateway import FakeGenerator, Site, gateway_settings, generating, serving
 from support.waiting import eventually
 
-from services.gateway import finding, titles
+from services.gateway import finding
 from services.gateway.finding import excerpt, has_all, words_of
+from services.gateway.routes import titles
 from shared.bus import Bus
 from shared.records.sessions import Sessions
 from shared.records.summaries import Summaries

@@ -16,6 +16,7 @@ from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.incoming import IncomingSessions, take_in
 from services.gateway.keys import Principal
 from services.gateway.records import is_query_id, is_session_id, own_session
+from services.gateway.routes.titles import title
 from services.gateway.schemas import SessionBody, told
 from services.gateway.shapes.sessions import (
     Session,
@@ -25,7 +26,6 @@ from services.gateway.shapes.sessions import (
     SessionsTaken,
     SessionTitle,
 )
-from services.gateway.titles import title
 from shared.bus.keys import schema_key, settings_key
 from shared.contracts import MEMORY_FORGET, MemoryForget
 from shared.participant.settings import Described, stored_values
