@@ -41,15 +41,12 @@ async def test_two_queries_of_a_session_at_once_are_answered_in_order(redis_url:
 async def test_twenty_sessions_of_five_queries_keep_their_order_and_run_in_parallel(redis_url: str) -> None:
     sessions = [f"s{n}" for n in range(20)]
     async with stage(redis_url, [SLOW], replicas=2) as on:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
         asked: dict[str, list[str]] = {session: [] for session in sessions}
         for round_ in range(5):
             ids = await asyncio.gather(*(on.ask(f"{s} {round_}", s) for s in sessions))
             for session, query_id in zip(sessions, ids, strict=True):
                 asked[session].append(query_id)
         await asyncio.gather(*(on.ended(q, 30) for ids in asked.values() for q in ids))
-        seconds = loop.time() - began
         requests = list(on.server.requests)
         owners = {(await on.journal(q))[0].value()["replica"] for ids in asked.values() for q in ids}
         for session in sessions:
@@ -65,8 +62,6 @@ async def test_twenty_sessions_of_five_queries_keep_their_order_and_run_in_paral
     at_once = max(sum(a.at <= b.at < (a.ended_at or 0) for a in requests) for b in requests)
     assert at_once > 4
     assert at_once <= 8
-    # each answer takes some 40 ms, eight at a time: waiting for a turn must not cost seconds
-    assert seconds < 6
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
