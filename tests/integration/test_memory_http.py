@@ -127,6 +127,10 @@ async def test_a_topic_is_put_read_replaced_and_deleted(house: House) -> None:
             assert (await tom.put(path, json={"content": f"Tom prefers {language}."})).status_code == 200
         assert (await tom.get(path)).json()["content"] == "Tom prefers Elixir."
         assert [t["topic"] for t in (await tom.get("/memory/topics")).json()["topics"]] == ["user.preferred_language"]
+        for slash in ("/", "%2F"):
+            assert (await tom.put(f"/memory/topics/user.a{slash}b", json={"content": slash})).status_code == 200
+            assert (await tom.get("/memory/topics/user.a%2Fb")).json()["content"] == slash
+        assert (await tom.delete("/memory/topics/user.a/b")).json() == {"topic": "user.a/b", "deleted": True}
         refused = await tom.put("/memory/topics/language", json={"content": "x"})
         assert code(refused) == (422, "invalid_request")
         assert "topic must start with user., project. or constraint." in refused.text

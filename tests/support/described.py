@@ -41,7 +41,7 @@ def document() -> dict[str, Any]:
 def _paths() -> list[tuple[re.Pattern[str], str]]:
     """The longest template first: /memory/topics before /memory/{…}."""
     found = sorted(document()["paths"], key=lambda path: (path.count("{"), -len(path)))
-    openings = {"name": ".+"}
+    openings = {"name": ".+", "topic": ".+"}
     return [(re.compile(re.sub(r"\{(\w+)\}", lambda m: openings.get(m[1], "[^/]+"), path)), path) for path in found]
 
 
