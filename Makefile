@@ -76,7 +76,8 @@ console-types: console $(DEV_STAMP) ## write the console's types from the API's 
 
 test-console: console $(DEV_STAMP) ## the console: types as the API says, tsc, Vitest
 	@$(PY) deploy/console_types.py --check
-	@cd services/console && node node_modules/typescript/bin/tsc --noEmit && node node_modules/vitest/vitest.mjs run $(ARGS)
+	@node=$$($(PY) -m services.cli.launch.console_build --node); cd services/console; \
+	"$$node" node_modules/typescript/bin/tsc --noEmit; "$$node" node_modules/vitest/vitest.mjs run $(ARGS)
 
 test-browser: console $(DEV_STAMP) ## the console in a Chromium of this machine: stories, widths, axe (else says NOT RUN)
 	@$(PIP) install -q 'playwright>=1.50'

