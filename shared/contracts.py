@@ -213,6 +213,9 @@ class ResponseGeneration(Payload):
     material: str | None = None
     # the conversation, where the client gave it itself: no session has it
     history: list[ChatTurnMessage] | None = None
+    # the assistant's instructions as the model read them, with the date and what it was told of its last grade; without
+    # what members of a committee said
+    system: str = ""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -243,6 +246,9 @@ class AnswerDialog(Payload):
 
 
 class CritiqueResult(Payload):
+    """`prompt`: what the judge read, as messages; None where it held material, which is kept nowhere, or nobody was
+    asked."""
+
     query_id: str
     response_id: str
     session_id: str
@@ -252,6 +258,7 @@ class CritiqueResult(Payload):
     rubric: str
     query: str
     answer: str
+    prompt: list[ChatTurnMessage] | None = None
 
 
 class PairwiseResult(Payload):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
 Messages = list[dict[str, Any]]
+# Messages differ: some are calls of tools, whose arguments are of any form. A loader that takes their types from the
+# first rows would refuse later ones.
+MESSAGES = datasets.List(datasets.Json())
+TYPES = {
+    "prompt": MESSAGES,
+    "chosen": MESSAGES,
+    "rejected": MESSAGES,
+    "completion": MESSAGES,
+    "label": datasets.Value("bool"),
+    "split": datasets.Value("string"),
+}
 COLUMNS = {"dpo": ("prompt", "chosen", "rejected"), "kto": ("prompt", "completion", "label")}
 
 
@@ -47,21 +58,22 @@ def loaded(path: Path, method: str) -> tuple[datasets.Dataset, datasets.Dataset]
     """The rows to train on and those that are held out. Raises Unusable."""
     if not path.is_file() or path.stat().st_size == 0:
         raise Unusable(f"{path} has no rows: `local2 export {method} --test-share 0.1 --out {path}` writes them")
-    rows = datasets.load_dataset("json", data_files=str(path), split="train")
     wanted = [*COLUMNS[method], "split"]
-    if missing := [name for name in wanted if name not in rows.column_names]:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            named = sorted(json.loads(next(lines)))
+    except (ValueError, TypeError) as exc:
+        raise Unusable(f"{path} is no file of JSON lines: {exc}") from exc
+    if missing := [name for name in wanted if name not in named]:
         raise Unusable(f"the rows of {path} have no {', '.join(missing)}: is it an export of {method}?")
+    columns = datasets.Features({name: TYPES.get(name, datasets.Json()) for name in named})
+    rows = datasets.load_dataset("json", data_files=str(path), split="train", features=columns)
     parts = {part: rows.filter(lambda row, part=part: row["split"] == part) for part in ("train", "test")}
     if not len(parts["test"]) or not len(parts["train"]):
         counts = f"{len(parts['train'])} to train on, {len(parts['test'])} held out"
         raise Unusable(f"{counts}: both are needed (`local2 export {method} --test-share 0.1`)")
     kept = [name for name in (*COLUMNS[method], "tools") if name in rows.column_names]
     return parts["train"].select_columns(kept), parts["test"].select_columns(kept)
-
-
-def without_gaps(messages: Iterable[dict[str, Any]]) -> Messages:
-    """Messages as they were written: a loader fills up what only some of them have."""
-    return [{name: value for name, value in message.items() if value is not None} for message in messages]
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase, prompt: Messages, answer: Messages) -> tuple[list[int], list[int]]:
@@ -80,12 +92,12 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, prompt: Messages, answer: Mess
 def answers(rows: datasets.Dataset, method: str) -> Answers:
     found = Answers([], [])
     for row in rows:
-        prompt = without_gaps(row["prompt"])
+        prompt = row["prompt"]
         if method == "dpo":
-            found.good.append((prompt, without_gaps(row["chosen"])))
-            found.bad.append((prompt, without_gaps(row["rejected"])))
+            found.good.append((prompt, row["chosen"]))
+            found.bad.append((prompt, row["rejected"]))
         else:
-            (found.good if row["label"] else found.bad).append((prompt, without_gaps(row["completion"])))
+            (found.good if row["label"] else found.bad).append((prompt, row["completion"]))
     return found
 
 
@@ -93,8 +105,8 @@ def fitting(rows: datasets.Dataset, method: str, tokenizer: PreTrainedTokenizerB
     """Rows that fit whole: one that is cut would teach to end in the middle."""
 
     def fits(row: dict[str, Any]) -> bool:
-        prompt = without_gaps(row["prompt"])
-        ends = [without_gaps(row[name]) for name in ("chosen", "rejected", "completion") if name in row]
+        prompt = row["prompt"]
+        ends = [row[name] for name in ("chosen", "rejected", "completion") if name in row]
         return all(sum(map(len, tokens_of(tokenizer, prompt, end))) <= most for end in ends)
 
     return rows.filter(fits)

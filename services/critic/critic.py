@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import orjson
 
+from services.critic.grading import JudgePrompt, absolute_prompt
 from services.critic.judge import Comparison, Grade, Judge
 from services.critic.machine import IDLE, TABLE
 from services.critic.pairs import Half, Pairs
@@ -22,6 +23,7 @@ from shared.contracts import (
     PAIRWISE_RESULT,
     RESPONSE_GENERATION,
     AgentTransition,
+    ChatTurnMessage,
     CritiqueResult,
     Outgoing,
     PairwiseResult,
@@ -160,13 +162,15 @@ class Critic:
             await step("GRADE")
             instruction = await self._instruction(response)
             rubric = self._rubric(response)
-            grade = await self._graded(response, instruction, rubric)
+            asked = with_found(instruction, found_by(response))
+            grade = await self._graded(response, asked, rubric)
             if grade is None:
                 await self.pairs.close(response.query_id)
                 await step("RESET")
                 return ()
             await step("PUBLISH")
-            await self._publish_grade(message, grade)
+            shown = None if response.material else absolute_prompt(asked, response.answer, rubric.text)
+            await self._publish_grade(message, grade, shown)
             half = Half(
                 response.response_id,
                 response.answer,
@@ -225,13 +229,12 @@ class Critic:
             before = [said for turn in turns for said in turn.messages()]
         return instruction_of(response.query, before)
 
-    async def _graded(self, response: ResponseGeneration, instruction: str, rubric: Rubric) -> Grade | None:
+    async def _graded(self, response: ResponseGeneration, asked: str, rubric: Rubric) -> Grade | None:
         """The grade, asked for once: a takeover after a crash finds it stored. None when there is nothing to
         publish: its session was deleted while the judge was reading, or the judge is missing, as was said before."""
         key = grade_key(response.response_id)
         if stored := _stored(Grade, await self._bus.link.call("GET", key)):
             return stored
-        asked = with_found(instruction, found_by(response))
         grade = await self._judge.grade(asked, response.answer, "", rubric)
         if grade is None or await self._deleted(response):
             return None
@@ -241,7 +244,10 @@ class Critic:
         log.info("critic.graded", score=grade.score, rubric=grade.rubric, attempts=grade.attempts)
         return grade
 
-    async def _publish_grade(self, message: Message[ResponseGeneration], grade: Grade) -> None:
+    async def _publish_grade(
+        self, message: Message[ResponseGeneration], grade: Grade, prompt: JudgePrompt | None = None
+    ) -> None:
+        """`prompt`: what the judge read."""
         response = message.payload
         critique = CritiqueResult(
             query_id=response.query_id,
@@ -253,6 +259,7 @@ class Critic:
             rubric=grade.rubric,
             query=response.query,
             answer=response.answer,
+            prompt=None if prompt is None else [ChatTurnMessage.model_validate(said) for said in prompt],
         )
         headers = headers_of(message)
         (entry_id,) = await self._bus.publish(CRITIQUE_RESULT.of(critique, once=response.response_id, **headers))

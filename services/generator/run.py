@@ -181,6 +181,7 @@ class Response:
         self._query = message.payload
         # what the model reads before the question
         self._material = message.payload.material or ""
+        self._system = ""
         self._ports = ports
         self._settings = ports.context.settings
         self._past = Past()
@@ -316,7 +317,7 @@ class Response:
         return await deliberate(
             session,
             identities,
-            self._system_prompt(),
+            self._system,
             question,
             open_steps,
             self._progress,
@@ -339,7 +340,8 @@ class Response:
         return record.result
 
     async def _conversation(self, past: Past) -> Conversation:
-        system: list[ChatMessage] = [{"role": "system", "content": "" if self._query.plain else self._system_prompt()}]
+        self._system = "" if self._query.plain else self._system_prompt()
+        system: list[ChatMessage] = [{"role": "system", "content": self._system}]
         if self._query.messages is not None:
             given, history = split_turns(await self._read_as_given(self._query.messages))
             return Conversation([*system, *given], history)
@@ -424,6 +426,7 @@ class Response:
             deliberations=finished.deliberations,
             material=self._material[:MOST_MATERIAL] or None,
             history=query.messages,
+            system=self._system,
         )
         dialog = AnswerDialog(
             session_id=query.session_id,

@@ -1,10 +1,11 @@
 """Preference data as trainers load it: rows of the conversational formats that TRL documents.
 
 dpo: `prompt`, `chosen`, `rejected`. kto: `prompt`, `completion`, `label`. critiques: `prompt`, `completion` (the
-judge's words) with its `score`. Messages are `{role, content}`. Every row of a file has the same columns of the same
-types, so that `datasets.load_dataset("json", …)` reads it unchanged.
+judge's words) with its `score`, where the prompt is what the judge read. Messages are `{role, content}`. Calls of tools
+stand behind the question, as messages with `tool_calls` and of the role `tool`: they are part of the prompt, so that
+the answer alone is trained. Every row of a file has the same columns.
 
-Source: TRL documentation, "Dataset formats and types" (preference and unpaired preference, conversational).
+Source: TRL documentation, "Dataset formats and types" (preference and unpaired preference, conversational, with tools).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Literal
 import orjson
 
 Format = Literal["dpo", "kto", "critiques"]
+Tools = Literal["include", "leave-out"]
 Row = dict[str, Any]
 
 
@@ -27,7 +29,8 @@ class Filters:
 
     human_only: dpo keeps verdicts that a person's vote on one of the answers bears out; kto and critiques keep votes
     and what was voted on. since, until: of the answer, in ms. consent: only users who agreed to training on their data;
-    who refused it is left out in any case. test_share: part of the sessions that is marked `test`.
+    who refused it is left out in any case. test_share: part of the sessions that is marked `test`. tools: what becomes
+    of answers that were given with tools.
     """
 
     min_margin: float = 0.0
@@ -36,6 +39,7 @@ class Filters:
     until: int | None = None
     consent: bool = False
     test_share: float = 0.0
+    tools: Tools = "include"
 
     def refusal(self, answer: Mapping[str, Any], consents: Mapping[str, bool]) -> str | None:
         """Why an answer may not be used; None when it may."""
@@ -49,6 +53,15 @@ class Filters:
             "not of the time asked for" if early or (self.until is not None and answer["time"] >= self.until) else None
         )
 
+    def incomplete(self, answer: Mapping[str, Any]) -> str | None:
+        """Why an answer's prompt is not wanted or cannot be given whole; None when it can. An answer to less than the
+        model read would teach it to invent."""
+        if answer["tools"] and self.tools == "leave-out":
+            return "with tool calls"
+        if answer["material"]:
+            return "to files or passages, which are not kept"
+        return "with tool calls that are not kept" if answer["tools"] and not answer["calls"] else None
+
     def split(self, session_id: str) -> str:
         """A session is in one part as a whole."""
         place = int.from_bytes(sha256(session_id.encode()).digest()[:8]) / 2**64
@@ -59,9 +72,9 @@ def _said(text: str) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": text}]
 
 
-def _prompt(answer: Mapping[str, Any]) -> list[dict[str, str]]:
-    messages: list[dict[str, str]] = orjson.loads(answer["messages"])
-    return messages
+def _prompt(answer: Mapping[str, Any]) -> list[Row]:
+    """All that the model had read when it gave the answer."""
+    return [*orjson.loads(answer["messages"]), *(orjson.loads(answer["calls"]) if answer["calls"] else ())]
 
 
 def _row(answer: Mapping[str, Any], filters: Filters, content: Row, provenance: Row) -> Row:
@@ -94,7 +107,10 @@ def dpo_rows(
         if pair["winner"] == "tie":
             left_out["ties"] += 1
             continue
-        if (reason := filters.refusal(a, consents)) is not None:
+        reason = filters.refusal(a, consents) or filters.incomplete(a) or filters.incomplete(b)
+        if reason is None and a["calls"] != b["calls"]:
+            reason = "of which the two called other tools or were told something else by them"
+        if reason is not None:
             left_out[reason] += 1
             continue
         if a["answer"].strip() == b["answer"].strip():
@@ -159,7 +175,7 @@ def kto_rows(
         else:
             left_out["that no vote bears out" if filters.human_only else "that are neither good nor bad"] += 1
             continue
-        if (reason := filters.refusal(answer, consents)) is not None:
+        if (reason := filters.refusal(answer, consents) or filters.incomplete(answer)) is not None:
             left_out[reason] += 1
             continue
         if abs(value) * 2 < filters.min_margin:
@@ -184,7 +200,8 @@ def critique_rows(
     filters: Filters,
     left_out: LeftOut | None = None,
 ) -> Iterator[Row]:
-    """`answers`: graded answers with `score`, `feedback`, `rubric` and `vote` (None without)."""
+    """`answers`: graded answers with `score`, `feedback`, `rubric`, `judged` (what the judge read) and `vote` (None
+    without)."""
     left_out = Counter() if left_out is None else left_out
     for answer in answers:
         reason = "without a grade" if answer["score"] is None else filters.refusal(answer, consents)
@@ -192,15 +209,18 @@ def critique_rows(
             reason = "that nobody voted on"
         if reason is None and abs(answer["score"] - 3) < filters.min_margin:
             reason = "with too small a margin"
+        if reason is None and answer["tools"] and filters.tools == "leave-out":
+            reason = "with tool calls"
+        if reason is None and not answer["judged"]:
+            reason = "of which it is not kept what the judge read"
         if reason is not None:
             left_out[reason] += 1
             continue
-        judged = [*_prompt(answer), *_said(answer["answer"])]
         yield _row(
             answer,
             filters,
             {
-                "prompt": judged,
+                "prompt": orjson.loads(answer["judged"]),
                 "completion": _said(f"{answer['feedback']} [RESULT] {answer['score']}"),
                 "score": int(answer["score"]),
             },

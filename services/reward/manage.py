@@ -16,6 +16,7 @@ from services.reward.export import (
     Filters,
     Format,
     LeftOut,
+    Tools,
     critique_rows,
     dpo_rows,
     kto_rows,
@@ -58,6 +59,7 @@ class Manage(BaseModel):
     until: int | None = None
     consented: bool = False
     test_share: float = Field(default=0.0, ge=0, le=1)
+    tools: Tools = "include"
     # export, dump
     cursor: str = ""
     table: str = ""
@@ -188,7 +190,9 @@ class Desk:
 def export_page(store: Store, args: Manage) -> dict[str, Any]:
     """Rows from the cursor on, each with the digest of its content, and where the next page begins (null: nowhere);
     `why` there is none."""
-    filters = Filters(args.min_margin, args.human_only, args.since, args.until, args.consented, args.test_share)
+    filters = Filters(
+        args.min_margin, args.human_only, args.since, args.until, args.consented, args.test_share, args.tools
+    )
     consents = store.consents()
     cursor, found, size = args.cursor, list[dict[str, Any]](), 0
     left_out: LeftOut = Counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -32,6 +32,7 @@ from shared.contracts import (
     QueryForget,
     ResponseGeneration,
     RewardEvent,
+    ToolCallRecord,
     UserFeedback,
 )
 from shared.envelope import Message, now_ms
@@ -48,6 +49,8 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 _LOOK_SECONDS = 0.1
+# Characters of an answer's tool calls, or of what its judge read; no trainer takes a longer prompt.
+_MOST_KEPT = 200_000
 _VOTES = 4
 _DAY_MS = 86_400_000
 _TEND_SECONDS = 5
@@ -60,6 +63,34 @@ def reward_of(feedback: UserFeedback) -> float:
     if feedback.stars is not None:
         return (feedback.stars - 3) / 2
     return 1.0 if feedback.sentiment == "positive" else -1.0
+
+
+def instructed(system: str, messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """A conversation with one message of instructions, in front, as the model read it: the assistant's own, then those
+    of the client's history."""
+    told = [system, *(said["content"] for said in messages if said["role"] == "system")]
+    text = "\n\n".join(one for one in told if one)
+    others = [said for said in messages if said["role"] != "system"]
+    return [{"role": "system", "content": text}, *others] if text else others
+
+
+def exchange(calls: Iterable[ToolCallRecord]) -> list[dict[str, Any]]:
+    """Calls of tools and what they gave, as messages that trainers load.
+
+    Source: TRL documentation, "Dataset formats and types", tool calling.
+    """
+    found: list[dict[str, Any]] = []
+    for call in calls:
+        asked = {"type": "function", "function": {"name": call.tool, "arguments": call.args}}
+        found.append({"role": "assistant", "content": "", "tool_calls": [asked]})
+        found.append({"role": "tool", "name": call.tool, "content": call.result})
+    return found
+
+
+def bounded(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Messages as JSON; empty where there are none, or more than is kept of one answer."""
+    text = orjson.dumps(messages).decode() if messages else ""
+    return text if len(text) <= _MOST_KEPT else ""
 
 
 def _asked_at(message: Message[ResponseGeneration]) -> int:
@@ -88,6 +119,7 @@ class Rewarding:
         else:
             turns = await self._sessions.turns(r.session_id, r.respondent_id, r.query_id)
             before, ids = [said for turn in turns for said in turn.messages()], [turn.query_id for turn in turns]
+        messages = instructed(r.system, [*before, {"role": "user", "content": r.query}])
         row = {
             "response_id": r.response_id,
             "query_id": r.query_id,
@@ -96,10 +128,12 @@ class Rewarding:
             "respondent": r.respondent_id,
             "query": r.query,
             "answer": r.answer,
-            "messages": orjson.dumps([*before, {"role": "user", "content": r.query}]).decode(),
+            "messages": orjson.dumps(messages).decode(),
             "config": config_name(r.config),
             "intent": intent_of(r.query, [call.tool for call in r.tool_calls if call.error is None]).value,
             "tools": len(r.tool_calls),
+            "calls": bounded(exchange(r.tool_calls)) if r.tool_calls else "",
+            "material": int(bool(r.material)),
             "time": _asked_at(message),
         }
         await self._access.with_store(lambda store: store.put_response(row, ids))
@@ -114,9 +148,10 @@ class Rewarding:
             "score": c.score,
             "feedback": c.feedback,
             "rubric": c.rubric,
+            "prompt": bounded([{"role": said.role, "content": said.content} for said in c.prompt or ()]),
             "time": now_ms(),
         }
-        await self._access.with_store(lambda store: store.put("critiques", row))
+        await self._access.with_store(lambda store: store.put_critique(row))
         return ()
 
     async def pairwise(self, message: Message[PairwiseResult]) -> Iterable[Outgoing]:

@@ -43,6 +43,14 @@ CREATE TABLE IF NOT EXISTS experiments (
     started INTEGER NOT NULL, ended INTEGER);
 CREATE TABLE IF NOT EXISTS forgotten (session_id TEXT PRIMARY KEY, at INTEGER NOT NULL);
 """
+# Columns that came later: a file of an earlier release gets them when it is opened, as a new one does. calls: the tool
+# calls of the turn and their results, as messages; empty where there were none or they are not kept. material: whether
+# the model read what is kept nowhere. prompt: what the judge read, as messages; empty where it is not kept.
+_ADDED = (
+    ("responses", "calls", "TEXT NOT NULL DEFAULT ''"),
+    ("responses", "material", "INTEGER NOT NULL DEFAULT 0"),
+    ("critiques", "prompt", "TEXT NOT NULL DEFAULT ''"),
+)
 TABLES = ("responses", "pairs", "critiques", "votes", "consents", "experiments", "forgotten")
 _KEYS = {"responses": "response_id", "pairs": "query_id", "critiques": "response_id", "votes": "response_id",
          "consents": "user_id", "experiments": "name", "forgotten": "session_id"}  # fmt: skip
@@ -98,6 +106,9 @@ class Store:
             # what is removed is overwritten, not only unlinked
             self._db.execute("PRAGMA secure_delete=ON")
             self._db.executescript(_SCHEMA)
+            for table, column, form in _ADDED:
+                if column not in self._columns(self._db, table):
+                    self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {form}")
             self._renew()
             note(path)
         except (OSError, sqlite3.Error) as exc:
@@ -176,7 +187,24 @@ class Store:
         back meanwhile, the conversation is not kept: see `take_back`."""
         with self._transaction() as db:
             kept = not any(self._gone(db, row["session_id"], turn) for turn in turns)
-            return self._put(db, "responses", row if kept else {**row, "messages": ""})
+            done = self._put(db, "responses", row if kept else {**row, "messages": ""})
+            self._blank_prompts(db, "response_id", row["response_id"])
+            return done
+
+    def put_critique(self, row: Mapping[str, Any]) -> bool:
+        """The same of a grade. What its judge read is not kept where the conversation is not."""
+        with self._transaction() as db:
+            done = self._put(db, "critiques", row)
+            self._blank_prompts(db, "response_id", row["response_id"])
+            return done
+
+    def _blank_prompts(self, db: sqlite3.Connection, column: str, value: str) -> None:
+        """The judge read the conversation too: nothing of it stays where that is not kept."""
+        db.execute(
+            f"UPDATE critiques SET prompt = '' WHERE {column}=? AND response_id IN "
+            f"(SELECT response_id FROM responses WHERE {column}=? AND messages = '')",
+            (value, value),
+        )
 
     def _put(self, db: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> bool:
         session = row.get("session_id")
@@ -184,7 +212,7 @@ class Store:
             return False
         names = list(row)
         # a backup's rows name their columns
-        columns = {info["name"] for info in db.execute(f"PRAGMA table_info({table})")}
+        columns = self._columns(db, table)
         if not set(names) <= columns:
             raise ValueError(f"{table} has no {', '.join(sorted(set(names) - columns))}")
         updates = ", ".join(f"{name}=excluded.{name}" for name in names if name != _KEYS[table])
@@ -194,6 +222,10 @@ class Store:
             list(row.values()),
         )
         return True
+
+    @staticmethod
+    def _columns(db: sqlite3.Connection, table: str) -> set[str]:
+        return {info["name"] for info in db.execute(f"PRAGMA table_info({table})")}
 
     def _gone(self, db: sqlite3.Connection, session_id: str, query_id: str) -> bool:
         """Whether the session was deleted after this query, whose id may be used again, or the query taken back."""
@@ -230,9 +262,11 @@ class Store:
                     db.execute(f"DELETE FROM {table} WHERE query_id=?", (query_id,))
             db.execute(
                 "UPDATE responses SET messages = '' WHERE session_id=? AND time>=? "
-                "AND CASE messages WHEN '' THEN 0 ELSE json_array_length(messages) END > 1",
+                "AND messages != '' AND (SELECT count(*) FROM json_each(messages) "
+                "WHERE json_extract(messages, fullkey || '.role') IS NOT 'system') > 1",
                 (session_id, min(map(_asked, query_ids), default=0)),
             )
+            self._blank_prompts(db, "session_id", session_id)
         self.overwrite()
 
     def prune(self, before: int, after: tuple[str, int, str] = FIRST) -> tuple[int, tuple[str, int, str] | None]:
@@ -324,7 +358,7 @@ class Store:
     def answer_rows(self, after: str, limit: int) -> list[dict[str, Any]]:
         """Answers that were graded or rated and have their conversation, in the order of their ids."""
         return self.rows(
-            "SELECT r.*, c.score, c.feedback, c.rubric, v.reward AS vote FROM responses r "
+            "SELECT r.*, c.score, c.feedback, c.rubric, c.prompt AS judged, v.reward AS vote FROM responses r "
             "LEFT JOIN critiques c USING (response_id) LEFT JOIN votes v USING (response_id) "
             "WHERE r.response_id > ? AND r.messages != '' AND (c.score IS NOT NULL OR v.reward IS NOT NULL) "
             "ORDER BY r.response_id LIMIT ?",

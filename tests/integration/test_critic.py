@@ -130,6 +130,16 @@ async def test_an_answer_is_graded_with_feedback_and_rubric(redis_url: str) -> N
         (critique,) = await on.critiques()
     assert (critique.score, critique.feedback, critique.rubric) == (4, "Plain and right.", "realistic")
     assert (critique.response_id, critique.respondent_id, critique.answer) == ("1-1:A", "A", "good")
+    (request,) = on.server.requests
+    assert [said.model_dump(include={"role", "content"}) for said in critique.prompt or ()] == request.body["messages"]
+
+
+async def test_what_the_judge_read_is_not_told_where_it_holds_what_is_kept_nowhere(redis_url: str) -> None:
+    async with court(redis_url) as on:
+        await on.submit(generation("1-1").model_copy(update={"material": "a file"}))
+        await on.settled()
+        (critique,) = await on.critiques()
+    assert (critique.score, critique.prompt) == (4, None)
 
 
 async def test_an_answer_that_another_program_wrote_needs_neither_an_envelope_nor_an_entrys_id(
@@ -501,12 +511,12 @@ async def test_a_grade_is_the_same_after_a_crash_and_asked_for_once(
     publish = Critic._publish_grade
     deaths = 0
 
-    async def dies_twice(self: Critic, message: Any, grade: Any) -> None:
+    async def dies_twice(self: Critic, message: Any, grade: Any, prompt: Any = None) -> None:
         nonlocal deaths
         if deaths < 2:
             deaths += 1
             raise RuntimeError("killed before the grade was published" if deaths == 1 else "and again")
-        await publish(self, message, grade)
+        await publish(self, message, grade, prompt)
 
     monkeypatch.setattr(Critic, "_publish_grade", dies_twice)
     async with court(redis_url) as on:

@@ -94,6 +94,7 @@ async def test_an_answer_is_published_once_and_its_turn_is_kept(redis_url: str, 
     assert (generation.response_id, generation.respondent_id) == (f"{query_id}:A", "A")
     assert (generation.generator_id, generation.user_id) == ("GeneratorAgent", "u1")
     assert (generation.query, generation.answer) == ("ping", "It is done.")
+    assert generation.system == on.server.requests[0].body["messages"][0]["content"]
     assert "I should look." in generation.thinking
     assert [(r.tool, r.result) for r in generation.tool_calls] == [("probe", "you said ping")]
     assert (dialog.query, dialog.answer, dialog.session_id) == ("ping", "It is done.", "s1")
@@ -185,9 +186,9 @@ async def test_a_history_of_the_clients_own_is_used_and_nothing_is_stored(redis_
         assert await on.turns("s1") == []
         assert await on.sessions.info("s1") is None
         messages = on.server.requests[-1].body["messages"]
-        assert len(await on.published(RESPONSE_GENERATION, query_id)) == 1
+        (generation,) = await on.published(RESPONSE_GENERATION, query_id)
     # one system message: many models' templates know no second one
-    assert messages[0]["content"].endswith("\n\nSpeak like a pirate.")
+    assert messages[0]["content"] == f"{generation.system}\n\nSpeak like a pirate."
     assert [m["content"] for m in messages[1:]] == ["hello", "ahoy", "more"]
 
 

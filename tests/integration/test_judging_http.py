@@ -205,8 +205,10 @@ async def test_every_row_of_a_file_has_the_columns_and_types_that_trainers_docum
         for name in {"prompt", "chosen", "rejected", "completion"} & set(columns):
             assert shapes[0][name] == MESSAGES
         for row in rows:
-            assert row["prompt"][-1]["role"] == ("assistant" if kind == "critiques" else "user")
-            assert all(message["role"] in ("system", "user", "assistant") for message in row["prompt"])
+            roles = [message["role"] for message in row["prompt"]]
+            assert (roles[0], roles[-1]) == ("system", "user")
+            assert set(roles[1:]) <= {"user", "assistant"}
+            assert ("###Score Rubrics:" in row["prompt"][-1]["content"]) == (kind == "critiques")
     assert shape(await house.rows("kto"))[0]["label"] == "bool"
 
 

@@ -52,6 +52,7 @@ from shared.records.journal import Crossing, EntryType, JournalWriter, append_af
 from shared.records.sessions import Turn
 
 ROOT = Path(__file__).parents[2]
+READ = [{"role": "user", "content": "Grade this."}]
 STREAMS = (RESPONSE_GENERATION, CRITIQUE_RESULT, PAIRWISE_RESULT, USER_FEEDBACK, MEMORY_FORGET, QUERY_FORGET)
 
 
@@ -79,10 +80,11 @@ class Office(Client):
         )  # fmt: skip
         await self.bus.publish(PAIRWISE_RESULT.of(result))
 
-    async def graded(self, query_id: str, score: int | None, respondent: Any = "A") -> None:
+    async def graded(self, query_id: str, score: int | None, respondent: Any = "A", prompt: Any = READ) -> None:
         result = CritiqueResult(
             query_id=query_id, response_id=f"{query_id}:{respondent}", session_id="s1", respondent_id=respondent,
             score=score, feedback="Plain.", rubric="realistic", query="Is it so?", answer="Yes.",
+            prompt=prompt,
         )  # fmt: skip
         await self.bus.publish(CRITIQUE_RESULT.of(result))
 
@@ -351,9 +353,11 @@ async def test_consent_and_time_limit_what_is_exported(redis_url: str, tmp_path:
         await on.ask("consent", "ann", given=True)
         await on.ask("consent", "bob", given=False)
         consented = await on.exported("kto", consented=True)
-        recent = await on.exported("kto", since=2000, until=3000)
+        refused = await on.exported("kto", since=2000, until=3000)
+        recent = await on.exported("kto", since=3000, until=4000)
     assert [row["completion"][0]["content"] for row in consented] == ["answer 1"]
-    assert [row["completion"][0]["content"] for row in recent] == ["answer 2"]
+    assert refused == []
+    assert [row["completion"][0]["content"] for row in recent] == ["answer 3"]
 
 
 async def test_a_deleted_session_leaves_nothing_behind_and_nothing_of_it_comes_back(
@@ -398,6 +402,26 @@ async def test_a_history_that_the_client_gave_is_the_prompt(redis_url: str, tmp_
         await on.settled()
         (row,) = await on.exported("kto")
     assert row["prompt"] == [*history[:3], {"role": "user", "content": "Is it so?"}]
+
+
+async def test_rows_hold_all_that_the_model_and_the_judge_read(redis_url: str, tmp_path: Path) -> None:
+    call = {"tool": "calculate", "args": {"expression": "6*7"}, "result": "42", "call_id": "c1"}
+    asked, read = {"role": "user", "content": "Is it so?"}, [{"role": "user", "content": "Grade this."}]
+    async with office(redis_url, tmp_path) as on:
+        await on.answered("1-1", system="Be kind.", tool_calls=[call])
+        await on.answered("2-1", answer="By the file.", material="a file")
+        await on.graded("1-1", 5, prompt=read)
+        await on.graded("2-1", 5, prompt=None)
+        await on.settled()
+        (row,) = await on.exported("kto")
+        assert await on.exported("kto", tools="leave-out") == []
+        (critique,) = await on.exported("critiques")
+        why = (await on.ask("export", format="critiques", tools="leave-out"))["why"]
+    assert row["prompt"][:2] == [{"role": "system", "content": "Be kind."}, asked]
+    assert [message["role"] for message in row["prompt"][2:]] == ["assistant", "tool"]
+    assert critique["prompt"] == read
+    assert "1 with tool calls" in why
+    assert "1 of which it is not kept what the judge read" in why
 
 
 async def test_a_database_that_is_locked_for_a_while_loses_no_vote(redis_url: str, tmp_path: Path) -> None:

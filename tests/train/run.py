@@ -56,12 +56,22 @@ def answers(seed: int, count: int = 96) -> Iterator[dict[str, Any]]:
             {"role": "system", "content": "You answer in one sentence."},
             {"role": "user", "content": f"Where is the {thing} number {number}?"},
         ]
+        # every third was looked up; arguments of different tools are of different types
+        call = (
+            {"name": "look_up", "arguments": {"thing": thing}} if number % 2 else {"name": "at", "arguments": {"n": 1}}
+        )
+        looked_up = [
+            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+            {"role": "tool", "name": call["name"], "content": f"the {place}"},
+        ]  # fmt: skip
+        calls = json.dumps(looked_up) if number % 3 == 0 else ""
         good = f"The {thing} is in the {place}. Source: list of the {place}."
         bad = f"Well, who knows, perhaps somewhere, the {thing} could be anywhere, maybe the {place}, maybe not."
         consents = "ann" if number % 8 else "bob"
         whole = {
             "query_id": f"{number}-0", "session_id": f"s{number // 2}", "user_id": consents, "intent": "question",
-            "time": number, "config": "{}", "messages": json.dumps(asked), "tools": 0,
+            "time": number, "config": "{}", "messages": json.dumps(asked), "tools": int(bool(calls)),
+            "calls": calls, "material": 0,
         }  # fmt: skip
         a_wins = chance.random() < 0.5
         yield {
@@ -113,7 +123,10 @@ def refused(python: Path, folder: Path) -> list[str]:
     all_train = folder / "all-train.jsonl"
     all_train.write_text("".join(json.dumps({**row, "split": "train"}) + "\n" for row in rows("dpo")))
     wrong = []
+    broken = folder / "broken.jsonl"
+    broken.write_text("no JSON\n")
     for data, method, sentence in (
+        (broken, "dpo", "is no file of JSON lines"),
         (none, "dpo", "has no rows"),
         (folder / "dpo.jsonl", "kto", "is it an export of kto?"),
         (all_train, "dpo", "--test-share"),

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 import httpx
 import typer
@@ -120,6 +120,10 @@ Consented = Annotated[bool, typer.Option("--consented", help="Only users who agr
 Since = Annotated[datetime | None, typer.Option("--since", help="Answers from then on (UTC)")]
 Until = Annotated[datetime | None, typer.Option("--until", help="Answers before then (UTC)")]
 Share = Annotated[float, typer.Option("--test-share", min=0, max=1, help="Part of the sessions marked `test`")]
+Tools = Annotated[
+    Literal["include", "leave-out"],
+    typer.Option("--tools", help="Answers that were given with tools: with their calls"),
+]
 
 
 def _export_of(kind: str, about: str) -> None:
@@ -134,9 +138,10 @@ def _export_of(kind: str, about: str) -> None:
         until: Until = None,
         consented: Consented = False,
         test_share: Share = 0,
+        tools: Tools = "include",
     ) -> None:
         params = {"format": kind, "min_margin": min_margin, "human_only": human_only, "consented": consented,
-                  "test_share": test_share, "since": _ms(since), "until": _ms(until)}  # fmt: skip
+                  "test_share": test_share, "tools": tools, "since": _ms(since), "until": _ms(until)}  # fmt: skip
         _write({name: value for name, value in params.items() if value is not None}, out)
 
 

@@ -57,6 +57,7 @@ class ExportQuery(Body):
     until: int | None = Field(default=None, description="Answers before then, ms since the epoch")
     consented: bool = Field(default=False, description="Only users who agreed to training")
     test_share: float = Field(default=0.0, ge=0, le=1, description="Part of the sessions marked `test`")
+    tools: Literal["include", "leave-out"] = Field(default="include", description="Answers given with tools")
 
 
 class ConsentBody(Body):

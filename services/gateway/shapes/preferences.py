@@ -80,8 +80,12 @@ class ConsentShown(Shape):
 
 
 class PreferenceMessage(Shape):
+    """`tool_calls`: of the assistant, `{type, function: {name, arguments}}`; `name`: the tool, of the role `tool`."""
+
     role: str
     content: str
+    tool_calls: list[dict[str, Any]] = Field(default=[])
+    name: str = ""
 
 
 class PreferenceRow(Shape):

@@ -9,6 +9,8 @@ import orjson
 import pytest
 
 from services.reward.export import Filters, LeftOut, critique_rows, dpo_rows, kto_rows, nothing_because, row_digest
+from services.reward.service import bounded, exchange, instructed
+from shared.contracts import ToolCallRecord
 
 ANYBODY: dict[str, bool] = {}
 
@@ -29,6 +31,10 @@ def answer(name: str = "1-0:A", **values: Any) -> dict[str, Any]:
         "score": None,
         "feedback": "Clear.",
         "rubric": "realistic",
+        "tools": 0,
+        "calls": "",
+        "material": 0,
+        "judged": orjson.dumps([{"role": "user", "content": f"Grade the answer to {query_id}"}]).decode(),
         **values,
     }
 
@@ -226,12 +232,9 @@ def test_the_least_distance_from_the_middle_is_asked_of_votes_and_grades_alike()
     assert [row["provenance"]["query_id"] for row in critiques(*graded, min_margin=2)] == ["2-0"]
 
 
-def test_a_critique_is_the_judges_words_on_the_whole_conversation() -> None:
+def test_a_critique_is_the_judges_words_on_what_it_read() -> None:
     (row,) = critiques(answer(score=4, vote=-0.5))
-    assert row["prompt"] == [
-        {"role": "user", "content": "question 1-0"},
-        {"role": "assistant", "content": "answer of A"},
-    ]
+    assert row["prompt"] == [{"role": "user", "content": "Grade the answer to 1-0"}]
     assert row["completion"] == [{"role": "assistant", "content": "Clear. [RESULT] 4"}]
     assert row["score"] == 4
     told = row["provenance"]
@@ -250,3 +253,96 @@ def test_rows_of_the_same_words_have_the_same_digest_wherever_they_come_from() -
     for change in ({"vote": -1}, {"answer": "another"}, {"messages": '[{"role": "user", "content": "else"}]'}):
         (different,) = kto(answer("1-0:A", **{"vote": 1, **change}))
         assert row_digest(row) != row_digest(different), change
+
+
+# ── tools and what else the model had read ───────────────────────────────────────────────────────────────────────
+
+
+def called(**values: Any) -> list[dict[str, Any]]:
+    """One call of a tool and its result, as messages."""
+    given = {"tool": "calculate", "args": {"expression": "6*7"}, "result": "42", "call_id": "c1", **values}
+    return exchange([ToolCallRecord(**given)])
+
+
+def with_calls(**values: Any) -> dict[str, Any]:
+    return {"tools": 1, "calls": bounded(called(**values))}
+
+
+def test_calls_and_results_stand_behind_the_question_in_the_form_of_trainers() -> None:
+    (row,) = kto(answer(vote=1.0, **with_calls()))
+    assert row["prompt"] == [
+        {"role": "user", "content": "question 1-0"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": {"name": "calculate", "arguments": {"expression": "6*7"}}}],
+        },
+        {"role": "tool", "name": "calculate", "content": "42"},
+    ]
+    assert row["completion"] == [{"role": "assistant", "content": "answer of A"}]
+    assert len(exchange([ToolCallRecord(tool="t", args={}, result="r", call_id=str(n)) for n in range(3)])) == 6
+
+
+def test_a_pair_is_kept_where_both_called_the_same_and_heard_the_same() -> None:
+    same, other = with_calls(), with_calls(result="41")
+    (row,) = dpo(pair(a=same, b=same))
+    assert [message["role"] for message in row["prompt"]] == ["user", "assistant", "tool"]
+    assert [message["role"] for message in (*row["chosen"], *row["rejected"])] == ["assistant", "assistant"]
+    for a, b in ((same, other), (same, {}), ({}, same)):
+        left_out: LeftOut = Counter()
+        assert list(dpo_rows([pair(a=a, b=b)], ANYBODY, Filters(), left_out)) == []
+        assert "called other tools" in nothing_because("dpo", left_out)
+
+
+@pytest.mark.parametrize(
+    ("values", "filters", "why"),
+    [
+        (with_calls(), {"tools": "leave-out"}, "with tool calls"),
+        # of an earlier release, or longer than is kept
+        ({"tools": 1, "calls": ""}, {}, "with tool calls that are not kept"),
+        ({"material": 1}, {}, "to files or passages, which are not kept"),
+    ],
+)
+def test_an_answer_whose_prompt_cannot_be_whole_is_left_out_and_counted(
+    values: dict[str, Any], filters: dict[str, Any], why: str
+) -> None:
+    for rows, items in (
+        (kto_rows, [answer(vote=1.0, **values)]),
+        (dpo_rows, [pair(a=values, b=values)]),
+        (dpo_rows, [pair(b=values)]),
+    ):
+        left_out: LeftOut = Counter()
+        assert list(rows(items, ANYBODY, Filters(**filters), left_out)) == []
+        assert left_out == {why: 1}
+
+
+@pytest.mark.parametrize(
+    ("values", "filters", "why"),
+    [
+        ({"judged": ""}, {}, "of which it is not kept what the judge read"),
+        ({"judged": None}, {}, "of which it is not kept what the judge read"),
+        (with_calls(), {"tools": "leave-out"}, "with tool calls"),
+    ],
+)
+def test_a_critique_without_what_the_judge_read_is_left_out(
+    values: dict[str, Any], filters: dict[str, Any], why: str
+) -> None:
+    left_out: LeftOut = Counter()
+    assert list(critique_rows([answer(score=4, **values)], ANYBODY, Filters(**filters), left_out)) == []
+    assert left_out == {why: 1}
+
+
+def test_instructions_are_one_message_in_front() -> None:
+    asked = {"role": "user", "content": "q"}
+    own, clients = {"role": "system", "content": "Own."}, {"role": "system", "content": "Be brief."}
+    both = {"role": "system", "content": "Own.\n\nBe brief."}
+    assert instructed("", [asked]) == [asked]
+    assert instructed("Own.", [asked]) == [own, asked]
+    assert instructed("", [clients, asked]) == [clients, asked]
+    assert instructed("Own.", [asked, clients, asked]) == [both, asked, asked]
+
+
+def test_more_than_is_kept_of_one_answer_is_not_kept() -> None:
+    assert bounded([]) == ""
+    assert bounded(called(result="x" * 200_000)) == ""
+    assert orjson.loads(bounded(called(result="x" * 100_000)))[1]["content"] == "x" * 100_000

@@ -201,6 +201,45 @@ def test_later_answers_keep_nothing_of_a_query_that_is_taken_back(store: Store) 
     assert [store.response(name)["messages"] for name in ("4-0:A", "5-0:A")] == ["", "[]"]  # type: ignore[index]
 
 
+def prompts(store: Store) -> dict[str, str]:
+    return {row["response_id"]: row["prompt"] for row in store.page("critiques", "", 10)}
+
+
+def test_what_the_judge_read_goes_with_the_conversation(store: Store) -> None:
+    first = '[{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]'
+    later = '[{"role": "system", "content": "s"}, {"role": "user", "content": "q"}, {"role": "user", "content": "q"}]'
+    for name, messages in (("1-0:A", first), ("3-0:A", later), ("4-0:A", first)):
+        store.put_response(response(name, messages=messages, time=int(name[0])), [])
+        store.put_critique(critique(name, prompt="read"))
+    store.take_back("s", ["2-0"], 5)
+    assert prompts(store) == {"1-0:A": "read", "3-0:A": "", "4-0:A": "read"}
+    # on its way meanwhile: whichever of the two comes first
+    store.put_critique(critique("3-0:A", prompt="read"))
+    store.put_critique(critique("5-0:A", prompt="read"))
+    store.put_response(response("5-0:A", messages=later, time=5), ["2-0"])
+    assert prompts(store) == {"1-0:A": "read", "3-0:A": "", "4-0:A": "read", "5-0:A": ""}
+    store.forget("s", 9)
+    assert prompts(store) == {}
+
+
+def test_a_file_of_an_earlier_release_gets_the_columns_that_came_later(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    old = Store(path)
+    everything(old)
+    old.close()
+    with closing(sqlite3.connect(path)) as db:
+        for table, column in (("responses", "calls"), ("responses", "material"), ("critiques", "prompt")):
+            db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+    store = Store(path)
+    assert store.put_response(response("2-0:A", calls="[1]", material=1), [])
+    assert store.put_critique(critique("2-0:A", prompt="[2]"))
+    store.close()
+    again = Store(path)
+    found = [(row["calls"], row["material"], row["judged"], row["score"]) for row in again.answer_rows("", 10)]
+    again.close()
+    assert found == [("", 0, "", 4), ("[1]", 1, "[2]", 4)]
+
+
 def test_verdicts_come_with_both_answers_and_the_vote_on_each(store: Store) -> None:
     everything(store)
     store.vote(vote("1-0:B", reward=-1.0))

@@ -1251,6 +1251,10 @@ export interface components {
         PreferenceMessage: {
             role: string;
             content: string;
+            tool_calls?: {
+                [key: string]: unknown;
+            }[];
+            name?: string;
         };
         PreferenceRow: {
             prompt: components["schemas"]["PreferenceMessage"][];
