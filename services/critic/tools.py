@@ -55,6 +55,9 @@ class CompareAnswers(_Args):
     answer_b: _Text = Field(
         validation_alias=AliasChoices("answer_b", "b", "second"), description="The other answer, whole"
     )
+    reference: str = Field(
+        default="", max_length=100_000, description="An answer that would deserve 5, where one is known"
+    )
 
 
 class JudgeTools:
@@ -83,7 +86,9 @@ class JudgeTools:
 
     async def compare(self, args: CompareAnswers, _request: ToolRequest) -> ToolResult:
         try:
-            found = await self._judge.compared(args.question, args.answer_a, args.answer_b, "", self._rubric)
+            found = await self._judge.compared(
+                args.question, args.answer_a, args.answer_b, args.reference.strip(), self._rubric
+            )
         except ModelError as exc:
             raise _trouble(exc) from exc
         if found is None:

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-_Z = 1.959964
+from shared.shares import Z, wilson
+
 # With fewer cases than this nothing is said about the judge.
 FEW = 30
 _ROUNDS = 50
@@ -38,10 +39,7 @@ def share(times: int, cases: int) -> Measured:
     """A share with Wilson's interval."""
     if not cases:
         return Measured(0, *_NOTHING)
-    part, square = times / cases, _Z * _Z
-    middle = (part + square / (2 * cases)) / (1 + square / cases)
-    reach = _Z * math.sqrt(part * (1 - part) / cases + square / (4 * cases * cases)) / (1 + square / cases)
-    return Measured(cases, part, max(0.0, middle - reach), min(1.0, middle + reach))
+    return Measured(cases, times / cases, *wilson(times, cases))
 
 
 def kappa(pairs: Sequence[tuple[bool, bool]]) -> Measured:
@@ -61,7 +59,7 @@ def kappa(pairs: Sequence[tuple[bool, bool]]) -> Measured:
     same = sum(each[i, i] * ((1 - chance) - (person[i] + judge[i]) * (1 - agreed)) ** 2 for i in (True, False))
     other = (1 - agreed) ** 2 * sum(each[i, not i] * (person[i] + judge[not i]) ** 2 for i in (True, False))
     variance = (same + other - (agreed * chance - 2 * chance + agreed) ** 2) / (n * (1 - chance) ** 4)
-    reach = _Z * math.sqrt(max(0.0, variance))
+    reach = Z * math.sqrt(max(0.0, variance))
     return Measured(n, value, max(-1.0, value - reach), min(1.0, value + reach))
 
 
@@ -89,7 +87,7 @@ def length_pull(verdicts: Sequence[tuple[float, bool]]) -> Measured:
         constant, slope = constant + held * step0, slope + held * step1
         if far < 1e-9:
             break
-    reach = _Z * math.sqrt(h00 / size)
+    reach = Z * math.sqrt(h00 / size)
     return Measured(n, slope, slope - reach, slope + reach)
 
 

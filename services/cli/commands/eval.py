@@ -1,7 +1,8 @@
-"""`local2 eval memory FILE`: how well a running stack finds what it was told, by its HTTP API.
+"""`local2 eval memory FILE`: how well a running stack finds what it was told, by its HTTP API; `local2 eval answers
+FILE`: what the agent adds to its model.
 
-Each user of the data set becomes a user of the stack with a name and a key of their own, so that nobody else's memory
-is read or changed; memories and keys are removed at the end, also after a failure.
+Each user of a data set of memories becomes a user of the stack with a name and a key of their own, so that nobody
+else's memory is read or changed; memories and keys are removed at the end, also after a failure.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import typer
 from pydantic import SecretStr
 
 from services.cli.api import Api, ApiError, rows
+from services.cli.commands import eval_answers
 from services.cli.commands.eval_data import DEPTH, Conversation, DataSet, Measures, Turn, load, report
+from services.cli.printable import printable
 from services.cli.settings import ClientSettings
 from services.cli.terminal import console, errors
 from shared.errors import Local2Error
@@ -57,6 +60,37 @@ def memory(
         return
     console.print(report(file.stem, {"this stack": measures}))
     console.print(f"\n{len(data.questions)} questions, median {milliseconds:.0f} ms")
+
+
+@app.command("answers")
+def answers(
+    file: Annotated[
+        Path, typer.Argument(help="Questions as JSON lines: question, kind?, reference? (docs/judging.md)")
+    ],
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="The first so many questions")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Counts and verdicts as one JSON object")] = False,
+) -> None:
+    """Asks each question of the whole system and of its model alone, and has the judge compare the two answers."""
+    questions = eval_answers.load(file)[:limit]
+    found: list[eval_answers.Verdict] = []
+
+    async def ask() -> None:
+        async with Api(ClientSettings.load("cli")) as api:
+            async for verdict in eval_answers.verdicts(api, questions):
+                found.append(verdict)
+                if not as_json or verdict.outcome == "failed":
+                    why = f": {verdict.why}" if verdict.outcome == "failed" else ""
+                    errors.print(printable(f"{len(found)}/{len(questions)} {verdict.outcome}{why}"), style="dim")
+
+    asyncio.run(ask())
+    if as_json:
+        kinds = {kind: tally.row() for kind, tally in eval_answers.tallies(found).items()}
+        each = [{**one.question.model_dump(), "outcome": one.outcome, "why": one.why} for one in found]
+        print(json.dumps({"kinds": kinds, "verdicts": each}))
+    else:
+        console.print(eval_answers.report(found))
+    if all(one.outcome == "failed" for one in found):
+        raise typer.Exit(1)
 
 
 async def measure(
