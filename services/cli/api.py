@@ -94,7 +94,7 @@ class Api:
 def unreachable(base_url: str, exc: Exception) -> ApiError:
     if isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout):
         return ApiError("unreachable", f"nothing answers at {base_url}; start the stack with: {typed('run')}")
-    return ApiError("unreachable", f"the connection to {base_url} failed: {exc or type(exc).__name__}")
+    return ApiError("unreachable", f"the connection to {base_url} failed: {str(exc) or type(exc).__name__}")
 
 
 def rows(answer: Any, name: str) -> list[dict[str, Any]]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import IO, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
 from services.cli.printable import printable
@@ -22,10 +21,18 @@ class Terminal(Console):
     """
 
     def __init__(self, *, stderr: bool = False, file: IO[str] | None = None, width: int | None = None) -> None:
-        out = file or (sys.stderr if stderr else sys.stdout)
-        if width is None and "COLUMNS" not in os.environ and not out.isatty():
-            width = _PIPE
         super().__init__(stderr=stderr, file=file, width=width, markup=False, emoji=False, highlight=False)
+        self._width = width
+
+    @property  # type: ignore[misc]  # Console's has a setter, which nobody needs here
+    def size(self) -> ConsoleDimensions:
+        """See Console.size: of what is printed to now, not of what was there when this was made."""
+        columns = os.environ.get("COLUMNS", "")
+        width = self._width or (int(columns) if columns.isdecimal() else 0)
+        if not width and not self.file.isatty():
+            width = _PIPE
+        there = super().size
+        return ConsoleDimensions(width, there.height) if width else there
 
     def render_str(self, text: str, **options: Any) -> Text:
         """See Console.render_str; markup is asked for nowhere."""

@@ -21,6 +21,7 @@ from services.cli.stories.story import (
     ResultLines,
     Turn,
 )
+from shared.bus.keys import stream_key
 from shared.contracts import (
     CRITIQUE_RESULT,
     PAIRWISE_RESULT,
@@ -174,7 +175,7 @@ def _true(seen: Seen) -> Iterator[Outcome]:
         text = str(shown.get("answer"))
         yield Outcome("only A's answer is shown", text == seen.answer, f"A answered: {_short(text)}")
     log = list(seen.reply.get("event_log") or [])
-    there = {(f"local2:{m.subject}", m.entry_id, m.respondent_id) for m in seen.bus}
+    there = {(stream_key(m.subject), m.entry_id, m.respondent_id) for m in seen.bus}
     strange = [e for e in log if (e.get("stream"), e.get("id"), "A") not in there]
     yield Outcome(
         "event_log is what crossed the bus", bool(log) and not strange, f"not on the bus: {_short(str(strange))}"

@@ -134,6 +134,11 @@ class Handler(BaseHTTPRequestHandler):
     server: Gateway
 
     def _answer(self) -> None:
+        # a connection that is closed before all was read is an error for who writes
+        if self.headers.get("transfer-encoding") == "chunked":
+            while length := int(self.rfile.readline(), 16):
+                self.rfile.read(length + 2)
+            self.rfile.readline()
         self.rfile.read(int(self.headers.get("content-length") or 0))
         status, kind = 200, "application/json"
         if self.server.refusing:
