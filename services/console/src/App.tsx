@@ -12,12 +12,13 @@ import { keep, kept } from "./chat/kept";
 import { SessionList } from "./chat/sessions";
 import { Sidebar, Undo } from "./chat/Sidebar";
 import { useStore } from "./chat/store";
+import { PLACES } from "./operate/places";
 import { Icon } from "./ui/icons";
 import { Palette } from "./ui/Palette";
 import { Dialog, IconButton, Menu, type Choice } from "./ui/parts";
 
 const About = lazy(() => import("./places/About"));
-const Operate = lazy(() => import("./places/Operate"));
+const Operate = lazy(() => import("./operate/Operate"));
 
 const READINESS_INTERVAL = 10_000;
 const LIST_INTERVAL = 10_000;
@@ -214,9 +215,7 @@ export function App() {
       { name: "Delete this chat", act: () => remove(current) },
     ] : []),
     { name: "What is remembered about me", act: () => setAbout(true) },
-    { name: "Operate: participants", act: () => operate("participants") },
-    { name: "Operate: bus", act: () => operate("bus") },
-    { name: "Operate: ranking", act: () => operate("ranking") },
+    ...Object.entries(PLACES).map(([page, name]) => ({ name: `Operate: ${name.toLowerCase()}`, act: () => operate(page) })),
     { name: "Use another key", act: () => askForKey("") },
     ...(["auto", "light", "dark"] as const).map((one) => ({ name: `Colours: ${one === "auto" ? "as the system" : one}`, act: () => setTheme(one) })),
     { name: developer ? "Hide state names and bus words" : "Show state names and bus words", act: () => setDeveloper(!developer) },

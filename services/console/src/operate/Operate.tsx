@@ -1,0 +1,49 @@
+// The place of operators: a list of pages at the side, and the one that is looked at.
+
+import { Suspense, lazy, useEffect, type ComponentType } from "react";
+import * as Ariakit from "@ariakit/react";
+import { PLACES, placeOf, type Place } from "./places";
+import { keepSampling } from "./samples";
+import "./operate.css";
+
+export interface PageProps {
+  /** What follows the page's name in the address. */
+  rest: string[];
+  onGo(page: string): void;
+}
+
+const PAGES: Record<Place, ComponentType<PageProps>> = {
+  participants: lazy(() => import("./Participants")),
+  health: lazy(() => import("./Health")),
+  bus: lazy(() => import("./Bus")),
+  metrics: lazy(() => import("./Metrics")),
+  "dead-letters": lazy(() => import("./DeadLetters")),
+  memory: lazy(() => import("./Memory")),
+  knowledge: lazy(() => import("./Knowledge")),
+  critic: lazy(() => import("./Critic")),
+  ranking: lazy(() => import("./Ranking")),
+  experiments: lazy(() => import("./Experiments")),
+  keys: lazy(() => import("./Keys")),
+};
+
+export default function Operate({ page, onPage }: { page: string; onPage(page: string): void }) {
+  const { place, rest } = placeOf(page);
+  const Page = PAGES[place];
+  useEffect(keepSampling, []);
+  return (
+    <div className="operate">
+      <Ariakit.TabProvider selectedId={place} setSelectedId={(id) => { if (id && id !== place) onPage(id); }} selectOnMove={false} orientation="both">
+        <Ariakit.TabList className="operate-list" aria-label="Operate">
+          {Object.entries(PLACES).map(([id, name]) => (
+            <Ariakit.Tab key={id} id={id} className="operate-tab" onClick={() => { if (id === place && rest.length) onPage(id); }}>{name}</Ariakit.Tab>
+          ))}
+        </Ariakit.TabList>
+        <main className="operate-page">
+          <Ariakit.TabPanel tabId={place} className="operate-panel" focusable={false}>
+            <Suspense fallback={<p className="dim">…</p>}><Page rest={rest} onGo={onPage} /></Suspense>
+          </Ariakit.TabPanel>
+        </main>
+      </Ariakit.TabProvider>
+    </div>
+  );
+}

@@ -1,0 +1,56 @@
+import { useEffect, useRef } from "react";
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+
+const HEIGHT = 110;
+
+interface PlotProps {
+  /** Seconds since the epoch. */
+  times: number[];
+  values: (number | null)[];
+  name: string;
+}
+
+/** A line over time, in the page's colours. */
+export default function Plot({ times, values, name }: PlotProps) {
+  const room = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const latest = useRef<uPlot.AlignedData>([times, values]);
+  latest.current = [times, values];
+  useEffect(() => {
+    const box = room.current!;
+    const draw = () => {
+      plot.current?.destroy();
+      const colour = (variable: string) => resolved(box, variable);
+      const axis: uPlot.Axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+      plot.current = new uPlot({
+        width: box.clientWidth || 260, height: HEIGHT, legend: { show: false }, cursor: { show: false }, padding: [6, 8, 0, 0],
+        scales: { y: { range: (_plot, least, most) => [Math.min(0, least ?? 0), (most ?? 0) > 0 ? (most ?? 0) * 1.1 : 1] } },
+        axes: [{ ...axis, size: 26, space: 70, values: "{HH}:{mm}" }, { ...axis, size: 44, space: 28 }],
+        series: [{}, { stroke: colour("--accent"), width: 1.5, spanGaps: true, points: { show: false } }],
+      }, latest.current, box);
+    };
+    draw();
+    const sizes = new ResizeObserver(() => plot.current?.setSize({ width: box.clientWidth, height: HEIGHT }));
+    sizes.observe(box);
+    // the colours follow the system and the page's own switch
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    scheme.addEventListener("change", draw);
+    const theme = new MutationObserver(draw);
+    theme.observe(document.documentElement, { attributeFilter: ["data-theme"] });
+    return () => { sizes.disconnect(); theme.disconnect(); scheme.removeEventListener("change", draw); plot.current?.destroy(); plot.current = null; };
+  }, []);
+  useEffect(() => plot.current?.setData([times, values]), [times, values]);
+  const last = values.findLast((value) => value !== null);
+  return <div ref={room} className="plot-room" role="img" aria-label={last === undefined || last === null ? `${name}: nothing yet` : `${name}, now ${last.toFixed(1)}`} />;
+}
+
+/** A colour as a canvas knows it: light-dark() is resolved by giving it to an element. */
+function resolved(box: HTMLElement, variable: string): string {
+  const probe = document.createElement("span");
+  probe.style.color = `var(${variable})`;
+  box.append(probe);
+  const colour = getComputedStyle(probe).color;
+  probe.remove();
+  return colour;
+}

@@ -1,0 +1,163 @@
+// @vitest-environment jsdom
+import { act } from "react";
+import { createRoot, type Root } from "react-dom/client";
+import { afterEach, beforeEach, expect, test, vi } from "vitest";
+import Operate from "./Operate";
+import { PLACES } from "./places";
+
+// a canvas is the browser's: what is drawn is looked at there
+vi.mock("./Plot", () => ({ default: () => null }));
+
+const HOSTILE = '<img src=x onerror="window.hit=1"><script>window.hit=2</script>';
+const engram = { id: "1-0:A", response_id: "1-0:A", query_id: "1-0", session_id: "s", kind: "turn", respondent_id: "A", time: 1, age_seconds: 5, query: HOSTILE, answer: HOSTILE, content: null, topic: null, intent: null, entities: [], tainted: false, score: 4, winner: "A", pairwise_winner: true, pairwise_verdict: "A", reward: 1, sentiment: "positive" };
+const trial = { decision: "not yet", verdicts: 0, wins: 0, ties: 0, losses: 0, conversations: 0, share: null, low: 0, high: 1, p_value: 1, decided_at: null, more: 9 };
+const experiment = { name: "shorter", state: "running", started: 1, ended: null, a: { model: "m", prompt: HOSTILE, temperature: null }, b: { model: HOSTILE, prompt: "p", temperature: 1 }, changed: ["prompt"], result: trial, intents: { question: trial }, votes: { a: { positive: 1, negative: 0 }, promoted: null }, warnings: [HOSTILE] };
+const board = { rows: [{ name: HOSTILE, config: null, strength: 1, low: 0, high: 2, win_rate: 0.7, win_rate_low: 0.5, win_rate_high: 0.9, comparisons: 3, wins: 2, ties: 0, losses: 1, group: 1 }], comparisons: 3, bias: 0.1, bias_low: 0, bias_high: 0.2, disagreement: 0.1, groups: 1, clusters: 2, resampled: "session", note: null };
+const measured = { cases: 3, value: 0.5, low: 0.1, high: 0.9 };
+const fact = { id: "f", subject: { id: "a", name: HOSTILE, kind: "thing" }, relation: "is", object: { id: "b", name: "b", kind: "thing" }, state: "is", since: null, until: null, said: "", time: 1, confidence: 1, text: HOSTILE, why: [HOSTILE], sources: [] };
+const settings = { participant: "critic", schema: { properties: { model: { type: "string", default: "m", description: "The judge" }, attempts: { type: "integer", minimum: 1, maximum: 10, default: 3 } } }, values: { model: HOSTILE, attempts: 3 }, kept: ["model"] };
+const entries = [
+  { subject: "query.received", entry_id: "1-0", time: "1", source: "gateway/g", payload: { query: HOSTILE } },
+  { subject: "response.generation", entry_id: "2-0", time: "2", source: "generator/g", payload: { query_id: "1-0", respondent_id: "A", query: HOSTILE, answer: HOSTILE } },
+  { subject: "critique.result", entry_id: "3-0", time: "3", source: "critic/c", payload: { query_id: "1-0", respondent_id: "A", score: 4, feedback: HOSTILE, rubric: "style" } },
+];
+
+const ANSWERS: Record<string, unknown> = {
+  participants: { participants: [{ name: "critic", replicas: [{ replica: "r1", state: "ready", in_flight: 1, concurrency: 2, handled: 3, release: 2, started: 1, age_ms: 5, facts: { degraded: HOSTILE } }], work: [{ subject: "x", backlog: 4, pending: 0 }] }, { name: "memory", replicas: [] }] },
+  "participants/critic/settings": settings,
+  ready: { status: "not ready", parts: { model: { ok: false, reason: HOSTILE } } },
+  "bus/streams": { streams: [{ subject: "query.received", length: 3, oldest_seconds: 1, groups: [{ name: "generator", consumers: 1, lag: 2, pending: 1 }] }] },
+  "dead-letters": { dead_letters: [{ id: "7-0", time: 1, stream: "x", group: "g", entry_id: "1-0", deliveries: 5, reason: HOSTILE, fields: { a: HOSTILE } }], total: 1, next: null },
+  keys: { keys: [{ id: "k", name: HOSTILE, user_id: "ann", role: "user", created: 1, trusted: false }] },
+  "memory/engrams": { engrams: [engram], cursor: null, total: 1 },
+  "memory/engrams/1-0%3AA": { ...engram, model: "m", annotations: { critique: { feedback: HOSTILE } } },
+  "knowledge/facts": { facts: [fact], cursor: null, total: 1 },
+  "knowledge/graph": { nodes: [fact.subject, fact.object], edges: [{ id: "f", from: "a", to: "b", relation: HOSTILE, state: "is", since: null, until: null, confidence: 1 }] },
+  "preferences/leaderboard": { judge: board, people: { ...board, rows: [] }, agreement: { cases: 3, share: 0.5, kappa: 0.1 }, intents: {} },
+  "preferences/judge": { judge: "j", agreement: measured, disagreement: measured, first_wins: measured, length: measured, own_model: { cases: 0, value: null, low: null, high: null }, unread: measured, warnings: [HOSTILE] },
+  "preferences/consent": { user_id: "a", consent: null },
+  experiments: { experiments: [experiment] },
+  "experiments/shorter": experiment,
+};
+
+let root: Root;
+let room: HTMLElement;
+let sent: { method: string; path: string; body: unknown }[];
+let refusal: string | null;
+
+beforeEach(() => {
+  (globalThis as { IS_REACT_ACT_ENVIRONMENT?: boolean }).IS_REACT_ACT_ENVIRONMENT = true;
+  sent = [];
+  refusal = null;
+  vi.stubGlobal("requestAnimationFrame", (work: () => void) => setTimeout(work, 0));
+  vi.stubGlobal("cancelAnimationFrame", clearTimeout);
+  vi.stubGlobal("matchMedia", () => ({ addEventListener() {}, removeEventListener() {} }));
+  vi.stubGlobal("fetch", (path: string, { method = "GET", body }: RequestInit = {}) => {
+    const name = path.split("?")[0]!;
+    if (method !== "GET") {
+      sent.push({ method, path, body: typeof body === "string" ? JSON.parse(body) : undefined });
+      if (refusal) return Promise.resolve(Response.json({ error: { code: "invalid_setting", message: refusal } }, { status: 422 }));
+    }
+    if (name === "metrics") return Promise.resolve(new Response("local2_dead_letters 2\n"));
+    if (name === "bus/events") {
+      const text = entries.map((entry) => `id: ${entry.entry_id}\nevent: ${entry.subject}\ndata: ${JSON.stringify(entry)}\n\n`).join("");
+      // it stays open, as the bus does
+      return Promise.resolve(new Response(new ReadableStream({ start: (out) => out.enqueue(new TextEncoder().encode(text)) })));
+    }
+    return Promise.resolve(Response.json(ANSWERS[name] ?? {}));
+  });
+  room = document.body.appendChild(document.createElement("div"));
+  root = createRoot(room);
+});
+
+afterEach(async () => {
+  await act(async () => root.unmount());
+  room.remove();
+  vi.unstubAllGlobals();
+});
+
+async function until(fact: () => unknown): Promise<void> {
+  for (let turn = 0; turn < 500; turn += 1) {
+    await act(() => new Promise((resolve) => setTimeout(resolve, 5)));
+    if (fact()) return;
+  }
+  throw new Error(`it did not become so: ${String(fact)}\n${document.body.textContent}`);
+}
+
+const show = (page: string, onPage = () => {}) => act(async () => root.render(<Operate page={page} onPage={onPage} />));
+const button = (name: string, of: ParentNode = document) => [...of.querySelectorAll<HTMLElement>("button")].find((one) => (one.getAttribute("aria-label") ?? one.textContent) === name)!;
+const press = (element: HTMLElement) => act(async () => element.click());
+const type = (element: HTMLInputElement, words: string) => act(async () => {
+  Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value")!.set!.call(element, words);
+  element.dispatchEvent(new Event("input", { bubbles: true }));
+});
+
+test.each([...Object.keys(PLACES).filter((place) => place !== "metrics"), "participants/critic", "participants/critic/settings", "bus/1-0", "experiments/shorter"])("%s shows what the API says as text, whatever it is", async (page) => {
+  await show(page);
+  const values = () => [...document.querySelectorAll("input")].map((one) => one.value).join();
+  if (page !== "participants") await until(() => (document.body.textContent + values()).includes("onerror"));
+  else await until(() => document.body.textContent?.includes("no live replica"));
+  for (const opener of document.querySelectorAll<HTMLElement>("[aria-expanded=false]")) await press(opener);
+  await until(() => true);
+  expect(room.querySelector("img, script")).toBeNull();
+  expect((window as { hit?: number }).hit).toBeUndefined();
+});
+
+test("metrics show the newest value of each series", async () => {
+  await show("metrics");
+  await until(() => [...document.querySelectorAll(".plot")].some((one) => /Dead letters\s*2/.test(one.textContent ?? "")));
+});
+
+test("a head sorts its column, in both directions, and a field filters", async () => {
+  await show("bus");
+  await until(() => document.querySelector("#streams"));
+  await show("participants");
+  await until(() => document.querySelector("#participants-table"));
+  const names = () => [...document.querySelectorAll("#participants-table tbody th")].map((one) => one.textContent);
+  expect(names()).toEqual(["critic", "memory"]);
+  const head = document.querySelector<HTMLElement>("#participants-table thead button")!;
+  await press(head);
+  await press(head);
+  expect(names()).toEqual(["memory", "critic"]);
+  expect(head.closest("th")?.getAttribute("aria-sort")).toBe("descending");
+  await type(document.querySelector<HTMLInputElement>("main input[type=search]")!, "mem");
+  expect(names()).toEqual(["memory"]);
+});
+
+test("settings send only what is different, and show a refusal at its field", async () => {
+  await show("participants/critic/settings");
+  await until(() => document.querySelector("#setting-attempts"));
+  const field = () => document.querySelector<HTMLInputElement>("#setting-attempts")!;
+  await type(field(), "99");
+  await press(button("Keep"));
+  expect(sent).toEqual([]);
+  expect(field().getAttribute("aria-invalid")).toBe("true");
+  await type(field(), "5");
+  refusal = "attempts: 5 is too many today";
+  await press(button("Keep"));
+  await until(() => document.querySelector("#setting-attempts-wrong"));
+  expect(document.querySelector("#setting-attempts-wrong")?.textContent).toBe(refusal);
+  expect(sent).toEqual([{ method: "PATCH", path: "participants/critic/settings", body: { attempts: 5 } }]);
+  refusal = null;
+  sent = [];
+  await press(button("Reset model to its default"));
+  await until(() => sent.length);
+  expect(sent[0]?.body).toEqual({ model: "m" });
+});
+
+test("a dead letter is replayed at once and dropped after a question", async () => {
+  await show("dead-letters");
+  await until(() => button("Replay 7-0"));
+  await press(button("Drop 7-0"));
+  expect(sent).toEqual([]);
+  await until(() => button("Drop it"));
+  await press(button("Drop it"));
+  await until(() => document.body.textContent?.includes("There are none"));
+  expect(sent).toEqual([{ method: "DELETE", path: "dead-letters/7-0", body: undefined }]);
+});
+
+test("a page that is not for this key says so", async () => {
+  vi.stubGlobal("fetch", () => Promise.resolve(Response.json({ error: { code: "forbidden", message: "no" } }, { status: 403 })));
+  await show("keys");
+  await until(() => document.body.textContent?.includes("This is shown to administrators."));
+});

@@ -1,0 +1,104 @@
+// What a message of the bus says, in a line; and the messages of one question in their order.
+
+import type { BusEntry } from "./asking";
+
+const BEGINNING = 160;
+
+type Payload = Record<string, unknown>;
+
+const payloadOf = (entry: BusEntry): Payload => (typeof entry.payload === "object" && entry.payload !== null ? (entry.payload as Payload) : {});
+const words = (value: unknown): string => (typeof value === "string" ? value : "");
+const count = (value: unknown): number => (Array.isArray(value) ? value.length : 0);
+
+/** The beginning of a text, on one line. */
+export function beginning(text: string, length = BEGINNING): string {
+  const line = text.replace(/\s+/g, " ").trim();
+  return line.length > length ? `${line.slice(0, length).trimEnd()}…` : line;
+}
+
+export function summaryOf(entry: BusEntry): string {
+  const payload = payloadOf(entry);
+  const { subject } = entry;
+  if (subject.startsWith("tool.request.")) return beginning(`asks for ${JSON.stringify(payload["args"] ?? {})}`);
+  if (subject.startsWith("tool.result.")) {
+    const took = typeof payload["duration_ms"] === "number" ? ` (${payload["duration_ms"]} ms)` : "";
+    return payload["error"] ? beginning(`failed${took}: ${words(payload["error"])}`) : beginning(`${count(payload["data"]) ? `${count(payload["data"])} found` : "done"}${took}: ${words(payload["result"])}`);
+  }
+  switch (subject) {
+    case "query.received": return beginning(words(payload["query"]));
+    case "response.generation": {
+      const parts = [beginning(words(payload["answer"])) || "no answer"];
+      if (words(payload["thinking"])) parts.push(`thought: ${beginning(words(payload["thinking"]), 60)}`);
+      const tools = count(payload["tool_calls"]);
+      if (tools) parts.push(tools === 1 ? "1 tool" : `${tools} tools`);
+      return parts.join(" · ");
+    }
+    case "answer.dialog": return beginning(words(payload["answer"]));
+    case "agent.transition": return `${words(payload["from"])} → ${words(payload["to"])} (${words(payload["action"])})`;
+    case "critique.result": return beginning(`${payload["score"] === null || payload["score"] === undefined ? "no grade" : `${String(payload["score"])} of 5`}: ${words(payload["feedback"])}`);
+    case "pairwise.result": return beginning(`${payload["winner"] === "tie" ? "as good as each other" : `${words(payload["winner"])} is better`}: ${words(payload["reason"])}`);
+    case "user.feedback": return [words(payload["sentiment"]), typeof payload["stars"] === "number" ? `${payload["stars"]} stars` : "", words(payload["comment"])].filter(Boolean).join(", ");
+    case "reward.event": return `reward ${String(payload["reward"])} for ${words(payload["respondent_id"])}`;
+    default: return beginning(JSON.stringify(entry.payload) ?? "");
+  }
+}
+
+/** The question that a message belongs to; "" for none. */
+export function questionOf(entry: BusEntry): string {
+  if (entry.subject === "query.received") return entry.entry_id;
+  const payload = payloadOf(entry);
+  const correlated = (entry as unknown as Payload)["correlation_id"];
+  return words(correlated) || words(payload["query_id"]) || words(payload["original_query_id"]);
+}
+
+export function sessionOf(entry: BusEntry): string {
+  return words((entry as unknown as Payload)["session_id"]) || words(payloadOf(entry)["session_id"]);
+}
+
+export const participantOf = (entry: BusEntry): string => (entry.source ?? "").split("/")[0]!;
+
+/** When a message was published, in ms. */
+export function timeOf(entry: BusEntry): number {
+  return Number(entry.time) || Number(entry.entry_id.split("-")[0]) || 0;
+}
+
+export interface Wanted {
+  subject: string;
+  session: string;
+  question: string;
+  participant: string;
+}
+
+/** Whether a message is one that is looked for; a subject may be a beginning. */
+export function fits(entry: BusEntry, { subject, session, question, participant }: Wanted): boolean {
+  return (!subject || entry.subject.startsWith(subject.replace(/\*$/, "")) || entry.subject.includes(subject))
+    && (!session || sessionOf(entry).startsWith(session))
+    && (!question || questionOf(entry).startsWith(question))
+    && (!participant || participantOf(entry) === participant);
+}
+
+export interface Span {
+  entry: BusEntry;
+  /** ms after the first message. */
+  start: number;
+  /** ms until the same participant says something again about it; 0 for its last message. */
+  length: number;
+}
+
+/** One question from its arrival to its judge, the oldest message first. */
+export function spansOf(entries: readonly BusEntry[], question: string): Span[] {
+  const own = entries.filter((entry) => questionOf(entry) === question).sort((a, b) => order(a, b));
+  const first = own.length ? timeOf(own[0]!) : 0;
+  return own.map((entry, at) => {
+    const next = own.slice(at + 1).find((one) => one.source === entry.source && respondentOf(one) === respondentOf(entry));
+    const start = Math.max(0, timeOf(entry) - first);
+    return { entry, start, length: next ? Math.max(0, timeOf(next) - timeOf(entry)) : 0 };
+  });
+}
+
+export const respondentOf = (entry: BusEntry): string => words((entry as unknown as Payload)["respondent_id"]);
+
+function order(a: BusEntry, b: BusEntry): number {
+  const arrived = Number(b.subject === "query.received") - Number(a.subject === "query.received");
+  return arrived || timeOf(a) - timeOf(b) || a.entry_id.localeCompare(b.entry_id, "en", { numeric: true });
+}
