@@ -227,7 +227,7 @@ export function App() {
     <div className={drawer ? "page drawer-open" : "page"}>
       <a className="skip" href="#question" onClick={(event) => { event.preventDefault(); composer.current?.focus(); }}>To the question field</a>
       <header className="top">
-        <IconButton icon="menu" label="Conversations" className="drawer-button" aria-expanded={drawer} onClick={() => setDrawer(!drawer)} />
+        {!address.operate && <IconButton icon="menu" label="Conversations" className="drawer-button" aria-expanded={drawer} onClick={() => setDrawer(!drawer)} />}
         <div className="places" role="group" aria-label="Places">
           <button type="button" aria-pressed={!address.operate} onClick={() => operate(null)}>Chat</button>
           <button type="button" aria-pressed={address.operate !== null} onClick={() => operate("participants")}>Operate</button>

@@ -4,6 +4,7 @@ import { useState } from "react";
 import { call } from "../api/http";
 import { Dialog, IconButton } from "../ui/parts";
 import { useAsked, useWork, type Shapes } from "./asking";
+import type { PageProps } from "./Operate";
 import { Confirm, Grid, Note, Refresh, State, When, type Column, type Question } from "./parts";
 
 type Key = Shapes["Key"];
@@ -18,7 +19,7 @@ const COLUMNS: Column<Key>[] = [
   { name: "Id", value: (one) => one.id, cell: (one) => <code>{one.id}</code> },
 ];
 
-export default function Keys() {
+export default function Keys({ onGo }: PageProps) {
   const { found, wrong, refresh } = useAsked<Shapes["KeyList"]>("keys");
   const [question, ask] = useState<Question | null>(null);
   const [making, make] = useState(false);
@@ -27,7 +28,7 @@ export default function Keys() {
   return (
     <section>
       <h2>Keys</h2>
-      <p className="dim">Every user sees only what is theirs; administrators see this place, too. A key that is revoked stops working within two seconds.</p>
+      <p className="dim">Every user sees only what is theirs; administrators see this place, too. A key that is revoked stops working within two seconds. How much may wait for an answer stands in <button type="button" className="link" onClick={() => onGo("participants/gateway/settings")}>the gateway's settings</button>.</p>
       <Note>{wrong || said}</Note>
       {found && (
         <Grid name="Keys" rows={found.keys} keyOf={(one) => one.id} columns={COLUMNS} empty="There is no key."

@@ -2,9 +2,10 @@
 
 import { useCallback, useEffect, useMemo, useState } from "react";
 import { call } from "../api/http";
-import { trouble, type Shapes } from "./asking";
+import { trouble, useTail, type Shapes } from "./asking";
 import { blamed, changes, fieldsOf, same, written, type Draft, type Field } from "./form";
-import { Note } from "./parts";
+import { Note, When } from "./parts";
+import { beginning, timeOf } from "./summary";
 
 type Shown = Shapes["SettingsShown"];
 
@@ -64,6 +65,7 @@ export function Settings({ participant }: { participant: string }) {
         <Setting key={field.id} field={field} words={draft[field.id] ?? written(field, field.value)} wrong={wrong[field.id] ?? refused[field.id] ?? ""} differs={differs(field)} kept={shown.kept?.includes(field.path[0]) ?? false}
           onChange={(typed) => setDraft((before) => ({ ...before, [field.id]: typed }))} onReset={() => reset(field)} />
       ))}
+      <History participant={participant} />
       {(count > 0 || Object.keys(wrong).length > 0) && (
         <div className="settings-foot">
           <span>{Object.keys(wrong).length ? "Some values cannot be kept." : count === 1 ? "One setting is changed." : `${count} settings are changed.`}</span>
@@ -72,6 +74,24 @@ export function Settings({ participant }: { participant: string }) {
         </div>
       )}
     </form>
+  );
+}
+
+const CHANGES = ["settings.update"];
+
+/** What was changed while it ran, the newest first, as far back as the bus keeps it. */
+function History({ participant }: { participant: string }) {
+  const { entries } = useTail(CHANGES, 200);
+  const own = entries.flatMap((entry) => {
+    const payload = entry.payload as { participant?: unknown; values?: Record<string, unknown> } | null;
+    return payload?.participant === participant ? [{ entry, values: Object.entries(payload.values ?? {}) }] : [];
+  });
+  if (!own.length) return null;
+  return (
+    <details className="history">
+      <summary>Changed lately ({own.length})</summary>
+      <ol>{own.map(({ entry, values }) => <li key={entry.entry_id}><When ms={timeOf(entry)} /> {values.map(([name, value]) => <span key={name} dir="auto"><b>{name}</b> = <code>{beginning(JSON.stringify(value), 80)}</code> </span>)}</li>)}</ol>
+    </details>
   );
 }
 

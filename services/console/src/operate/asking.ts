@@ -10,6 +10,8 @@ export type BusEntry = Shapes["BusEntry"];
 
 const INTERVAL = 2_000;
 const KEPT = 1_000;
+// A busy bus says more than anybody reads: what has come is shown so many ms later, together.
+const PAUSE = 150;
 
 /** What went wrong, as a sentence for whoever looks. */
 export function trouble(error: unknown): string {
@@ -77,9 +79,9 @@ export function useTail(subjects: readonly string[], last: number): { entries: B
   const asked = subjects.join(" ");
   useEffect(() => {
     const stop = new AbortController();
-    let frame = 0;
+    let timer: ReturnType<typeof setTimeout> | undefined;
     const show = () => {
-      frame = 0;
+      timer = undefined;
       const fresh = waiting.current.splice(0);
       setEntries((known) => joined(known, fresh).slice(0, KEPT));
     };
@@ -89,11 +91,11 @@ export function useTail(subjects: readonly string[], last: number): { entries: B
       signal: stop.signal,
       onEvent: (_type, _id, data) => {
         waiting.current.push(data as BusEntry);
-        frame ||= requestAnimationFrame(show);
+        timer ??= setTimeout(show, PAUSE);
       },
       onWaiting: (pause) => say(pause ? `The connection is lost. Next attempt in ${Math.round(pause / 1000)} s.` : ""),
     }).catch((error: unknown) => { if (!stop.signal.aborted) say(trouble(error)); });
-    return () => { stop.abort(); cancelAnimationFrame(frame); waiting.current = []; };
+    return () => { stop.abort(); clearTimeout(timer); waiting.current = []; };
   }, [asked, last]);
   return { entries, said };
 }

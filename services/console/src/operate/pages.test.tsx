@@ -20,6 +20,7 @@ const entries = [
   { subject: "query.received", entry_id: "1-0", time: "1", source: "gateway/g", payload: { query: HOSTILE } },
   { subject: "response.generation", entry_id: "2-0", time: "2", source: "generator/g", payload: { query_id: "1-0", respondent_id: "A", query: HOSTILE, answer: HOSTILE } },
   { subject: "critique.result", entry_id: "3-0", time: "3", source: "critic/c", payload: { query_id: "1-0", respondent_id: "A", score: 4, feedback: HOSTILE, rubric: "style" } },
+  { subject: "settings.update", entry_id: "4-0", time: "4", source: "gateway/g", payload: { participant: "critic", values: { model: HOSTILE } } },
 ];
 
 const ANSWERS: Record<string, unknown> = {
@@ -49,9 +50,6 @@ beforeEach(() => {
   (globalThis as { IS_REACT_ACT_ENVIRONMENT?: boolean }).IS_REACT_ACT_ENVIRONMENT = true;
   sent = [];
   refusal = null;
-  vi.stubGlobal("requestAnimationFrame", (work: () => void) => setTimeout(work, 0));
-  vi.stubGlobal("cancelAnimationFrame", clearTimeout);
-  vi.stubGlobal("matchMedia", () => ({ addEventListener() {}, removeEventListener() {} }));
   vi.stubGlobal("fetch", (path: string, { method = "GET", body }: RequestInit = {}) => {
     const name = path.split("?")[0]!;
     if (method !== "GET") {
@@ -126,7 +124,7 @@ test("a head sorts its column, in both directions, and a field filters", async (
 
 test("settings send only what is different, and show a refusal at its field", async () => {
   await show("participants/critic/settings");
-  await until(() => document.querySelector("#setting-attempts"));
+  await until(() => document.querySelector("#setting-attempts") && document.body.textContent?.includes("Changed lately (1)"));
   const field = () => document.querySelector<HTMLInputElement>("#setting-attempts")!;
   await type(field(), "99");
   await press(button("Keep"));

@@ -35,7 +35,7 @@ export const SERIES: readonly Series[] = [
   { name: "Work waiting", unit: "messages", about: "Not yet read, over all participants", value: level("local2_group_lag") },
   { name: "In flight", unit: "", about: "What all replicas work at now", value: level("local2_replicas_in_flight") },
   { name: "Requests", unit: "a minute", about: "HTTP requests to this gateway", value: rate("local2_http_requests_total") },
-  { name: "Errors", unit: "a minute", about: "Answers of 500 and more", value: rate("local2_http_requests_total", (labels) => Object.values(labels).some((value) => /^5\d\d$|^5xx$/.test(value))) },
+  { name: "Errors", unit: "a minute", about: "Answers of 500 and more", value: rate("local2_http_requests_total", (labels) => (labels["status"] ?? "").startsWith("5")) },
   { name: "Open streams", unit: "", about: "Browsers and clients that listen", value: level("local2_sse_streams_open") },
   { name: "Dead letters", unit: "", about: "Messages that nobody could handle", value: level("local2_dead_letters") },
   { name: "Redis' memory", unit: "MB", about: "Used by everything that is kept there", value: level("local2_redis_memory_used_bytes", 1_000_000) },
