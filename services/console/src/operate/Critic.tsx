@@ -55,7 +55,7 @@ function One({ name, answer, score }: { name: string; answer: Answer | undefined
   return (
     <div className="card">
       <h4>{name}{answer?.model ? ` · ${answer.model}` : ""} {score !== null && <State fine={colourOf(Math.round(score))}>{score}/5</State>}</h4>
-      <p className="wrapped" dir="auto">{answer ? answer.text || "(no answer)" : "Not among the newest answers, or there is none."}</p>
+      <p className="wrapped answer" dir="auto" tabIndex={0}>{answer ? answer.text || "(no answer)" : "Not among the newest answers, or there is none."}</p>
     </div>
   );
 }

@@ -63,7 +63,7 @@ export function Grid<T>({ name, id, rows, keyOf, columns, order: first, detail, 
                 {columns.map((column) => (
                   <th key={column.name} scope="col" aria-sort={sorted(column.name)} className={column.number ? "number" : undefined}>
                     <button type="button" onClick={() => setOrder((before) => ({ column: column.name, descending: before?.column === column.name ? !before.descending : Boolean(column.number) }))}>
-                      {column.name}<span className="sorted" aria-hidden="true">{order?.column === column.name ? (order.descending ? "↓" : "↑") : ""}</span>
+                      {column.name}{" "}<span className="sorted" aria-hidden="true">{order?.column === column.name ? (order.descending ? "↓" : "↑") : ""}</span>
                     </button>
                   </th>
                 ))}

@@ -9,6 +9,7 @@ test("a ranking is explained by its parts, the heaviest first", () => {
   ]);
   expect(reasonsOf({})).toEqual([]);
   expect(signed(-0.2)).toBe("−0.20");
+  expect(signed(-0.0001)).toBe("+0.00");
 });
 
 test("an axis has room for every interval", () => {

@@ -26,7 +26,10 @@ export function reasonsOf(why: Record<string, unknown>): Reason[] {
   return found;
 }
 
-export const signed = (value: number, digits = 2): string => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
+export function signed(value: number, digits = 2): string {
+  const size = Math.abs(value).toFixed(digits);
+  return (value < 0 && Number(size) ? "−" : "+") + size;
+}
 
 /** The ends of an axis that has room for every interval, a little more than needed. */
 export function axisOf(rows: readonly { low: number; high: number }[]): { from: number; to: number } {

@@ -12,6 +12,8 @@ test("a message is said in a line", () => {
   expect(summaryOf(entry("tool.request.web_search", { args: { query: "news" } }))).toBe('asks for {"query":"news"}');
   expect(summaryOf(entry("critique.result", { score: 0, feedback: "wrong" }))).toBe("0 of 5: wrong");
   expect(summaryOf(entry("critique.result", { score: null, feedback: "unread" }))).toBe("no grade: unread");
+  expect(summaryOf(entry("settings.update", { participant: "critic", values: { attempts: 5 } }))).toBe("critic: attempts");
+  expect(summaryOf(entry("tool.schema", { function: { name: "web_search" } }))).toBe('"web_search"');
   expect(summaryOf(entry("pairwise.result", { winner: "tie", reason: "same" }))).toBe("as good as each other: same");
 });
 

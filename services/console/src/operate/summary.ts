@@ -39,6 +39,8 @@ export function summaryOf(entry: BusEntry): string {
     case "pairwise.result": return beginning(`${payload["winner"] === "tie" ? "as good as each other" : `${words(payload["winner"])} is better`}: ${words(payload["reason"])}`);
     case "user.feedback": return [words(payload["sentiment"]), typeof payload["stars"] === "number" ? `${payload["stars"]} stars` : "", words(payload["comment"])].filter(Boolean).join(", ");
     case "reward.event": return `reward ${String(payload["reward"])} for ${words(payload["respondent_id"])}`;
+    case "settings.update": return beginning(`${words(payload["participant"])}: ${Object.keys((payload["values"] as object | null) ?? {}).join(", ")}`);
+    case "tool.schema": return beginning(JSON.stringify((payload["function"] as Payload | undefined)?.["name"] ?? payload));
     default: return beginning(JSON.stringify(entry.payload) ?? "");
   }
 }
