@@ -38,7 +38,7 @@ export default function Operate({ page, onPage }: { page: string; onPage(page: s
             <Ariakit.Tab key={id} id={id} className="operate-tab" onClick={() => { if (id === place && rest.length) onPage(id); }}>{name}</Ariakit.Tab>
           ))}
         </Ariakit.TabList>
-        <main className="operate-page">
+        <main className="operate-page" tabIndex={0}>
           <Ariakit.TabPanel tabId={place} className="operate-panel" focusable={false}>
             <Suspense fallback={<p className="dim">…</p>}><Page rest={rest} onGo={onPage} /></Suspense>
           </Ariakit.TabPanel>

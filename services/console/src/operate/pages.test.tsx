@@ -8,6 +8,9 @@ import { PLACES } from "./places";
 // a canvas is the browser's: what is drawn is looked at there
 vi.mock("./Plot", () => ({ default: () => null }));
 
+// a machine that has much else to do is not a fault
+vi.setConfig({ testTimeout: 60_000 });
+
 const HOSTILE = '<img src=x onerror="window.hit=1"><script>window.hit=2</script>';
 const engram = { id: "1-0:A", response_id: "1-0:A", query_id: "1-0", session_id: "s", kind: "turn", respondent_id: "A", time: 1, age_seconds: 5, query: HOSTILE, answer: HOSTILE, content: null, topic: null, intent: null, entities: [], tainted: false, score: 4, winner: "A", pairwise_winner: true, pairwise_verdict: "A", reward: 1, sentiment: "positive" };
 const trial = { decision: "not yet", verdicts: 0, wins: 0, ties: 0, losses: 0, conversations: 0, share: null, low: 0, high: 1, p_value: 1, decided_at: null, more: 9 };
