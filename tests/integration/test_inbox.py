@@ -18,7 +18,7 @@ async def test_nothing_that_stands_in_an_inbox_keeps_the_rest_from_being_read(
 ) -> None:
     got: list[bytes] = []
 
-    def notify(fields: Mapping[bytes, bytes]) -> None:
+    def notify(_id: str, fields: Mapping[bytes, bytes]) -> None:
         if fields.get(b"bad"):
             raise ValueError("nonsense")
         got.append(fields[b"number"])
