@@ -45,6 +45,7 @@ class LadybugGraph:
     def __init__(self, path: Path, database: Callable[[Path], Any]) -> None:
         self._path = path
         self._open = database
+        self._tidy()
         self._connect()
         self._removed = asyncio.Event()
         if self._due.exists():
@@ -114,6 +115,8 @@ class LadybugGraph:
                     # it would be taken for that of the new one
                     raise OSError("its log is not empty")
                 self._fresh.replace(self._path)
+                self._tidy()
+                # when nothing is left to do
                 self._due.unlink(missing_ok=True)
             finally:
                 self._connect()

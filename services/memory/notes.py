@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from services.memory.engram import Engram, Note, NoteKind
 from shared.bus import Bus, Command, Script, order
@@ -88,20 +89,11 @@ class States:
         await self._bus.link.pipe([_OWN((engram_key(e.id),), e.user_id, self._pending) for e in engrams])
 
     async def read(self, engrams: Sequence[Engram]) -> list[State]:
-        commands: list[Command] = []
-        for engram in engrams:
-            commands += [
-                ("HGETALL", engram_key(engram.id)),
-                ("GET", gone_key(engram.user_id)),
-                ("GET", gone_key(engram.user_id, engram.session_id)),
-                ("GET", taken_back_key(engram.user_id, engram.query_id)),
-                ("HEXISTS", engram_key(engram.follows), DELETED),
-                ("GET", taken_back_key(engram.user_id, engram.follows.rpartition(":")[0])),
-            ]
-        replies = await self._bus.link.pipe(commands)
+        asked = [(_about(engram), _about_what_it_follows(engram)) for engram in engrams]
+        replies = iter(await self._bus.link.pipe([one for own, before in asked for one in (*own, *before)]))
         return [
-            replace(_state(*replies[at : at + 4]), bereft=bool(engram.follows and any(replies[at + 4 : at + 6])))
-            for at, engram in zip(range(0, len(replies), 6), engrams, strict=True)
+            replace(_state(*islice(replies, len(own))), bereft=any([*islice(replies, len(before))]))
+            for own, before in asked
         ]
 
     async def ended(self, engram: Engram) -> bool:
@@ -109,12 +101,8 @@ class States:
         query was asked: a tool may be called while its session is being deleted."""
         if not engram.session_id:
             return False
-        marks = await self._bus.link.pipe(
-            [
-                ("GET", gone_key(engram.user_id, engram.session_id)),
-                ("GET", taken_back_key(engram.user_id, engram.query_id)),
-            ]
-        )
+        session: Command = ("GET", gone_key(engram.user_id, engram.session_id))
+        marks = await self._bus.link.pipe([session, *_taken_back(engram.user_id, engram.query_id)])
         return _until(*marks) >= accepted(engram.query_id, engram.recorded)
 
     async def delete(self, ids: Sequence[str]) -> None:
@@ -138,6 +126,29 @@ class States:
         """What entered until then of some queries is deleted."""
         keys = [taken_back_key(user_id, query_id) for query_id in query_ids]
         await self._bus.link.pipe([("SET", key, until, "EX", self._forget) for key in keys])
+
+
+def _about(engram: Engram) -> list[Command]:
+    """What reads an engram's own state, as `_state` takes it."""
+    return [
+        ("HGETALL", engram_key(engram.id)),
+        ("GET", gone_key(engram.user_id)),
+        ("GET", gone_key(engram.user_id, engram.session_id)),
+        *_taken_back(engram.user_id, engram.query_id),
+    ]
+
+
+def _about_what_it_follows(engram: Engram) -> list[Command]:
+    """What reads whether the turn before an engram was deleted: nothing, where none is known."""
+    if not engram.follows:
+        return []
+    query_id = engram.follows.rpartition(":")[0]
+    return [("HEXISTS", engram_key(engram.follows), DELETED), *_taken_back(engram.user_id, query_id)]
+
+
+def _taken_back(user_id: str, query_id: str) -> list[Command]:
+    """What reads whether a query was taken back: nothing, for what was said in none."""
+    return [("GET", taken_back_key(user_id, query_id))] if query_id else []
 
 
 def _state(raw: Sequence[bytes], *until: bytes | None) -> State:

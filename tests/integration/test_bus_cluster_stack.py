@@ -305,8 +305,8 @@ async def test_every_command_of_a_whole_run_keeps_to_one_slot(
                 assert {slot_of_key(key) for key in keys} == {slot_of(command)}, command
 
 
-# What nobody has a reason to touch in it; the last one is of the last release.
-_NOT_SEEN = {
+# What nobody has a reason to touch in it, unless it takes long; the last one is of the last release.
+_NOT_NEEDED = {
     "local2:memory:reembedding", "local2:restore:lock", "local2:letters-seen", "local2:memory:document-vectors",
     "local2:mcp:pins", "local2:chores:{local2:query.received}", "local2:session:{<session>}:lane:<respondent>",
 }  # fmt: skip
@@ -349,7 +349,7 @@ async def test_every_key_of_a_whole_run_is_of_one_family_and_stays_as_long_as_th
     assert len(keys) > 100
     # a script is given what keys begin with: it adds the id
     seen = {family_of(key + "0-0" if key == record_key("") else key).pattern for key in keys}
-    assert seen == {family.pattern for family in FAMILIES} - _NOT_SEEN
+    assert seen | _NOT_NEEDED == {family.pattern for family in FAMILIES}
 
 
 def family_of(key: str) -> Family:

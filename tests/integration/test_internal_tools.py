@@ -85,7 +85,8 @@ async def test_a_participant_calls_an_internal_operation_unseen_by_observers(
         answer = await client.call("office_manage", {"op": "x"}, call_id="c3", caller=CALLER, timeout=3, internal=True)
     assert (answer.result, answer.data) == ("x", {"by": "ann"})
     assert raw.xlen(TOOL_RESULT.for_tool("office_manage").stream) == 0
-    assert 0 < raw.ttl(result_key("office_manage", "c3")) <= 300
+    # nobody asks for it again, and it may hold what its owner deletes next
+    assert not raw.exists(result_key("office_manage", "c3"))
 
 
 async def test_an_offered_tool_is_not_reachable_as_an_internal_one(staffed: Settings) -> None:

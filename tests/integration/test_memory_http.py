@@ -86,12 +86,12 @@ async def test_what_was_said_is_searched_listed_shown_and_forgotten(house: House
 
 
 async def test_a_search_takes_several_queries_a_log_and_a_second_look(house: House) -> None:
-    first, second, third = await house.said("una", "The lighthouse is red.", "The boat is blue.", "Bread is baked.")
+    first, second, third = await house.said("ada", "The lighthouse is red.", "The boat is blue.", "Bread is baked.")
     second_look = {"when": {"system": "You choose which memories help"}}
-    async with await house.site.key("una") as una:
+    async with await house.site.key("ada") as ada:
 
         async def found(**params: Any) -> dict[str, Any]:
-            answer = await una.get("/memory", params=params)
+            answer = await ada.get("/memory", params=params)
             assert answer.status_code == 200, answer.text
             return answer.json()  # type: ignore[no-any-return]
 
@@ -111,13 +111,13 @@ async def test_a_search_takes_several_queries_a_log_and_a_second_look(house: Hou
         house.memory.server.set_rules([])
         # as the model calls it
         body = {"args": {"queries": ["boat", "lighthouse"], "n_results": 1, "log": True}}
-        called = (await una.post("/tools/search_memory/call", json=body)).json()
+        called = (await ada.post("/tools/search_memory/call", json=body)).json()
         assert {hit["id"] for hit in called["data"]["hits"]} == {first, second}
         assert called["result"].startswith("[Memory recall")
         assert "=== CONVERSATION LOGS ===" in called["result"]
         for wrong in ({"args": {}}, {"args": {"queries": []}}, {"args": {"query": "x", "n_results": 0}}):
-            assert (await una.post("/tools/search_memory/call", json=wrong)).json()["error"]
-        assert code(await una.get("/memory", params={"query": "x", "queries": ["y"] * 9})) == (422, "invalid_request")
+            assert (await ada.post("/tools/search_memory/call", json=wrong)).json()["error"]
+        assert code(await ada.get("/memory", params={"query": "x", "queries": ["y"] * 9})) == (422, "invalid_request")
 
 
 async def test_a_topic_is_put_read_replaced_and_deleted(house: House) -> None:
