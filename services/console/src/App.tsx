@@ -109,7 +109,8 @@ export function App() {
     }
     askForKey(null);
     call("GET", "keys").then(() => setRole("administrator"), (error: unknown) => setRole(error instanceof ApiError && error.status === 403 ? "user" : ""));
-    await openSession(addressed().session);
+    // whoever came for the other place stays there
+    if (!addressed().operate) await openSession(addressed().session);
   }, [sessions, report, openSession]);
 
   useEffect(() => {

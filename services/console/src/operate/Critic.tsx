@@ -30,7 +30,7 @@ export default function Critic({ onGo }: PageProps) {
         <h2>Critic</h2>
         <p className="dim">The newest verdicts, as they come. <button type="button" className="link" onClick={() => onGo("participants/critic/settings")}>The judge's settings</button> · <button type="button" className="link" onClick={() => onGo("ranking")}>whether it can be trusted</button></p>
         <Note>{trouble}</Note>
-        <Grid name="Verdicts" rows={verdicts} keyOf={(one) => one.id} columns={columns} empty="The judge has said nothing lately. It grades answers when the model server is at rest."
+        <Grid name="Verdicts" rows={verdicts} keyOf={(one) => one.id} columns={columns} empty="No verdict has come yet. The judge grades answers when the model server is at rest."
           detail={(one) => <Detail verdict={one} a={answers.get(`${one.question}:A`)} b={answers.get(`${one.question}:B`)} onGo={onGo} />} />
       </section>
       <Rubrics />

@@ -30,6 +30,8 @@ export default function Operate({ page, onPage }: { page: string; onPage(page: s
   const { place, rest } = placeOf(page);
   const Page = PAGES[place];
   useEffect(keepSampling, []);
+  // on a narrow screen the list is a line that scrolls
+  useEffect(() => { void document.getElementById(place)?.scrollIntoView?.({ block: "nearest", inline: "nearest" }); }, [place]);
   return (
     <div className="operate">
       <Ariakit.TabProvider selectedId={place} setSelectedId={(id) => { if (id && id !== place) onPage(id); }} selectOnMove={false} orientation="both">
