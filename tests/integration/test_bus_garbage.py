@@ -22,7 +22,8 @@ RULES: Rules = [
     {"when": {"user": "^look it up", "tool_results": 0}, "respond": {"tool_calls": [CALL]}},
     {"when": {"user": "^look it up", "tool_results": 1}, "respond": {"text": "It was found."}},
 ]
-OTHERS = ("critic", "reward", "memory")
+# With their settings: the ranking is made anew for every answer here.
+OTHERS: dict[str, dict[str, int]] = {"critic": {}, "reward": {"samples": 50}, "memory": {}}
 # A page that is a stream of its own is looked at this long.
 LOOK_SECONDS = 0.3
 DEEP = b"[" * 900 + b"]" * 900
@@ -59,8 +60,8 @@ NEEDED = {"sessions:admin"}
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpStack]:
     with http_stack(tmp_path_factory.mktemp("stack"), RULES, gateways=1, generators=1) as running:
-        for name in OTHERS:
-            running.people.start(name)
+        for name, settings in OTHERS.items():
+            running.people.start(name, **settings)
         until(lambda: not _missing(running), 40, "the others are ready")
         yield running
 
@@ -76,8 +77,8 @@ def _nobody_ended(stack: HttpStack, asked: dict[str, str]) -> Iterator[None]:
     before = [one for one in stack.people.started if one.alive]
     yield
     ended = {one.name: one.log[-2_000:] for one in before if not one.alive}
-    for name in ended.keys() & set(OTHERS):
-        stack.people.start(name)
+    for name in ended.keys() & OTHERS.keys():
+        stack.people.start(name, **OTHERS[name])
     if ended:
         stack.mend()
     assert not ended
