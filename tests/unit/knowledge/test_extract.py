@@ -13,6 +13,7 @@ from services.knowledge.extract import MOST_TURNS, Extractor
 from services.knowledge.settings import KnowledgeSettings
 from shared.llm.courtesy import CourteousChatModel
 from shared.llm.port import ChatRequest
+from shared.testing.script import STORIES, Asked, Director, load_script
 
 
 class Model:
@@ -76,3 +77,23 @@ async def test_a_call_that_cannot_be_read_is_made_again_for_each_turn_alone(tmp_
     assert [len(claims) for claims in found] == [1, 1, 1, 1]
     model = Model(1)
     assert await asking(extractor(model, tmp_path), model, [turn(0)]) == [None]
+
+
+class Scripted(Model):
+    """Answers as the stories' scripted model does."""
+
+    async def say(self, request: ChatRequest, *, seconds: float, patience: float, load: float = 0.0) -> str:
+        messages = cast(list[dict[str, str]], list(request.messages))
+        self.asked.append(messages[1]["content"])
+        await self.free.wait()
+        director = Director(load_script(STORIES.read_text(encoding="utf-8")))
+        return str(director.choose(Asked(request.model, messages, (), think=False, stream=False)).respond.text)
+
+
+async def test_the_stories_model_overlooks_no_turn_that_waits_beside_another(tmp_path: Path) -> None:
+    model = Scripted()
+    said = ("Hello.", "My sister Anna lives in Lyon.", "Anna moved to Porto in May.")
+    turns = [Turn(f"r{number}", "ann", "s", 1_700_000_000_000, query) for number, query in enumerate(said)]
+    _, first, second = await asking(extractor(model, tmp_path), model, turns)
+    assert any(claim.object == "Lyon" for claim in first)
+    assert any(claim.object == "Porto" for claim in second)
