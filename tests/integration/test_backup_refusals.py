@@ -94,7 +94,10 @@ async def test_a_file_that_is_not_whole_changes_nothing(
     before = kept(redis_server.url)
     for code, content in files.items():
         answer = await target.site.http.post("/restore", content=content)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (422, code)
+        # a wrong byte may make a record of another form before the sum of all shows it
+        told = {code, "invalid_record"} if code == "corrupt" else {code}
+        assert answer.status_code == 422
+        assert answer.json()["error"]["code"] in told
         (tmp_path / code).write_bytes(content)
         done = await target.local2("restore", str(tmp_path / code))
         assert done.exit_code == 1, code

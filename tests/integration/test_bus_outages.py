@@ -117,11 +117,12 @@ async def test_a_disk_that_is_full_is_like_a_memory_that_is_full(
     async def handler(_delivery: Delivery) -> list[Any]:
         nonlocal tried
         tried += 1
+        # it blocks the loop, for less than the heartbeats after which others would take over
         spoil(True)
         return [("RPUSH", "effects", "x")]
 
     with redis.Redis.from_url(redis_server.url) as raw:
-        async with Bus(redis_server.url, "test/1") as bus, consuming(redis_server.url, handler, heartbeat=0.1):
+        async with Bus(redis_server.url, "test/1") as bus, consuming(redis_server.url, handler, heartbeat=1.0):
             raw.xadd(STREAM, {"payload": "x"})
             await eventually(lambda: tried)
             with pytest.raises(BusFull, match="MISCONF"):
