@@ -111,8 +111,14 @@ class Collections:
             return self._client
 
     def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
+        if self._client is None:
+            return
+        self._client.close()
+        # Chroma's own clients of a server, of which each holds another, forget their connections without closing them
+        for one in (self._client, self._client._admin_client):
+            session = getattr(one._server, "_session", None)
+            if session is not None:
+                session.close()
 
     def of(self, user_id: str, space: Space | None = None) -> dict[str, Collection]:
         """A user's collections of engrams by their names; those of one space."""
