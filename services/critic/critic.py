@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
@@ -15,13 +15,13 @@ from services.critic.machine import IDLE, TABLE
 from services.critic.pairs import Half, Pairs
 from services.critic.rubrics import DEFAULT, Rubric, rubric_for
 from services.critic.settings import CriticSettings
+from services.critic.turns import LeftOut, Turns
 from shared.bus import order
 from shared.bus.keys import grade_key, journal_key, verdict_key
 from shared.contracts import (
     AGENT_TRANSITION,
     CRITIQUE_RESULT,
     PAIRWISE_RESULT,
-    RESPONSE_GENERATION,
     AgentTransition,
     ChatTurnMessage,
     CritiqueResult,
@@ -40,7 +40,6 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 T = TypeVar("T")
-LeftOut = Literal["backlog", "age"]
 
 # The judge needs the thread of the conversation, not all of it; in characters.
 _CONTEXT_LIMIT = 6_000
@@ -49,6 +48,8 @@ _MESSAGE_LIMIT = 2_000
 _LEAST_LEFT = 200
 _FOUND_LIMIT = 8_000
 _CUT = " […] "
+# What was tried so often without an end does not wait beside others any more.
+_TRIED = 2
 _FOUND = "What the assistant was given or had found when it answered (context, not an answer):"
 
 
@@ -117,9 +118,19 @@ def headers_of(message: Message[ResponseGeneration]) -> dict[str, Any]:
     }
 
 
-def _came(message: Message[ResponseGeneration]) -> int:
-    """When the answer was published, in ms by the bus's clock."""
-    return order(message.entry_id)[0]
+def _asked(message: Message[ResponseGeneration]) -> tuple[int, int]:
+    """The id of the question on the bus as a value; the answer's, where another program has called it otherwise."""
+    try:
+        return order(message.payload.query_id)
+    except ValueError:
+        return order(message.entry_id)
+
+
+def _size(response: ResponseGeneration) -> int:
+    """How much an answer holds while it waits, in characters."""
+    history = sum(len(said.content) for said in response.history or ())
+    found = sum(len(call.result) for call in response.tool_calls)
+    return sum(map(len, (response.query, response.answer, response.material or "", response.system))) + history + found
 
 
 def _stored(kind: type[T], raw: bytes | None) -> T | None:
@@ -131,8 +142,13 @@ def _stored(kind: type[T], raw: bytes | None) -> T | None:
 
 
 class Critic:
-    def __init__(self, context: Context[CriticSettings], judge: Judge, rubrics: dict[str, Rubric]) -> None:
+    """turns: whose turn it is at the judge."""
+
+    def __init__(
+        self, context: Context[CriticSettings], judge: Judge, rubrics: dict[str, Rubric], turns: Turns
+    ) -> None:
         self._context = context
+        self._turns = turns
         self._bus = context.bus
         self._judge = judge
         self._rubrics = rubrics
@@ -141,24 +157,42 @@ class Critic:
         self.left_out: dict[LeftOut, int] = {"backlog": 0, "age": 0}
 
     async def grade(self, message: Message[ResponseGeneration]) -> Iterable[Outgoing]:
-        """One answer: its grade, then, when its counterpart is there, the comparison."""
+        """One answer, when it is its turn: its grade, then, when its counterpart is there, the comparison."""
         response, settings = message.payload, self._context.settings
+        if not one_in(settings.judge_one_in, response.query_id):
+            await self._skip(response)
+        elif not gradeable(response, skip_tool_answers=settings.skip_tool_answers):
+            await self.pairs.close(response.query_id)
+            await self._skip(response)
+        else:
+            parked = message.parked if message.deliveries <= _TRIED else None
+            turn = self._turns.turn(_asked(message), order(message.entry_id), _size(response), parked)
+            async with turn as left:
+                if left is not None:
+                    self._count(response, left)
+                    await self.pairs.close(response.query_id)
+                    await self._skip(response)
+                elif await self._deleted(response):
+                    await self._skip(response)
+                else:
+                    await self._judge_it(message)
+        return ()
+
+    async def _skip(self, response: ResponseGeneration) -> None:
         async with self._states(response) as step:
-            if not one_in(settings.judge_one_in, response.query_id) or await self._deleted(response):
-                await step("SKIP")
-                return ()
-            if (reason := await self._too_much(message)) is not None:
-                self.left_out[reason] += 1
-                if (meter := metrics.meter()) is not None:
-                    meter.left_ungraded(reason)
-                log.warning("critic.left_out", response_id=response.response_id, reason=reason)
-                await self.pairs.close(response.query_id)
-                await step("SKIP")
-                return ()
-            if not gradeable(response, skip_tool_answers=settings.skip_tool_answers):
-                await self.pairs.close(response.query_id)
-                await step("SKIP")
-                return ()
+            await step("SKIP")
+
+    def _count(self, response: ResponseGeneration, left: LeftOut) -> None:
+        """An answer is left ungraded: a judge that is slower than the answers come would fill Redis, and a grade that
+        comes hours late is of no use to anybody."""
+        self.left_out[left] += 1
+        if (meter := metrics.meter()) is not None:
+            meter.left_ungraded(left)
+        log.warning("critic.left_out", response_id=response.response_id, reason=left)
+
+    async def _judge_it(self, message: Message[ResponseGeneration]) -> None:
+        response = message.payload
+        async with self._states(response) as step:
             await step("GRADE")
             instruction = await self._instruction(response)
             rubric = self._rubric(response)
@@ -167,7 +201,7 @@ class Critic:
             if grade is None:
                 await self.pairs.close(response.query_id)
                 await step("RESET")
-                return ()
+                return
             await step("PUBLISH")
             shown = None if response.material else absolute_prompt(asked, response.answer, rubric.text)
             await self._publish_grade(message, grade, shown)
@@ -180,7 +214,8 @@ class Critic:
                 instruction,
                 rubric.name,
             )
-            offer = await self.pairs.offer(response.query_id, response.respondent_id, half, settings.pairwise_buffer)
+            limit = self._context.settings.pairwise_buffer
+            offer = await self.pairs.offer(response.query_id, response.respondent_id, half, limit)
             if offer.evicted:
                 # without a second respondent every answer is given up in its time
                 log.debug("critic.pairs_evicted", count=len(offer.evicted))
@@ -190,7 +225,6 @@ class Critic:
                     await step("PUBLISH")
                 await self.pairs.close(response.query_id)
             await step("RESET")
-        return ()
 
     async def abandon(self, message: Message[ResponseGeneration], reason: str) -> Iterable[Outgoing]:
         """An answer whose handling failed every time is published as not graded, so that nobody looks for its grade."""
@@ -202,17 +236,6 @@ class Critic:
     async def _deleted(self, response: ResponseGeneration) -> bool:
         """Whether its session was deleted: then nothing may come of the answer any more."""
         return await self._sessions.deleted(response.session_id, response.query_id)
-
-    async def _too_much(self, message: Message[ResponseGeneration]) -> LeftOut | None:
-        """Why an answer is left ungraded: a judge that is slower than the answers come would fill Redis, and a grade
-        that comes hours late is of no use to anybody."""
-        settings = self._context.settings
-        if settings.judge_within is not None and self._bus.now_ms() - _came(message) > settings.judge_within * 1000:
-            return "age"
-        most = settings.leave_ungraded_above
-        if most is not None and await self._bus.backlog(RESPONSE_GENERATION.stream, "critic") > most:
-            return "backlog"
-        return None
 
     # ── grading ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -15,6 +15,7 @@ from services.critic.judge import Judge
 from services.critic.rubrics import load_rubrics
 from services.critic.settings import CriticSettings
 from services.critic.tools import JudgeTools
+from services.critic.turns import Turns
 from shared.bus import ReplyError
 from shared.contracts import RESPONSE_GENERATION
 from shared.errors import TransientError
@@ -25,6 +26,8 @@ from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
 from shared.telemetry import metrics
 
+_TEND_SECONDS = 1.0
+
 
 @contextlib.asynccontextmanager
 async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work]]:
@@ -32,7 +35,8 @@ async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work
     await _tell_choice(context, sorted(rubrics))
     model = CourteousChatModel(context.settings.chat_model(), answering(context.bus), lambda: context.settings)
     judge = Judge(model, lambda: context.settings)
-    critic = Critic(context, judge, rubrics)
+    turns = Turns(lambda: context.settings, lambda: model.turn(context.settings.model), context.bus.now_ms)
+    critic = Critic(context, judge, rubrics, turns)
     tools = JudgeTools(Judge(model, lambda: context.settings, at_once=True), rubrics)
 
     @contextlib.asynccontextmanager
@@ -43,11 +47,12 @@ async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work
         stack.push_async_callback(model.aclose)
         works = await stack.enter_async_context(open_tools(context, offered))
         await _look(context, model, critic, judge)
-        async with beside(watch_judge=partial(_watch, context, model, critic, judge)):
-            grading = Subscription(
-                RESPONSE_GENERATION, critic.grade, critic.abandon, limit=lambda: context.settings.concurrency
-            )
-            yield [*works, grading]
+        async with beside(
+            watch_judge=partial(_watch, context, model, critic, judge),
+            tend=partial(_tend, context, turns),
+            turns=turns.run,
+        ):
+            yield [*works, Subscription(RESPONSE_GENERATION, critic.grade, critic.abandon, limit=turns.limit)]
 
 
 async def _tell_choice(context: Context[CriticSettings], names: list[str]) -> None:
@@ -61,6 +66,18 @@ async def _watch(context: Context[CriticSettings], model: CourteousChatModel, cr
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         await _look(context, model, critic, judge)
+
+
+async def _tend(context: Context[CriticSettings], turns: Turns) -> None:
+    """Shares what waits among the replicas, and leaves out what has waited for too long."""
+    while True:
+        critics = [info for info in await context.registry.replicas() if info.participant == context.participant]
+        turns.shared(len(critics), sum(info.in_flight for info in critics))
+        turns.expire()
+        context.facts["waiting"] = turns.waiting
+        if (meter := metrics.meter()) is not None:
+            meter.judge_waiting(turns.waiting)
+        await asyncio.sleep(_TEND_SECONDS)
 
 
 async def _look(context: Context[CriticSettings], model: CourteousChatModel, critic: Critic, judge: Judge) -> None:

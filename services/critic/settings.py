@@ -46,7 +46,8 @@ class CriticSettings(BackendSettings, CourtesySettings):
     leave_ungraded_above: int | None = Field(
         default=2_000,
         ge=1,
-        description="The oldest answers are left ungraded while more than so many wait for the judge; null: never",
+        description="The answers to the oldest questions are left ungraded while more than so many wait for the judge; "
+        "null: never",
     )
     judge_within: float | None = Field(
         default=3_600.0,

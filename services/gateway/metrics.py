@@ -151,6 +151,8 @@ def _of_judging(replicas: Sequence[ReplicaInfo]) -> Iterator[Metric]:
     if critics:
         waiting = max(facts["pairs_waiting"] for facts in critics)
         yield GaugeMetricFamily("local2_pairs_waiting", "Answers that wait for their counterpart", value=waiting)
+        in_line = sum(facts.get("waiting", 0) for facts in critics)
+        yield GaugeMetricFamily("local2_judge_waiting", "Answers that wait for the judge", value=in_line)
         left = sum(facts["left_out"] for facts in critics)
         yield GaugeMetricFamily("local2_judge_left_out", "Answers left ungraded: the judge is too slow", value=left)
         unread = sum(facts["unreadable"] for facts in critics)

@@ -202,6 +202,16 @@ class Claims:
         claim = ("XCLAIM", stream, self._group, self._replica, idle, *wanted, *options)
         return [Found(stream, entry, wanted[entry[0].encode()]) for entry in entries(await self._bus.link.call(*claim))]
 
+    async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Makes some of what is held anybody's. The interrupted delivery does not count as an attempt."""
+        await self._bus.pulse.pipe_raw(
+            [
+                ("XCLAIM", one.stream, self._group, HEIR, 0, one.entry_id, "RETRYCOUNT", one.deliveries - 1, "JUSTID")
+                for one in deliveries
+                if not one.lost
+            ]
+        )
+
     async def hand_over(self) -> None:
         """Makes what is still held anybody's at once, and leaves no consumer behind."""
         leaving = self._streams

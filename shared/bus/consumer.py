@@ -392,6 +392,10 @@ class Consumer:
                     delivery.lost = True
                     if delivery.task is not None:
                         delivery.task.cancel()
+                if beyond := self.slots.beyond():
+                    # renewing claims must not wait for long
+                    await self._interrupt(beyond, self._heartbeat / 2)
+                    await self._claims.hand_back([one for one in beyond if one.task is not None and one.task.done()])
             except (TransientError, ReplyError) as exc:
                 log.warning("bus.heartbeat_failed", reason=str(exc))
             if self._claims.orphaned and self.slots.promised and not self._stopping:
@@ -399,23 +403,30 @@ class Consumer:
                 await self._unblock()
 
     async def _leave(self) -> None:
-        """Finishes within `drain` seconds, makes the rest claimable at once, leaves no consumer behind."""
+        """Finishes within `drain` seconds, makes the rest claimable at once, leaves no consumer behind. What only waits
+        need not wait here."""
+        await self._interrupt(self.slots.waiting())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain):
                 while self.slots.held:
                     self.slots.changed.clear()
                     await self.slots.changed.wait()
-        late = [delivery.task for delivery in self.slots.held.values() if delivery.task is not None]
-        for task in late:
-            task.cancel()
-        if late:
-            await asyncio.wait(late)
+        await self._interrupt(list(self.slots.held.values()))
         try:
             async with asyncio.timeout(_HAND_OVER_SECONDS):
                 await self._claims.hand_over()
         except (TimeoutError, TransientError) as exc:
             # the claims time out by themselves
             log.warning("bus.hand_over_failed", reason=str(exc))
+
+    @staticmethod
+    async def _interrupt(deliveries: Sequence[Delivery], seconds: float | None = None) -> None:
+        """Ends the work on them, and waits for that, for so long at most."""
+        tasks = [delivery.task for delivery in deliveries if delivery.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
 
 
 def _limits(routes: Mapping[str, Route]) -> dict[str, Limit]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 # Entries of one stream held at the same time: a number, or what says it now; None: as many as there are slots.
-Limit = int | Callable[[], int] | None
+Limit = int | Callable[[], int | None] | None
 
 
 @dataclass(eq=False, slots=True)
@@ -85,6 +85,21 @@ class Slots:
         if callable(limit):
             limit = limit()
         return None if limit is None else max(0, limit - sum(held == stream for held, _ in self.held))
+
+    def waiting(self) -> list[Delivery]:
+        """What is held and not worked on: it waits for something else."""
+        return [delivery for delivery in self.held.values() if delivery not in self.working]
+
+    def beyond(self) -> list[Delivery]:
+        """Of what waits, as much as there is beyond the limits, which may have become lower: of the old and the new."""
+        found: list[Delivery] = []
+        for stream, limit in self.limits.items():
+            most = limit() if callable(limit) else limit
+            over = 0 if most is None else sum(held == stream for held, _ in self.held) - most
+            if over > 0:
+                waiting = [delivery for delivery in self.waiting() if delivery.stream == stream]
+                found += waiting[:: max(1, len(waiting) // over)][:over]
+        return found
 
     async def free_one(self) -> None:
         """Waits until a slot is free for work that goes on; it comes before new entries."""

@@ -173,6 +173,10 @@ class CourteousChatModel:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
+    async def turn(self, model: str) -> None:
+        """Returns when a call that nobody waits for may begin, or has been put off for long enough."""
+        await self._turn(model, self._clock() + self._settings().yield_seconds)
+
     def _until(self, request: ChatRequest) -> float:
         seconds = self._settings().yield_seconds
         return self._clock() + (seconds if request.patience is None else min(request.patience, seconds))

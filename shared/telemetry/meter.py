@@ -110,6 +110,7 @@ class Meter:
         self._left = Counter("local2_left_ungraded", "Answers left ungraded because the judge is too slow, by what was "
                              "too much: the backlog or the age", ["reason"], registry=registry)  # fmt: skip
         self._waiting = Gauge("local2_pairs_waiting", "Answers that wait for their counterpart", registry=registry)
+        self._in_line = Gauge("local2_judge_waiting", "Answers that wait for the judge", registry=registry)
         self._votes = Counter("local2_votes", "Votes of users, by sentiment", ["sentiment"], registry=registry)
         for counter, values in (
             (self._grades, ("1", "2", "3", "4", "5", "none")),
@@ -186,6 +187,9 @@ class Meter:
 
     def pairs_waiting(self, number: int) -> None:
         self._waiting.set(number)
+
+    def judge_waiting(self, number: int) -> None:
+        self._in_line.set(number)
 
     def vote(self, sentiment: str) -> None:
         self._votes.labels(sentiment).inc()

@@ -18,6 +18,7 @@ from support.stack import Client
 from support.waiting import eventually
 
 from services.critic import service as critic_service
+from services.critic import turns
 from services.critic.critic import Critic
 from services.critic.judge import Judge
 from services.critic.pairs import Half, Pairs
@@ -151,10 +152,12 @@ async def test_an_answer_that_another_program_wrote_needs_neither_an_envelope_no
         for side in ("A", "B"):
             raw.xadd(RESPONSE_GENERATION.stream, {"payload": generation("my-id", side).model_dump_json()})
         await on.settled()
-        assert "Tell me of Paris." in on.server.requests[1].body["messages"][-1]["content"]
+        # B's, whichever was graded first
+        graded = [request.body["messages"][-1]["content"] for request in on.server.requests[:2]]
+        assert sorted("Tell me of Paris." in prompt for prompt in graded) == [False, True]
     for subject, envelopes in ((CRITIQUE_RESULT, [b"A", b"B"]), (PAIRWISE_RESULT, [b"A"])):
         found = [fields for _, fields in raw.xrange(subject.stream)]
-        assert [fields[b"respondent_id"] for fields in found] == envelopes
+        assert sorted(fields[b"respondent_id"] for fields in found) == envelopes
         for fields in found:
             assert (fields[b"correlation_id"], fields[b"session_id"], fields[b"user_id"]) == (b"my-id", b"s1", b"u1")
 
@@ -328,19 +331,76 @@ async def test_at_most_so_many_answers_wait_and_the_oldest_are_given_up(redis_ur
         assert [v.original_query_id for v in await on.verdicts()] == ["5-1"]
 
 
-async def test_what_a_slow_judge_cannot_keep_up_with_is_left_ungraded_the_oldest_first(redis_url: str) -> None:
-    answers = [generation(f"{n}-1") for n in range(1, 11)]
-    async with Bus(redis_url, "test/before") as bus:
-        await bus.publish(*(RESPONSE_GENERATION.of(one, correlation_id=one.query_id) for one in answers))
-    async with court(redis_url, leave_ungraded_above=4) as on:
+@contextlib.asynccontextmanager
+async def busy(on: Court) -> AsyncIterator[None]:
+    """While a user's question is being answered, for which the judge waits."""
+    await on.bus.link.call("XGROUP", "CREATE", QUERY_RECEIVED.stream, "generator", "0", "MKSTREAM")
+    asked = await on.ask("What is the time?", "s9")
+    yield
+    await on.bus.link.call("XREADGROUP", "GROUP", "generator", "x", "STREAMS", QUERY_RECEIVED.stream, ">")
+    await on.bus.link.call("XACK", QUERY_RECEIVED.stream, "generator", asked)
+
+
+async def in_line(on: Court, number: int) -> None:
+    """Returns when so many answers are held by the critics."""
+
+    async def held() -> bool:
+        told = await Registry(on.bus, 0.0).replicas(fresh=True)
+        return sum(info.in_flight for info in told if info.participant == "critic") == number
+
+    await eventually(held, 20, f"{number} answers wait")
+
+
+async def test_the_newest_question_is_judged_first_its_comparison_too_and_the_oldest_are_left_out(
+    redis_url: str,
+) -> None:
+    async with court(redis_url, leave_ungraded_above=6) as on:
+        async with busy(on):
+            await on.submit(*(generation(f"{n}-1") for n in range(1, 7)))
+            await in_line(on, 6)
+            # B answered late; no older grade comes before the comparison
+            await on.submit(generation("6-1", "B"), generation("5-1", "B"))
+            await eventually(lambda: _left(on, 2), 20, "two are left out")
         await on.settled()
-        graded = [critique.query_id for critique in await on.critiques()]
-        assert 1 <= len(graded) <= 4
-        assert graded == [one.query_id for one in answers[-len(graded) :]]
-        # one of them is not waited for by its counterpart
+        told = [(one.query_id, one.respondent_id) for one in await on.critiques()]
+        assert told == [("6-1", "A"), ("6-1", "B"), ("5-1", "A"), ("5-1", "B"), ("4-1", "A"), ("3-1", "A")]
+        assert [one.original_query_id for one in await on.verdicts()] == ["6-1", "5-1"]
+        steps = [(one.query_id, one.action) for one in await on.published(AGENT_TRANSITION) if one.agent == "critic"]
+        compared = [query_id for query_id, action in steps if action in ("GRADE", "COMPARE")]
+        assert compared == ["6-1", "6-1", "6-1", "5-1", "5-1", "5-1", "4-1", "3-1"]
+        # one of those left out is not waited for by its counterpart
         await on.submit(generation("1-1", "B"))
         await on.settled()
-        assert await on.verdicts() == []
+        assert len(await on.verdicts()) == 2
+
+
+async def _left(on: Court, number: int) -> bool:
+    told = [one for one in await on.published(AGENT_TRANSITION) if one.agent == "critic" and one.action == "SKIP"]
+    return len(told) == number
+
+
+async def test_a_second_critic_takes_its_part_of_what_waits_and_what_a_stopped_one_held(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "_AHEAD", 0)
+    monkeypatch.setattr(critic_service, "_TEND_SECONDS", 0.1)
+    async with court(redis_url) as on:
+        async with busy(on):
+            await on.submit(*(generation(f"{n}-1") for n in range(1, 13)))
+            await in_line(on, 12)
+            async with running(app, on.settings):
+
+                async def shared() -> bool:
+                    told = await Registry(on.bus, 0.0).replicas(fresh=True)
+                    return sorted(info.in_flight for info in told if info.participant == "critic") == [6, 6]
+
+                await eventually(shared, 20, "each holds half of them")
+                rows = await on.bus.link.call("XPENDING", RESPONSE_GENERATION.stream, "critic", "-", "+", 20)
+                # what was handed back was not tried before
+                assert max(deliveries for *_, deliveries in rows) == 1
+            await in_line(on, 12)
+        await on.settled()
+        assert sorted(one.query_id for one in await on.critiques()) == sorted(f"{n}-1" for n in range(1, 13))
 
 
 async def test_what_has_waited_too_long_for_a_grade_is_left_ungraded_and_counted(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -50,6 +51,23 @@ async def test_a_stream_with_a_limit_leaves_room_for_the_others_parked_entries_i
         taken(have, "3-1", stream=BOUND)
         # one too many, as after a takeover, is not less than none
         assert have.room_of(BOUND) == 0
+
+
+async def test_what_waits_beyond_a_limit_that_became_lower_is_told_of_the_old_and_the_new() -> None:
+    most = 10
+    have = Slots(10, {FREE: None, BOUND: lambda: most}, 5, nothing_to_unblock)
+    taken(have, "0-1", stream=FREE)
+    parked = [taken(have, f"{number}-1", stream=BOUND) for number in range(6)]
+    async with contextlib.AsyncExitStack() as stack:
+        for one in parked[:4]:
+            await stack.enter_async_context(one.parked())
+        assert have.waiting() == parked[:4]
+        assert have.beyond() == []
+        most = 4
+        assert have.beyond() == [parked[0], parked[2]]
+        # what is being worked on is not taken out of its hands
+        most = 0
+        assert have.beyond() == parked[:4]
 
 
 async def test_an_entry_at_its_last_attempt_leaves_no_room_beside_it() -> None:

@@ -1,0 +1,194 @@
+"""Whose turn it is at the judge, and who is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from services.critic import turns as module
+from services.critic.settings import CriticSettings
+from services.critic.turns import Turns
+
+
+class Line:
+    """Answers that wait, each with the number of its question; the judge is ready when it is told so."""
+
+    def __init__(self, **values: Any) -> None:
+        self.settings = CriticSettings(**values)
+        self.ready = asyncio.Event()
+        self.now = 0
+        self.turns = Turns(lambda: self.settings, self.ready.wait, lambda: self.now)
+        self.judged: list[str] = []
+        self.left: list[tuple[str, str]] = []
+        self.parked = 0
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    @contextlib.asynccontextmanager
+    async def park(self) -> AsyncIterator[None]:
+        self.parked += 1
+        try:
+            yield
+        finally:
+            self.parked -= 1
+
+    async def _go(self, name: str, asked: int, came: int, size: int, first: bool, done: asyncio.Event | None) -> None:
+        async with self.turns.turn((asked, 0), (came, 0), size, None if first else self.park) as left:
+            if left is not None:
+                self.left.append((name, left))
+                return
+            self.judged.append(name)
+            if done is not None:
+                await done.wait()
+
+    async def comes(
+        self, name: str, asked: int, came: int | None = None, *, size: int = 1, first: bool = False,
+        done: asyncio.Event | None = None,
+    ) -> None:  # fmt: skip
+        going = self._go(name, asked, asked if came is None else came, size, first, done)
+        self.tasks[name] = asyncio.create_task(going)
+        await settle()
+
+    async def over(self) -> None:
+        self.ready.set()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def line(**values: Any) -> AsyncIterator[Line]:
+    one = Line(**values)
+    calling = asyncio.create_task(one.turns.run())
+    try:
+        yield one
+    finally:
+        calling.cancel()
+        await asyncio.gather(calling, *one.tasks.values(), return_exceptions=True)
+
+
+async def test_the_newest_question_is_next_whenever_its_answers_came() -> None:
+    async with line() as at:
+        for name, asked, came in (("old A", 1, 2), ("new A", 5, 6), ("old B", 1, 9), ("new B", 5, 10), ("odd", 99, 4)):
+            await at.comes(name, asked, came)
+        assert at.parked == at.turns.waiting == 5
+        await at.over()
+    # an id that is not of the time at which it came counts for no more than that
+    assert at.judged == ["new A", "new B", "odd", "old A", "old B"]
+    assert (at.parked, at.turns.waiting, at.left) == (0, 0, [])
+
+
+async def test_who_is_next_is_said_when_the_judge_may_begin() -> None:
+    async with line() as at:
+        await at.comes("first", 1)
+        await at.comes("later", 2)
+        await at.over()
+    assert at.judged == ["later", "first"]
+
+
+async def test_no_more_are_at_the_judge_than_it_takes_and_more_when_that_is_raised() -> None:
+    async with line(concurrency=2) as at:
+        done = asyncio.Event()
+        at.ready.set()
+        for number in range(5):
+            await at.comes(str(number), number, done=done)
+        assert at.judged == ["0", "1"]
+        at.settings = CriticSettings(concurrency=3)
+        at.turns.expire()
+        await settle()
+        assert at.judged == ["0", "1", "4"]
+        done.set()
+        await at.over()
+    assert at.judged == ["0", "1", "4", "3", "2"]
+
+
+async def test_the_oldest_are_left_out_beyond_the_replicas_part_of_what_may_wait() -> None:
+    async with line(leave_ungraded_above=4) as at:
+        for number in (3, 1, 2, 4, 5):
+            await at.comes(str(number), number)
+        assert at.left == [("1", "backlog")]
+        at.turns.shared(2, 5)
+        await at.comes("6", 6)
+        await at.over()
+    assert at.left == [("1", "backlog"), ("2", "backlog"), ("3", "backlog"), ("4", "backlog")]
+    assert at.judged == ["6", "5"]
+    async with line(leave_ungraded_above=None) as at:
+        for number in range(50):
+            await at.comes(str(number), number)
+        await at.over()
+    assert (len(at.judged), at.left) == (50, [])
+
+
+async def test_what_waits_too_long_is_left_out_when_it_comes_and_while_it_waits() -> None:
+    async with line(judge_within=10) as at:
+        at.now = 20_000
+        await at.comes("late", 9_999)
+        await at.comes("just", 10_000)
+        assert at.left == [("late", "age")]
+        at.turns.expire()
+        await settle()
+        assert at.left == [("late", "age")]
+        at.now = 20_001
+        at.turns.expire()
+        await at.over()
+    assert (at.judged, at.left) == ([], [("late", "age"), ("just", "age")])
+
+
+async def test_what_was_tried_before_is_next_and_keeps_its_slot() -> None:
+    async with line() as at:
+        await at.comes("new", 9)
+        await at.comes("tried", 1, first=True)
+        assert at.parked == 1
+        await at.over()
+    assert at.judged == ["tried", "new"]
+
+
+@pytest.mark.parametrize("called", [False, True])
+async def test_who_goes_away_leaves_the_place_to_the_next(called: bool) -> None:
+    async with line() as at:
+        done = asyncio.Event()
+        if called:
+            at.ready.set()
+        await at.comes("gone", 2, done=done)
+        assert at.judged == (["gone"] if called else [])
+        await at.comes("next", 1)
+        at.tasks["gone"].cancel()
+        await at.over()
+    assert at.judged == ["gone", "next"] if called else ["next"]
+    assert at.turns.waiting == 0
+
+
+async def test_who_goes_away_in_the_moment_of_being_called_leaves_the_place_too() -> None:
+    async with line() as at:
+        await at.comes("gone", 2)
+        await at.comes("next", 1)
+        at.ready.set()
+        # called, but not yet on its way
+        while at.turns.waiting == 2:
+            await asyncio.sleep(0)
+        at.tasks["gone"].cancel()
+        await at.over()
+    assert at.judged == ["next"]
+
+
+async def test_a_replica_holds_its_part_and_reads_no_more_than_its_memory_bears(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_MOST_HELD", 100)
+    async with line() as at:
+        assert at.turns.limit() is None
+        at.turns.shared(3, 301)
+        assert at.turns.limit() == 101 + 64
+        at.turns.shared(1, 301)
+        await at.comes("large", 1, size=60)
+        assert at.turns.limit() is None
+        await at.comes("larger", 2, size=60)
+        assert at.turns.limit() == 2
+        await at.over()
+        assert at.turns.limit() is None
