@@ -184,19 +184,21 @@ class ClusterLink:
     async def pipe_raw(self, commands: Sequence[Command]) -> list[Reply]:
         return as_values(await self._in_order(commands, True))
 
-    def commit(self, commands: Sequence[Command], *, until: float | None = None) -> asyncio.Future[list[Reply]]:
-        return asyncio.ensure_future(self._in_stages(commands, until))
+    def commit(
+        self, commands: Sequence[Command], *, until: float | None = None, retry: bool = True
+    ) -> asyncio.Future[list[Reply]]:
+        return asyncio.ensure_future(self._in_stages(commands, until, retry))
 
-    async def _in_stages(self, commands: Sequence[Command], until: float | None) -> list[Reply]:
+    async def _in_stages(self, commands: Sequence[Command], until: float | None, retry: bool) -> list[Reply]:
         replies: list[Reply] = [None] * len(commands)
         for stage in stages(commands):
             part = [commands[place] for place in stage]
-            for place, reply in zip(stage, await self._carry(part, retry=True, until=until), strict=True):
+            for place, reply in zip(stage, await self._carry(part, retry=retry, until=until), strict=True):
                 replies[place] = checked(reply)
         return replies
 
-    def post(self, commands: Sequence[Command], *, retry: bool = True) -> asyncio.Future[list[Reply]]:
-        return asyncio.ensure_future(self._in_order(commands, retry))
+    def post(self, *command: Any) -> asyncio.Future[list[Reply]]:
+        return asyncio.ensure_future(self._in_order((command,), True))
 
     async def _in_order(self, commands: Sequence[Command], retry: bool) -> list[Reply]:
         """The replies of commands, errors as the parser makes them."""

@@ -173,11 +173,13 @@ class Link:
     async def pipe_raw(self, commands: Sequence[Command]) -> list[Reply]:
         return as_values(await self.submit(commands, True))
 
-    def post(self, commands: Sequence[Command], *, retry: bool = True) -> asyncio.Future[list[Reply]]:
-        return self.submit(commands, retry, now=True)
+    def post(self, *command: Any) -> asyncio.Future[list[Reply]]:
+        return self.submit((command,), True)
 
-    def commit(self, commands: Sequence[Command], *, until: float | None = None) -> asyncio.Future[list[Reply]]:
-        return self.submit([("MULTI",), *commands, ("EXEC",)], True, until=until, atomic=True, now=True)
+    def commit(
+        self, commands: Sequence[Command], *, until: float | None = None, retry: bool = True
+    ) -> asyncio.Future[list[Reply]]:
+        return self.submit([("MULTI",), *commands, ("EXEC",)], retry, until=until, atomic=True, now=True)
 
     def submit(
         self,

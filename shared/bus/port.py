@@ -104,21 +104,23 @@ class Port(Protocol):
     async def pipe_raw(self, commands: Sequence[Command]) -> list[Reply]:
         """Like `pipe`, with errors as values (ReplyError) at their place."""
 
-    def commit(self, commands: Sequence[Command], *, until: float | None = None) -> asyncio.Future[list[Reply]]:
+    def commit(
+        self, commands: Sequence[Command], *, until: float | None = None, retry: bool = True
+    ) -> asyncio.Future[list[Reply]]:
         """Several writes of which the last ones say that it is done: they are carried out all or not at all.
 
         Fails with what a server refused them with: BusFull, ReplyError. A command can still fail while it is carried
         out (a key of the wrong type): its ReplyError stands among the replies. In a cluster, where no transaction spans
         two nodes, they are carried out one after the other, and nothing behind one that was refused.
 
+        Whoever waits in Redis for one of these writes is woken once, after the last of them, and reads them together.
+        They leave at once: for whoever has gathered a loop tick's commands himself.
+
         until: the loop's time after which they are not sent (again); ConnectionLost is raised then.
         """
 
-    def post(self, commands: Sequence[Command], *, retry: bool = True) -> asyncio.Future[list[Reply]]:
-        """The replies to come, error replies as the parser makes them. Cancelled before it is sent, it never is.
-
-        For whoever has gathered a loop tick's commands himself: they leave at once.
-        """
+    def post(self, *command: Any) -> asyncio.Future[list[Reply]]:
+        """One command's reply to come, in a list, an error as the parser makes it."""
 
 
 class Reader(Protocol):

@@ -13,9 +13,8 @@ from typing import Any
 import orjson
 from pydantic_core import PydanticSerializationError
 
-from shared.bus import ConnectionLost
+from shared.bus import ConnectionLost, ReplyError
 from shared.bus.keys import result_key
-from shared.bus.port import checked
 from shared.contracts import (
     LONGEST_CALL,
     TOOL_REQUEST,
@@ -241,23 +240,24 @@ class ToolClient:
     def _flush(self) -> None:
         asked = [call for call in self._sending if not call.future.done()]
         self._sending = []
-        # not repeated by the connection: a request that may be there already says that it is asked for again
-        self._post(asked, retry=False)
+        if asked:
+            # not repeated by the connection: a request that may be there already says that it is asked for again
+            self._post(asked, retry=False)
 
     def _post(self, asked: Sequence[_Call], *, retry: bool) -> None:
         bus = self._context.bus
-        writing = bus.link.post([bus.publishing(call.request) for call in asked], retry=retry)
+        writing = bus.link.commit([bus.publishing(call.request) for call in asked], retry=retry)
         writing.add_done_callback(partial(self._written, asked))
 
     def _written(self, asked: Sequence[_Call], writing: asyncio.Future[list[Any]]) -> None:
         if writing.cancelled():
             return
         error = writing.exception()
-        if isinstance(error, ConnectionLost):
+        if isinstance(error, ConnectionLost) or (error is not None and len(asked) > 1):
             for call in asked:
                 if not call.future.done():
                     call.request = Outgoing(replace(call.request.envelope, attempt=None))
-                    # each by itself: one that cannot be sent takes no other along
+                    # each by itself: one that cannot be sent, or is refused, takes no other along
                     self._post([call], retry=True)
         elif isinstance(error, PermanentError):
             for call in asked:
@@ -267,10 +267,10 @@ class ToolClient:
                 call.fail(error)
         else:
             for call, reply in zip(asked, writing.result(), strict=True):
-                try:
-                    call.trail.requests.append(checked(reply).decode())
-                except Local2Error as exc:
-                    call.fail(exc)
+                if isinstance(reply, ReplyError):
+                    call.fail(reply)
+                else:
+                    call.trail.requests.append(reply.decode())
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────
 

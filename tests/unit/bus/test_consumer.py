@@ -110,7 +110,9 @@ class Writing:
     def __init__(self) -> None:
         self.commits: list[tuple[list[Command], asyncio.Future[list[Reply]]]] = []
 
-    def commit(self, commands: Sequence[Command], *, until: float | None = None) -> asyncio.Future[list[Reply]]:
+    def commit(
+        self, commands: Sequence[Command], *, until: float | None = None, retry: bool = True
+    ) -> asyncio.Future[list[Reply]]:
         future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
         self.commits.append((list(commands), future))
         return future

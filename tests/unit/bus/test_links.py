@@ -53,13 +53,13 @@ async def test_commands_are_sent_again_after_a_lost_connection_unless_the_caller
     await asked.call("GET", "x")
     await asked.pipe([("GET", "x")])
     await asked.pipe_raw([("GET", "x")])
-    await asked.post([("GET", "x")])
+    await asked.post("GET", "x")
     await asked.commit([("SET", "x", "y")])
     assert [retry for _, retry, _ in asked.sent] == [True] * 5
     asked.sent.clear()
     await asked.call("INCR", "x", retry=False)
     await asked.pipe([("INCR", "x")], retry=False)
-    await asked.post([("INCR", "x")], retry=False)
+    await asked.commit([("INCR", "x")], retry=False)
     assert [retry for _, retry, _ in asked.sent] == [False] * 3
 
 

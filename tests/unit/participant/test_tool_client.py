@@ -1,0 +1,106 @@
+"""How requests leave, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+
+from shared.bus import Command, ConnectionLost, Reply, ReplyError
+from shared.bus.port import BusFull
+from shared.contracts import Outgoing, ToolResultMessage
+from shared.participant.tool_client import Caller, ToolClient
+
+# Sent commands, whether they may be repeated, and the replies to come.
+Commit = tuple[list[Command], bool, asyncio.Future[list[Reply]]]
+
+
+class Process:
+    """What a client asks of its process: an inbox, a connection that the test answers for, tools that are served."""
+
+    inbox = "inbox"
+
+    def __init__(self) -> None:
+        self.commits: list[Commit] = []
+        self.hear: Callable[[str, Mapping[bytes, bytes]], None] = lambda _id, _raw: None
+        self.bus = SimpleNamespace(link=self, now_ms=lambda: 0, publishing=self.publishing)
+        self.registry = SimpleNamespace(served=self.served)
+
+    def on_inbox(self, _kind: str, hear: Callable[[str, Mapping[bytes, bytes]], None]) -> None:
+        self.hear = hear
+
+    async def served(self, tool: str) -> dict[str, Any]:
+        return {"name": tool}
+
+    def publishing(self, message: Outgoing) -> Command:
+        return ("XADD", message.envelope.subject, message.envelope.attempt, message.envelope.payload)
+
+    def commit(self, commands: Sequence[Command], *, retry: bool = True) -> asyncio.Future[list[Reply]]:
+        future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+        self.commits.append((list(commands), retry, future))
+        return future
+
+    def answer(self, command: Command) -> None:
+        request = orjson.loads(command[3])
+        result = {"query_id": "q", "call_id": request["call_id"], "tool": request["tool"], "result": "done"}
+        fields = {"call_id": request["call_id"], "token": request["token"]}
+        payload = orjson.dumps({**result, "duration_ms": 0})
+        self.hear("1-1", {**{name.encode(): value.encode() for name, value in fields.items()}, b"payload": payload})
+
+
+def asking(client: ToolClient, *tools: str) -> list[asyncio.Task[ToolResultMessage]]:
+    return [
+        asyncio.create_task(client.call(tool, {}, call_id=tool, caller=Caller("q"), timeout=5.0, attempt=1))
+        for tool in tools
+    ]
+
+
+async def sent(process: Process, count: int) -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(process.commits) == count
+
+
+@pytest.mark.parametrize(
+    "error", [ReplyError("NOPERM no"), BusFull("OOM no"), ConnectionLost("it broke")], ids=lambda error: str(error)
+)
+async def test_what_is_asked_in_one_tick_leaves_together_and_what_is_refused_takes_nothing_along(
+    error: Exception,
+) -> None:
+    process = Process()
+    refused, answered = asking(ToolClient(process), "one", "other")  # type: ignore[arg-type]
+    await sent(process, 1)
+    ((together, retry, writing),) = process.commits
+    assert [command[1:3] for command in together] == [("tool.request.one", 1), ("tool.request.other", 1)]
+    assert not retry
+    writing.set_exception(error)
+    await sent(process, 3)
+    # each by itself, and as one that may be there already
+    alone = process.commits[1:]
+    assert [(command[1:3], retry) for (command,), retry, _ in alone] == [
+        (("tool.request.one", None), True),
+        (("tool.request.other", None), True),
+    ]
+    alone[0][2].set_exception(BusFull("OOM no"))
+    alone[1][2].set_result([b"2-1"])
+    process.answer(alone[1][0][0])
+    with pytest.raises(BusFull):
+        await refused
+    assert (await answered).result == "done"
+
+
+async def test_a_request_whose_stream_is_none_fails_and_those_beside_it_are_made() -> None:
+    process = Process()
+    refused, answered = asking(ToolClient(process), "one", "other")  # type: ignore[arg-type]
+    await sent(process, 1)
+    ((together, _, writing),) = process.commits
+    writing.set_result([ReplyError("WRONGTYPE no"), b"2-1"])
+    process.answer(together[1])
+    with pytest.raises(ReplyError, match="WRONGTYPE"):
+        await refused
+    assert (await answered).result == "done"
+    assert len(process.commits) == 1
