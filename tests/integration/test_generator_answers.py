@@ -11,7 +11,8 @@ from support.stack import shown, stage
 from services.generator.crossed import Crossed
 from shared.bus import Bus
 from shared.bus.keys import journal_key
-from shared.contracts import AGENT_TRANSITION, ANSWER_DIALOG, RESPONSE_GENERATION
+from shared.contracts import AGENT_TRANSITION, ANSWER_DIALOG, RESPONSE_GENERATION, TOOL_RESULT
+from shared.envelope import Envelope
 from shared.participant.tool_client import Caller, Trail
 from shared.records import lanes
 from shared.records.journal import EntryType, JournalWriter
@@ -155,9 +156,12 @@ async def test_calls_of_one_message_run_at_the_same_time_and_keep_their_order(re
         journal = await on.journal(query_id)
         told = [m["content"] for m in on.server.requests[-1].body["messages"] if m["role"] == "tool"]
         assert await on.effects() == {"t0": 1, "t1": 1, "t2": 1, "t3": 1}
-    requests = [e for e in journal if e.type is EntryType.TOOL_REQUEST]
-    results = [e for e in journal if e.type is EntryType.TOOL_RESULT]
-    assert results[-1].time - requests[0].time < 800
+        told_observers = await on.bus.range(TOOL_RESULT.for_tool("probe").stream)
+        ended = [TOOL_RESULT.decode(Envelope.parse("", *entry)).result[-2:] for entry in told_observers]
+    kinds = [e.type for e in journal if e.type in (EntryType.TOOL_REQUEST, EntryType.TOOL_RESULT)]
+    assert kinds == [EntryType.TOOL_REQUEST] * 4 + [EntryType.TOOL_RESULT] * 4
+    # the shortest one, which was asked for last, ended first
+    assert ended == ["t3", "t2", "t1", "t0"]
     assert [text.splitlines()[1] for text in told] == [f"you said t{n}" for n in range(4)]
 
 
