@@ -41,6 +41,8 @@ log = get_logger()
 CONDITIONS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOSCRIPT", "UNBLOCKED", "BUSY ")
 _FIRST_BACKOFF = 0.02
 _MAX_BACKOFF = 0.5
+# Seconds; a server that answers later than this is of no use.
+_MOST_PATIENCE = 5.0
 # Seconds after which a task that goes on is cancelled again.
 _AGAIN = 0.5
 # Longer than an answer takes nearby; from far away, flushes follow each other at this interval.
@@ -104,7 +106,8 @@ class _Batch:
 class Link:
     """A self-healing connection to one server (see Port and Reader).
 
-    timeout: seconds without a sign of progress after which the connection is replaced.
+    timeout: seconds without a sign of progress after which the connection is replaced. Where each answer takes longer,
+    as on a machine that has too much to do, no connection would ever be of use: the next one is given twice the time.
     clock: is told the server's time with every new connection.
     """
 
@@ -126,9 +129,11 @@ class Link:
         self._late: asyncio.TimerHandle | None = None
         self._counter = 0
         self._closing = False
+        self._broken = False
         self._reason = ""
-        # whether the present connection has answered anything
+        # whether the present connection has answered anything, and the seconds that it may take to
         self._useful = False
+        self._patience = timeout
         self._task: asyncio.Task[None] | None = None
         self.generation = 0
         self.client_id = 0
@@ -143,12 +148,27 @@ class Link:
         self._parsed = Server.parse(self._url)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(self._run(), name=f"link {self._name}")
+        self._task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """Nobody carries anything any more: where that was not asked for, whoever waits is told, and whoever comes."""
+        if self._closing:
+            return
+        self._closing = self._broken = True
+        log.error("bus.link_ended", link=self._name, exc_info=None if task.cancelled() else task.exception())
+        self._fail_all()
+
+    def _closed(self) -> Local2Error:
+        if self._broken:
+            return PermanentError("the connection to Redis has ended by a fault of this program")
+        return BusUnavailable("the bus is closed")
 
     async def __aexit__(self, *_exc: object) -> None:
         self._closing = True
         assert self._task is not None
-        await ended(self._task)
-        self._fail_all(BusUnavailable("the bus is closed"))
+        if not self._broken:
+            await ended(self._task)
+        self._fail_all()
 
     @property
     def trouble(self) -> str:
@@ -197,7 +217,7 @@ class Link:
         """
         future: asyncio.Future[list[Reply]] = self._loop.create_future()
         if self._closing:
-            future.set_exception(BusUnavailable("the bus is closed"))
+            future.set_exception(self._closed())
             return future
         packed = b"".join([hiredis.pack_command(command) for command in commands])
         self._queue.append(_Unit(packed, len(commands), future, retry, block, until, atomic))
@@ -253,7 +273,7 @@ class Link:
         marker = b"%d" % self._counter
         block = max([unit.block for unit in units], default=0.0)
         packed = b"".join([*[unit.packed for unit in units], hiredis.pack_command(("ECHO", marker))])
-        patience = self._timeout + block + len(packed) / _SLOWEST
+        patience = self._patience + block + len(packed) / _SLOWEST
         self._inflight.append(_Batch(units, marker, block, self._loop.time() + patience))
         wire.transport.write(packed)
         if units and not block and self._late is None:
@@ -264,36 +284,45 @@ class Link:
     async def _run(self) -> None:
         delay = 0.0
         while True:
-            wire: Wire | None = None
             served, self._useful = self.generation, False
+            slow = False
             try:
-                asked = time.monotonic()
-                scripts = list(Script.known.values())
-                handshake = [("CLIENT", "ID"), *self.greeting, ("CLIENT", "SETNAME", self._name)]
-                async with asyncio.timeout(self._timeout):
-                    server = await self.server()
-                    wire, replies = await open_wire(server, [*handshake, there(scripts), ("TIME",)])
-                    told, known = replies.pop(), replies.pop()
-                    # a user who may not even ask loads them all
-                    self._check(replies if _refused(known) else [*replies, known])
-                    await _load(wire, missing(scripts, known))
-                if not isinstance(told, hiredis.ReplyError):
-                    self._clock.learn(told, asked)
-                await self._serve(wire, int(replies[0]))
+                await self._once()
             except Exception as exc:
                 # whatever a server answers, this goes on
-                self._report(str(exc) or type(exc).__name__, served)
+                slow = isinstance(exc, TimeoutError)
+                self._report(str(exc) or f"no connection to Redis within {self._patience:g} s", served)
                 if str(exc).startswith("BUSY "):
                     await self._end_script()
-            finally:
-                self._wire = None
-                self.connected.clear()
-                if wire is not None:
-                    wire.abort()
             self._requeue()
             # a server that takes connections and serves nothing is not asked faster than one that is away
             delay = _FIRST_BACKOFF if self._useful else min(_MAX_BACKOFF, delay * 2 or _FIRST_BACKOFF)
+            most = max(_MOST_PATIENCE, self._timeout)
+            self._patience = min(most, self._patience * 2) if slow and not self._useful else self._timeout
             await asyncio.sleep(delay)
+
+    async def _once(self) -> None:
+        """One connection, from its beginning to its end. Raises what ended it; TimeoutError for no answer in time."""
+        wire: Wire | None = None
+        try:
+            asked = time.monotonic()
+            scripts = list(Script.known.values())
+            handshake = [("CLIENT", "ID"), *self.greeting, ("CLIENT", "SETNAME", self._name)]
+            async with asyncio.timeout(self._patience):
+                server = await self.server()
+                wire, replies = await open_wire(server, [*handshake, there(scripts), ("TIME",)])
+                told, known = replies.pop(), replies.pop()
+                # a user who may not even ask loads them all
+                self._check(replies if _refused(known) else [*replies, known])
+                await _load(wire, missing(scripts, known))
+            if not isinstance(told, hiredis.ReplyError):
+                self._clock.learn(told, asked)
+            await self._serve(wire, int(replies[0]))
+        finally:
+            self._wire = None
+            self.connected.clear()
+            if wire is not None:
+                wire.abort()
 
     async def _end_script(self) -> None:
         """Ends the script that keeps everybody waiting, where this user may, and it has written nothing yet."""
@@ -336,14 +365,15 @@ class Link:
             either: set[asyncio.Future[Any]] = {wire.lost, watchdog}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if watchdog.done():
-                # it has broken the connection; one that failed cannot, and nothing goes on unwatched
+                # one that failed can watch no more, and nothing goes on unwatched
                 watchdog.result()
-            raise await wire.lost
+                raise TimeoutError(f"Redis has not answered for {self._patience:g} s")
+            raise wire.lost.result()
         finally:
             watchdog.cancel()
 
     async def _watch(self, wire: Wire) -> None:
-        """Breaks a connection on which a reply is overdue and nothing moves in either direction."""
+        """Returns when a reply is overdue and nothing moves in either direction."""
         suspect: _Batch | None = None
         unsent, moved = 0, self._loop.time()
         while True:
@@ -353,9 +383,8 @@ class Link:
             if unsent < before or wire.heard > moved:
                 moved = now
             oldest = self._inflight[0] if self._inflight else None
-            if oldest is not None and now > oldest.expires and now - moved > self._timeout + oldest.block:
+            if oldest is not None and now > oldest.expires and now - moved > self._patience + oldest.block:
                 if oldest is suspect:
-                    wire.abort()
                     return
                 # after a pause of our own the answer may wait in the socket: it is read before the second look
                 suspect = oldest
@@ -424,11 +453,11 @@ class Link:
                     again.append(unit)
         self._queue.extendleft(reversed(again))
 
-    def _fail_all(self, error: Local2Error) -> None:
+    def _fail_all(self) -> None:
         self._requeue()
         for unit in self._queue:
             if not unit.future.done():
-                unit.future.set_exception(error)
+                unit.future.set_exception(self._closed())
         self._queue.clear()
 
 

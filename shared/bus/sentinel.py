@@ -30,7 +30,7 @@ class SentinelLink(Link):
         for place in self._endpoint.addresses:
             try:
                 # one that does not answer must not use up the time of the others
-                async with asyncio.timeout(self._timeout / (len(self._endpoint.addresses) + 1)):
+                async with asyncio.timeout(self._patience / (len(self._endpoint.addresses) + 1)):
                     return Server.parse(self._endpoint.server(await self._master(place)))
             except (OSError, TimeoutError, hiredis.HiredisError) as exc:
                 reasons.append(f"{place}: {str(exc) or type(exc).__name__}")

@@ -114,6 +114,7 @@ class Wire(asyncio.Protocol):
         self.lost: asyncio.Future[Exception] = self._loop.create_future()
         self.receive: Callable[[list[Reply]], None] = self._unasked
         self.heard = self._loop.time()
+        self._ended = False
         self._parser = hiredis.Reader()
 
     async def ask(self, commands: Sequence[Command]) -> list[Reply]:
@@ -146,7 +147,10 @@ class Wire(asyncio.Protocol):
         """Closes the connection at once, and throws away what is still on its way.
 
         Left to the system it would arrive later, beside what is sent again, or when somebody else has done the work.
+        One that has ended stays as it is: its socket's number may be another's by now, and uvloop raises ValueError.
         """
+        if self._ended:
+            return
         sock = self.transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
             with contextlib.suppress(OSError):
@@ -178,6 +182,7 @@ class Wire(asyncio.Protocol):
             self.lost.set_result(exc)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._ended = True
         if not self.lost.done():
             self.lost.set_result(exc or ConnectionError("Redis closed the connection"))
 

@@ -289,6 +289,35 @@ def test_what_is_on_its_way_when_a_connection_is_given_up_does_not_arrive(runner
     assert runner(main()) < 1_500_000
 
 
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_a_connection_that_fell_silent_is_replaced_as_often_as_it_does(
+    redis_url: str, runner: Callable[..., Any]
+) -> None:
+    """The event loops differ in what becomes of a connection that is given up; participants run on uvloop."""
+
+    async def main() -> None:
+        async with Proxy(redis_url) as proxy, Link(proxy.url, name="test", timeout=0.1) as link:
+            for round_ in range(2):
+                await link.call("SET", "round", round_)
+                used = proxy.connections
+                proxy.freeze()
+                waiting = asyncio.ensure_future(link.call("GET", "round"))
+                await eventually(lambda used=used: proxy.connections > used)
+                proxy.thaw()
+                assert await asyncio.wait_for(waiting, 30) == b"%d" % round_
+
+    runner(main())
+
+
+async def test_a_redis_that_takes_longer_than_the_time_out_for_everything_is_used_all_the_same(redis_url: str) -> None:
+    async with Proxy(redis_url, latency=0.3) as proxy, Link(proxy.url, name="test", timeout=0.05) as link:
+        assert await asyncio.wait_for(link.call("PING"), 30) == b"PONG"
+        used = proxy.connections
+        # the connection that was of use keeps its patience
+        assert await asyncio.wait_for(link.call("PING"), 30) == b"PONG"
+        assert proxy.connections == used
+
+
 async def test_of_entries_that_are_written_together_only_the_refused_one_waits(
     redis_url: str, raw: redis.Redis
 ) -> None:

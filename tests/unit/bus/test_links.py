@@ -11,6 +11,7 @@ import pytest
 
 from shared.bus import Command, Link, Reply, ReplyError
 from shared.bus.clock import BusClock
+from shared.errors import PermanentError
 
 
 class Answering(Link):
@@ -69,3 +70,21 @@ async def test_a_transaction_leaves_as_one() -> None:
     ((commands, _, options),) = asked.sent
     assert commands == [("MULTI",), ("SET", "x", "y"), ("EXEC",)]
     assert (options["atomic"], options["until"]) == (True, 7.0)
+
+
+class Faulty(Link):
+    """A link with a fault in what nothing is expected to fail in."""
+
+    def _requeue(self) -> None:
+        if not self._closing:
+            raise RuntimeError("a fault")
+        super()._requeue()
+
+
+async def test_whoever_waits_on_a_link_that_ends_by_a_fault_is_told_and_so_is_whoever_comes() -> None:
+    """A participant that waited on it for ever would be neither alive nor dead."""
+    async with Faulty("redis://127.0.0.1:1", name="test", timeout=1.0) as faulty:
+        with pytest.raises(PermanentError, match="fault of this program"):
+            await asyncio.wait_for(faulty.call("PING"), 30)
+        with pytest.raises(PermanentError, match="fault of this program"):
+            await faulty.call("PING")
