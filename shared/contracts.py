@@ -209,7 +209,7 @@ class ResponseGeneration(Payload):
     finish_reason: str
     deliberations: list[Deliberation] | None = None
     # the beginning of what the model read before the question, beside the conversation: passages that a client put
-    # there, texts of attached files. For whoever judges the answer; it is kept nowhere
+    # there, texts of attached files, a line for each image. For whoever judges the answer; it is kept nowhere
     material: str | None = None
     # the conversation, where the client gave it itself: no session has it
     history: list[ChatTurnMessage] | None = None

@@ -16,6 +16,7 @@ from services.gateway.accept import Ask
 from services.gateway.dressing import is_housekeeping, spoken, undressed
 from services.gateway.errors import ApiError, sentence
 from services.gateway.schemas import Options
+from services.gateway.tool_forms import Function, Offered, args_of_text, offered
 from shared.contracts import MAX_QUERY_CHARS, ChatToolCall, ChatTurnMessage, ClientTools
 
 DEFAULT_MODEL = "local2"
@@ -54,9 +55,23 @@ class CalledFunction(Wire):
     arguments: str | dict[str, Any] | None = ""
 
 
+class CalledCustom(Wire):
+    name: str = Field(max_length=200)
+    input: str | None = ""
+
+
 class Call(Wire):
     id: str | None = Field(default=None, max_length=200)
-    function: CalledFunction
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
+
+    def told(self, otherwise: str) -> ChatToolCall:
+        """The call; `otherwise`: its id where it has none. Raises ApiError 400."""
+        if self.custom is not None:
+            return ChatToolCall(id=self.id or otherwise, name=self.custom.name, args=args_of_text(self.custom.input))
+        if self.function is None:
+            raise bad("messages: a call in tool_calls must have its function")
+        return ChatToolCall(id=self.id or otherwise, name=self.function.name, args=arguments(self.function))
 
 
 class ChatMessage(Wire):
@@ -74,12 +89,6 @@ class ChatMessage(Wire):
 
 class StreamOptions(Wire):
     include_usage: bool | None = None
-
-
-class Function(Wire):
-    name: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
 
 
 class Tool(Wire):
@@ -130,6 +139,12 @@ class ChatBody(Wire):
         """Whether the client speaks of functions, as before there were tools, and wants to be answered so."""
         return bool(self.functions) and not self.tools
 
+    def offered(self) -> Offered:
+        """The client's tools. Raises ApiError 400."""
+        if self.legacy:
+            return offered({"type": "function", "function": one.model_dump()} for one in self.functions or ())
+        return offered(tool.model_dump(exclude_none=True) for tool in self.tools or ())
+
 
 def asked(body: ChatBody, known_models: Iterable[str], task: str = "") -> Ask:
     """The query in a request. `task`: what the client calls it, where it is a chore of its own, for a title or tags.
@@ -143,7 +158,7 @@ def asked(body: ChatBody, known_models: Iterable[str], task: str = "") -> Ask:
     last, before, following = question(messages)
     plain = is_plain(name, messages, task, body.metadata)
     material, query = ("", last.content) if plain else undressed(last.content)
-    functions = _functions(body)
+    functions = [function for function, _ in body.offered().values()]
     return Ask(
         query=query,
         attachments=last.attachments,
@@ -198,10 +213,7 @@ def question(
 def _messages(messages: Sequence[ChatMessage]) -> list[ChatTurnMessage]:
     found: list[ChatTurnMessage] = []
     for place, message in enumerate(messages):
-        calls = [
-            ChatToolCall(id=call.id or f"call_{place}_{n}", name=call.function.name, args=arguments(call.function))
-            for n, call in enumerate(message.tool_calls or ())
-        ]
+        calls = [call.told(f"call_{place}_{n}") for n, call in enumerate(message.tool_calls or ())]
         if message.function_call is not None:
             calls.append(ChatToolCall(id=f"call_{place}", name=message.function_call.name,
                                       args=arguments(message.function_call)))  # fmt: skip
@@ -277,15 +289,6 @@ def text_of(content: str | Sequence[str | Part] | None, place: int, role: str) -
 # ── what is asked of the answer ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _functions(body: ChatBody) -> list[Function]:
-    functions = list(body.functions or ()) if body.legacy else []
-    for place, tool in enumerate(body.tools or ()):
-        if tool.type != "function" or tool.function is None:
-            raise bad(f"tools.{place}: only tools of type function are supported, with their function", "unsupported")
-        functions.append(tool.function)
-    return functions
-
-
 def _choice(body: ChatBody) -> str | Mapping[str, Any] | None:
     if not body.legacy:
         return body.tool_choice
@@ -298,8 +301,6 @@ def client_tools(
 ) -> ClientTools | None:
     """The client's own tools, where the model may call them. Raises ApiError 400."""
     names = [function.name for function in functions]
-    if len(set(names)) < len(names):
-        raise bad("tools: two of them have the same name")
     wanted: str
     match choice:
         case None | "auto" | "required":
@@ -332,7 +333,7 @@ def client_tools(
 def _name(choice: Any) -> str | None:
     if not isinstance(choice, Mapping):
         return None
-    inner = choice.get("function", choice)
+    inner = choice.get("function", choice.get("custom", choice))
     name = inner.get("name") if isinstance(inner, Mapping) else None
     return name if isinstance(name, str) else None
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from services.gateway.errors import error_body, openai_fields
+from services.gateway.errors import error_body, openai_code, openai_fields
 from services.gateway.telling import Broken, Ended, Said, Telling, step_of
+from services.gateway.tool_forms import text_of_call
 from shared.records.journal import EntryType, JournalEntry
 
 DONE = b"data: [DONE]\n\n"
@@ -23,12 +24,13 @@ def completion(
     *,
     whole: bool = False,
     legacy: bool = False,
+    custom: Container[str] = (),
     thinking: str | None = None,
 ) -> dict[str, Any]:
-    """A finished result in OpenAI's shape; `whole` and `legacy` as for `Chunks`. `thinking`: what a stream would have
-    told of it, where that is more than the result has."""
+    """A finished result in OpenAI's shape; `whole`, `legacy` and `custom` as for `Chunks`. `thinking`: what a stream
+    would have told of it, where that is more than the result has."""
     thought = (shown["thinking"] if thinking is None else thinking) or None
-    calls = tool_calls(shown.get("client_calls") or ())
+    calls = tool_calls(shown.get("client_calls") or (), custom)
     text = shown["answer"] if whole else content_of(shown)
     message: dict[str, Any] = {
         "role": "assistant",
@@ -56,10 +58,12 @@ def content_of(shown: Mapping[str, Any]) -> str:
     return "\n\n".join(part for part in (*shown.get("said_before", ()), shown["answer"]) if part)
 
 
-def tool_calls(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Calls of the client's tools in OpenAI's shape."""
+def tool_calls(calls: Sequence[Mapping[str, Any]], custom: Container[str] = ()) -> list[dict[str, Any]]:
+    """Calls of the client's tools in OpenAI's shape; those named in `custom` take a text."""
     return [
-        {
+        {"id": call["id"], "type": "custom", "custom": {"name": call["name"], "input": text_of_call(call["args"])}}
+        if call["name"] in custom
+        else {
             "id": call["id"],
             "type": "function",
             "function": {"name": call["name"], "arguments": orjson.dumps(call["args"]).decode()},
@@ -118,7 +122,7 @@ class Chunks:
     """A journal as `chat.completion.chunk` events.
 
     whole: the text is sent when it is complete, because it has to have a form that is looked at first.
-    legacy: a call of the client's is told as a function call.
+    legacy: a call of the client's is told as a function call. custom: names of its tools that take a text.
     status: calls of the agent's own tools are told as Open WebUI's status events too.
     """
 
@@ -130,6 +134,7 @@ class Chunks:
         *,
         whole: bool = False,
         legacy: bool = False,
+        custom: Container[str] = (),
         status: bool = False,
     ) -> None:
         self._id = f"chatcmpl-{query_id}"
@@ -137,6 +142,7 @@ class Chunks:
         self._created = int(time.time())
         self._include_usage = include_usage
         self._legacy = legacy
+        self._custom = custom
         self._status = status
         self._telling = Telling(whole=whole, steps=True)
         self.done = False
@@ -171,13 +177,13 @@ class Chunks:
 
     def broken(self, code: str, message: str) -> bytes:
         """An error after the response has begun: clients of OpenAI raise it."""
-        return b"data: %b\n\n%b" % (error_body(code, message, openai_fields(500)), DONE)
+        return b"data: %b\n\n%b" % (error_body(openai_code(code), message, openai_fields(500)), DONE)
 
     def _end(self, value: Mapping[str, Any]) -> bytes:
         out = []
         if sources := citations(value.get("tool_calls") or (), str(value.get("answer") or "")):
             out.append(self._chunk({"annotations": sources}))
-        calls = tool_calls(value.get("client_calls") or ())
+        calls = tool_calls(value.get("client_calls") or (), self._custom)
         if calls:
             out += self._calls(calls)
         reason = finish_reason(value.get("finish_reason"), handed=bool(calls), legacy=self._legacy)

@@ -99,6 +99,11 @@ def openai_fields(status: int) -> dict[str, Any]:
     return {"type": kind, "param": None}
 
 
+def openai_code(code: str) -> str:
+    """The code that clients of OpenAI know a failure by: those that can make a conversation shorter do so for it."""
+    return "context_length_exceeded" if code == "context_overflow" else code
+
+
 def render(
     request: Request,
     status: int,
@@ -109,6 +114,8 @@ def render(
 ) -> Response:
     fields, given = dict(extra or {}), dict(headers or {})
     if request.url.path.startswith("/v1/"):
+        if (known := openai_code(code)) != code:
+            status, code = 400, known
         fields |= openai_fields(status)
         # OpenAI's clients ask again for every 409 and 5xx by themselves, and each time is a whole run of the agent
         given["X-Should-Retry"] = "true" if status in _WORTH_ANOTHER_TRY else "false"

@@ -16,7 +16,6 @@ from services.gateway.accept import Ask
 from services.gateway.chat_body import (
     DEFAULT_MODEL,
     CalledFunction,
-    Function,
     Wire,
     answer_schema,
     arguments,
@@ -34,8 +33,10 @@ from services.gateway.chat_body import (
 )
 from services.gateway.completions import citations, usage
 from services.gateway.dressing import undressed
+from services.gateway.errors import openai_code
 from services.gateway.records import QueryRecord
 from services.gateway.telling import Broken, Ended, Said, Telling
+from services.gateway.tool_forms import Form, args_of_text, forms_of, full_name, offered, text_of_call
 from shared.contracts import ChatToolCall, ChatTurnMessage
 from shared.records.journal import JournalEntry
 
@@ -105,7 +106,7 @@ def asked(body: ResponseBody, items: Sequence[Mapping[str, Any]], known_models: 
     last, before, following = question(messages)
     plain = is_plain(name, messages, task, body.metadata)
     material, query = ("", last.content) if plain else undressed(last.content)
-    choice = body.tool_choice
+    functions = [function for function, _ in offered(body.tools or (), _OURS).values()]
     return Ask(
         query=query,
         attachments=last.attachments,
@@ -114,22 +115,11 @@ def asked(body: ResponseBody, items: Sequence[Mapping[str, Any]], known_models: 
         following=following,
         model=backend_model(name, known_models),
         options=options({"temperature": body.temperature, "top_p": body.top_p, "num_predict": body.max_output_tokens}),
-        client_tools=None if plain else client_tools(_functions(body), choice, body.parallel_tool_calls),
+        client_tools=None if plain else client_tools(functions, body.tool_choice, body.parallel_tool_calls),
         answer_schema=answer_schema(body.text.format if body.text else None),
         think=False if plain else effort(body.reasoning.effort if body.reasoning else None),
         plain=plain,
     )
-
-
-def _functions(body: ResponseBody) -> list[Function]:
-    found = []
-    for place, tool in enumerate(body.tools or ()):
-        kind = str(tool.get("type", "function"))
-        if kind == "function":
-            found.append(Function.model_validate(tool.get("function", tool)))
-        elif not kind.startswith(_OURS):
-            raise bad(f"tools.{place}: tools of type {kind[:50]} are not supported; use type function", "unsupported")
-    return found
 
 
 # ── the conversation ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -151,15 +141,20 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[ChatTurnMessage]:
                 if role == "assistant" and found and found[-1].role == role and not found[-1].tool_calls:
                     words = f"{found.pop().content.rstrip()}\n\n{words.lstrip()}".strip()
                 found.append(ChatTurnMessage(role=role, content=words, attachments=shown))
-            case "function_call":
-                called = CalledFunction(name=str(item.get("name", "")), arguments=item.get("arguments"))
-                call = ChatToolCall(id=str(item.get("call_id", "")), name=called.name, args=arguments(called))
+            case "function_call" | "custom_tool_call" as kind:
+                name, space = str(item.get("name", "")), item.get("namespace")
+                name = full_name(name, space if isinstance(space, str) else None)
+                if kind == "custom_tool_call":
+                    args = args_of_text(item.get("input"))
+                else:
+                    args = arguments(CalledFunction(name=name, arguments=item.get("arguments")))
+                call = ChatToolCall(id=str(item.get("call_id", "")), name=name, args=args)
                 if found and found[-1].role == "assistant":
                     last = found.pop()
                     found.append(last.model_copy(update={"tool_calls": [*(last.tool_calls or ()), call]}))
                 else:
                     found.append(ChatTurnMessage(role="assistant", tool_calls=[call]))
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 output = item.get("output")
                 text = text_of(parts_of(output) or str(output or ""), place, "tool")
                 found.append(ChatTurnMessage(role="tool", content=text, tool_call_id=str(item.get("call_id", ""))))
@@ -226,6 +221,7 @@ class Answering:
             "usage": None,
             **repeated,
         }
+        self._forms = forms_of(self.shown["tools"], _OURS)
 
     def opening(self) -> bytes:
         created = self._event("response.created", response=self.shown)
@@ -252,7 +248,8 @@ class Answering:
 
     def broken(self, code: str, message: str) -> bytes:
         """The events of a response that failed."""
-        return b"".join([*self._close(), *self._finish("failed", error={"code": code, "message": message})])
+        error = {"code": openai_code(code), "message": message}
+        return b"".join([*self._close(), *self._finish("failed", error=error)])
 
     # ── items ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -316,16 +313,24 @@ class Answering:
         return out
 
     def _call(self, call: Mapping[str, Any]) -> list[bytes]:
-        number, name = len(self._output), f"fc_{call['id'].removeprefix('call_')}"
-        item = {"id": name, "type": "function_call", "status": "in_progress", "call_id": call["id"],
-                "name": call["name"], "arguments": ""}  # fmt: skip
+        number, form = len(self._output), self._forms.get(call["name"]) or Form(call["name"])
+        kind, field, told, mark = (
+            ("custom_tool_call", "input", text_of_call(call["args"]), "ctc")
+            if form.custom
+            else ("function_call", "arguments", orjson.dumps(call["args"]).decode(), "fc")
+        )
+        name = f"{mark}_{call['id'].removeprefix('call_')}"
+        item = {"id": name, "type": kind, "status": "in_progress", "call_id": call["id"], "name": form.name, field: ""}
+        if form.namespace is not None:
+            item["namespace"] = form.namespace
         self._output.append(item)
         out = [self._event("response.output_item.added", output_index=number, item=item)]
-        item["arguments"] = orjson.dumps(call["args"]).decode()
+        item[field] = told
         place = {"item_id": name, "output_index": number}
-        out.append(self._event("response.function_call_arguments.delta", **place, delta=item["arguments"]))
-        out.append(self._event("response.function_call_arguments.done", **place, name=item["name"],
-                               arguments=item["arguments"]))  # fmt: skip
+        event = "response.custom_tool_call_input" if form.custom else "response.function_call_arguments"
+        out.append(self._event(f"{event}.delta", **place, delta=told))
+        named = {} if form.custom else {"name": form.name}
+        out.append(self._event(f"{event}.done", **place, **named, **{field: told}))
         item["status"] = "completed"
         return [*out, self._event("response.output_item.done", output_index=number, item=item)]
 

@@ -6,7 +6,7 @@ They are fetched from the memory when the question is begun; the bus and the jou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,7 @@ async def attached(files: Files, wanted: Wanted, question: str, ids: Sequence[st
                     "ask without it, or take a model that sees"
                 )
             _, data = await _patiently(_fetched, files, wanted, id, False)
-            images.append({"type": about["type"], "data": data})
+            images.append({"type": about["type"], "data": data, "name": about["name"]})
             continue
         about, data = await _patiently(_fetched, files, wanted, id, True)
         text = data.decode("utf-8", errors="replace")
@@ -79,6 +79,14 @@ async def attached(files: Files, wanted: Wanted, question: str, ids: Sequence[st
     if images:
         message["images"] = images
     return message
+
+
+def told_of_images(message: Mapping[str, Any]) -> str:
+    """What stands for a message's images where they cannot be shown; empty without any."""
+    return "".join(
+        f"[attached image {one['name']}: the assistant saw it when it answered; it cannot be shown here]\n\n"
+        for one in message.get("images") or ()
+    )
 
 
 def _quoted(about: dict[str, Any], text: str, whole: int | None = None) -> str:

@@ -10,7 +10,7 @@ from datetime import date
 from functools import partial
 from typing import Any
 
-from services.generator.attachments import Wanted, attached
+from services.generator.attachments import Wanted, attached, told_of_images
 from services.generator.committee import PERSONA_ARGUMENTS, PERSONA_TOOLS, Seat, Session, deliberate
 from services.generator.compaction import Past, due
 from services.generator.context import Conversation, split_turns
@@ -225,7 +225,7 @@ class Response:
         self, conversation: Conversation, options: dict[str, Any]
     ) -> tuple[Answer, list[Deliberation] | None]:
         question = await self._question()
-        self._material = question["content"].removesuffix(self._query.query)
+        self._material = told_of_images(question) + question["content"].removesuffix(self._query.query)
         identities = load_identities(self._settings.identities)
         if self._query.mode == "committee" and (personas := self._members(identities)):
             return await self._committee(conversation, options, question, identities, personas)

@@ -33,7 +33,8 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def service(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place]:
-    async with open_place(server_url, tmp_path_factory.mktemp("gateway"), client_gone_seconds=0.2) as place:
+    folder = tmp_path_factory.mktemp("gateway")
+    async with open_place(server_url, folder, num_ctx=131_072, client_gone_seconds=0.2) as place:
         yield place
 
 
@@ -116,15 +117,37 @@ async def test_one_system_message_goes_to_the_model_with_all_that_they_say(
     assert all(word in sent[0]["content"] for word in ("First.", "Second.", "Third."))
 
 
-async def test_the_last_message_alone_may_be_long_and_one_beyond_the_limit_is_refused(
+async def test_any_message_may_be_long_and_what_is_too_long_is_told_by_openais_code(
     place: Place, http: httpx.AsyncClient
 ) -> None:
-    # more than the 32,000 characters that a question of the own API once had, within the model's window
-    done = await chat(http, [said("user", "word " * 8_000)])
-    assert done.status_code == 200, done.text
-    refused = await chat(http, [said("user", "x" * (MAX_QUERY_CHARS + 1))])
-    assert (refused.status_code, refused.headers["x-should-retry"]) == (400, "false")
-    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    # within the model's window, which all messages share
+    long, short = "word " * 40_000, said("user", "x")
+    for messages in ([said("user", long)], [said("system", long), short], [said("assistant", long), short]):
+        done = await chat(http, messages)
+        assert done.status_code == 200, done.text
+        assert long.strip() in place.sent[-1]["messages"][0 if messages[0]["role"] == "system" else 1]["content"]
+    fields: dict[str, str]
+    for fields in ({"input": long}, {"input": "x", "instructions": long}):
+        done = await http.post("/v1/responses", json={"model": "local2", **fields})
+        assert done.status_code == 200, done.text
+    for most in (MAX_QUERY_CHARS, MAX_QUERY_CHARS + 1):
+        # the first is beyond the window, the second beyond what any message may have
+        for path, body in (
+            ("chat/completions", {"messages": [said("user", "x" * most)]}),
+            ("chat/completions", {"messages": [said("system", "x" * most), short]}),
+            ("responses", {"input": "x" * most}),
+        ):
+            refused = await http.post(f"/v1/{path}", json={"model": "local2", **body})
+            assert refused.status_code == 400, refused.text
+            assert refused.headers["x-should-retry"] == "false"
+            assert refused.json()["error"]["code"] == "context_length_exceeded"
+    streams: list[tuple[str, dict[str, Any]]] = [
+        ("chat/completions", {"messages": [said("user", "x" * MAX_QUERY_CHARS)]}),
+        ("responses", {"input": "x" * MAX_QUERY_CHARS}),
+    ]
+    for path, body in streams:
+        told = await http.post(f"/v1/{path}", json={"model": "local2", "stream": True, **body})
+        assert '"code":"context_length_exceeded"' in told.text
 
 
 @pytest.mark.parametrize(

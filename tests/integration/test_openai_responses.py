@@ -107,6 +107,48 @@ async def test_a_calls_events_come_whole(place: Place) -> None:
     assert events["response.completed"].response.output[0].call_id.startswith("call_")
 
 
+async def test_tools_of_a_namespace_and_those_that_take_a_text(place: Place) -> None:
+    """As Codex offers them: the model sees functions, the client its own forms, in events and when it goes on."""
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
+    patch = {"type": "custom", "name": "patch", "description": "Edits a file", "format": grammar}
+    agents = {"type": "namespace", "name": "agents", "description": "Sub-agents.", "tools": [WEATHER, patch]}
+    tools: Any = [patch, agents, {"type": "web_search", "external_web_access": False}]
+    calls = [
+        {"name": "patch", "args": {"input": "*** Begin"}},
+        {"name": "agents__weather", "args": {"city": "Paris"}},
+        {"name": "agents__patch", "args": {"text": "x"}},
+    ]
+    place.rules({"when": {"tool_results": 0}, "respond": {"tool_calls": calls}}, {"respond": {"text": "<<result>>!"}})
+    stream = await place.ann.responses.create(model="local2", input="Edit it.", tools=tools, stream=True)
+    events = [event async for event in stream]
+    functions = {tool["function"]["name"]: tool["function"] for tool in place.sent[0]["tools"]}
+    assert functions["patch"]["parameters"]["required"] == ["input"]
+    assert functions["patch"]["description"].endswith("must fit this grammar (lark):\nstart: /.+/")
+    assert functions["agents__weather"]["description"] == "Sub-agents.\nTells the weather"
+    first = events[-1].response
+    assert [(item.type, item.name, item.namespace) for item in first.output] == [
+        ("custom_tool_call", "patch", None),
+        ("function_call", "weather", "agents"),
+        ("custom_tool_call", "patch", "agents"),
+    ]
+    # what is not the one argument is handed on as it came
+    assert [first.output[0].input, first.output[2].input] == ["*** Begin", '{"text":"x"}']
+    told = [event for event in events if event.type.startswith("response.custom_tool_call_input")]
+    assert [told[0].delta, told[1].input] == ["*** Begin", "*** Begin"]
+    results: Any = [
+        {"type": f"{item.type}_output", "call_id": item.call_id, "output": f"done {n}"}
+        for n, item in enumerate(first.output)
+    ]
+    given: Any = [{"role": "user", "content": "Edit it."}, *[item.model_dump() for item in first.output], *results]
+    for fields in ({"previous_response_id": first.id, "input": results}, {"input": given}):
+        last = await place.ann.responses.create(model="local2", tools=tools, **fields)
+        assert last.output_text == "done 2!"
+        _, _, asked, *answers = place.sent[-1]["messages"]
+        assert [call["function"]["name"] for call in asked["tool_calls"]] == [call["name"] for call in calls]
+        assert asked["tool_calls"][0]["function"]["arguments"] == {"input": "*** Begin"}
+        assert [answer["content"] for answer in answers] == ["done 0", "done 1", "done 2"]
+
+
 async def test_structured_text_and_what_was_cut(place: Place) -> None:
     form: Any = {"format": {"type": "json_schema", "name": "place", "schema": PARIS, "strict": True}}
     place.rules({"respond": {"text": 'So:\n```json\n{"city": "Rome"}\n```'}})

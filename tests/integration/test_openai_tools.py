@@ -46,6 +46,27 @@ async def test_a_clients_tool_ends_the_turn_and_its_result_is_taken_up(place: Pl
     assert (published.answer, published.query) == ("It says rain.", "How is it in Paris?")
 
 
+async def test_a_tool_that_takes_a_text(place: Place) -> None:
+    patch = {"type": "custom", "custom": {"name": "patch", "format": {"type": "text"}}}
+    choice: Any = {"type": "custom", "custom": {"name": "patch"}}
+    said: list[Any] = [{"role": "user", "content": "Edit it."}]
+    call = {"name": "patch", "args": {"input": "*** Begin"}}
+    place.rules({"when": {"tool_results": 0}, "respond": {"tool_calls": [call]}}, {"respond": {"text": "<<result>>!"}})
+    first = await place.ask(said, tools=[patch], tool_choice=choice)
+    (told,) = first.choices[0].message.tool_calls
+    assert (told.type, told.custom.name, told.custom.input) == ("custom", "patch", "*** Begin")
+    streamed = [part async for part in await place.ask(said, tools=[patch], stream=True)]
+    (delta,) = [part.choices[0].delta for part in streamed if part.choices and part.choices[0].delta.tool_calls]
+    assert delta.tool_calls[0].model_dump()["custom"] == {"name": "patch", "input": "*** Begin"}
+    message = first.choices[0].message.model_dump(exclude_none=True)
+    last = await place.ask(
+        [*said, message, {"role": "tool", "tool_call_id": told.id, "content": "done"}], tools=[patch]
+    )
+    assert last.choices[0].message.content == "done!"
+    (_, _, asked, _) = place.sent[-1]["messages"]
+    assert asked["tool_calls"][0]["function"]["arguments"] == {"input": "*** Begin"}
+
+
 async def test_our_own_tools_run_first_and_their_results_are_there_when_the_client_comes_back(place: Place) -> None:
     place.rules(calling("probe", "weather", thinking="Both, I think."), {"respond": {"text": "Done: <<result>>"}})
     first = await place.ask("Both?", tools=[tool()])

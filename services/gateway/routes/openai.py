@@ -213,15 +213,25 @@ async def create_chat_completion(
     record = await _taken(gateway, orphans, Origin(user, idempotency_key, traceparent), ask)
     left = partial(orphans.leave, record, ask.model)
     name = body.model or DEFAULT_MODEL
+    custom = [tool for tool, (_, form) in body.offered().items() if form.custom]
     if body.stream:
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
         status = request.headers.get(EVENTS_HEADER, "") == "status"
-        chunks = Chunks(record.query_id, name, include_usage, whole=ask.whole, legacy=body.legacy, status=status)
+        chunks = Chunks(
+            record.query_id, name, include_usage, whole=ask.whole, legacy=body.legacy, custom=custom, status=status
+        )
         return _stream(gateway, record, chunks, left)
     shown = await finished(request, gateway, record, left)
     thinking = await _thought(gateway, record) if shown["tool_calls"] else None
     answer = completion(
-        record.query_id, name, shown, int(time.time()), whole=ask.whole, legacy=body.legacy, thinking=thinking
+        record.query_id,
+        name,
+        shown,
+        int(time.time()),
+        whole=ask.whole,
+        legacy=body.legacy,
+        custom=custom,
+        thinking=thinking,
     )
     return reply(answer, headers=_named(record))
 

@@ -89,7 +89,7 @@ async def test_an_image_goes_to_a_model_that_sees_or_may() -> None:
     kept = Kept(f1=("dot.png", "image/png", "ready", b"png"))
     for want in (wanted("vision"), wanted(unknown=True)):
         message = await asked(kept, want, "f1")
-        assert message["images"] == [{"type": "image/png", "data": b"png"}]
+        assert message["images"] == [{"type": "image/png", "data": b"png", "name": "dot.png"}]
         assert message["content"] == "what does it say?"
 
 

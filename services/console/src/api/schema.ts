@@ -28,7 +28,14 @@ export interface components {
         };
         Call: {
             id?: string | null;
-            function: components["schemas"]["CalledFunction"];
+            function?: components["schemas"]["CalledFunction"] | null;
+            custom?: components["schemas"]["CalledCustom"] | null;
+        } & {
+            [key: string]: unknown;
+        };
+        CalledCustom: {
+            name: string;
+            input?: string | null;
         } & {
             [key: string]: unknown;
         };
