@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import orjson
 
 from services.critic.critic import Critic
 from services.critic.judge import Judge
-from services.critic.rubrics import load_rubrics
+from services.critic.rubrics import Rubric, load_rubrics
 from services.critic.settings import CriticSettings
 from services.critic.tools import JudgeTools
 from services.critic.turns import Turns
@@ -32,7 +32,7 @@ _TEND_SECONDS = 1.0
 @contextlib.asynccontextmanager
 async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work]]:
     rubrics = load_rubrics(context.settings.rubrics_dir)
-    await _tell_choice(context, sorted(rubrics))
+    await _tell_choice(context, rubrics)
     model = CourteousChatModel(context.settings.chat_model(), answering(context.bus), lambda: context.settings)
     judge = Judge(model, lambda: context.settings)
     turns = Turns(lambda: context.settings, lambda: model.turn(context.settings.model), context.bus.now_ms)
@@ -55,10 +55,13 @@ async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work
             yield [*works, Subscription(RESPONSE_GENERATION, critic.grade, critic.abandon, limit=turns.limit)]
 
 
-async def _tell_choice(context: Context[CriticSettings], names: list[str]) -> None:
-    """The settings' schema names the rubrics that there are, so that a wrong one is refused where it is asked for."""
+async def _tell_choice(context: Context[CriticSettings], rubrics: Mapping[str, Rubric]) -> None:
+    """The settings' schema names the rubrics that there are, so that a wrong one is refused where it is asked for, and
+    has their wording for whoever chooses."""
     described = orjson.loads(context.presence.described)
-    described["schema"]["properties"]["rubrics"]["additionalProperties"]["enum"] = names
+    choice = described["schema"]["properties"]["rubrics"]["additionalProperties"]
+    choice["enum"] = sorted(rubrics)
+    choice["enumDescriptions"] = [rubrics[name].text for name in choice["enum"]]
     await context.presence.describe(orjson.dumps(described))
 
 

@@ -40,6 +40,9 @@ NAME = "reward_manage"
 _PAGE_BYTES = 400_000
 # A prompt holds a session's history: some rows are large.
 _PAGE_ROWS = 200
+# Later than every time, in ms; the digits of a number that a database can hold.
+_LAST = 2**62
+_TIME_DIGITS = 19
 
 
 class Manage(BaseModel):
@@ -48,7 +51,7 @@ class Manage(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     op: Literal[
-        "leaderboard", "export", "consent", "counts", "dump", "load", "clear",
+        "leaderboard", "verdicts", "export", "consent", "counts", "dump", "load", "clear",
         "judge", "experiments", "experiment", "start", "stop", "promote", "revert",
     ]  # fmt: skip
     # export
@@ -60,7 +63,9 @@ class Manage(BaseModel):
     consented: bool = False
     test_share: float = Field(default=0.0, ge=0, le=1)
     tools: Tools = "include"
-    # export, dump
+    # verdicts
+    limit: int = Field(default=100, ge=1, le=_PAGE_ROWS)
+    # verdicts, export, dump
     cursor: str = ""
     table: str = ""
     # consent: null asks
@@ -120,6 +125,8 @@ class Desk:
         match args.op:
             case "leaderboard":
                 data = await self.leaderboard()
+            case "verdicts":
+                data = await self._with_store(lambda store: verdict_page(store, args.cursor, args.limit))
             case "export":
                 data = await self._with_store(lambda store: export_page(store, args))
             case "consent":
@@ -185,6 +192,34 @@ class Desk:
 
             self._leaderboard = Leaderboard()
         return await asyncio.to_thread(self._leaderboard.make, pairs, ratings, both, samples)
+
+
+def verdict_page(store: Store, cursor: str, limit: int) -> dict[str, Any]:
+    """What the judge said, the newest first, with the answers; `cursor`: where the next page begins, null: nowhere.
+    Raises ToolError for a cursor that is none of ours."""
+    time_ms, _, name = cursor.partition(" ")
+    if cursor and not (time_ms.isdecimal() and len(time_ms) < _TIME_DIGITS and name):
+        raise ToolError(f"there is no page {cursor[:100]}")
+    found: list[dict[str, Any]] = []
+    size = 0
+    # one more than wanted says whether there is another page
+    rows = store.verdicts((int(time_ms), name) if cursor else (_LAST, ""), limit + 1)
+    for row in rows[:limit]:
+        response_id = row.pop("response_id")
+        answers = row.pop("answers")
+        row["respondent"] = response_id.rpartition(":")[2] if response_id else None
+        row["user_id"] = next((one["user_id"] for one in answers), None)
+        row["query"] = next((one["query"] for one in answers), None)
+        row["answers"] = {
+            one["respondent"]: {"answer": one["answer"], "model": orjson.loads(one["config"]).get("model")}
+            for one in answers
+        }
+        found.append(row)
+        size += len(orjson.dumps(row))
+        if size >= _PAGE_BYTES:
+            break
+    more = len(found) < len(rows)
+    return {"verdicts": found, "cursor": f"{found[-1]['time']} {found[-1]['id']}" if more else None}
 
 
 def export_page(store: Store, args: Manage) -> dict[str, Any]:

@@ -29,6 +29,7 @@ CREATE TABLE IF NOT EXISTS pairs (
     query_id TEXT PRIMARY KEY, response_a TEXT NOT NULL, response_b TEXT NOT NULL, winner TEXT NOT NULL,
     forward TEXT, swapped TEXT, score_a REAL, score_b REAL, reason TEXT NOT NULL, config_a TEXT NOT NULL,
     config_b TEXT NOT NULL, session_id TEXT NOT NULL, time INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS pairs_time ON pairs (time, query_id);
 CREATE TABLE IF NOT EXISTS critiques (
     response_id TEXT PRIMARY KEY, query_id TEXT NOT NULL, session_id TEXT NOT NULL, score INTEGER,
     feedback TEXT NOT NULL, rubric TEXT NOT NULL, time INTEGER NOT NULL);
@@ -304,6 +305,32 @@ class Store:
 
     def response(self, response_id: str) -> dict[str, Any] | None:
         return next(iter(self.rows("SELECT * FROM responses WHERE response_id=?", response_id)), None)
+
+    def verdicts(self, before: tuple[int, str], count: int) -> list[dict[str, Any]]:
+        """The newest `count` grades and comparisons behind a place (the time in ms and the id of a verdict), newest
+        first; `answers`: those to the same question that are still kept, by respondent."""
+        grades = self.rows(
+            "SELECT 'grade:' || response_id AS id, 'grade' AS kind, time, query_id, session_id, response_id, "
+            "NULL AS winner, score, NULL AS score_a, NULL AS score_b, rubric, feedback AS words FROM critiques "
+            "WHERE time<=?1 AND (time, 'grade:' || response_id) < (?1, ?2) "
+            "ORDER BY time DESC, response_id DESC LIMIT ?3",
+            *before, count,
+        )  # fmt: skip
+        comparisons = self.rows(
+            "SELECT 'comparison:' || query_id AS id, 'comparison' AS kind, time, query_id, session_id, "
+            "NULL AS response_id, winner, NULL AS score, score_a, score_b, NULL AS rubric, reason AS words FROM pairs "
+            "WHERE time<=?1 AND (time, 'comparison:' || query_id) < (?1, ?2) "
+            "ORDER BY time DESC, query_id DESC LIMIT ?3",
+            *before, count,
+        )  # fmt: skip
+        page = sorted([*grades, *comparisons], key=lambda row: (row["time"], row["id"]), reverse=True)[:count]
+        for row in page:
+            row["answers"] = self.rows(
+                "SELECT respondent, response_id, user_id, query, answer, config FROM responses "
+                "WHERE response_id>=?1 || ':' AND response_id<?1 || ';' AND query_id=?1 ORDER BY respondent",
+                row["query_id"],
+            )
+        return page
 
     def consent(self, user_id: str) -> bool | None:
         """None: the user was never asked."""

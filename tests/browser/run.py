@@ -551,9 +551,9 @@ def every_width_and_both_colours(visit: Visit) -> None:
             one.shot(page, f"chat-{name}")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
             one.axe(page)
-            for place in ("participants", "bus", "ranking"):
+            for place, named in (("participants", "Participants"), ("bus", "Bus"), ("ranking", "Leaderboard")):
                 page.goto(f"{visit.stack.url}/#operate={place}")
-                page.get_by_role("tab", name=place.capitalize()).wait_for()
+                page.get_by_role("tab", name=named).wait_for()
                 page.wait_for_timeout(500)
                 one.shot(page, f"operate-{place}-{name}")
                 one.axe(page)

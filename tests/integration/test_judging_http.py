@@ -324,3 +324,41 @@ async def test_nothing_that_is_kept_for_a_query_stays_for_ever(house: House, raw
     assert unending(raw) == []
     assert (await house.ann.delete("/sessions/session-0")).status_code == 200
     assert unending(raw) == []
+
+
+async def test_an_administrator_reads_every_verdict_with_both_answers_page_by_page(house: House) -> None:
+    ids = [(await house.ask(f"What is {number}?"))["query_id"] for number in range(2)]
+    for query_id in ids:
+        await house.judged(query_id, "critique", "pairwise")
+    await house.settled()
+    found: list[dict[str, Any]] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        answer = await house.site.http.get("/preferences/verdicts", params={"limit": 2, "cursor": cursor})
+        assert answer.status_code == 200, answer.text
+        found += answer.json()["verdicts"]
+        cursor = answer.json()["cursor"]
+    # a grade of each answer, and a comparison
+    assert sorted((one["query_id"], one["kind"], one["respondent"] or "") for one in found) == sorted(
+        (query_id, *kind) for query_id in ids for kind in (("comparison", ""), ("grade", "A"), ("grade", "B"))
+    )
+    assert [one["time"] for one in found] == sorted((one["time"] for one in found), reverse=True)
+    compared = next(one for one in found if one["kind"] == "comparison" and one["query_id"] == ids[0])
+    assert (compared["winner"], compared["query"]) == ("B", "What is 0?")
+    assert {name: one["answer"] for name, one in compared["answers"].items()} == {
+        "A": "Plain: What is 0?",
+        "B": "Well: What is 0?",
+    }
+    # the shadow's answers are not for users, whosever question it was
+    assert (await house.ann.get("/preferences/verdicts")).status_code == 403
+    for wrong in ("x", "5", "9" * 30 + " grade:x"):
+        refused = await house.site.http.get("/preferences/verdicts", params={"cursor": wrong})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_request")
+
+
+async def test_the_settings_of_the_critic_have_the_wording_of_its_rubrics(house: House) -> None:
+    shown = (await house.site.http.get("/participants/critic/settings")).json()
+    choice = shown["schema"]["properties"]["rubrics"]["additionalProperties"]
+    wording = dict(zip(choice["enum"], choice["enumDescriptions"], strict=True))
+    assert wording["realistic"].startswith("[Is the answer true")
+    assert "Score 5: " in wording["clarity"]

@@ -12,7 +12,7 @@ import { keep, kept } from "./chat/kept";
 import { SessionList } from "./chat/sessions";
 import { Sidebar, Undo } from "./chat/Sidebar";
 import { useStore } from "./chat/store";
-import { PLACES } from "./operate/places";
+import { PLACES, placeOf } from "./operate/places";
 import { Icon } from "./ui/icons";
 import { Palette } from "./ui/Palette";
 import { Dialog, IconButton, Menu, type Choice } from "./ui/parts";
@@ -159,7 +159,8 @@ export function App() {
   }, [theme]);
   useEffect(() => keep("developer", developer), [developer]);
   useEffect(() => {
-    document.title = conversation.title ? `${conversation.title} · LoCAL2` : "LoCAL2";
+    const shown = address.operate ? PLACES[placeOf(address.operate).place] : conversation.title;
+    document.title = shown ? `${shown} · LoCAL2` : "LoCAL2";
   });
 
   const stopAll = useCallback(() => {

@@ -16,7 +16,7 @@ from services.gateway.body import JsonRoute
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.operations import operate
 from services.gateway.schemas import LINES, Body, told
-from services.gateway.shapes.preferences import ConsentShown, JudgeReport, Leaderboard, PreferenceRow
+from services.gateway.shapes.preferences import ConsentShown, JudgeReport, Leaderboard, PreferenceRow, VerdictPage
 
 router = APIRouter(route_class=JsonRoute, tags=["preferences"])
 
@@ -91,6 +91,28 @@ _JUDGE = {
             responses=told("What is known of it", JudgeReport, _JUDGE, 403, 503))  # fmt: skip
 async def show_judge(gateway: GatewayDep, _admin: AdminDep) -> Response:
     return reply(await operate(gateway, "reward", "", op="judge"))
+
+
+_VERDICT = {
+    "id": "grade:1790000000000-0:A", "kind": "grade", "time": 1790000004000, "query_id": "1790000000000-0",
+    "session_id": "trip", "user_id": "ann", "query": "What is the capital of France?", "respondent": "A", "score": 5,
+    "winner": None, "score_a": None, "score_b": None, "rubric": "realistic", "words": "It is right.",
+    "answers": {"A": {"answer": "Paris.", "model": "gemma4:e4b"}},
+}  # fmt: skip
+
+
+@router.get(
+    "/preferences/verdicts",
+    summary="What the judge said of all users' answers, with both answers, newest first",
+    responses=told("A page of verdicts", VerdictPage, {"verdicts": [_VERDICT], "cursor": None}, 403, 422, 503),
+)
+async def list_verdicts(
+    gateway: GatewayDep,
+    _admin: AdminDep,
+    limit: Annotated[int, Query(ge=1, le=200, description="So many at most; fewer where they are long")] = 100,
+    cursor: Annotated[str, Query(max_length=200, description="As the page before said it")] = "",
+) -> Response:
+    return reply(await operate(gateway, "reward", "", op="verdicts", limit=limit, cursor=cursor))
 
 
 @router.get(

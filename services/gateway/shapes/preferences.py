@@ -74,6 +74,36 @@ class JudgeReport(Shape):
     warnings: list[str] = Field(description="Why it should not be trusted, and what is not known, in plain words")
 
 
+class JudgedAnswer(Shape):
+    answer: str
+    model: str | None
+
+
+class Verdict(Shape):
+    """A grade of one answer, or a comparison of the two to one question."""
+
+    id: str
+    kind: Literal["grade", "comparison"]
+    time: int = Field(description="When it was given, ms since the epoch")
+    query_id: str
+    session_id: str
+    user_id: str | None = Field(description="Whose question it is; null: the answers are not kept any more")
+    query: str | None
+    respondent: str | None = Field(description="Whose answer was graded; null: a comparison")
+    score: int | None = Field(description="1 to 5; null: a comparison, or the judge's words could not be read")
+    winner: Literal["A", "B", "tie"] | None = Field(description="null: a grade")
+    score_a: float | None
+    score_b: float | None
+    rubric: str | None = Field(description="What was looked at; null: a comparison")
+    words: str = Field(description="The judge's reasons")
+    answers: dict[str, JudgedAnswer] = Field(description="The answers to the question that are kept, by respondent")
+
+
+class VerdictPage(Shape):
+    verdicts: list[Verdict]
+    cursor: str | None = Field(description="Of the next page; null: this is the last")
+
+
 class ConsentShown(Shape):
     user_id: str
     consent: bool | None = Field(description="null: never asked")

@@ -351,3 +351,32 @@ def test_a_configuration_has_one_name_in_whatever_order_it_is_told() -> None:
     assert one == '{"model":"m","options":{"temperature":0.5,"top_p":1}}'
     assert config_name({"model": "m", "options": {}}) == '{"model":"m"}'
     assert config_name({"model": "m", "n": 0}) == '{"model":"m","n":0}'
+
+
+def test_verdicts_come_newest_first_with_the_answers_that_are_kept(store: Store) -> None:
+    for number in range(5):
+        query_id = f"{number}-0"
+        for letter in "AB":
+            store.put("responses", response(f"{query_id}:{letter}", query=f"q{number}", answer=f"{letter}{number}"))
+        store.put("critiques", critique(f"{query_id}:A", time=10 + number))
+        store.put("pairs", pair(query_id, time=10 + number))
+    # an id that only begins alike is another question's
+    store.put("responses", response("4-0:A", response_id="4-01:A", query_id="4-01"))
+    found: list[dict[str, Any]] = []
+    place = (2**62, "")
+    while page := store.verdicts(place, 3):
+        assert len(page) <= 3
+        found += page
+        place = (page[-1]["time"], page[-1]["id"])
+    assert [(row["kind"], row["query_id"]) for row in found] == [
+        (kind, f"{number}-0") for number in (4, 3, 2, 1, 0) for kind in ("grade", "comparison")
+    ]
+    assert [one["answer"] for one in found[0]["answers"]] == ["A4", "B4"]
+    store.forget("s", 2**40)
+    assert store.verdicts((2**62, ""), 3) == []
+
+
+def test_a_verdict_outlives_its_answers(store: Store) -> None:
+    store.put("critiques", critique())
+    (row,) = store.verdicts((2**62, ""), 3)
+    assert (row["score"], row["response_id"], row["answers"]) == (4, "1-0:A", [])

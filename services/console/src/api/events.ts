@@ -52,6 +52,8 @@ interface Following {
   /** The id of the last event that is known. */
   after?: string;
   onEvent: OnEvent;
+  /** Something has come, be it only that the server lives. */
+  onAlive?: () => void;
   /** The connection is lost and tried again after so many ms; 0: it is there. */
   onWaiting?: (ms: number) => void;
   /** Whether the stream has had its end. */
@@ -62,7 +64,7 @@ interface Following {
  * Hands over the events of a stream, across lost connections, until `isOver()` after its end, or until `signal`.
  * Raises ApiError when the server refuses it for good.
  */
-export async function follow(path: string, { signal, after = "", onEvent, onWaiting = () => {}, isOver = () => false }: Following): Promise<void> {
+export async function follow(path: string, { signal, after = "", onEvent, onAlive = () => {}, onWaiting = () => {}, isOver = () => false }: Following): Promise<void> {
   let last = after;
   let failures = 0;
   let empty = 0;
@@ -73,7 +75,7 @@ export async function follow(path: string, { signal, after = "", onEvent, onWait
         last = event.id || last;
         onEvent(event.type, event.id, JSON.parse(event.data));
       };
-      const seen = await readOnce(path, last, signal, taken, onWaiting);
+      const seen = await readOnce(path, last, signal, taken, onWaiting, onAlive);
       if (seen === null || isOver()) return;
       empty = seen ? 0 : empty + 1;
       if (empty >= EMPTY_ENDS) throw new ApiError(410, "no_end", "The stream ended without an end of the answer.");
@@ -93,7 +95,7 @@ export async function follow(path: string, { signal, after = "", onEvent, onWait
 
 /** The number of events of one connection; null when the server says that there are no more. */
 export async function readOnce(
-  path: string, last: string, signal: AbortSignal, onEvent: (event: RawEvent) => void, onWaiting: (ms: number) => void = () => {},
+  path: string, last: string, signal: AbortSignal, onEvent: (event: RawEvent) => void, onWaiting: (ms: number) => void = () => {}, onAlive: () => void = () => {},
 ): Promise<number | null> {
   const attempt = new AbortController();
   const stop = () => attempt.abort();
@@ -118,6 +120,7 @@ export async function readOnce(
         seen += 1;
         onEvent(event);
       }
+      onAlive();
     }
   } finally {
     clearTimeout(watchdog);

@@ -443,6 +443,10 @@ export interface components {
             unread: components["schemas"]["Measured"];
             warnings: string[];
         };
+        JudgedAnswer: {
+            answer: string;
+            model: string | null;
+        };
         Key: {
             id: string;
             name: string;
@@ -962,6 +966,30 @@ export interface components {
             completion_tokens?: number;
             context_tokens?: number;
             context_window?: number;
+        };
+        Verdict: {
+            id: string;
+            /** @enum {string} */
+            kind: "grade" | "comparison";
+            time: number;
+            query_id: string;
+            session_id: string;
+            user_id: string | null;
+            query: string | null;
+            respondent: string | null;
+            score: number | null;
+            winner: ("A" | "B" | "tie") | null;
+            score_a: number | null;
+            score_b: number | null;
+            rubric: string | null;
+            words: string;
+            answers: {
+                [key: string]: components["schemas"]["JudgedAnswer"];
+            };
+        };
+        VerdictPage: {
+            verdicts: components["schemas"]["Verdict"][];
+            cursor: string | null;
         };
         VoteCounts: {
             positive: number;

@@ -1,12 +1,12 @@
 // The bus as it runs: its messages by what they are about, one question's waterfall, and the streams they stand in.
 
 import { useId, useMemo, useState } from "react";
-import { Dialog, duration } from "../ui/parts";
-import { Entries } from "./Activity";
-import { useTail, usePolled, type BusEntry, type Shapes } from "./asking";
+import { Dialog, age, duration } from "../ui/parts";
+import { Entries, StateSwitch } from "./Activity";
+import { useAsked, useTail, usePolled, type BusEntry, type Shapes } from "./asking";
 import type { PageProps } from "./Operate";
-import { Grid, Json, Note, sum, type Column } from "./parts";
-import { fits, participantOf, respondentOf, spansOf, summaryOf, type Wanted } from "./summary";
+import { Grid, Json, Note, Waiting, sum, type Column } from "./parts";
+import { fits, isState, participantOf, respondentOf, spansOf, summaryOf, withLog, type Wanted } from "./summary";
 
 const SHOWN = 200;
 const EVERYTHING: readonly string[] = [];
@@ -14,10 +14,12 @@ const NOTHING: Wanted = { subject: "", session: "", question: "", participant: "
 type Stream = Shapes["Stream"];
 
 export default function Bus({ rest, onGo }: PageProps) {
-  const { entries, said } = useTail(EVERYTHING, 1_000);
+  const { entries, said, there } = useTail(EVERYTHING, 1_000);
+  const [states, showStates] = useState(false);
   const [wanted, setWanted] = useState<Wanted>(NOTHING);
   const [held, hold] = useState<readonly BusEntry[] | null>(null);
-  const shown = useMemo(() => (held ?? entries).filter((entry) => fits(entry, wanted)), [held, entries, wanted]);
+  const fitting = useMemo(() => (held ?? entries).filter((entry) => fits(entry, wanted)), [held, entries, wanted]);
+  const shown = useMemo(() => (states ? fitting : fitting.filter((entry) => !isState(entry))), [fitting, states]);
   const participants = useMemo(() => [...new Set(entries.map(participantOf))].filter(Boolean).sort(), [entries]);
   const subjects = useMemo(() => [...new Set(entries.map((entry) => entry.subject))].sort(), [entries]);
   const ids = useId();
@@ -35,10 +37,12 @@ export default function Bus({ rest, onGo }: PageProps) {
           <label>Question <input value={wanted.question} placeholder="id" autoComplete="off" onChange={set("question")} /></label>
           <button type="button" className="tool" aria-pressed={held !== null} onClick={() => hold(held ? null : entries)}>{held ? "Go on" : "Hold"}</button>
           {Object.values(wanted).some(Boolean) && <button type="button" className="tool" onClick={() => setWanted(NOTHING)}>Show all</button>}
-          <span className="dim" role="status">{shown.length > SHOWN ? `the newest ${SHOWN} of ${shown.length}` : shown.length}</span>
+          <StateSwitch on={states} all={fitting} onChange={showStates} />
+          <span className="dim" role="status">{shown.length > SHOWN ? `the newest ${SHOWN} of ${shown.length}` : shown.length === 1 ? "1 message" : `${shown.length} messages`}</span>
         </div>
         <Note>{said}</Note>
-        {shown.length ? <Entries id="bus-events" entries={shown.slice(0, SHOWN)} onQuestion={(id) => onGo(`bus/${id}`)} /> : !said && <p className="dim">{entries.length ? "No message fits." : "Nothing is published now."}</p>}
+        {shown.length ? <Entries id="bus-events" entries={shown.slice(0, SHOWN)} onQuestion={(id) => onGo(`bus/${id}`)} onOnly={(only) => setWanted({ ...NOTHING, ...only })} />
+          : there ? <p className="dim">{entries.length ? "No message fits. What was handled by all its readers is removed from the bus soon." : "Nothing is published now. Ask something in Chat to see it pass."}</p> : !said && <Waiting />}
       </section>
       <Streams />
       <Waterfall entries={entries} question={question} onClose={() => onGo("bus")} />
@@ -48,20 +52,22 @@ export default function Bus({ rest, onGo }: PageProps) {
 
 /** One question from its arrival to its judge: who worked on it when. */
 function Waterfall({ entries, question, onClose }: { entries: readonly BusEntry[]; question: string | null; onClose(): void }) {
-  const spans = useMemo(() => (question ? spansOf(entries, question) : []), [entries, question]);
+  // what all readers have handled is gone from the bus; the journal still knows that it passed, for whoever asked
+  const { found, wrong } = useAsked<Shapes["QueryResult"]>(question && `queries/${encodeURIComponent(question)}`);
+  const spans = useMemo(() => (question ? spansOf(withLog(entries, question, found?.event_log ?? []), question) : []), [entries, question, found]);
   const whole = Math.max(1, ...spans.map(({ start, length }) => start + length));
   return (
     <Dialog open={question !== null} onClose={onClose} title="One question, from its arrival to its judge" wide>
       <p className="dim"><code>{question}</code> · {spans.length} messages in {duration(whole)}</p>
-      {spans.length === 0 ? <p>None of its messages is among the newest ones any more.</p> : (
+      {spans.length === 0 ? (found || wrong) && <p>None of its messages is on the bus any more: they are removed when all their readers have handled them. Whoever asked the question still sees when they passed.</p> : (
         <div className="table" role="region" aria-label="Messages of the question" tabIndex={0}>
           <table className="waterfall grid">
             <thead><tr><th scope="col">Who</th><th scope="col">Message</th><th scope="col" className="number">After</th><th scope="col">Time</th></tr></thead>
             <tbody>
               {spans.map(({ entry, start, length }) => (
                 <tr key={`${entry.subject} ${entry.entry_id}`}>
-                  <th scope="row">{participantOf(entry)}</th>
-                  <td className="wide" dir="auto"><b>{entry.subject}</b>{respondentOf(entry) === "B" && <span className="badge">B</span>} <span className="dim">{summaryOf(entry)}</span><Json value={entry} /></td>
+                  <th scope="row">{participantOf(entry) || "–"}</th>
+                  <td className="wide" dir="auto"><b>{entry.subject}</b>{respondentOf(entry) === "B" && <span className="badge">B</span>} {entry.payload === undefined ? <span className="dim">not kept any more</span> : <><span className="dim">{summaryOf(entry)}</span><Json value={entry} /></>}</td>
                   <td className="number">{duration(start)}</td>
                   <td className="bar-cell"><svg viewBox="0 0 100 4" preserveAspectRatio="none" role="img" aria-label={length ? `for ${duration(length)}` : "at once"}><rect x={(99 * start) / whole} y="0" width={Math.max(1, (99 * length) / whole)} height="4" /></svg></td>
                 </tr>
@@ -82,14 +88,14 @@ function Streams() {
     { name: "Length", number: true, value: (one) => one.length },
     { name: "Lag", number: true, value: (one) => total(one, "lag") },
     { name: "Pending", number: true, value: (one) => total(one, "pending") },
-    { name: "Oldest", number: true, value: (one) => one.oldest_seconds, cell: (one) => (one.oldest_seconds === null ? "–" : duration(one.oldest_seconds * 1000)) },
+    { name: "Oldest", number: true, value: (one) => one.oldest_seconds, cell: (one) => (one.oldest_seconds === null ? "–" : age(one.oldest_seconds)) },
     { name: "Readers", value: (one) => one.groups.map((group) => group.name).join(", ") },
   ];
   return (
     <section>
       <h2>Streams</h2>
       <Note>{wrong}</Note>
-      {found && <Grid name="Streams" id="streams" rows={found.streams} keyOf={(one) => one.subject} columns={columns} empty="No stream has been made yet." />}
+      {found && <Grid name="Streams" id="streams" rows={found.streams} keyOf={(one) => one.subject} columns={columns} order={{ column: "Length", descending: true }} empty="No stream has been made yet." />}
     </section>
   );
 }

@@ -4,7 +4,7 @@ import { useCallback, useEffect, useState } from "react";
 import { call } from "../api/http";
 import { IconButton } from "../ui/parts";
 import { useWork, type Shapes } from "./asking";
-import { Confirm, Grid, Json, Note, Refresh, When, type Column, type Question } from "./parts";
+import { Confirm, Grid, Json, Note, Refresh, Waiting, When, type Column, type Question } from "./parts";
 
 type Letter = Shapes["DeadLetterShown"];
 type Page = Shapes["DeadLetterPage"];
@@ -12,7 +12,7 @@ const PAGE = 100;
 
 const COLUMNS: Column<Letter>[] = [
   { name: "When", value: (one) => one.time ?? Number(one.id.split("-")[0]), cell: (one) => <When ms={one.time ?? Number(one.id.split("-")[0])} /> },
-  { name: "Stream", value: (one) => one.stream },
+  { name: "Subject", value: (one) => (one.stream ?? "").replace(/^[^:]*:/, "") },
   { name: "Reader", value: (one) => one.group },
   { name: "Attempts", number: true, value: (one) => one.deliveries },
   { name: "Reason", wide: true, value: (one) => one.reason ?? one.malformed },
@@ -39,6 +39,7 @@ export default function DeadLetters() {
       <h2>Dead letters</h2>
       <p className="dim">A message is put here when it cannot be read, or when its reader failed as often as it may. Replay puts it back on its stream.</p>
       <Note>{said}</Note>
+      {!letters && !said && <Waiting />}
       {letters && (
         <Grid name="Dead letters" rows={letters} keyOf={(one) => one.id} columns={COLUMNS} empty="There are none: everything that was sent could be handled."
           detail={(one) => <><p dir="auto" className="wrapped">{one.reason ?? one.malformed}</p><Json value={one} name="The message" /></>}

@@ -5,8 +5,7 @@ import { call } from "../api/http";
 import { Dialog } from "../ui/parts";
 import { useAsked, useWork, type Shapes } from "./asking";
 import type { PageProps } from "./Operate";
-import { Confirm, Grid, Json, Note, Refresh, State, When, percent, type Column, type Question } from "./parts";
-import { beginning } from "./summary";
+import { Confirm, Grid, Json, Note, Refresh, State, Waiting, When, percent, type Column, type Question } from "./parts";
 
 type Summary = Shapes["ExperimentSummary"];
 type Experiment = Shapes["Experiment"];
@@ -34,8 +33,9 @@ export default function Experiments({ rest, onGo }: PageProps) {
       <h2>Experiments</h2>
       <p className="dim">B answers the same questions with another model, prompt or temperature; the judge compares. One runs at a time.</p>
       <Note>{wrong || said}</Note>
+      {!found && !wrong && <Waiting />}
       {found && (
-        <Grid name="Experiments" rows={found.experiments} keyOf={(one) => `${one.name} ${one.started}`} columns={columns} empty="There has been none yet.">
+        <Grid name="Experiments" rows={found.experiments} keyOf={(one) => `${one.name} ${one.started}`} columns={columns} empty="There has been none yet. It needs a respondent B: local2 run --respondent-b.">
           <button type="button" className="primary" onClick={() => make(true)}>New experiment</button>
           <Refresh onClick={refresh} />
         </Grid>
@@ -93,7 +93,7 @@ function One({ name, onGo }: { name: string; onGo(page: string): void }) {
               <div key={side} className="card">
                 <h4>{side.toUpperCase()}</h4>
                 <p>{found[side].model}{found[side].temperature === null ? "" : `, temperature ${found[side].temperature}`}</p>
-                <p className="dim wrapped" dir="auto">{beginning(found[side].prompt, 600)}</p>
+                <p className="dim wrapped answer" dir="auto" tabIndex={0}>{found[side].prompt}</p>
               </div>
             ))}
           </div>

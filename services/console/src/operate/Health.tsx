@@ -6,12 +6,15 @@ import { sleep } from "../api/events";
 import type { Readiness } from "../api/types";
 import { usePolled, type Shapes } from "./asking";
 import type { PageProps } from "./Operate";
-import { Note, State, sum } from "./parts";
+import { Note, State, Waiting, sum } from "./parts";
 import { Facts } from "./Participants";
 import { advice, warningsOf } from "./advice";
 
 const INTERVAL = 5_000;
-const NAMES: Record<string, string> = { bus: "Bus (Redis)", generator: "Generator", model: "Model", memory: "Memory", tools: "Tools", gateway: "Gateway" };
+const NAMES: Record<string, string> = { gateway: "Gateway", bus: "Bus (Redis)", model: "Model", generator: "Generator", memory: "Memory", tools: "Tools" };
+
+// in the order in which one needs the other
+const place = (name: string) => (Object.keys(NAMES).indexOf(name) + 1) || Infinity;
 
 export default function Health({ onGo }: PageProps) {
   const [ready, setReady] = useState<Readiness | null>(null);
@@ -27,7 +30,7 @@ export default function Health({ onGo }: PageProps) {
     })();
     return () => stop.abort();
   }, []);
-  if (!ready) return <p className="dim">…</p>;
+  if (!ready) return <section><h2>Health</h2><Waiting /></section>;
   const warnings = found ? warningsOf(found.participants) : [];
   const waiting = found ? sum(found.participants, (one) => sum(one.work ?? [], (work) => work.backlog)) : 0;
   return (
@@ -35,7 +38,7 @@ export default function Health({ onGo }: PageProps) {
       <h2>Health</h2>
       <p><State fine={ready.status === "ready" ? "good" : "poor"}>{ready.status === "ready" ? "Questions are answered" : "Questions are not answered now"}</State></p>
       <ul className="health">
-        {Object.entries(ready.parts).map(([name, part]) => (
+        {Object.entries(ready.parts).sort(([a], [b]) => place(a) - place(b)).map(([name, part]) => (
           <li key={name} className="card">
             <p className="health-head"><b>{NAMES[name] ?? name}</b> <State fine={part.ok ? (part.note || part.demo ? "fair" : "good") : "poor"}>{part.ok ? (part.demo ? "demonstration" : "well") : "not well"}</State></p>
             {part.model && <p>{part.model}{part.backend ? ` at ${part.backend}` : ""}</p>}
@@ -51,7 +54,7 @@ export default function Health({ onGo }: PageProps) {
       <h3>What participants say</h3>
       <Note>{wrong}</Note>
       {found && warnings.length === 0 && <p className="dim">Nothing is amiss. {waiting ? `${waiting} messages wait for their readers.` : "No work waits."}</p>}
-      <ul className="health">
+      {warnings.length > 0 && <ul className="health">
         {warnings.map(({ participant, words, todo }) => (
           <li key={`${participant} ${words}`} className="card">
             <p><button type="button" className="link" onClick={() => onGo(`participants/${participant}`)}>{participant}</button></p>
@@ -59,7 +62,7 @@ export default function Health({ onGo }: PageProps) {
             {todo && <p className="dim">{todo}</p>}
           </li>
         ))}
-      </ul>
+      </ul>}
       <p className="dim">The same, and what stands on this machine beside it, is said by <code>local2 doctor</code>.</p>
     </section>
   );

@@ -5,12 +5,12 @@ import { call } from "../api/http";
 import { Dialog, IconButton } from "../ui/parts";
 import { useAsked, useWork, type Shapes } from "./asking";
 import type { PageProps } from "./Operate";
-import { Confirm, Grid, Note, Refresh, State, When, type Column, type Question } from "./parts";
+import { Confirm, Grid, Note, Refresh, State, Waiting, When, type Column, type Question } from "./parts";
 
 type Key = Shapes["Key"];
 
 const COLUMNS: Column<Key>[] = [
-  { name: "Name", value: (one) => one.name },
+  { name: "Name", wide: true, value: (one) => one.name },
   { name: "User", value: (one) => one.user_id },
   { name: "Role", value: (one) => one.role, cell: (one) => <State fine="">{one.role === "admin" ? "administrator" : "user"}</State> },
   { name: "Trusted", value: (one) => (one.trusted ? "may speak for other users" : ""), cell: (one) => (one.trusted ? "may speak for other users" : "no") },
@@ -30,6 +30,7 @@ export default function Keys({ onGo }: PageProps) {
       <h2>Keys</h2>
       <p className="dim">Every user sees only what is theirs; administrators see this place, too. A key that is revoked stops working within two seconds. How much may wait for an answer stands in <button type="button" className="link" onClick={() => onGo("participants/gateway/settings")}>the gateway's settings</button>.</p>
       <Note>{wrong || said}</Note>
+      {!found && !wrong && <Waiting />}
       {found && (
         <Grid name="Keys" rows={found.keys} keyOf={(one) => one.id} columns={COLUMNS} empty="There is no key."
           actions={(one) => <IconButton icon="trash" label={`Revoke ${one.name}`} onClick={() => ask({

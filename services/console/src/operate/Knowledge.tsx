@@ -6,7 +6,7 @@ import type { Fact } from "../api/types";
 import { FactForm } from "../places/FactForm";
 import { Dialog, IconButton } from "../ui/parts";
 import { useAsked, useWork, type Shapes } from "./asking";
-import { Confirm, Grid, Json, Note, Refresh, State, When, type Column, type Question } from "./parts";
+import { Confirm, Grid, Json, Note, Refresh, State, Waiting, When, type Column, type Question } from "./parts";
 
 const Picture = lazy(() => import("./Picture"));
 const PAGE = 200;
@@ -43,9 +43,10 @@ export default function Knowledge() {
       <h2>Knowledge</h2>
       <p className="dim">What follows from your conversations, and what you said yourself. {about && <>Only about <b dir="auto">{about}</b>. <button type="button" className="link" onClick={() => setAbout("")}>Show all</button></>}</p>
       <Note>{said || graph.wrong}</Note>
+      {!facts && !said && <Waiting />}
       {graph.found && graph.found.nodes.length > 0 && <Suspense fallback={<p className="dim">…</p>}><Picture graph={graph.found} onAbout={setAbout} /></Suspense>}
       {facts && (
-        <Grid name="Facts" rows={facts} keyOf={(one) => one.id} columns={COLUMNS} empty="No facts are known yet." rowClass={(one) => (one.state === "is" ? "" : "absent")}
+        <Grid name="Facts" rows={facts} keyOf={(one) => one.id} columns={COLUMNS} empty="No facts are known yet. They come from what is said in Chat, and from “What is remembered about me”." rowClass={(one) => (one.state === "is" ? "" : "absent")}
           detail={(one) => <><ul>{one.why.map((words, at) => <li key={at} dir="auto">{words}</li>)}</ul><Json value={one} /></>}
           actions={(one) => (
             <>

@@ -5,7 +5,7 @@ import { call } from "../api/http";
 import type { Engram, Hit, WholeEngram } from "../api/types";
 import { IconButton, age, colourOf, verdictOf } from "../ui/parts";
 import { useAsked, useWork, type Shapes } from "./asking";
-import { Confirm, Grid, Json, Note, Refresh, State, type Column, type Question } from "./parts";
+import { Confirm, Grid, Json, Note, Refresh, State, Waiting, type Column, type Question } from "./parts";
 import { reasonsOf, signed } from "./ranking";
 import { beginning } from "./summary";
 
@@ -49,8 +49,9 @@ export default function Memory() {
         <h2>Memory</h2>
         <p className="dim">Your own: what other users said is theirs, also for administrators.</p>
         <Note>{said}</Note>
+        {!engrams && !said && <Waiting />}
         {engrams && (
-          <Grid name="Memory" rows={engrams} keyOf={(one) => one.id} columns={COLUMNS} empty="Nothing is remembered yet." detail={(one) => <Whole id={one.id} />}
+          <Grid name="Memory" rows={engrams} keyOf={(one) => one.id} columns={COLUMNS} empty="Nothing is remembered yet. Each finished answer is, soon after it was given." detail={(one) => <Whole id={one.id} />}
             actions={(one) => <IconButton icon="trash" label={`Forget: ${beginning(title(one), 60)}`} onClick={() => forget(one)} />}>
             <Refresh onClick={() => void load(null)} />
           </Grid>

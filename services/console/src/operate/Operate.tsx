@@ -2,6 +2,7 @@
 
 import { Suspense, lazy, useEffect, type ComponentType } from "react";
 import * as Ariakit from "@ariakit/react";
+import { Waiting } from "./parts";
 import { PLACES, placeOf, type Place } from "./places";
 import { keepSampling } from "./samples";
 import "./operate.css";
@@ -42,7 +43,7 @@ export default function Operate({ page, onPage }: { page: string; onPage(page: s
         </Ariakit.TabList>
         <main className="operate-page" tabIndex={0}>
           <Ariakit.TabPanel tabId={place} className="operate-panel" focusable={false}>
-            <Suspense fallback={<p className="dim">…</p>}><Page rest={rest} onGo={onPage} /></Suspense>
+            <Suspense fallback={<Waiting />}><Page rest={rest} onGo={onPage} /></Suspense>
           </Ariakit.TabPanel>
         </main>
       </Ariakit.TabProvider>

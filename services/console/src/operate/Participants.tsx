@@ -5,7 +5,7 @@ import { age } from "../ui/parts";
 import { Activity } from "./Activity";
 import { usePolled, type Shapes } from "./asking";
 import type { PageProps } from "./Operate";
-import { Grid, Json, Note, State, sum, type Column } from "./parts";
+import { Grid, Json, Note, State, Waiting, sum, type Column } from "./parts";
 import { Settings } from "./Settings";
 
 type Participant = Shapes["Participant"];
@@ -26,12 +26,13 @@ export default function Participants({ rest, onGo }: PageProps) {
     { name: "Waiting", number: true, value: waiting },
     { name: "Handled", number: true, value: (one) => sum(one.replicas, (replica) => replica.handled) },
     { name: "Version", value: (one) => [...new Set(one.replicas.map((replica) => replica.release).filter((release) => release !== undefined))].join(", ") },
-    { name: "Up since", number: true, value: (one) => Math.min(...one.replicas.map((replica) => replica.started ?? Infinity)), cell: (one) => { const started = Math.min(...one.replicas.map((replica) => replica.started ?? Infinity)); return Number.isFinite(started) ? age((Date.now() - started) / 1000) : "–"; } },
+    { name: "Started", number: true, value: (one) => Math.min(...one.replicas.map((replica) => replica.started ?? Infinity)), cell: (one) => { const started = Math.min(...one.replicas.map((replica) => replica.started ?? Infinity)); return Number.isFinite(started) ? age((Date.now() - started) / 1000) : "–"; } },
   ];
   return (
     <section>
       <h2>Participants</h2>
       <Note>{wrong}</Note>
+      {!found && !wrong && <Waiting />}
       {found && <Grid name="Participants" id="participants-table" rows={found.participants} keyOf={(one) => one.name} columns={columns} rowClass={(one) => (one.replicas.length ? "" : "absent")} empty="No participant is alive." />}
     </section>
   );
@@ -41,7 +42,7 @@ function Load({ replicas }: { replicas: Replica[] }) {
   const busy = sum(replicas, (one) => one.in_flight);
   const most = sum(replicas, (one) => one.concurrency);
   if (!most) return <>–</>;
-  return <span className="load"><svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect className="ground" width="100" height="10" /><rect className="value" width={Math.min(100, (100 * busy) / most)} height="10" /></svg> {busy}/{most}</span>;
+  return <span className="load" title={`${busy} at work, ${most} at most`}><svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect className="ground" width="100" height="10" /><rect className="value" width={Math.min(100, (100 * busy) / most)} height="10" /></svg> <span>{busy}/{most}</span></span>;
 }
 
 function One({ name, part, participant, wrong, onGo }: { name: string; part: string; participant: Participant | undefined; wrong: string; onGo(page: string): void }) {
@@ -73,7 +74,7 @@ function One({ name, part, participant, wrong, onGo }: { name: string; part: str
           <Ariakit.Tab className="tab" id="part-activity">Activity</Ariakit.Tab>
           <Ariakit.Tab className="tab" id="part-settings">Settings</Ariakit.Tab>
         </Ariakit.TabList>
-        <Ariakit.TabPanel tabId="part-activity" unmountOnHide><Activity participant={name} /></Ariakit.TabPanel>
+        <Ariakit.TabPanel tabId="part-activity" unmountOnHide><Activity participant={name} onGo={onGo} /></Ariakit.TabPanel>
         <Ariakit.TabPanel tabId="part-settings" unmountOnHide><Settings participant={name} /></Ariakit.TabPanel>
       </Ariakit.TabProvider>
     </section>
@@ -82,10 +83,12 @@ function One({ name, part, participant, wrong, onGo }: { name: string; part: str
 
 /** What a replica says of itself: plain values as a list, the rest as JSON. */
 export function Facts({ facts }: { facts: Record<string, unknown> }) {
-  const plain = Object.entries(facts).filter(([, value]) => value !== null && typeof value !== "object");
+  const said = (value: unknown) => (typeof value === "number" && value >= 10_000 ? value.toLocaleString("en") : Array.isArray(value) ? value.join(", ") : String(value));
+  const simple = (value: unknown) => value !== null && typeof value !== "object";
+  const plain = Object.entries(facts).filter(([, value]) => simple(value) || (Array.isArray(value) && value.length > 0 && value.every(simple)));
   return (
     <>
-      {plain.length > 0 && <dl className="facts">{plain.map(([name, value]) => <div key={name} className="fact-row"><dt>{name.replaceAll("_", " ")}</dt><dd dir="auto">{String(value)}</dd></div>)}</dl>}
+      {plain.length > 0 && <dl className="facts">{plain.map(([name, value]) => <div key={name} className="fact-row"><dt>{name.replaceAll("_", " ")}</dt><dd dir="auto">{said(value)}</dd></div>)}</dl>}
       {Object.keys(facts).length > plain.length && <Json value={facts} />}
     </>
   );

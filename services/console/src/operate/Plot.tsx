@@ -26,7 +26,7 @@ export default function Plot({ times, values, name }: PlotProps) {
       plot.current = new uPlot({
         width: box.clientWidth || 260, height: HEIGHT, legend: { show: false }, cursor: { show: false }, padding: [6, 8, 0, 0],
         scales: { y: { range: (_plot, least, most) => [Math.min(0, least ?? 0), (most ?? 0) > 0 ? (most ?? 0) * 1.1 : 1] } },
-        axes: [{ ...axis, size: 26, space: 70, values: "{HH}:{mm}" }, { ...axis, size: 44, space: 28 }],
+        axes: [{ ...axis, size: 26, space: 70, values: (_plot, splits) => clocks(splits) }, { ...axis, size: 44, space: 28 }],
         series: [{}, { stroke: colour("--accent"), width: 1.5, spanGaps: true, points: { show: false } }],
       }, latest.current, box);
     };
@@ -43,6 +43,12 @@ export default function Plot({ times, values, name }: PlotProps) {
   useEffect(() => plot.current?.setData([times, values]), [times, values]);
   const last = values.findLast((value) => value !== null);
   return <div ref={room} className="plot-room" role="img" aria-label={last === undefined || last === null ? `${name}: nothing yet` : `${name}, now ${last.toFixed(1)}`} />;
+}
+
+/** Moments as one reads them: with seconds where minutes alone would say the same twice. */
+export function clocks(seconds: readonly number[]): string[] {
+  const close = seconds.some((one, at) => at > 0 && one - seconds[at - 1]! < 60);
+  return seconds.map((one) => new Date(one * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...(close && { second: "2-digit" }), hour12: false }));
 }
 
 /** A colour as a canvas knows it: light-dark() is resolved by giving it to an element. */

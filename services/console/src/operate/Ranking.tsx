@@ -4,7 +4,7 @@ import { useEffect, useState } from "react";
 import { call, request } from "../api/http";
 import { save } from "../chat/exporting";
 import { trouble, useAsked, useWork, type Shapes } from "./asking";
-import { Note, Refresh, percent } from "./parts";
+import { Note, Refresh, Waiting, percent } from "./parts";
 import { axisOf, signed } from "./ranking";
 
 type Board = Shapes["Ranking"];
@@ -17,8 +17,9 @@ export default function Ranking() {
   return (
     <>
       <section>
-        <h2>Ranking</h2>
+        <h2>Leaderboard</h2>
         <Note>{wrong}</Note>
+        {!board && !wrong && <Waiting />}
         {board && (
           <div className="grid-tools"><label htmlFor="ranking-intent">Kind of turns</label>
             <select id="ranking-intent" value={intent} onChange={(event) => setIntent(event.target.value)}>
@@ -28,7 +29,8 @@ export default function Ranking() {
             <Refresh onClick={refresh} />
           </div>
         )}
-        {shown && <><Strengths title="By the judge" board={shown.judge} /><Strengths title="By people" board={shown.people} /></>}
+        {shown && <><Strengths title="By the judge" board={shown.judge} empty="Nothing has been compared yet. Two configurations have to answer the same questions: start a respondent B (local2 run --respondent-b) or an experiment." />
+          <Strengths title="By people" board={shown.people} empty="There are too few votes yet: configurations are compared once answers of at least two of them were rated in Chat." /></>}
         {board && !intent && board.agreement.share !== null && <p className="dim">Judge and people agree on {percent(board.agreement.share)} of {board.agreement.cases} answers{board.agreement.kappa === null ? "" : ` (kappa ${board.agreement.kappa.toFixed(2)})`}.</p>}
       </section>
       <Judge />
@@ -37,13 +39,13 @@ export default function Ranking() {
   );
 }
 
-function Strengths({ title, board }: { title: string; board: Board }) {
+function Strengths({ title, board, empty }: { title: string; board: Board; empty: string }) {
   const groups = [...new Set(board.rows.map((row) => row.group))];
   const axis = axisOf(board.rows);
   return (
     <>
       <h3>{title}</h3>
-      {board.rows.length === 0 && <p>Nothing to rank yet.</p>}
+      {board.rows.length === 0 && <p className="dim">{empty}</p>}
       {groups.map((group) => (
         <div key={group}>
           {groups.length > 1 && <p className="dim">Group {group}: not comparable with the other ones, for want of comparisons between them</p>}
@@ -90,6 +92,7 @@ function Judge() {
     <section>
       <h2>Can the judge be trusted?</h2>
       <Note>{wrong}</Note>
+      {!found && !wrong && <Waiting />}
       {found && (
         <>
           <p className="dim">{found.judge ? `The judge is ${found.judge}.` : "There is no judge."}</p>

@@ -4,7 +4,7 @@ import { useCallback, useEffect, useMemo, useState } from "react";
 import { call } from "../api/http";
 import { trouble, useTail, type Shapes } from "./asking";
 import { blamed, changes, fieldsOf, same, written, type Draft, type Field } from "./form";
-import { Note, When } from "./parts";
+import { Note, Waiting, When } from "./parts";
 import { beginning, timeOf } from "./summary";
 
 type Shown = Shapes["SettingsShown"];
@@ -46,7 +46,7 @@ export function Settings({ participant }: { participant: string }) {
     void send(back);
   };
 
-  if (!shown) return <Note>{said}</Note>;
+  if (!shown) return said ? <Note>{said}</Note> : <Waiting />;
   return (
     <form className="settings" noValidate onSubmit={(event) => {
       event.preventDefault();

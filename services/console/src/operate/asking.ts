@@ -4,6 +4,7 @@ import { useCallback, useEffect, useRef, useState } from "react";
 import { follow, sleep } from "../api/events";
 import { ApiError, call } from "../api/http";
 import type { components } from "../api/schema";
+import { timeOf } from "./summary";
 
 export type Shapes = components["schemas"];
 export type BusEntry = Shapes["BusEntry"];
@@ -71,9 +72,18 @@ export function useWork(): [string, (work: () => Promise<string | void>) => Prom
   return [said, run];
 }
 
+export interface Tail {
+  entries: readonly BusEntry[];
+  /** What is wrong with the connection; "" for nothing. */
+  said: string;
+  /** Whether those from before have come. */
+  there: boolean;
+}
+
 /** The newest messages of the bus, newest first, and those that come; `last` of them from before. */
-export function useTail(subjects: readonly string[], last: number): { entries: BusEntry[]; said: string } {
-  const [entries, setEntries] = useState<BusEntry[]>([]);
+export function useTail(subjects: readonly string[], last: number): Tail {
+  const [entries, setEntries] = useState<readonly BusEntry[]>([]);
+  const [there, setThere] = useState(false);
   const [said, say] = useState("");
   const waiting = useRef<BusEntry[]>([]);
   const asked = subjects.join(" ");
@@ -84,8 +94,10 @@ export function useTail(subjects: readonly string[], last: number): { entries: B
       timer = undefined;
       const fresh = waiting.current.splice(0);
       setEntries((known) => joined(known, fresh).slice(0, KEPT));
+      setThere(true);
     };
     setEntries([]);
+    setThere(false);
     const path = `bus/events?last=${last}${asked.split(" ").filter(Boolean).map((one) => `&subject=${encodeURIComponent(one)}`).join("")}`;
     follow(path, {
       signal: stop.signal,
@@ -93,16 +105,20 @@ export function useTail(subjects: readonly string[], last: number): { entries: B
         waiting.current.push(data as BusEntry);
         timer ??= setTimeout(show, PAUSE);
       },
+      // behind those from before the server says that it lives
+      onAlive: () => { timer ??= setTimeout(show, PAUSE); },
       onWaiting: (pause) => say(pause ? `The connection is lost. Next attempt in ${Math.round(pause / 1000)} s.` : ""),
     }).catch((error: unknown) => { if (!stop.signal.aborted) say(trouble(error)); });
     return () => { stop.abort(); clearTimeout(timer); waiting.current = []; };
   }, [asked, last]);
-  return { entries, said };
+  return { entries, said, there };
 }
 
-/** Known entries, newest first, with fresh ones; what came before a lost connection comes again and is left out. */
+/** Known entries with fresh ones, the newest first; what came before a lost connection comes again and is left out. */
 export function joined(known: readonly BusEntry[], fresh: readonly BusEntry[]): BusEntry[] {
   const name = (one: BusEntry) => `${one.subject} ${one.entry_id}`;
   const seen = new Set(known.map(name));
-  return [...fresh.filter((one) => !seen.has(name(one)) && seen.add(name(one))).reverse(), ...known];
+  const added = fresh.filter((one) => !seen.has(name(one)) && seen.add(name(one))).reverse();
+  // each stream comes in its order, not all of them in one; what is equally old stays as it came
+  return added.length ? [...added, ...known].sort((a, b) => timeOf(b) - timeOf(a)) : [...known];
 }

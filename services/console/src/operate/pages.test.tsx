@@ -18,7 +18,9 @@ const experiment = { name: "shorter", state: "running", started: 1, ended: null,
 const board = { rows: [{ name: HOSTILE, config: null, strength: 1, low: 0, high: 2, win_rate: 0.7, win_rate_low: 0.5, win_rate_high: 0.9, comparisons: 3, wins: 2, ties: 0, losses: 1, group: 1 }], comparisons: 3, bias: 0.1, bias_low: 0, bias_high: 0.2, disagreement: 0.1, groups: 1, clusters: 2, resampled: "session", note: null };
 const measured = { cases: 3, value: 0.5, low: 0.1, high: 0.9 };
 const fact = { id: "f", subject: { id: "a", name: HOSTILE, kind: "thing" }, relation: "is", object: { id: "b", name: "b", kind: "thing" }, state: "is", since: null, until: null, said: "", time: 1, confidence: 1, text: HOSTILE, why: [HOSTILE], sources: [] };
-const settings = { participant: "critic", schema: { properties: { model: { type: "string", default: "m", description: "The judge" }, attempts: { type: "integer", minimum: 1, maximum: 10, default: 3 } } }, values: { model: HOSTILE, attempts: 3 }, kept: ["model"] };
+const settings = { participant: "critic", schema: { properties: { model: { type: "string", default: "m", description: "The judge" }, attempts: { type: "integer", minimum: 1, maximum: 10, default: 3 }, rubrics: { type: "object", additionalProperties: { type: "string", enum: ["style"], enumDescriptions: [`[${HOSTILE}?]\nScore 1: ${HOSTILE}`] } } } }, values: { model: HOSTILE, attempts: 3, rubrics: { web_search: "style" } }, kept: ["model"] };
+const verdict = { id: "grade:1-0:A", kind: "grade", time: 3, query_id: "1-0", session_id: "s", user_id: "ann", query: HOSTILE, respondent: "A", score: 4, winner: null, score_a: null, score_b: null, rubric: "style", words: HOSTILE, answers: { A: { answer: HOSTILE, model: HOSTILE } } };
+const comparison = { ...verdict, id: "comparison:1-0", kind: "comparison", time: 4, respondent: null, score: null, winner: "B", score_a: 3, score_b: 5, rubric: null, answers: { ...verdict.answers, B: { answer: "Berlin.", model: "other" } } };
 const entries = [
   { subject: "query.received", entry_id: "1-0", time: "1", source: "gateway/g", payload: { query: HOSTILE } },
   { subject: "response.generation", entry_id: "2-0", time: "2", source: "generator/g", payload: { query_id: "1-0", respondent_id: "A", query: HOSTILE, answer: HOSTILE } },
@@ -37,6 +39,7 @@ const ANSWERS: Record<string, unknown> = {
   "memory/engrams/1-0%3AA": { ...engram, model: "m", annotations: { critique: { feedback: HOSTILE } } },
   "knowledge/facts": { facts: [fact], cursor: null, total: 1 },
   "knowledge/graph": { nodes: [fact.subject, fact.object], edges: [{ id: "f", from: "a", to: "b", relation: HOSTILE, state: "is", since: null, until: null, confidence: 1 }] },
+  "preferences/verdicts": { verdicts: [comparison, verdict], cursor: "3 grade:1-0:A" },
   "preferences/leaderboard": { judge: board, people: { ...board, rows: [] }, agreement: { cases: 3, share: 0.5, kappa: 0.1 }, intents: {} },
   "preferences/judge": { judge: "j", agreement: measured, disagreement: measured, first_wins: measured, length: measured, own_model: { cases: 0, value: null, low: null, high: null }, unread: measured, warnings: [HOSTILE] },
   "preferences/consent": { user_id: "a", consent: null },
@@ -155,6 +158,43 @@ test("a dead letter is replayed at once and dropped after a question", async () 
   await press(button("Drop it"));
   await until(() => document.body.textContent?.includes("There are none"));
   expect(sent).toEqual([{ method: "DELETE", path: "dead-letters/7-0", body: undefined }]);
+});
+
+test("a verdict shows both answers and the wording that the judge had; older ones come when asked for", async () => {
+  await show("critic");
+  await until(() => document.querySelectorAll("[aria-expanded=false]").length === 2 && document.querySelector(".rubrics ol"));
+  expect(document.querySelector(".rubrics")?.textContent).toContain("answers with web_search");
+  await press(document.querySelector<HTMLElement>("[aria-expanded=false]")!);
+  const cards = [...document.querySelectorAll(".detail .card")].map((one) => one.textContent);
+  expect(cards[1]).toMatch(/^B · other 5\/5 better.*Berlin\./);
+  ANSWERS["preferences/verdicts"] = { verdicts: [{ ...verdict, id: "grade:0-1:A", time: 1, query: "an older one" }, verdict], cursor: null };
+  await press(button("Older ones"));
+  await until(() => document.body.textContent?.includes("an older one"));
+  expect(document.querySelectorAll("tbody th")).toHaveLength(3);
+  expect(button("Older ones")).toBeUndefined();
+});
+
+test("what is on its way is not called empty", async () => {
+  vi.stubGlobal("fetch", () => new Promise(() => {}));
+  for (const page of Object.keys(PLACES).filter((one) => one !== "metrics")) {
+    await show(page);
+    await until(() => document.querySelector("main")?.textContent?.includes("Loading …"));
+  }
+});
+
+test("changes of state are shown to whoever asks for them, and a message leads to its like", async () => {
+  entries.push({ subject: "agent.transition", entry_id: "5-0", time: "5", source: "critic/c", payload: { query_id: "1-0", from: "IDLE", action: "ASK", to: "BUSY" } as never });
+  await show("bus");
+  const shown = () => [...document.querySelectorAll("#bus-events > li")].map((one) => one.textContent);
+  await until(() => shown().length === 4);
+  expect(shown().join()).not.toContain("BUSY");
+  await press(document.querySelector<HTMLElement>(".filters input[type=checkbox]")!);
+  await until(() => shown().length === 5);
+  await act(async () => document.querySelectorAll<HTMLDetailsElement>("#bus-events details")[2]!.setAttribute("open", ""));
+  await until(() => button("Only this question"));
+  await press(button("Only this question"));
+  expect(shown()).toHaveLength(4);
+  entries.pop();
 });
 
 test("a page that is not for this key says so", async () => {

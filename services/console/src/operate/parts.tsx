@@ -3,7 +3,7 @@
 import { Fragment, useId, useState, type ReactNode } from "react";
 import { Icon } from "../ui/icons";
 import { Dialog } from "../ui/parts";
-import { arranged, type Cell, type Order } from "./sorting";
+import { arranged, isMissing, type Cell, type Order } from "./sorting";
 
 export interface Column<T> {
   name: string;
@@ -51,34 +51,36 @@ export function Grid<T>({ name, id, rows, keyOf, columns, order: first, detail, 
         <div className="grid-tools">
           {searched && <><label htmlFor={field} className="hidden-text">Filter {name}</label><input id={field} type="search" placeholder="Filter" autoComplete="off" value={words} onChange={(event) => setWords(event.target.value)} /></>}
           {children}
-          <span className="dim grid-count" role="status">{words ? `${shown.length} of ${rows.length}` : rows.length}</span>
+          <span className="dim grid-count" role="status">{words ? `${shown.length} of ${counted(rows.length)}` : counted(rows.length)}</span>
         </div>
       )}
       {rows.length === 0 ? <p className="dim">{empty}</p> : (
         <div className="table" role="region" aria-label={name} tabIndex={0}>
-          <table className="grid" id={id}>
-            <thead>
-              <tr>
-                {detail && <th scope="col"><span className="hidden-text">More</span></th>}
+          {/* on a narrow screen its rows are cards, which a browser would not call a table any more: so the roles say it */}
+          <table className="grid" id={id} role="table">
+            <thead role="rowgroup">
+              <tr role="row">
+                {detail && <th scope="col" role="columnheader" className="bare"><span className="hidden-text">More</span></th>}
                 {columns.map((column) => (
-                  <th key={column.name} scope="col" aria-sort={sorted(column.name)} className={column.number ? "number" : undefined}>
+                  <th key={column.name} scope="col" role="columnheader" aria-sort={sorted(column.name)} className={column.number ? "number" : undefined}>
                     <button type="button" onClick={() => setOrder((before) => ({ column: column.name, descending: before?.column === column.name ? !before.descending : Boolean(column.number) }))}>
                       {column.name}{" "}<span className="sorted" aria-hidden="true">{order?.column === column.name ? (order.descending ? "↓" : "↑") : ""}</span>
                     </button>
                   </th>
                 ))}
-                {actions && <th scope="col"><span className="hidden-text">Actions</span></th>}
+                {actions && <th scope="col" role="columnheader" className="bare"><span className="hidden-text">Actions</span></th>}
               </tr>
             </thead>
-            <tbody>
+            <tbody role="rowgroup">
+              {shown.length === 0 && <tr role="row"><td role="cell" colSpan={span} className="dim">No row has these words.</td></tr>}
               {shown.map((row) => {
                 const key = keyOf(row);
                 const isOpen = open.has(key);
                 return (
                   <Fragment key={key}>
-                    <tr className={rowClass?.(row)}>
+                    <tr role="row" className={rowClass?.(row)}>
                       {detail && (
-                        <td className="opener">
+                        <td role="cell" className="opener">
                           <button type="button" className="icon-button" aria-expanded={isOpen} aria-label={`${isOpen ? "Close" : "Open"}: ${String(columns[head]?.value(row) || key).slice(0, 80)}`}
                             onClick={() => setOpen((before) => { const now = new Set(before); if (!now.delete(key)) now.add(key); return now; })}>
                             <span className="twist" aria-hidden="true" />
@@ -86,13 +88,13 @@ export function Grid<T>({ name, id, rows, keyOf, columns, order: first, detail, 
                         </td>
                       )}
                       {columns.map((column, at) => {
-                        const shownAs = column.cell ? column.cell(row) : (column.value(row) ?? "–");
+                        const shownAs = column.cell ? column.cell(row) : shownText(column.value(row));
                         const kind = [column.number ? "number" : "", column.wide ? "wide" : ""].join(" ").trim() || undefined;
-                        return at === head ? <th key={column.name} scope="row" className={kind} dir={column.wide ? "auto" : undefined}>{shownAs}</th> : <td key={column.name} className={kind}>{shownAs}</td>;
+                        return at === head ? <th key={column.name} scope="row" role="rowheader" className={kind} dir={column.wide ? "auto" : undefined}>{shownAs}</th> : <td key={column.name} role="cell" className={kind} data-name={column.name} data-empty={isMissing(column.value(row)) || undefined}>{shownAs}</td>;
                       })}
-                      {actions && <td className="row-actions">{actions(row)}</td>}
+                      {actions && <td role="cell" className="row-actions">{actions(row)}</td>}
                     </tr>
-                    {detail && isOpen && <tr className="detail"><td colSpan={span}>{detail(row)}</td></tr>}
+                    {detail && isOpen && <tr role="row" className="detail"><td role="cell" colSpan={span}>{detail(row)}</td></tr>}
                   </Fragment>
                 );
               })}
@@ -103,6 +105,12 @@ export function Grid<T>({ name, id, rows, keyOf, columns, order: first, detail, 
     </>
   );
 }
+
+const counted = (rows: number): string => (rows === 1 ? "1 row" : `${rows.toLocaleString("en")} rows`);
+const shownText = (value: Cell): string => (isMissing(value) ? "–" : String(value));
+
+/** What stands where something is on its way. */
+export const Waiting = () => <p className="dim" role="status">Loading …</p>;
 
 /** A value as JSON, read by whoever asks for it. */
 export function Json({ value, name = "As JSON" }: { value: unknown; name?: string }) {
@@ -154,7 +162,7 @@ export function When({ ms }: { ms: number }) {
   const at = new Date(ms);
   if (!Number.isFinite(at.getTime())) return <>–</>;
   const today = at.toDateString() === new Date().toDateString();
-  const shown = today ? at.toLocaleTimeString([], { hour12: false }) : at.toLocaleString([], { dateStyle: "short", timeStyle: "short", hour12: false });
+  const shown = today ? at.toLocaleTimeString([], { hour12: false }) : at.toLocaleString([], { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit", hour12: false });
   return <time dateTime={at.toISOString()} title={at.toISOString()}>{shown}</time>;
 }
 

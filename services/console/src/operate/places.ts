@@ -9,7 +9,7 @@ export const PLACES = {
   memory: "Memory",
   knowledge: "Knowledge",
   critic: "Critic",
-  ranking: "Ranking",
+  ranking: "Leaderboard",
   experiments: "Experiments",
   keys: "Keys",
 } as const;

@@ -30,7 +30,7 @@ const mean = (name: string): Series["value"] => (now, before) => {
 
 export const SERIES: readonly Series[] = [
   { name: "Questions", unit: "a minute", about: "Accepted by this gateway", value: rate("local2_queries_accepted_total") },
-  { name: "First word", unit: "s", about: "Mean time until the first token, where somebody watched", value: mean("local2_query_first_token_seconds") },
+  { name: "First word", unit: "s", about: "Mean until the first token, of followed answers", value: mean("local2_query_first_token_seconds") },
   { name: "Questions waiting", unit: "", about: "Not yet taken up by a generator", value: level("local2_query_backlog") },
   { name: "Work waiting", unit: "messages", about: "Not yet read, over all participants", value: level("local2_group_lag") },
   { name: "In flight", unit: "", about: "What all replicas work at now", value: level("local2_replicas_in_flight") },

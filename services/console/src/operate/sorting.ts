@@ -7,10 +7,11 @@ export interface Order {
   descending: boolean;
 }
 
+export const isMissing = (value: Cell): boolean => value === null || value === undefined || value === "";
+
 /** Numbers by size, texts as people order them, what is not there last in either direction. */
 export function compared(a: Cell, b: Cell, descending = false): number {
-  const missing = (value: Cell) => value === null || value === undefined || value === "";
-  if (missing(a) || missing(b)) return Number(missing(a)) - Number(missing(b));
+  if (isMissing(a) || isMissing(b)) return Number(isMissing(a)) - Number(isMissing(b));
   const order = typeof a === "string" || typeof b === "string"
     ? String(a).localeCompare(String(b), "en", { numeric: true, sensitivity: "base" })
     : Number(a) - Number(b);

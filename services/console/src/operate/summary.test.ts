@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { joined, type BusEntry } from "./asking";
-import { beginning, fits, questionOf, spansOf, summaryOf } from "./summary";
+import { beginning, fits, questionOf, spansOf, summaryOf, withLog } from "./summary";
 
 const entry = (subject: string, payload: unknown, more: Record<string, string> = {}): BusEntry => ({ subject, payload, entry_id: "1000-0", time: "1000", ...more });
 
@@ -53,5 +53,15 @@ test("a waterfall begins with the question and lasts as long as each one works",
 test("what comes twice after a lost connection is shown once, newest first", () => {
   const a = entry("x", 1, { entry_id: "1-0" });
   const b = entry("x", 2, { entry_id: "2-0" });
+  const older = entry("y", 3, { entry_id: "1-1", time: "500" });
+  expect(joined([a], [b, older]).map((one) => one.entry_id)).toEqual(["2-0", "1-0", "1-1"]);
   expect(joined([a], [a, b]).map((one) => one.entry_id)).toEqual(["2-0", "1-0"]);
+});
+
+test("a waterfall still names what is gone from the bus", () => {
+  const kept = entry("critique.result", { query_id: "1000-0" }, { source: "critic/c", entry_id: "3000-0", time: "3000" });
+  const log = [{ subject: "query.received", id: "1000-0" }, { subject: "response.generation", id: "1900-0" }, { subject: "critique.result", id: "3000-0" }];
+  expect(spansOf(withLog([kept], "1000-0", log), "1000-0").map(({ entry: { subject, payload }, start, length }) => [subject, payload !== undefined, start, length])).toEqual([
+    ["query.received", false, 0, 0], ["response.generation", false, 900, 0], ["critique.result", true, 2000, 0],
+  ]);
 });

@@ -40,9 +40,19 @@ export function summaryOf(entry: BusEntry): string {
     case "user.feedback": return [words(payload["sentiment"]), typeof payload["stars"] === "number" ? `${payload["stars"]} stars` : "", words(payload["comment"])].filter(Boolean).join(", ");
     case "reward.event": return `reward ${String(payload["reward"])} for ${words(payload["respondent_id"])}`;
     case "settings.update": return beginning(`${words(payload["participant"])}: ${Object.keys((payload["values"] as object | null) ?? {}).join(", ")}`);
+    case "memory.changed": return changed(payload);
+    case "memory.save": return beginning(words(payload["topic"]) || words(payload["content"]) || words(payload["query"]));
+    case "dead.letter": return beginning(`${words(payload["stream"])}: ${words(payload["reason"])}`);
+    case "query.cancel": return `stops ${words(payload["query_id"])}`;
     case "tool.schema": return beginning(JSON.stringify((payload["function"] as Payload | undefined)?.["name"] ?? payload));
     default: return beginning(JSON.stringify(entry.payload) ?? "");
   }
+}
+
+function changed(payload: Payload): string {
+  if (payload["all"] === true) return "everything was removed";
+  const parts = [[count(payload["put"]), "kept"], [count(payload["removed"]), "removed"]].filter(([number]) => number);
+  return parts.map(([number, what]) => `${number} ${what}`).join(", ") || "nothing";
 }
 
 /** The question that a message belongs to; "" for none. */
@@ -56,6 +66,9 @@ export function questionOf(entry: BusEntry): string {
 export function sessionOf(entry: BusEntry): string {
   return words((entry as unknown as Payload)["session_id"]) || words(payloadOf(entry)["session_id"]);
 }
+
+/** Whether a message only says in which state somebody is: most of them do. */
+export const isState = (entry: BusEntry): boolean => entry.subject === "agent.transition";
 
 export const participantOf = (entry: BusEntry): string => (entry.source ?? "").split("/")[0]!;
 
@@ -92,10 +105,17 @@ export function spansOf(entries: readonly BusEntry[], question: string): Span[] 
   const own = entries.filter((entry) => questionOf(entry) === question).sort((a, b) => order(a, b));
   const first = own.length ? timeOf(own[0]!) : 0;
   return own.map((entry, at) => {
-    const next = own.slice(at + 1).find((one) => one.source === entry.source && respondentOf(one) === respondentOf(entry));
+    const next = entry.source && own.slice(at + 1).find((one) => one.source === entry.source && respondentOf(one) === respondentOf(entry));
     const start = Math.max(0, timeOf(entry) - first);
     return { entry, start, length: next ? Math.max(0, timeOf(next) - timeOf(entry)) : 0 };
   });
+}
+
+/** The messages with those of a question that only its journal still names, which have no content any more. */
+export function withLog(entries: readonly BusEntry[], question: string, log: readonly { subject: string; id: string }[]): BusEntry[] {
+  const known = new Set(entries.map((entry) => `${entry.subject} ${entry.entry_id}`));
+  const gone = log.filter(({ subject, id }) => !known.has(`${subject} ${id}`));
+  return [...entries, ...gone.map(({ subject, id }) => ({ subject, entry_id: id, correlation_id: question }) as unknown as BusEntry)];
 }
 
 export const respondentOf = (entry: BusEntry): string => words((entry as unknown as Payload)["respondent_id"]);
