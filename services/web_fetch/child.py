@@ -38,7 +38,7 @@ def _cpu_seconds(request: dict[str, Any]) -> float:
 def _load(request: dict[str, Any]) -> None:
     """What the extractor imports is not on the page's account."""
     if not request["plain"]:
-        import bs4  # noqa: F401
+        import lxml.html  # noqa: F401
         import trafilatura  # noqa: F401
 
 

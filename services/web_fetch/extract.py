@@ -3,19 +3,22 @@
 trafilatura finds it on pages that have an article: read carefully it knows where the article begins and ends, read
 as it comes it loses less in between, and both together are better than either. On lists, shops and tiny pages it finds
 too little; there its generous mode is used, and where even that finds next to nothing the whole page without its
-furniture. The rules and numbers were chosen by tests/eval/extraction.py.
+furniture. What is then still there of the page around the text goes: the heading, which has a place of its own, and
+links to other pages below it. The rules and numbers were chosen by tests/eval/extraction.py.
 """
 
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from services.web_fetch.plain import FURNITURE, plain_text, too_heavy
+from services.web_fetch.plain import plain_text, too_heavy
+from services.web_fetch.tree import descriptions, heading_of, headings, links, parsed, title_of, whole_page
 
 if TYPE_CHECKING:
-    from bs4 import BeautifulSoup
+    from lxml.html import HtmlElement
 
 # A text with so many words is taken for the article, however much else is on the page.
 ENOUGH_WORDS = 100
@@ -23,10 +26,14 @@ ENOUGH_WORDS = 100
 ENOUGH_SHARE = 0.7
 # Less than both of these is next to nothing.
 FEW_WORDS, FEW_SHARE = 25, 0.4
-# A page with more tags is read once: the second reading would take as long again.
-FILLED_TAGS = 8_000
+# A page with more elements is read once: the second reading would take as long again.
+FILLED_ELEMENTS = 4_000
 # Kept lines of which fewer stand in the other reading are no places in it.
 SAME_SHARE = 0.5
+# Less than this share of a text is no text with links below it, but a list of links.
+KEPT_SHARE = 0.5
+# A description with fewer words may stand anywhere.
+LEAD_WORDS = 8
 # How much of the extracted text is searched for the heading before it is put in front.
 HEADING_WITHIN = 400
 
@@ -89,33 +96,40 @@ def tidy(text: str) -> str:
 
 
 def _from_html(html: str) -> Extract:
-    # Imported at first use: an idle worker does not need their 17 MB.
-    from bs4 import BeautifulSoup
-
-    soup = BeautifulSoup(html, "lxml")
-    heading, title = _heading(soup), _line(soup.title)
-    text = tidy(main_text(html, whole_page(soup)))
+    tree = parsed(html)
+    if tree is None:
+        return Extract("", "")
+    heading, title = heading_of(tree), title_of(tree)
+    whole = whole_page(tree)
+    text = tidy(ended(led(main_text(tree, whole), whole, tree), tree))
+    first, _, rest = text.partition("\n")
+    if rest and _words(first) == _words(heading or title):
+        return Extract(title or heading, rest.lstrip("\n"), heading=first)
     return Extract(title or heading, text, heading=_above(heading or title, text))
 
 
 def _above(heading: str, text: str) -> str:
-    """The heading, unless the text begins with it."""
+    """The heading, unless it stands somewhere in the beginning of the text."""
     return "" if _words(heading) in _words(text[: HEADING_WITHIN + 2 * len(heading)]) else heading
 
 
-def main_text(html: str, whole: str) -> str:
+def main_text(tree: HtmlElement, whole: str) -> str:
     """The page's main text; `whole` is all of its text without furniture, to compare with."""
     import trafilatura
 
+    def reading(**options: bool) -> str:
+        # it takes from the tree what it does not want
+        return trafilatura.extract(deepcopy(tree), **options) or ""
+
     words = _count(whole)
-    careful = trafilatura.extract(html, favor_precision=True, include_comments=False) or ""
+    careful = reading(favor_precision=True, include_comments=False)
     if _count(careful) >= min(ENOUGH_WORDS, ENOUGH_SHARE * words):
-        if html.count("<") > FILLED_TAGS:
-            return str(careful)
-        return filled(careful, trafilatura.extract(html, include_comments=False) or "")
-    generous = trafilatura.extract(html, favor_recall=True, include_comments=True) or ""
+        if sum(1 for _ in tree.iter()) > FILLED_ELEMENTS:
+            return careful
+        return filled(careful, reading(include_comments=False))
+    generous = reading(favor_recall=True, include_comments=True)
     if _count(generous) >= min(FEW_WORDS, FEW_SHARE * words):
-        return str(generous)
+        return generous
     return whole
 
 
@@ -130,21 +144,29 @@ def filled(careful: str, usual: str) -> str:
     return "\n".join(lines[places[0][0] : places[-1][0] + 1])
 
 
-def whole_page(soup: BeautifulSoup) -> str:
-    """The text of the page without scripts, menus, headers, footers and forms. Changes `soup`."""
-    for tag in soup(FURNITURE):
-        tag.decompose()
-    root = soup.find("main") or soup.find("article") or soup.body or soup
-    return "\n".join(line for raw in root.get_text("\n").split("\n") if (line := raw.strip()))
+def led(text: str, whole: str, tree: HtmlElement) -> str:
+    """The text with its standfirst, where that was taken for furniture: a line of the page that the page also gives as
+    its own description."""
+    told = {_words(line) for line in descriptions(tree) if _count(line) >= LEAD_WORDS}
+    inside = _words(text) if told else ""
+    lead = next((line for line in whole.split("\n") if (words := _words(line)) in told and words not in inside), None)
+    return f"{lead}\n{text}" if lead else text
 
 
-def _heading(soup: BeautifulSoup) -> str:
-    """The page's first main heading, preferably of its article rather than of the site."""
-    return next((line for tag in soup.select("main h1, article h1") + soup.find_all("h1") if (line := _line(tag))), "")
+def ended(text: str, tree: HtmlElement) -> str:
+    """The text without what stands below its end: links to other pages and the headings above them, a line that ends
+    with a colon. A text that is mostly that stays as it is: then the page is a list of links."""
+    announcing = {_words(line) for found in (headings(tree), links(tree)) for line in found}
+    lines = text.split("\n")
+    end = len(lines)
+    while end and _is_end(lines[end - 1], announcing):
+        end -= 1
+    kept = "\n".join(lines[:end])
+    return kept if _count(kept) >= KEPT_SHARE * _count(text) else text
 
 
-def _line(tag: Any) -> str:
-    return " ".join(tag.get_text(" ").split()) if tag is not None else ""
+def _is_end(line: str, announcing: set[str]) -> bool:
+    return not _count(line) or _words(line) in announcing or line.rstrip().endswith((":", "："))
 
 
 def _words(text: str) -> str:

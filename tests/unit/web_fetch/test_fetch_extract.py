@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.web_fetch.extract import FILLED_TAGS, extract, filled, tidy
+from services.web_fetch.extract import FILLED_ELEMENTS, ended, extract, filled, tidy
 from services.web_fetch.plain import MAX_TAGS
+from services.web_fetch.tree import parsed, whole_page
 
 PAGES = Path(__file__).parents[2] / "eval" / "pages"
 
@@ -65,6 +66,113 @@ def test_a_heading_that_is_there_is_not_repeated() -> None:
     assert text.count("Status page") == 1
 
 
+def article(*blocks: str, head: str = "") -> str:
+    """A page with a menu and a footer around these blocks."""
+    menu, body = "<nav><a href=/>Front page</a></nav>", "".join(blocks)
+    return f"<title>Paper</title>{head}{menu}<article>{body}</article><footer>Imprint</footer>"
+
+
+STORY = "<p>" + "The lock keepers opened the gates at noon and the barges left. " * 12 + "</p>"
+LAST = "<p>Nobody had seen so many boats on the canal since the mill closed, said the oldest of them.</p>"
+
+
+def test_a_heading_with_which_the_text_begins_is_no_part_of_it() -> None:
+    result = extract(article("<h1>Boats on the\n canal</h1>", STORY, LAST), "text/html")
+    assert result.heading == "Boats on the canal"
+    assert result.text.startswith("The lock keepers")
+    assert result.headed.startswith("Boats on the canal\nThe lock keepers")
+
+
+@pytest.mark.parametrize("block", ["p", "div", "li", "td", "blockquote", "dd", "h2"])
+def test_a_line_break_in_the_source_is_a_space(block: str) -> None:
+    words = "Nobody had seen\n\t\tso many <b>boats\r\non</b> the canal\nsince the mill\n closed."
+    html = article(STORY, f"<{block}>{words}</{block}>", STORY)
+    assert "Nobody had seen so many boats on the canal since the mill closed." in extract(html, "text/html").text
+
+
+@pytest.mark.parametrize("code", ["<pre>{}</pre>", "<pre><code>{}</code></pre>", "<p><code>{}</code></p>"])
+def test_the_lines_of_code_stay(code: str) -> None:
+    html = article(STORY, code.format("for boat in canal:\n    boat.leave()"), STORY, LAST)
+    assert "for boat in canal:\n    boat.leave()" in extract(html, "text/html").text
+
+
+MORE = ("The mill is for sale", "Ice on the canal", "A bridge is painted")
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        "<h3>More from the paper</h3><ul>{}</ul>".format(
+            "".join(f"<li><a href=/{n}>{t}</a>" for n, t in enumerate(MORE))
+        ),
+        "<p>Read on:</p>" + "".join(f"<div><a href=/{n}>{t}</a></div>" for n, t in enumerate(MORE)),
+        "<h2>Read on</h2>" + "".join(f"<div><a href=/{n}><h4>{t}</h4></a></div>" for n, t in enumerate(MORE)),
+        "<h2>Comments</h2>",
+        "<p>See also: </p>",
+    ],
+    ids=["list", "blocks", "teasers", "heading of nothing", "colon"],
+)
+def test_links_below_the_end_of_a_text_are_no_part_of_it(below: str) -> None:
+    text = extract(article(STORY, STORY, LAST, below), "text/html").text
+    assert text.endswith("said the oldest of them.")
+
+
+def test_links_and_headings_in_the_middle_stay() -> None:
+    tree = parsed(
+        "<p>Boats<h2>The mill</h2><a href=/1>The mill is for sale</a><p>Nobody buys it.<p><a href=/2>More</a>"
+    )
+    assert tree is not None
+    text = "Boats\nThe mill\nThe mill is for sale\nNobody buys it."
+    assert ended(f"{text}\n\nMore", tree) == text
+
+
+def test_a_page_that_is_mostly_links_keeps_them() -> None:
+    links = [f"<li><a href=/{n}>Number {n} of the list of boats on the canal</a>" for n in range(40)]
+    text = extract(article("<p>All the boats of the year.</p><ul>", *links, "</ul>"), "text/html").text
+    assert "Number 0 of the list" in text
+    assert "Number 39 of the list" in text
+
+
+def test_a_sentence_that_is_marked_as_a_heading_ends_a_text() -> None:
+    text = extract(article(STORY, STORY, "<h3>Nobody wants the old times back.</h3>"), "text/html").text
+    assert text.endswith("Nobody wants the old times back.")
+
+
+LEAD = "For the first time in thirty years barges pass the old canal, and the town looks on."
+
+
+def test_a_standfirst_outside_the_body_is_read() -> None:
+    html = (
+        f'<head><meta property="og:description" content="{LEAD}"></head><body><h1>Boats</h1>'
+        f"<div class=intro>{LEAD}</div><div class=article-body>{STORY * 3}{LAST}</div>"
+    )
+    assert extract(html, "text/html").text.count(LEAD) == 1
+
+
+def test_a_description_that_is_not_on_the_page_is_not_read() -> None:
+    html = article(STORY, LAST, head=f'<meta name="description" content="{LEAD}">')
+    assert LEAD not in extract(html, "text/html").headed
+
+
+@pytest.mark.parametrize("root", ["<html lang=en />", "<html><head/>", '<html><body class="a" />'])
+def test_a_root_that_closes_itself_hides_nothing(root: str) -> None:
+    assert "lock keepers" in extract(f"<!doctype html>{root}<p>{STORY}", "text/html").text
+
+
+@pytest.mark.parametrize(
+    "reference", ["&#0;", "&#1;", "&#11;", "&#xFFFE;", "&#xD800;", "\x01", "\x0c", "\ufffe", "\ud800"]
+)
+def test_a_character_that_no_parser_takes_back_does_no_harm(reference: str) -> None:
+    html = article(STORY, f"<p>Nobody {reference}had seen <i>them</i> {reference}before.</p>", STORY, LAST)
+    assert "had seen them" in extract(html, "text/html").text
+
+
+def test_the_whole_page_has_a_line_for_each_block() -> None:
+    tree = parsed("<nav>Menu</nav><main>One <b>bold</b> word<div>two<br>three</div>four<form>x</form> five</main>six")
+    assert tree is not None
+    assert whole_page(tree) == "One bold word\ntwo\nthree\nfour\nfive"
+
+
 def test_what_the_careful_reading_lost_in_between_comes_from_the_usual_one() -> None:
     careful = "First words of it.\nThe last words."
     usual = "Menu and teaser\nFirst words of it.\nA table: 1 2\n\nThe last words.\nMore stories for you"
@@ -81,14 +189,14 @@ def test_an_article_is_whole_between_its_first_and_last_words(monkeypatch: pytes
     """Whatever trafilatura makes of a page: both readings are asked for, a page with very many tags is read once."""
     asked: list[bool] = []
 
-    def reading(_html: str, *, favor_precision: bool = False, **_options: bool) -> str:
+    def reading(_tree: object, *, favor_precision: bool = False, **_options: bool) -> str:
         asked.append(favor_precision)
         return "begin " + "word " * 120 + "\n" + ("" if favor_precision else "between\n") + "end of it"
 
     monkeypatch.setattr("trafilatura.extract", reading)
     assert "\nbetween\n" in extract("<p>" + "word " * 120, "text/html").text
     assert asked == [True, False]
-    assert "between" not in extract("<p>" * FILLED_TAGS + "<p>" + "word " * 120, "text/html").text
+    assert "between" not in extract("<p>" * FILLED_ELEMENTS + "<p>" + "word " * 120, "text/html").text
     assert asked == [True, False, True]
 
 

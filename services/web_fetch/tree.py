@@ -1,0 +1,107 @@
+"""A page as a tree: what stands on it, and what of that is a heading, a link or its own description."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from services.web_fetch.plain import FURNITURE, INLINE
+
+if TYPE_CHECKING:
+    from lxml.html import HtmlElement
+
+# Where a line break is text; much code stands in no <pre>.
+_PREFORMATTED = frozenset({"pre", "code", "samp", "kbd", "textarea", "script", "style"})
+# A parser takes such an element for an empty one, and drops the page.
+_CLOSED_ROOT = re.compile(r"(<(?:html|head|body)(?=[\s/])[^<>]*)/>", re.IGNORECASE)
+_SPACES = re.compile(r"[ \t\r\n\f]+")
+# What a parser lets in and does not take back.
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
+_DESCRIPTIONS = frozenset({"description", "og:description", "twitter:description"})
+_INLINE = frozenset(INLINE)
+
+
+def parsed(html: str) -> HtmlElement | None:
+    """The page as a tree in which a line of text is a line: to a browser a line break in the source is a space, except
+    in preformatted text. None: there is nothing on the page."""
+    # Imported at first use: an idle worker does not need their memory.
+    from lxml import etree
+    from lxml.html import HTMLParser, document_fromstring
+
+    parser = HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, collect_ids=False)
+    try:
+        tree = document_fromstring(_CLOSED_ROOT.sub(r"\1>", html, count=3).encode("utf-8", "replace"), parser=parser)
+    except etree.ParserError:
+        return None
+    left: list[tuple[HtmlElement, bool]] = [(tree, False)]
+    while left:
+        element, kept = left.pop()
+        kept = kept or element.tag in _PREFORMATTED
+        if not kept and element.text:
+            element.text = _spaced(element.text)
+        for child in element:
+            if not kept and child.tail:
+                child.tail = _spaced(child.tail)
+            left.append((child, kept))
+    return tree
+
+
+def _spaced(text: str) -> str:
+    return _NOT_XML.sub("", _SPACES.sub(" ", text))
+
+
+def whole_page(tree: HtmlElement) -> str:
+    """The text of the page without scripts, menus, headers, footers and forms, a line for each block."""
+    root = next((found for name in ("main", "article", "body") if (found := tree.find(f".//{name}")) is not None), tree)
+    pieces: list[str] = []
+    # what is still to be written, the next one last
+    left: list[HtmlElement | str] = [root]
+    while left:
+        element = left.pop()
+        if isinstance(element, str):
+            pieces.append(element)
+            continue
+        if element is not root:
+            left.append(element.tail or "")
+        if element.tag in FURNITURE:
+            pieces.append("\n")
+        else:
+            edge = "" if element.tag in _INLINE else "\n"
+            pieces += [edge, element.text or ""]
+            left += [edge, *reversed(element)]
+    return "\n".join(line for raw in "".join(pieces).split("\n") if (line := " ".join(raw.split())))
+
+
+def title_of(tree: HtmlElement) -> str:
+    """What the browser's window is called."""
+    return _line(tree.find(".//title"))
+
+
+def heading_of(tree: HtmlElement) -> str:
+    """The page's first main heading, preferably of its article rather than of the site."""
+    found = [*tree.xpath("//main//h1 | //article//h1"), *tree.iter("h1")]
+    return next((line for element in found if (line := _line(element))), "")
+
+
+def descriptions(tree: HtmlElement) -> Iterator[str]:
+    """What the page says of itself to search engines; many show it as the first paragraph too."""
+    for meta in tree.iter("meta"):
+        if (meta.get("name") or meta.get("property") or "").lower() in _DESCRIPTIONS:
+            yield meta.get("content") or ""
+
+
+def headings(tree: HtmlElement) -> Iterator[str]:
+    """Its headings of all levels; a sentence that is marked as one to make it large is none."""
+    lines = (_line(element) for element in tree.iter(*_HEADINGS))
+    return (line for line in lines if not line.endswith((".", "。")))
+
+
+def links(tree: HtmlElement) -> Iterator[str]:
+    """The texts that are links; one around a whole teaser has several lines."""
+    return map(_line, tree.xpath("//a[@href]/descendant-or-self::*"))
+
+
+def _line(element: HtmlElement | None) -> str:
+    return " ".join(" ".join(element.itertext()).split()) if element is not None else ""
