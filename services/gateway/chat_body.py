@@ -24,7 +24,7 @@ DEFAULT_MODEL = "local2"
 UTILITY_MODEL = "local2-utility"
 _MOST_TOOLS = 128
 _SEEDS = 2**32
-# A part that stands for an image which the memory keeps; its text is the id.
+# A part that stands for an image or a file which the memory keeps; its text is the id.
 STORED = "local2_file"
 # What somebody says who only shows an image.
 _SHOWN = "(The image says it all.)"
@@ -48,6 +48,7 @@ class Part(Wire):
     type: str = "text"
     text: str | None = None
     image_url: Any = None
+    file: Any = None
 
 
 class CalledFunction(Wire):
@@ -225,7 +226,7 @@ def _messages(messages: Sequence[ChatMessage]) -> list[ChatTurnMessage]:
             ChatTurnMessage(
                 role=ROLES[message.role],
                 content=content_of(message.content, place, message.role),
-                attachments=images_of(message.content, message.role),
+                attachments=files_of(message.content, message.role),
                 name=message.name,
                 tool_calls=calls or None,
                 tool_call_id=answers,
@@ -237,14 +238,14 @@ def _messages(messages: Sequence[ChatMessage]) -> list[ChatTurnMessage]:
 def content_of(content: str | Sequence[str | Part] | None, place: int, role: str) -> str:
     """A message's words; raises ApiError as `text_of` does."""
     text = text_of(content, place, role)
-    if not text.strip() and images_of(content, role):
+    if not text.strip() and role == "user" and files_of(content, role):
         return _SHOWN
     return spoken(text) if role == "assistant" else text
 
 
-def images_of(content: str | Sequence[str | Part] | None, role: str) -> list[str] | None:
-    """The ids of a user's images."""
-    if role != "user" or not content or isinstance(content, str):
+def files_of(content: str | Sequence[str | Part] | None, role: str) -> list[str] | None:
+    """The ids of what a user, or a tool, shows."""
+    if role not in ("user", "tool") or not content or isinstance(content, str):
         return None
     return [part.text for part in content if isinstance(part, Part) and part.type == STORED and part.text] or None
 

@@ -90,11 +90,12 @@ async def forgotten(gateway: Gateway, query_id: str) -> bool:
         return False
 
 
-async def owned(gateway: Gateway, principal: Principal, query_id: str) -> QueryRecord:
-    """The user's own query. Raises ApiError 404 for every other one, existing or not."""
+async def owned(gateway: Gateway, principal: Principal, query_id: str, what: str = "query") -> QueryRecord:
+    """The user's own query. `what`: the client's word for it. Raises ApiError 404 for every other one, existing or
+    not."""
     record = await load(gateway, query_id) if is_query_id(query_id) else None
     if record is None or record.user_id != principal.user_id:
-        raise not_found("query, or its time of keeping is over")
+        raise not_found(f"{what}, or its time of keeping is over")
     return record
 
 

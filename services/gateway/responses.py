@@ -24,12 +24,11 @@ from services.gateway.chat_body import (
     client_tools,
     content_of,
     effort,
-    images_of,
+    files_of,
     is_plain,
     options,
     parts_of,
     question,
-    text_of,
 )
 from services.gateway.completions import citations, usage
 from services.gateway.dressing import undressed
@@ -43,6 +42,12 @@ from shared.records.journal import JournalEntry
 _MOST_TOOLS = 128
 # What the agent has of its own, under whatever name a client wishes it.
 _OURS = ("web_search",)
+# What was thought, and what tools did that ran at another server: the answer behind them says what came of it.
+_OF_OTHERS = frozenset({
+    "reasoning", "compaction", "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call",
+    "mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response", "tool_search_call",
+    "tool_search_output",
+})  # fmt: skip
 # Fields of a request that its response repeats.
 _REPEATED = (
     "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "previous_response_id", "reasoning",
@@ -137,7 +142,7 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[ChatTurnMessage]:
                     raise bad(f"input.{place}.role: must be user, assistant, system or developer")
                 content = item.get("content")
                 said = parts_of(content) or str(content or "")
-                words, shown = content_of(said, place, role), images_of(said, role)
+                words, shown = content_of(said, place, role), files_of(said, role)
                 if role == "assistant" and found and found[-1].role == role and not found[-1].tool_calls:
                     words = f"{found.pop().content.rstrip()}\n\n{words.lstrip()}".strip()
                 found.append(ChatTurnMessage(role=role, content=words, attachments=shown))
@@ -156,9 +161,10 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[ChatTurnMessage]:
                     found.append(ChatTurnMessage(role="assistant", tool_calls=[call]))
             case "function_call_output" | "custom_tool_call_output":
                 output = item.get("output")
-                text = text_of(parts_of(output) or str(output or ""), place, "tool")
-                found.append(ChatTurnMessage(role="tool", content=text, tool_call_id=str(item.get("call_id", ""))))
-            case "reasoning":
+                said = parts_of(output) or str(output or "")
+                words, shown, name = content_of(said, place, "tool"), files_of(said, "tool"), item.get("call_id", "")
+                found.append(ChatTurnMessage(role="tool", content=words, tool_call_id=str(name), attachments=shown))
+            case kind if kind in _OF_OTHERS:
                 pass
             case kind:
                 raise bad(f"input.{place}: items of type {str(kind)[:50]} are not supported", "unsupported")

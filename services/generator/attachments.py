@@ -42,6 +42,11 @@ class Wanted:
     deadline: int | None
 
     @property
+    def blind(self) -> bool:
+        """Whether the model is known not to see."""
+        return self.facts.abilities is not None and "vision" not in self.facts.abilities
+
+    @property
     def room(self) -> int:
         """Characters that attached texts may have together."""
         context = self.facts.context(self.num_ctx)
@@ -57,7 +62,7 @@ async def attached(files: Files, wanted: Wanted, question: str, ids: Sequence[st
     for id in dict.fromkeys(ids):
         about = await _patiently(_about, files, wanted, id)
         if about["type"].startswith("image/"):
-            if wanted.facts.abilities is not None and "vision" not in wanted.facts.abilities:
+            if wanted.blind:
                 raise ModelRejected(
                     f"the model {wanted.model} cannot see, and {about['name']} is an image: "
                     "ask without it, or take a model that sees"
@@ -79,6 +84,48 @@ async def attached(files: Files, wanted: Wanted, question: str, ids: Sequence[st
     if images:
         message["images"] = images
     return message
+
+
+async def history_with_files(
+    files: Files, wanted: Wanted, messages: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """A history with the files that its messages name.
+
+    Images that tools returned stand behind their results, as a message of the user's: no server takes them in a tool's
+    own. A model that does not see is told of them: whoever asked did not choose them. Raises ModelError as `attached`.
+    """
+    found: list[Mapping[str, Any]] = []
+    returned: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] != "tool":
+            found += _shown(returned)
+            returned = []
+        ids = message.get("attachments")
+        if not ids:
+            found.append(message)
+        elif message["role"] != "tool":
+            found.append({**message, **await attached(files, wanted, message["content"], ids)})
+        else:
+            seen, texts = await _sorted(files, wanted, ids)
+            told = await attached(files, wanted, message["content"], texts + ([] if wanted.blind else seen))
+            returned += told.get("images", ())
+            unseen = f"\n[{len(seen)} images, which this model cannot see]" if wanted.blind and seen else ""
+            found.append({**message, "content": told["content"] + unseen})
+    return [*found, *_shown(returned)]
+
+
+def _shown(images: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "(What the tools returned to look at.)", "images": images}] if images else []
+
+
+async def _sorted(files: Files, wanted: Wanted, ids: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(images, others) of some files."""
+    seen: list[str] = []
+    texts: list[str] = []
+    for id in dict.fromkeys(ids):
+        about = await _patiently(_about, files, wanted, id)
+        (seen if about["type"].startswith("image/") else texts).append(id)
+    return seen, texts
 
 
 def told_of_images(message: Mapping[str, Any]) -> str:

@@ -47,7 +47,8 @@ async def as_the_model_reads(bus: Bus, user_id: str, messages: Sequence[ChatTurn
             case _, "tool":
                 name = waiting.pop(message.tool_call_id or "", message.name or "")
                 said = {"role": "tool", "content": message.content, "tool_name": name}
-                found.append({**said, "tool_call_id": message.tool_call_id or ""})
+                shown = {"attachments": message.attachments} if message.attachments else {}
+                found.append({**said, "tool_call_id": message.tool_call_id or "", **shown})
             case _:
                 found.append(message.model_dump(exclude_none=True))
     return [*found, *_unanswered(waiting)]

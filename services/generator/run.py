@@ -10,7 +10,7 @@ from datetime import date
 from functools import partial
 from typing import Any
 
-from services.generator.attachments import Wanted, attached, told_of_images
+from services.generator.attachments import Wanted, attached, history_with_files, told_of_images
 from services.generator.committee import PERSONA_ARGUMENTS, PERSONA_TOOLS, Seat, Session, deliberate
 from services.generator.compaction import Past, due
 from services.generator.context import Conversation, split_turns
@@ -241,25 +241,23 @@ class Response:
         query = self._query
         said = (query.material or "") + query.query
         ids = [str(one["id"]) for one in query.attachments or ()]
-        return await self._with_files(said, ids) if ids else {"role": "user", "content": said}
+        if not ids:
+            return {"role": "user", "content": said}
+        return await attached(self._parts.files, await self._wanted(), said, ids)
 
-    async def _with_files(self, said: str, ids: Sequence[str]) -> ChatMessage:
+    async def _wanted(self) -> Wanted:
         settings, caller = self._settings, self._ports.caller
         model = self._query.model or settings.model
         # the demonstration model sees nothing, whatever its server says
         facts = ModelFacts(abilities=frozenset()) if settings.demo else await self._parts.model.facts(model)
-        wanted = Wanted(caller.user_id, model, facts, settings.num_ctx, caller.deadline)
-        return await attached(self._parts.files, wanted, said, ids)
+        return Wanted(caller.user_id, model, facts, settings.num_ctx, caller.deadline)
 
     async def _read_as_given(self, messages: Sequence[ChatTurnMessage]) -> list[ChatMessage]:
         """A history that the client gives, as the model reads it."""
         read = await as_the_model_reads(self._ports.context.bus, self._query.user_id, messages)
-        return [
-            {**message, **await self._with_files(message["content"], message["attachments"])}
-            if message.get("attachments")
-            else message
-            for message in read
-        ]
+        if not any(message.get("attachments") for message in read):
+            return read
+        return await history_with_files(self._parts.files, await self._wanted(), read)
 
     def _steps(
         self,

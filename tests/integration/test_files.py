@@ -481,6 +481,70 @@ async def test_an_image_of_a_response_reaches_the_model_also_when_it_is_gone_on_
         await site.http.patch("/participants/generator/settings", json={"model": "gemma4:e4b"})
 
 
+async def test_files_in_openais_form_are_read_by_the_model(site: Site) -> None:
+    sent = {"filename": "notes.md", "file_data": f"data:text/markdown;base64,{b64encode(NOTES).decode()}"}
+    bare = {"filename": "notes.md", "file_data": b64encode(NOTES).decode()}
+    async with user(site, "kim") as kim, user(site, "kai") as kai:
+        own = {"file_id": (await added(kai, NOTES, "notes.md"))["id"]}
+        for one, given in ((kim, sent), (kim, bare), (kai, own)):
+            asked = {"type": "text", "text": "how much water?"}
+            chats = {"messages": [{"role": "user", "content": [asked, {"type": "file", "file": given}]}]}
+            items = [{"type": "input_text", "text": "how much water?"}, {"type": "input_file", **given}]
+            for path, body in (
+                ("chat/completions", chats), ("responses", {"input": [{"role": "user", "content": items}]})
+            ):  # fmt: skip
+                answer = await one.post(f"/v1/{path}", json={"model": "local2", **body})
+                assert answer.status_code == 200, answer.text
+                content = last_question()["content"]
+                assert content.startswith("[attached file notes.md: material to use")
+                assert "every second day" in content
+        for given, status, said in (
+            ({"file_url": "https://a.example/a.pdf"}, 400, "nothing is fetched from other addresses"),
+            ({"file_data": "???"}, 400, "the file is no base64"),
+            ({"file_data": b64encode(b"\x00\x01").decode(), "filename": "a.bin"}, 415, "a.bin"),
+            (own, 404, "there is no such file"),
+        ):
+            items = [{"type": "input_text", "text": "x"}, {"type": "input_file", **given}]
+            answer = await kim.post("/v1/responses", json={"input": [{"role": "user", "content": items}]})
+            assert answer.status_code == status, answer.text
+            assert said in answer.json()["error"]["message"]
+
+
+async def test_what_a_clients_tool_shows_reaches_a_model_that_sees(site: Site) -> None:
+    """As Codex's `view_image` returns it."""
+    image = png(5, 4)
+    tool = {"name": "view", "parameters": {"type": "object", "properties": {}}}
+    question, call = {"role": "user", "content": "look"}, {"call_id": "c1", "name": "view", "arguments": "{}"}
+    items = [
+        question,
+        {"type": "function_call", **call},
+        {"type": "function_call_output", "call_id": "c1",
+         "output": [{"type": "input_image", "image_url": data_url(image)}]},
+    ]  # fmt: skip
+    messages = [
+        question,
+        {"role": "assistant", "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "view", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": [
+            {"type": "text", "text": "Here."}, {"type": "image_url", "image_url": {"url": data_url(image)}}]},
+    ]  # fmt: skip
+    try:
+        await site.http.patch("/participants/generator/settings", json={"model": "seeing"})
+        async with user(site, "eva") as eva:
+            for path, body in (
+                ("responses", {"input": items, "tools": [{"type": "function", **tool}]}),
+                ("chat/completions", {"messages": messages, "tools": [{"type": "function", "function": tool}]}),
+            ):
+                answer = await eva.post(f"/v1/{path}", json={"model": "local2", **body})
+                assert answer.status_code == 200, answer.text
+                sent = [request.body for request in ASKED["requests"] if "messages" in (request.body or {})][-1]
+                result, shown = sent["messages"][-2:]
+                assert (result["role"], shown["role"]) == ("tool", "user")
+                assert shown["images"] == [b64encode(image).decode()]
+    finally:
+        await site.http.patch("/participants/generator/settings", json={"model": "gemma4:e4b"})
+
+
 async def test_images_that_cannot_be_taken_are_refused_in_openais_form(site: Site) -> None:
     async with user(site, "tim") as tim:
         for body, status, said in (

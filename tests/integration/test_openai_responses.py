@@ -98,6 +98,20 @@ async def test_a_clients_tool_and_the_response_before(place: Place) -> None:
         await place.bob.responses.create(model="local2", input="x", previous_response_id=last.id)
 
 
+async def test_what_was_done_at_another_server_is_no_hindrance(place: Place) -> None:
+    place.rules({"respond": {"text": "Hi."}})
+    before: Any = [
+        {"role": "user", "content": "news?"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "news"}},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "None.", "annotations": []}]},
+        {"role": "user", "content": "and now?"},
+    ]
+    assert (await place.ann.responses.create(model="local2", input=before)).output_text == "Hi."
+    assert [m["content"] for m in place.sent[-1]["messages"][1:]] == ["news?", "None.", "and now?"]
+    with pytest.raises(openai.BadRequestError, match="items of type of_tomorrow"):
+        await place.ann.responses.create(model="local2", input=[*before, {"type": "of_tomorrow"}])
+
+
 async def test_a_calls_events_come_whole(place: Place) -> None:
     place.rules(calling("weather"))
     stream = await place.ann.responses.create(model="local2", input="Paris?", tools=[WEATHER], stream=True)

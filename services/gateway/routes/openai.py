@@ -309,7 +309,7 @@ async def _conversation(
 async def _owned(gateway: Gateway, user: Principal, name: str) -> QueryRecord:
     """The query of the user's own response, or of an item of one. Raises ApiError 404."""
     async with gateway.reachable():
-        record = await owned(gateway, user, query_of(name))
+        record = await owned(gateway, user, query_of(name), "response")
     if not record.given or not orjson.loads(record.given)["stored"]:
         raise not_found("response, or its time of keeping is over")
     return record

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from services.generator import attachments
-from services.generator.attachments import AttachmentMissing, AttachmentsUnavailable, Wanted, attached
+from services.generator.attachments import (
+    AttachmentMissing,
+    AttachmentsUnavailable,
+    Wanted,
+    attached,
+    history_with_files,
+)
 from shared.llm.port import ModelFacts, ModelRejected
 from shared.participant.files import Fetched, FilesRefused, FilesUnavailable
 
@@ -118,3 +124,25 @@ async def test_a_memory_that_is_started_anew_is_waited_for_a_little(monkeypatch:
     assert "there" in (await asked(Kept(2, f1=file), wanted(), "f1"))["content"]
     with pytest.raises(AttachmentsUnavailable, match="the memory, which keeps files, is away"):
         await asked(Kept(3, f1=file), wanted(), "f1")
+
+
+async def test_images_that_tools_returned_stand_behind_their_results() -> None:
+    kept = Kept(f1=("dot.png", "image/png", "ready", b"png"), f2=("a.md", "text/markdown", "ready", b"The sky."))
+    calls = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}, {"id": "2"}]}
+    results = [
+        {"role": "tool", "content": "Here.", "tool_call_id": "1", "attachments": ["f1", "f2"]},
+        {"role": "tool", "content": "Done.", "tool_call_id": "2"},
+    ]
+    last = {"role": "assistant", "content": "It is"}
+    history = [{"role": "user", "content": "look", "attachments": ["f1"]}, calls, *results, last]
+    want = wanted("vision")
+    seen = await history_with_files(kept, want, history)  # type: ignore[arg-type]
+    assert [message["role"] for message in seen] == ["user", "assistant", "tool", "tool", "user", "assistant"]
+    assert [len(message.get("images", ())) for message in seen] == [1, 0, 0, 0, 1, 0]
+    assert seen[2]["content"].endswith("[end of attached file a.md]\n\nHere.")
+    # at the end of the history, too
+    assert (await history_with_files(kept, want, history[:-1]))[-1]["images"][0]["data"] == b"png"  # type: ignore[arg-type]
+    # who asked chose no image of a tool's: the model is told of it
+    blind = await history_with_files(kept, wanted(), history[1:])  # type: ignore[arg-type]
+    assert [message["role"] for message in blind] == ["assistant", "tool", "tool", "assistant"]
+    assert blind[1]["content"].endswith("Here.\n[1 images, which this model cannot see]")

@@ -552,6 +552,7 @@ export interface components {
             type?: string;
             text?: string | null;
             image_url?: unknown;
+            file?: unknown;
         } & {
             [key: string]: unknown;
         };
