@@ -30,8 +30,8 @@ log = get_logger()
 RETENTION = 86_400
 # A message may come again as long as its first delivery is not finished; no retention is shorter than that.
 _ONCE_AT_LEAST = 60
-# An event stream gets no longer with entries of one size than this many bytes.
-_EVENT_BYTES = 32_000_000
+# What is kept for whoever may look at it, beyond what somebody still needs, takes about so many bytes of a stream.
+_KEPT_BYTES = 32_000_000
 # The most entries of a work stream that stay a while though they are finished.
 OBSERVED = 1_000
 # Removed at once: so many entries, and no more of large ones than are so many bytes.
@@ -151,7 +151,7 @@ class Bus:
         stream, keep = _stream_of(message.envelope.subject), event_length(message.envelope.subject)
         if keep is not None:
             # what observers may look at is bounded in bytes too
-            keep = min(keep, max(1, _EVENT_BYTES // (len(message.envelope.payload) or 1)))
+            keep = min(keep, max(1, _KEPT_BYTES // (len(message.envelope.payload) or 1)))
         if message.once is not None:
             key = once_key(stream, message.once)
             return PUBLISH_ONCE((stream, key), self._once_seconds(message), keep or 0, *fields)
@@ -282,9 +282,9 @@ class Bus:
         entries removed.
 
         spare_ms: finished entries that are younger stay, so that whoever looks now and then sees them too; not when
-        there are more than OBSERVED of them.
-        abandoned: groups that hold nothing back any more. A stream that no other group reads is bounded by length.
-        Dead letters wait for an operator.
+        there are more than OBSERVED of them, or they are too large.
+        abandoned: groups that hold nothing back any more. A stream that no other group reads is bounded by length and
+        bytes. Dead letters wait for an operator.
         """
         now = self.now_ms()
         if subject.kind == "event":
@@ -293,11 +293,14 @@ class Bus:
             return await self._cut(subject.stream, "MINID", now - self._retention * 1000)
         holding = [row for row in await self._groups(subject.stream) if row["name"].decode() not in abandoned]
         if not holding:
-            return await self._cut(subject.stream, "MAXLEN", subject.keep)
+            _, keep = await self._bound(subject.stream, subject.keep)
+            return await self._cut(subject.stream, "MAXLEN", keep)
         bounds = [await self._unfinished(subject.stream, row) for row in holding]
         oldest = min(bounds, key=order)
-        if spare_ms and await self.link.call("XLEN", subject.stream) <= OBSERVED:
-            oldest = min(oldest, f"{now - spare_ms}-0", key=order)
+        if spare_ms:
+            length, keep = await self._bound(subject.stream, OBSERVED)
+            if length <= keep:
+                oldest = min(oldest, f"{now - spare_ms}-0", key=order)
         removed = await self._cut(subject.stream, "MINID", oldest)
         return removed + int(await self.link.call("XTRIM", subject.stream, "MINID", "=", oldest))
 
@@ -335,6 +338,13 @@ class Bus:
         )
         log.error("bus.stream_unblocked", stream=stream, kept=len(kept))
         return True
+
+    async def _bound(self, stream: str, keep: int) -> tuple[int, int]:
+        """A stream's length, and how many of its entries may stay: `keep`, or fewer where they are large."""
+        length, size = await self.link.pipe([("XLEN", stream), ("MEMORY", "USAGE", stream)])
+        if size is not None and size > _KEPT_BYTES:
+            keep = min(keep, max(1, length * _KEPT_BYTES // size))
+        return length, keep
 
     async def _cut(self, stream: str, way: str, bound: str | int) -> int:
         """Removes what is beyond a bound, up to a node; the number of entries. Freeing thousands of large ones at once

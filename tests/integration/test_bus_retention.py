@@ -229,6 +229,37 @@ async def test_what_was_finished_a_moment_ago_stays_for_observers_unless_it_is_m
     assert await bus.trim(SUBJECT, spare_ms=60_000) == OBSERVED + 4
 
 
+async def test_large_entries_that_are_finished_stay_for_nobody(
+    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.bus.streams._KEPT_BYTES", 1_000_000)
+    raw.xgroup_create(WORK, "g", "0", mkstream=True)
+    for kept, removed in ((4, 0), (8, 12)):
+        ids = [raw.xadd(WORK, {"payload": "x" * 100_000}) for _ in range(kept)]
+        raw.xreadgroup("g", "c", {WORK: ">"}, count=kept)
+        raw.xack(WORK, "g", *ids)
+        assert await bus.trim(SUBJECT, spare_ms=60_000) == removed
+    assert raw.xlen(WORK) == 0
+
+
+@pytest.mark.parametrize("abandoned", [False, True])
+async def test_a_work_stream_that_nobody_reads_is_bounded_in_bytes_too(
+    abandoned: bool, bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.bus.streams._KEPT_BYTES", 1_000_000)
+    if abandoned:
+        raw.xgroup_create(WORK, "gone", "0", mkstream=True)
+    ids = [raw.xadd(WORK, {"payload": "x" * 100_000}) for _ in range(30)]
+    assert await bus.trim(SUBJECT, abandoned=["gone"]) > 0
+    kept = [entry_id for entry_id, _ in raw.xrange(WORK)]
+    assert 8 <= len(kept) <= 10
+    assert kept == ids[-len(kept) :]
+    # one that is larger than all that is kept is there until the next one comes
+    monkeypatch.setattr("shared.bus.streams._KEPT_BYTES", 1_000)
+    await bus.trim(SUBJECT, abandoned=["gone"])
+    assert raw.xlen(WORK) == 1
+
+
 @pytest.mark.parametrize("abandoned", [False, True])
 async def test_a_work_stream_that_nobody_reads_is_bounded(abandoned: bool, bus: Bus, raw: redis.Redis) -> None:
     if abandoned:
