@@ -9,15 +9,14 @@ from functools import partial
 
 from services.generator.attachments import AttachmentMissing, AttachmentsUnavailable
 from services.generator.identities import UnknownPersona
-from services.generator.loop import in_order
 from services.generator.run import (
     Cancelled,
     Ending,
     Failure,
     Parts,
     Response,
-    history,
     open_response,
+    open_turn,
     wait_for_turn,
 )
 from services.generator.watch import Watch, watched_answer
@@ -92,7 +91,7 @@ class Answering:
             async with scope:
                 with self._stoppable(caller.query_id, scope):
                     if await wait_for_turn(self._parts, message, caller, cancel_key(caller.query_id)):
-                        response, past = await in_order([opening, partial(history, self._parts, message, caller)])
+                        response, past = await open_turn(self._parts, message, caller, opening)
                         ending = await response.generate(past) if response else None
                     else:
                         ending = Cancelled()

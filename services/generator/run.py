@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import date
@@ -135,19 +135,26 @@ async def open_response(parts: Parts, message: Message[QueryReceived], caller: C
     return Response(parts, message, ports)
 
 
-async def history(parts: Parts, message: Message[QueryReceived], caller: Caller) -> Past:
-    """What the query's session holds, when the turn is the query's. Raises PermanentError when it is not the user's."""
+async def open_turn(
+    parts: Parts, message: Message[QueryReceived], caller: Caller, opening: Callable[[], Awaitable[Response | None]]
+) -> tuple[Response | None, Past]:
+    """What `opening` gives, and what the query's session holds, when the turn is the query's.
+
+    Raises PermanentError when the session is not the user's.
+    """
     query = message.payload
     if query.messages is not None:
-        return Past()
-    reading: list[Callable[[], Any]] = [
+        return await opening(), Past()
+    # side by side in one group: their first commands leave in one write
+    doing: list[Callable[[], Any]] = [
+        opening,
         partial(parts.sessions.turns, query.session_id, caller.respondent_id),
         partial(Summaries(parts.context.bus).read, query.session_id),
     ]
     if message.deliveries == 1:
-        reading.append(partial(check_owner, parts, query, caller.query_id))
-    turns, summary, *_ = await in_order(reading)
-    return Past(turns, summary if parts.context.settings.compacts else None)
+        doing.append(partial(check_owner, parts, query, caller.query_id))
+    response, turns, summary, *_ = await in_order(doing)
+    return response, Past(turns, summary if parts.context.settings.compacts else None)
 
 
 async def check_owner(parts: Parts, query: QueryReceived, query_id: str) -> None:
