@@ -143,6 +143,9 @@ async def test_a_cancel_at_any_moment_leaves_exactly_one_end(redis_url: str) -> 
         for number in range(60):
             query_id = await on.ask(f"q{number}", "s1")
             await asyncio.sleep(0.0008 * number)
+            if number == 59:
+                # on a busy machine no answer is complete before that
+                await on.ended(query_id)
             await on.cancel(query_id)
             ends.add((await on.ended(query_id)).type)
         await on.idle()
