@@ -245,9 +245,27 @@ class AnswerDialog(Payload):
     respondent_id: RespondentId
 
 
+class JudgeGrade(Payload):
+    """What one of several judges said of an answer; without a score `feedback` says why there is none."""
+
+    model: str
+    score: int | None = Field(default=None, ge=1, le=5)
+    feedback: str
+
+
+class JudgeVerdict(Payload):
+    """What one of several judges said of two answers; without a winner `reason` says why there is none."""
+
+    model: str
+    winner: Winner | None = None
+    forward: Winner | None = None
+    swapped: Winner | None = None
+    reason: str
+
+
 class CritiqueResult(Payload):
     """`prompt`: what the judge read, as messages; None where it held material, which is kept nowhere, or nobody was
-    asked."""
+    asked. `judges`: where several judge, what each said; `score` is what they come to."""
 
     query_id: str
     response_id: str
@@ -259,6 +277,7 @@ class CritiqueResult(Payload):
     query: str
     answer: str
     prompt: list[ChatTurnMessage] | None = None
+    judges: list[JudgeGrade] = []
 
 
 class PairwiseResult(Payload):
@@ -275,6 +294,8 @@ class PairwiseResult(Payload):
     # who won when A stood first, and when B did
     forward: Winner | None = None
     swapped: Winner | None = None
+    # where several judge, what each said; `winner` is what most of them name
+    judges: list[JudgeVerdict] = []
 
 
 class UserFeedback(Payload):

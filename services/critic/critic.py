@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import orjson
 
 from services.critic.grading import JudgePrompt, absolute_prompt
-from services.critic.judge import Comparison, Grade, Judge
+from services.critic.judge import Judge
+from services.critic.jury import Comparison, Grade
 from services.critic.machine import IDLE, TABLE
 from services.critic.pairs import Half, Pairs
 from services.critic.rubrics import DEFAULT, Rubric, rubric_for
@@ -25,6 +26,8 @@ from shared.contracts import (
     AgentTransition,
     ChatTurnMessage,
     CritiqueResult,
+    JudgeGrade,
+    JudgeVerdict,
     Outgoing,
     PairwiseResult,
     ResponseGeneration,
@@ -283,10 +286,13 @@ class Critic:
             query=response.query,
             answer=response.answer,
             prompt=None if prompt is None else [ChatTurnMessage.model_validate(said) for said in prompt],
+            judges=[JudgeGrade(**said) for said in grade.judges],
         )
         headers = headers_of(message)
         (entry_id,) = await self._bus.publish(CRITIQUE_RESULT.of(critique, once=response.response_id, **headers))
-        shown = {"score": grade.score, "feedback": grade.feedback, "rubric": grade.rubric}
+        shown: dict[str, Any] = {"score": grade.score, "feedback": grade.feedback, "rubric": grade.rubric}
+        if grade.judges:
+            shown["judges"] = grade.judges
         crossed = Crossing(CRITIQUE_RESULT.name, entry_id)
         await self._journal(response.response_id, EntryType.CRITIQUE, shown, crossed)
 
@@ -310,11 +316,13 @@ class Critic:
             session_id=response.session_id,
             forward=found.forward,
             swapped=found.swapped,
+            judges=[JudgeVerdict(**said) for said in found.judges],
         )
         headers = {**headers_of(message), "respondent_id": "A"}
         (entry_id,) = await self._bus.publish(PAIRWISE_RESULT.of(result, once=response.query_id, **headers))
         log.info("critic.compared", winner=found.winner, forward=found.forward, swapped=found.swapped)
-        shown = {"winner": found.winner, "reason": found.reason, "score_a": a.score, "score_b": b.score}
+        shown: dict[str, Any] = {"winner": found.winner, "reason": found.reason}
+        shown |= {"score_a": a.score, "score_b": b.score} | ({"judges": found.judges} if found.judges else {})
         for half in (a, b):
             await self._journal(half.response_id, EntryType.PAIRWISE, shown, Crossing(PAIRWISE_RESULT.name, entry_id))
         return True

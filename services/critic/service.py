@@ -35,7 +35,7 @@ async def build(context: Context[CriticSettings]) -> AsyncIterator[Sequence[Work
     await _tell_choice(context, rubrics)
     model = CourteousChatModel(context.settings.chat_model(), answering(context.bus), lambda: context.settings)
     judge = Judge(model, lambda: context.settings)
-    turns = Turns(lambda: context.settings, lambda: model.turn(context.settings.model), context.bus.now_ms)
+    turns = Turns(lambda: context.settings, lambda: model.turn(context.settings.jury[0]), context.bus.now_ms)
     critic = Critic(context, judge, rubrics, turns)
     tools = JudgeTools(Judge(model, lambda: context.settings, at_once=True), rubrics)
 
@@ -85,13 +85,18 @@ async def _tend(context: Context[CriticSettings], turns: Turns) -> None:
 
 async def _look(context: Context[CriticSettings], model: CourteousChatModel, critic: Critic, judge: Judge) -> None:
     """Says in the registry who judges, whether it can, and what waits for it."""
-    reason = await model.reachable(context.settings.model)
+    first, *others = context.settings.jury
+    told = {name: await model.reachable(name) for name in context.settings.jury}
+    # the others judge without one that is away
+    reason = None if None in told.values() else told[first]
     context.facts.update(
-        model=context.settings.model,
+        model=first,
+        # each of several
+        judges=[{"model": name, "ok": why is None, "reason": why} for name, why in told.items()] if others else [],
         backend=context.settings.backend,
         backend_ok=reason is None,
         backend_reason=reason,
-        model_facts=(await model.facts(context.settings.model)).shown(),
+        model_facts=(await model.facts(first)).shown(),
         unreadable=judge.unread,
         yielded=model.yielded,
         left_out=sum(critic.left_out.values()),

@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 from pydantic import AliasChoices, Field, model_validator
 
 from services.critic.rubrics import check_choice, load_rubrics
+from shared.errors import SettingsError
 from shared.llm.courtesy import CourtesySettings
 from shared.llm.settings import JUDGE, BackendSettings, JudgeName
 from shared.participant.settings import Settings
@@ -20,7 +21,7 @@ class CriticSettings(BackendSettings, CourtesySettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "model", "temperature", "grade_timeout", "load_timeout", "attempts", "skip_tool_answers", "judge_one_in",
         "pairwise_buffer", "rubrics", "concurrency", "yield_above", "yield_rest", "yield_seconds",
-        "leave_ungraded_above", "judge_within",
+        "leave_ungraded_above", "judge_within", "judges",
     }  # fmt: skip
 
     # not LOCAL2_MODEL, which names the respondents' model: a model that grades its own answers is no judge
@@ -28,6 +29,12 @@ class CriticSettings(BackendSettings, CourtesySettings):
         default=JUDGE,
         validation_alias=AliasChoices("LOCAL2_CRITIC_MODEL"),
         description="The judge's name at the backend",
+    )
+    judges: list[JudgeName] = Field(
+        default=[],
+        max_length=9,
+        description="Models at the backend that judge together, each asked for itself: the middle one of their grades, "
+        "the winner that most of them name; empty: `model` alone",
     )
     temperature: float = Field(default=0.0, ge=0, le=2, description="Sampling of the judge")
     grade_timeout: float = Field(default=30.0, gt=0, le=600, description="Longest time for one judgement, in seconds")
@@ -63,12 +70,19 @@ class CriticSettings(BackendSettings, CourtesySettings):
     concurrency: int = Field(default=1, ge=1, le=64, description="Answers judged at the same time by one replica")
 
     @property
+    def jury(self) -> list[str]:
+        """Who judges."""
+        return self.judges or [self.model]
+
+    @property
     def slots_in_all(self) -> int:
         """Grading waits for a quiet moment; who asks the judge by a tool does not wait behind it."""
         return self.concurrency + _TOOL_CALLS
 
     @model_validator(mode="after")
-    def _rubrics_there(self) -> Self:
+    def _rubrics_and_judges(self) -> Self:
         """Raises SettingsError: an update at run time is refused as well, and one of earlier days left out."""
         check_choice(self.rubrics, load_rubrics(self.rubrics_dir))
+        if twice := sorted({name for name in self.judges if self.judges.count(name) > 1}):
+            raise SettingsError(f"judges: {', '.join(twice)} is named twice; each judge has one voice")
         return self

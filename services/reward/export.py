@@ -3,7 +3,8 @@
 dpo: `prompt`, `chosen`, `rejected`. kto: `prompt`, `completion`, `label`. critiques: `prompt`, `completion` (the
 judge's words) with its `score`, where the prompt is what the judge read. Messages are `{role, content}`. Calls of tools
 stand behind the question, as messages with `tool_calls` and of the role `tool`: they are part of the prompt, so that
-the answer alone is trained. Every row of a file has the same columns.
+the answer alone is trained. Every row of a file has the same columns. Where several judge, a row is what they come to;
+`provenance.judges` is what each said, as JSON in a text (empty where one judged alone).
 
 Source: TRL documentation, "Dataset formats and types" (preference and unpaired preference, conversational, with tools).
 """
@@ -137,6 +138,7 @@ def dpo_rows(
             {"prompt": _prompt(a), "chosen": _said(chosen["answer"]), "rejected": _said(rejected["answer"])},
             {
                 "source": "judge and person" if borne_out else "judge",
+                "judges": pair["judges"],
                 "graded": margin is not None,
                 "margin": margin or 0.0,
                 # each respondent goes on from its own answers: in a longer conversation the two had different ones
@@ -187,6 +189,7 @@ def kto_rows(
             {"prompt": _prompt(answer), "completion": _said(answer["answer"]), "label": value > 0},
             {
                 "source": source,
+                "judges": answer["judges"],
                 "value": value,
                 "config": answer["config"],
                 "response_id": answer["response_id"],
@@ -226,6 +229,7 @@ def critique_rows(
             },
             {
                 "source": "judge",
+                "judges": answer["judges"],
                 "rubric": answer["rubric"],
                 "voted": answer["vote"] is not None,
                 "vote": float(answer["vote"] or 0),

@@ -113,10 +113,10 @@ class Desk:
         access: Access,
         experiments: Experiments,
         settings: Callable[[], RewardSettings],
-        judge_model: Callable[[], Awaitable[str | None]],
+        judges: Callable[[], Awaitable[list[str]]],
     ) -> None:
         self._with_store = access.with_store
-        self._judge_model = judge_model
+        self._judges = judges
         self._experiments = experiments
         self._settings = settings
         self._leaderboard: Leaderboard | None = None
@@ -172,11 +172,11 @@ class Desk:
     async def judge(self) -> dict[str, Any]:
         """Whether the judge can be trusted."""
 
-        def read(store: Store) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, int]]:
-            return store.judged_and_rated(), store.judged_pairs(), store.tallies()["grades"]
+        def read(store: Store) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, int], list[str]]:
+            return store.judged_and_rated(), store.judged_pairs(), store.tallies()["grades"], store.jury_grades()
 
-        rated, pairs, grades = await self._with_store(read)
-        return await asyncio.to_thread(report, rated, pairs, grades, await self._judge_model())
+        rated, pairs, grades, by_several = await self._with_store(read)
+        return await asyncio.to_thread(report, rated, pairs, grades, await self._judges(), by_several)
 
     async def leaderboard(self) -> dict[str, Any]:
         """Rankings by the judge's comparisons and by people's votes, over all and for each intent."""
@@ -214,6 +214,15 @@ def verdict_page(store: Store, cursor: str, limit: int) -> dict[str, Any]:
             one["respondent"]: {"answer": one["answer"], "model": orjson.loads(one["config"]).get("model")}
             for one in answers
         }
+        row["judges"] = [
+            {
+                "model": one["model"],
+                "score": one.get("score"),
+                "winner": one.get("winner"),
+                "words": one.get("feedback") or one.get("reason") or "",
+            }
+            for one in (orjson.loads(row["judges"]) if row["judges"] else ())
+        ]
         found.append(row)
         size += len(orjson.dumps(row))
         if size >= _PAGE_BYTES:

@@ -8,9 +8,12 @@ logarithm of how much longer A's answer is; its constant is what A and B differ 
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import orjson
 
 from shared.shares import Z, wilson
 
@@ -95,14 +98,60 @@ def report(
     rated: Sequence[Mapping[str, Any]],
     pairs: Sequence[Mapping[str, Any]],
     grades: Mapping[str, int],
-    judge: str | None,
+    judges: Sequence[str],
+    by_several: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What is known of the judge.
+    """What is known of the judge, and of each where several judge.
 
     rated: answers with `score` and `reward`. pairs: verdicts with `winner`, `forward`, `swapped`, `model_a`, `model_b`,
-    and `length_a`, `length_b` (characters; None where the answer is not known any more). grades: how many answers have
-    which score, `none` those without. judge: the judge's model as it is now, None when nobody judges.
+    and `length_a`, `length_b` (characters; None where the answer is not known any more). Both with `judges`: what each
+    of several said, as JSON; empty where one judged alone. grades: how many answers have which score, `none` those
+    without. judges: the models that judge now. by_several: of all answers that several judged, what each said.
     """
+    found = _measured(rated, pairs, share(grades.get("none", 0), sum(grades.values())), judges)
+    return {
+        "judge": " + ".join(judges) or None,
+        **{name: asdict(value) for name, value in found.items()},
+        "warnings": _warnings(judges, found),
+        "judges": [
+            {
+                "judge": name,
+                **{what: asdict(value) for what, value in each.items()},
+                "warnings": _warnings([name], each),
+            }
+            for name, each in _by_judge(rated, pairs, by_several).items()
+        ],
+    }
+
+
+def _by_judge(
+    rated: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]], by_several: Sequence[str]
+) -> dict[str, dict[str, Measured]]:
+    """The same figures of each judge by itself, of what several judged."""
+    rated_by, pairs_by, said_by = defaultdict[str, list[Any]](list), defaultdict[str, list[Any]](list), Counter[str]()
+    silent_by = Counter[str]()
+    for rows, by in ((rated, rated_by), (pairs, pairs_by)):
+        for row in rows:
+            for said in orjson.loads(row["judges"]) if row.get("judges") else ():
+                by[said["model"]].append({**row, **said})
+    for text in by_several:
+        for said in orjson.loads(text):
+            said_by[said["model"]] += 1
+            silent_by[said["model"]] += said["score"] is None
+    return {
+        name: _measured(
+            [row for row in rated_by[name] if row["score"] is not None],
+            [row for row in pairs_by[name] if row["winner"] is not None],
+            share(silent_by[name], said_by[name]),
+            [name],
+        )
+        for name in sorted({*rated_by, *pairs_by, *said_by})
+    }
+
+
+def _measured(
+    rated: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]], unread: Measured, judges: Sequence[str]
+) -> dict[str, Measured]:
     agreed = kappa([(row["score"] >= 4, row["reward"] > 0) for row in rated if row["score"] != 3 and row["reward"]])
     both = [(pair["forward"], pair["swapped"]) for pair in pairs if pair["forward"] and pair["swapped"]]
     first = both.count(("A", "B"))
@@ -114,12 +163,11 @@ def report(
         if pair["length_a"] and pair["length_b"]
     ]
     own = [
-        pair["winner"] == ("A" if pair["model_a"] == judge else "B")
+        pair["winner"] == ("A" if pair["model_a"] in judges else "B")
         for pair in decided
-        if judge is not None and (pair["model_a"] == judge) != (pair["model_b"] == judge)
+        if (pair["model_a"] in judges) != (pair["model_b"] in judges)
     ]
-    unread = share(grades.get("none", 0), sum(grades.values()))
-    found = {
+    return {
         "agreement": agreed,
         "disagreement": share(split, len(both)),
         "first_wins": share(first, split),
@@ -127,14 +175,9 @@ def report(
         "own_model": share(sum(own), len(own)),
         "unread": unread,
     }
-    return {
-        "judge": judge,
-        **{name: asdict(value) for name, value in found.items()},
-        "warnings": _warnings(judge, found),
-    }
 
 
-def _warnings(judge: str | None, found: Mapping[str, Measured]) -> list[str]:
+def _warnings(judges: Sequence[str], found: Mapping[str, Measured]) -> list[str]:
     """In plain words, why the judge should not be trusted; what is not known is said as well."""
     agreed, split, first = found["agreement"], found["disagreement"], found["first_wins"]
     length, own, unread = found["length"], found["own_model"], found["unread"]
@@ -168,7 +211,8 @@ def _warnings(judge: str | None, found: Mapping[str, Measured]) -> list[str]:
             "" if own.value is None or own.cases < FEW else f"; it won {own.value:.0%} of {own.cases} decided verdicts"
         )
         said.append(
-            f"{judge} judges answers of its own{told}: models tend to like what they would have written themselves"
+            f"{' + '.join(judges)} judges answers of its own{told}: models tend to like what they would have written "
+            "themselves"
         )
     if unread.cases >= FEW and unread.value is not None and unread.value > _UNREAD_OFTEN:
         said.append(f"{unread.value:.0%} of the grades could not be had or read")

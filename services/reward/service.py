@@ -149,6 +149,7 @@ class Rewarding:
             "feedback": c.feedback,
             "rubric": c.rubric,
             "prompt": bounded([{"role": said.role, "content": said.content} for said in c.prompt or ()]),
+            "judges": bounded([said.model_dump() for said in c.judges]),
             "time": now_ms(),
         }
         await self._access.with_store(lambda store: store.put_critique(row))
@@ -166,6 +167,7 @@ class Rewarding:
             "score_a": p.score_a,
             "score_b": p.score_b,
             "reason": p.reason,
+            "judges": bounded([said.model_dump() for said in p.judges]),
             "config_a": config_name(p.config_a),
             "config_b": config_name(p.config_b),
             "session_id": p.session_id,
@@ -250,7 +252,7 @@ async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work
     store = await asyncio.to_thread(Store, context.settings.path)
     access = Access(store)
     experiments = Experiments(context.bus, access.with_store, partial(context.registry.replicas, fresh=True))
-    desk = Desk(access, experiments, lambda: context.settings, partial(_judge_model, context))
+    desk = Desk(access, experiments, lambda: context.settings, partial(_judges, context))
     rewarding = Rewarding(context, access)
     context.background.create_task(access.whole(), name="database")
 
@@ -274,10 +276,13 @@ async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work
         store.close()
 
 
-async def _judge_model(context: Context[RewardSettings]) -> str | None:
-    """The model that judges now; None when no critic is there."""
+async def _judges(context: Context[RewardSettings]) -> list[str]:
+    """The models that judge now; none when no critic is there."""
     critics = [info.facts for info in await context.registry.replicas() if info.participant == "critic"]
-    return next((str(facts["model"]) for facts in critics if "model" in facts), None)
+    facts = next((facts for facts in critics if "model" in facts), None)
+    if facts is None:
+        return []
+    return [str(one["model"]) for one in facts.get("judges", ())] or [str(facts["model"])]
 
 
 async def _tend(context: Context[RewardSettings], access: Access, experiments: Experiments) -> None:

@@ -46,11 +46,14 @@ CREATE TABLE IF NOT EXISTS forgotten (session_id TEXT PRIMARY KEY, at INTEGER NO
 """
 # Columns that came later: a file of an earlier release gets them when it is opened, as a new one does. calls: the tool
 # calls of the turn and their results, as messages; empty where there were none or they are not kept. material: whether
-# the model read what is kept nowhere. prompt: what the judge read, as messages; empty where it is not kept.
+# the model read what is kept nowhere. prompt: what the judge read, as messages; empty where it is not kept. judges:
+# what each of several judges said (`JudgeGrade`, `JudgeVerdict`); empty where one judged alone.
 _ADDED = (
     ("responses", "calls", "TEXT NOT NULL DEFAULT ''"),
     ("responses", "material", "INTEGER NOT NULL DEFAULT 0"),
     ("critiques", "prompt", "TEXT NOT NULL DEFAULT ''"),
+    ("critiques", "judges", "TEXT NOT NULL DEFAULT ''"),
+    ("pairs", "judges", "TEXT NOT NULL DEFAULT ''"),
 )
 TABLES = ("responses", "pairs", "critiques", "votes", "consents", "experiments", "forgotten")
 _KEYS = {"responses": "response_id", "pairs": "query_id", "critiques": "response_id", "votes": "response_id",
@@ -311,14 +314,15 @@ class Store:
         first; `answers`: those to the same question that are still kept, by respondent."""
         grades = self.rows(
             "SELECT 'grade:' || response_id AS id, 'grade' AS kind, time, query_id, session_id, response_id, "
-            "NULL AS winner, score, NULL AS score_a, NULL AS score_b, rubric, feedback AS words FROM critiques "
+            "NULL AS winner, score, NULL AS score_a, NULL AS score_b, rubric, feedback AS words, judges FROM critiques "
             "WHERE time<=?1 AND (time, 'grade:' || response_id) < (?1, ?2) "
             "ORDER BY time DESC, response_id DESC LIMIT ?3",
             *before, count,
         )  # fmt: skip
         comparisons = self.rows(
             "SELECT 'comparison:' || query_id AS id, 'comparison' AS kind, time, query_id, session_id, "
-            "NULL AS response_id, winner, NULL AS score, score_a, score_b, NULL AS rubric, reason AS words FROM pairs "
+            "NULL AS response_id, winner, NULL AS score, score_a, score_b, NULL AS rubric, reason AS words, judges "
+            "FROM pairs "
             "WHERE time<=?1 AND (time, 'comparison:' || query_id) < (?1, ?2) "
             "ORDER BY time DESC, query_id DESC LIMIT ?3",
             *before, count,
@@ -354,16 +358,22 @@ class Store:
         )  # fmt: skip
 
     def judged_and_rated(self) -> list[dict[str, Any]]:
-        """Answers with a grade and a vote."""
+        """Answers with a grade, by one of several judges at least, and a vote."""
         return self.rows(
-            "SELECT c.score, v.reward FROM critiques c JOIN votes v USING (response_id) WHERE c.score IS NOT NULL"
+            "SELECT c.score, c.judges, v.reward FROM critiques c JOIN votes v USING (response_id) "
+            "WHERE c.score IS NOT NULL"
         )
+
+    def jury_grades(self) -> list[str]:
+        """What several judges said of each answer, as JSON."""
+        return [row["judges"] for row in self.rows("SELECT judges FROM critiques WHERE judges != ''")]
 
     def judged_pairs(self) -> list[dict[str, Any]]:
         """Verdicts with the lengths of both answers, in characters; None of one that is not known any more."""
         found = self.rows(
-            "SELECT p.winner, p.forward, p.swapped, length(a.answer) AS length_a, length(b.answer) AS length_b, "
-            "p.config_a, p.config_b FROM pairs p LEFT JOIN responses a ON a.response_id = p.response_a "
+            "SELECT p.winner, p.forward, p.swapped, p.judges, length(a.answer) AS length_a, "
+            "length(b.answer) AS length_b, p.config_a, p.config_b FROM pairs p "
+            "LEFT JOIN responses a ON a.response_id = p.response_a "
             "LEFT JOIN responses b ON b.response_id = p.response_b ORDER BY p.query_id"
         )
         for row in found:
@@ -385,7 +395,8 @@ class Store:
     def answer_rows(self, after: str, limit: int) -> list[dict[str, Any]]:
         """Answers that were graded or rated and have their conversation, in the order of their ids."""
         return self.rows(
-            "SELECT r.*, c.score, c.feedback, c.rubric, c.prompt AS judged, v.reward AS vote FROM responses r "
+            "SELECT r.*, c.score, c.feedback, c.rubric, c.prompt AS judged, coalesce(c.judges, '') AS judges, "
+            "v.reward AS vote FROM responses r "
             "LEFT JOIN critiques c USING (response_id) LEFT JOIN votes v USING (response_id) "
             "WHERE r.response_id > ? AND r.messages != '' AND (c.score IS NOT NULL OR v.reward IS NOT NULL) "
             "ORDER BY r.response_id LIMIT ?",

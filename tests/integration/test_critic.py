@@ -667,3 +667,46 @@ async def test_a_grade_that_cannot_be_read_any_more_is_given_anew(redis_url: str
         await on.submit(generation("1-1"), generation("2-1"))
         await on.settled()
         assert [critique.score for critique in await on.critiques()] == [4, 4]
+
+
+async def test_several_judges_are_told_each_and_what_they_come_to(redis_url: str) -> None:
+    def of(model: str, rule: dict[str, Any]) -> dict[str, Any]:
+        return {**rule, "when": {**rule["when"], "model": f"^{model}"}}
+
+    rules = [of(model, rule) for model in ("one", "two") for rule in PREFERS_GOOD] + [of("three", PREFERS_FIRST)]
+    for model, grade in (("one", 5), ("two", 2), ("three", 4)):
+        said = {"text": f"Grade {grade}. [RESULT] {grade}"}
+        rules.append(of(model, {"when": {"user": "###Score Rubrics"}, "respond": said}))
+    async with court(redis_url, judges=["one", "two", "three", "gone"]) as on:
+        on.server.set_rules(Script.model_validate({"models": {"one": [], "two": [], "three": []}, "rules": rules}))
+        writers = [
+            (await JournalWriter.claim(on.bus, journal_key("1-1", side), {}, 60, fresh=True))[0] for side in ("A", "B")
+        ]
+        for writer in writers:
+            await writer.append(EntryType.COMPLETED, {})
+        await on.submit(generation("1-1"), generation("1-1", "B", "bad"))
+        await on.settled()
+        critique, _ = await on.critiques()
+        (verdict,) = await on.verdicts()
+        journal = [entry.value() for entry in await read_journal(on.bus, journal_key("1-1", "A"))]
+
+        async def told() -> bool:
+            shown = [info.facts for info in await Registry(on.bus, 0.0).replicas(fresh=True)]
+            return any(
+                [(one["model"], one["ok"]) for one in facts.get("judges", ())]
+                == [("one", True), ("two", True), ("three", True), ("gone", False)]
+                and facts["backend_ok"]
+                for facts in shown
+            )
+
+        await eventually(told, 20, "the registry names each")
+    assert (critique.score, critique.feedback) == (4, "Grade 4.")
+    assert [(each.model, each.score) for each in critique.judges] == [
+        ("one", 5), ("two", 2), ("three", 4), ("gone", None),
+    ]  # fmt: skip
+    assert critique.judges[-1].feedback.startswith("not asked: ")
+    # the third likes whatever stands first
+    assert (verdict.winner, verdict.forward, verdict.swapped) == ("A", "A", "A")
+    assert [each.winner for each in verdict.judges] == ["A", "A", "tie", None]
+    assert [each["model"] for each in journal[-2]["judges"]] == ["one", "two", "three", "gone"]
+    assert [each["winner"] for each in journal[-1]["judges"]] == ["A", "A", "tie", None]

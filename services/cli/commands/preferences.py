@@ -59,8 +59,13 @@ def judge(as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    table = Table("", "", "95 %", "cases", title=f"The judge: {printable(found['judge'] or 'none is there')}",
-                  title_justify="left")  # fmt: skip
+    _figures(f"The judge: {found['judge'] or 'none is there'}", found)
+    for one in found["judges"]:
+        _figures(f"{one['judge']} by itself", one)
+
+
+def _figures(title: str, found: dict[str, Any]) -> None:
+    table = Table("", "", "95 %", "cases", title=printable(title), title_justify="left")
     for name, what, form in (
         ("agreement", "agreement with people's votes (kappa)", "+.2f"),
         ("disagreement", "another winner when the answers change places", ".0%"),

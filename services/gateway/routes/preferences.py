@@ -83,7 +83,7 @@ _MEASURED = {"cases": 80, "value": 0.55, "low": 0.37, "high": 0.73}
 _JUDGE = {
     "judge": "ggozad/prometheus2", "agreement": _MEASURED, "disagreement": {**_MEASURED, "value": 0.17},
     "first_wins": _MEASURED, "length": _MEASURED, "own_model": {"cases": 0, "value": None, "low": None, "high": None},
-    "unread": _MEASURED, "warnings": ["longer answers win: …"],
+    "unread": _MEASURED, "warnings": ["longer answers win: …"], "judges": [],
 }  # fmt: skip
 
 
@@ -96,7 +96,7 @@ async def show_judge(gateway: GatewayDep, _admin: AdminDep) -> Response:
 _VERDICT = {
     "id": "grade:1790000000000-0:A", "kind": "grade", "time": 1790000004000, "query_id": "1790000000000-0",
     "session_id": "trip", "user_id": "ann", "query": "What is the capital of France?", "respondent": "A", "score": 5,
-    "winner": None, "score_a": None, "score_b": None, "rubric": "realistic", "words": "It is right.",
+    "winner": None, "score_a": None, "score_b": None, "rubric": "realistic", "words": "It is right.", "judges": [],
     "answers": {"A": {"answer": "Paris.", "model": "gemma4:e4b"}},
 }  # fmt: skip
 

@@ -63,8 +63,7 @@ class Measured(Shape):
     high: float | None
 
 
-class JudgeReport(Shape):
-    judge: str | None = Field(description="The model that judges now; null: nobody judges")
+class JudgeFigures(Shape):
     agreement: Measured = Field(description="With people's votes: Cohen's kappa")
     disagreement: Measured = Field(description="Share of comparisons whose two orders name different answers")
     first_wins: Measured = Field(description="Of those the share in which the answer that stood first was named")
@@ -74,9 +73,27 @@ class JudgeReport(Shape):
     warnings: list[str] = Field(description="Why it should not be trusted, and what is not known, in plain words")
 
 
+class OneJudge(JudgeFigures):
+    judge: str
+
+
+class JudgeReport(JudgeFigures):
+    judge: str | None = Field(description="The model that judges now, or several with ` + `; null: nobody judges")
+    judges: list[OneJudge] = Field(description="Where several judge, each by itself; what they come to is above")
+
+
 class JudgedAnswer(Shape):
     answer: str
     model: str | None
+
+
+class JudgeVoice(Shape):
+    """What one of several judges said: a `score`, or a `winner`; neither where it was away or could not be read."""
+
+    model: str
+    score: int | None
+    winner: Literal["A", "B", "tie"] | None
+    words: str
 
 
 class Verdict(Shape):
@@ -96,6 +113,7 @@ class Verdict(Shape):
     score_b: float | None
     rubric: str | None = Field(description="What was looked at; null: a comparison")
     words: str = Field(description="The judge's reasons")
+    judges: list[JudgeVoice] = Field(description="Where several judge, what each said")
     answers: dict[str, JudgedAnswer] = Field(description="The answers to the question that are kept, by respondent")
 
 

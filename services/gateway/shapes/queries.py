@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from services.gateway.shapes.shape import Shape
-from shared.contracts import Deliberation, Sentiment, Usage, Winner
+from shared.contracts import Deliberation, JudgeGrade, JudgeVerdict, Sentiment, Usage, Winner
 
 State = Literal["queued", "running", "completed", "failed", "cancelled"]
 
@@ -57,6 +57,7 @@ class CritiqueShown(Shape):
     score: int | None = Field(ge=1, le=5, description="null: no score could be had")
     feedback: str
     rubric: str
+    judges: list[JudgeGrade] = Field(default=[], description="Where several judge, what each said")
 
 
 class PairwiseShown(Shape):
@@ -64,6 +65,7 @@ class PairwiseShown(Shape):
     reason: str
     score_a: float | None
     score_b: float | None
+    judges: list[JudgeVerdict] = Field(default=[], description="Where several judge, what each said")
 
 
 class RewardShown(Shape):

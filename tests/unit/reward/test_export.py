@@ -34,13 +34,14 @@ def answer(name: str = "1-0:A", **values: Any) -> dict[str, Any]:
         "tools": 0,
         "calls": "",
         "material": 0,
+        "judges": "",
         "judged": orjson.dumps([{"role": "user", "content": f"Grade the answer to {query_id}"}]).decode(),
         **values,
     }
 
 
 def pair(winner: str = "A", query: str = "1-0", **values: Any) -> dict[str, Any]:
-    given = {"vote_a": None, "vote_b": None, "score_a": None, "score_b": None, **values}
+    given = {"judges": "", "vote_a": None, "vote_b": None, "score_a": None, "score_b": None, **values}
     a, b = given.pop("a", {}), given.pop("b", {})
     return {"winner": winner, "a": answer(f"{query}:A", **a), "b": answer(f"{query}:B", **b), **given}
 
@@ -69,6 +70,7 @@ def test_the_winner_is_chosen_and_the_loser_rejected(winner: str, loser: str) ->
         "intent": "question",
         "time": 1_000,
         "source": "judge",
+        "judges": "",
         "graded": True,
         "margin": 2.0 if winner == "A" else -2.0,
         "same_prompt": True,
@@ -346,3 +348,9 @@ def test_more_than_is_kept_of_one_answer_is_not_kept() -> None:
     assert bounded([]) == ""
     assert bounded(called(result="x" * 200_000)) == ""
     assert orjson.loads(bounded(called(result="x" * 100_000)))[1]["content"] == "x" * 100_000
+
+
+def test_what_each_of_several_judges_said_stands_beside_what_they_came_to() -> None:
+    said = '[{"model": "one", "score": 4, "feedback": "Clear."}]'
+    rows = [*dpo(pair(judges=said)), *kto(answer(score=4, judges=said)), *critiques(answer(score=4, judges=said))]
+    assert [row["provenance"]["judges"] for row in rows] == [said] * 3

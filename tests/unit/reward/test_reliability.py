@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from typing import Any
@@ -89,7 +90,7 @@ def test_a_judge_without_faults_is_not_warned_of() -> None:
     for _ in range(200):
         side = rng.choice("AB")
         verdicts.append(pair(side, side, side, rng.randint(50, 500), rng.randint(50, 500)))
-    found = report(people, verdicts, {"5": 90, "none": 2}, "judge")
+    found = report(people, verdicts, {"5": 90, "none": 2}, ["judge"])
     assert found["warnings"] == []
     assert found["agreement"]["cases"] == 85
     assert (found["disagreement"]["value"], found["own_model"]["cases"]) == (0, 0)
@@ -101,7 +102,7 @@ def test_each_fault_is_told_in_plain_words() -> None:
     led = [pair("A", a=200 + n) for n in range(30)] + [pair("B", "B", "B", b=200 + n) for n in range(30)]
     led += [pair("A", b=150 + n) for n in range(6)]
     own = [pair("A", model_a="judge")] * 40
-    found = report(people, [*split, *led, *own], {"4": 50, "none": 50}, "judge")
+    found = report(people, [*split, *led, *own], {"4": 50, "none": 50}, ["judge"])
     text = "\n".join(found["warnings"])
     for words in (
         "agree hardly more than by chance (kappa 0.00)",
@@ -112,15 +113,50 @@ def test_each_fault_is_told_in_plain_words() -> None:
         "50% of the grades could not be had or read",
     ):
         assert words in text
-    second = report([], [pair("tie", "B", "A")] * 40, {}, None)
+    second = report([], [pair("tie", "B", "A")] * 40, {}, [])
     assert "0 answers have a grade and a vote" in second["warnings"][0]
     assert any("stands second" in said for said in second["warnings"])
     shorter = [pair("B", "B", "B", a=200 + n) for n in range(30)] + [pair("A", b=200 + n) for n in range(30)]
-    assert any("shorter answers win" in said for said in report([], shorter, {}, None)["warnings"])
-    always = report([rated(5, 1.0)] * 40, [], {}, None)
+    assert any("shorter answers win" in said for said in report([], shorter, {}, [])["warnings"])
+    always = report([rated(5, 1.0)] * 40, [], {}, [])
     assert any("cannot be told" in said for said in always["warnings"])
 
 
 def test_answers_that_are_not_known_any_more_say_nothing_of_length() -> None:
-    found = report([], [pair(a=0), {**pair(), "length_a": None}], {}, None)
+    found = report([], [pair(a=0), {**pair(), "length_a": None}], {}, [])
     assert found["length"]["cases"] == 0
+
+
+def test_each_of_several_judges_is_measured_by_itself() -> None:
+    """One follows the first place, one people; the third was there for half of it."""
+
+    def grades(good: bool, there: bool) -> str:
+        said = [("fair", 5 if good else 1), ("led", 5), ("away", (5 if good else 1) if there else None)]
+        return json.dumps([{"model": name, "score": score, "feedback": ""} for name, score in said])
+
+    def verdicts(winner: str, there: bool) -> str:
+        each = {"fair": (winner, winner, winner), "led": ("tie", "A", "B"), "away": (winner if there else None,) * 3}
+        names = ("winner", "forward", "swapped")
+        return json.dumps(
+            [{"model": name, "reason": "", **dict(zip(names, w, strict=True))} for name, w in each.items()]
+        )
+
+    numbers = range(80)
+    people = [
+        {**rated(5 if n % 2 else 1, 1.0 if n % 2 else -1.0), "judges": grades(bool(n % 2), n < 40)} for n in numbers
+    ]
+    pairs = [
+        pair(w := "AB"[n % 2], w, w, model_a="led", judges=verdicts(w, n < 40)) for n in numbers
+    ]  # fmt: skip
+    found = report(people, pairs, {"5": 80}, ["fair", "led", "away"], [row["judges"] for row in people])
+    assert found["judge"] == "fair + led + away"
+    assert (found["agreement"]["value"], found["disagreement"]["value"]) == (1, 0)
+    each = {one["judge"]: one for one in found["judges"]}
+    assert sorted(each) == ["away", "fair", "led"]
+    fair, led, away = each["fair"], each["led"], each["away"]
+    assert (fair["agreement"]["value"], fair["disagreement"]["value"], fair["unread"]["value"]) == (1, 0, 0)
+    assert (led["agreement"]["value"], led["disagreement"]["value"], led["first_wins"]["value"]) == (0, 1, 1)
+    assert "the judge prefers whichever answer stands first" in led["warnings"]
+    assert (away["agreement"]["cases"], away["disagreement"]["cases"], away["unread"]["value"]) == (40, 40, 0.5)
+    # one judge alone has no figures of its own beside these
+    assert report([rated(5, 1.0)], [pair()], {}, ["one"])["judges"] == []

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from services.reward.manage import verdict_page
 from services.reward.store import FIRST, TABLES, Store, config_name
 from shared.errors import SettingsError
 
@@ -271,7 +272,12 @@ def test_answers_that_were_graded_or_rated_are_told_page_by_page(store: Store) -
     assert [row["response_id"] for row in store.answer_rows("1-0:A", 1)] == ["3-0:A"]
     assert store.judged_and_rated() == []
     store.vote(vote("1-0:A", reward=1.0))
-    assert store.judged_and_rated() == [{"score": 4, "reward": 1.0}]
+    assert store.judged_and_rated() == [{"score": 4, "judges": "", "reward": 1.0}]
+    assert store.jury_grades() == []
+    store.put("critiques", critique("1-0:A", judges="[1]"))
+    assert store.judged_and_rated() == [{"score": 4, "judges": "[1]", "reward": 1.0}]
+    assert store.jury_grades() == ["[1]"]
+    assert [row["judges"] for row in store.answer_rows("", 10)] == ["[1]", ""]
 
 
 def test_what_rankings_are_made_of(store: Store) -> None:
@@ -380,3 +386,13 @@ def test_a_verdict_outlives_its_answers(store: Store) -> None:
     store.put("critiques", critique())
     (row,) = store.verdicts((2**62, ""), 3)
     assert (row["score"], row["response_id"], row["answers"]) == (4, "1-0:A", [])
+
+
+def test_a_verdict_of_several_judges_tells_each(store: Store) -> None:
+    store.put("critiques", critique(judges='[{"model": "one", "score": 4, "feedback": "Clear."}]', time=2))
+    store.put("pairs", pair(judges='[{"model": "two", "winner": null, "reason": "not asked: away"}]', time=1))
+    told = [row["judges"] for row in verdict_page(store, "", 10)["verdicts"]]
+    assert told == [
+        [{"model": "one", "score": 4, "winner": None, "words": "Clear."}],
+        [{"model": "two", "score": None, "winner": None, "words": "not asked: away"}],
+    ]

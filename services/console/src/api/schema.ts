@@ -149,6 +149,7 @@ export interface components {
             score: number | null;
             feedback: string;
             rubric: string;
+            judges?: components["schemas"]["JudgeGrade"][];
         };
         Crossed: {
             subject: string;
@@ -433,8 +434,12 @@ export interface components {
             answer: string;
             time: number;
         };
+        JudgeGrade: {
+            model: string;
+            score?: number | null;
+            feedback: string;
+        };
         JudgeReport: {
-            judge: string | null;
             agreement: components["schemas"]["Measured"];
             disagreement: components["schemas"]["Measured"];
             first_wins: components["schemas"]["Measured"];
@@ -442,6 +447,21 @@ export interface components {
             own_model: components["schemas"]["Measured"];
             unread: components["schemas"]["Measured"];
             warnings: string[];
+            judge: string | null;
+            judges: components["schemas"]["OneJudge"][];
+        };
+        JudgeVerdict: {
+            model: string;
+            winner?: ("A" | "B" | "tie") | null;
+            forward?: ("A" | "B" | "tie") | null;
+            swapped?: ("A" | "B" | "tie") | null;
+            reason: string;
+        };
+        JudgeVoice: {
+            model: string;
+            score: number | null;
+            winner: ("A" | "B" | "tie") | null;
+            words: string;
         };
         JudgedAnswer: {
             answer: string;
@@ -529,6 +549,16 @@ export interface components {
             type: "function";
             function: components["schemas"]["OfferedFunction"];
         };
+        OneJudge: {
+            agreement: components["schemas"]["Measured"];
+            disagreement: components["schemas"]["Measured"];
+            first_wins: components["schemas"]["Measured"];
+            length: components["schemas"]["Measured"];
+            own_model: components["schemas"]["Measured"];
+            unread: components["schemas"]["Measured"];
+            warnings: string[];
+            judge: string;
+        };
         Options: {
             temperature?: number | null;
             top_p?: number | null;
@@ -547,6 +577,7 @@ export interface components {
             reason: string;
             score_a: number | null;
             score_b: number | null;
+            judges?: components["schemas"]["JudgeVerdict"][];
         };
         Part: {
             type?: string;
@@ -984,6 +1015,7 @@ export interface components {
             score_b: number | null;
             rubric: string | null;
             words: string;
+            judges: components["schemas"]["JudgeVoice"][];
             answers: {
                 [key: string]: components["schemas"]["JudgedAnswer"];
             };

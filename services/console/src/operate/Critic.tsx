@@ -18,6 +18,8 @@ const KEPT_AFTER = 1_000;
 
 const said = (one: Verdict) => (one.kind === "grade" ? (one.score === null ? "no grade" : `${one.score}/5`) : one.winner === "tie" ? "tie" : `${one.winner} is better`);
 
+const voice = ({ score, winner }: Shapes["JudgeVoice"]) => (score !== null ? `${score}/5` : winner === "tie" ? "tie" : winner ? `${winner} is better` : "nothing");
+
 /** Pages as one list, each verdict once, the newest first; what was read last is right. */
 export function merged(known: readonly Verdict[], page: readonly Verdict[]): Verdict[] {
   const fresh = new Set(page.map((one) => one.id));
@@ -73,6 +75,11 @@ function Detail({ verdict, onGo }: { verdict: Verdict; onGo(page: string): void 
     <>
       {verdict.query && <p className="wrapped" dir="auto"><b>{verdict.query}</b></p>}
       <p className="wrapped" dir="auto">{verdict.words || "The judge gave no reasons."}</p>
+      {verdict.judges.length > 0 && (
+        <dl className="facts" aria-label="Each judge">
+          {verdict.judges.map((one) => <div key={one.model} className="fact-row"><dt>{one.model}: {voice(one)}</dt><dd className="wrapped" dir="auto">{one.words}</dd></div>)}
+        </dl>
+      )}
       <div className="two">{names.map((name) => <One key={name} name={name} answer={verdict.answers[name]} score={score(name)} won={verdict.winner === name} />)}</div>
       <button type="button" className="tool" onClick={() => onGo(`bus/${verdict.query_id}`)}>Waterfall of this question</button>
       <Json value={verdict} />

@@ -77,7 +77,7 @@ function Strength({ row, axis: { from, to } }: { row: Row; axis: { from: number;
   );
 }
 
-const MEASURED: [keyof Omit<Shapes["JudgeReport"], "judge" | "warnings">, string, boolean][] = [
+const MEASURED: [keyof Omit<Shapes["OneJudge"], "judge" | "warnings">, string, boolean][] = [
   ["agreement", "Agreement with people (kappa)", false],
   ["disagreement", "Other winner in the other order", true],
   ["first_wins", "The answer that stands first wins", true],
@@ -96,22 +96,31 @@ function Judge() {
       {found && (
         <>
           <p className="dim">{found.judge ? `The judge is ${found.judge}.` : "There is no judge."}</p>
-          {found.warnings.length > 0 && <ul className="warnings">{found.warnings.map((one) => <li key={one} dir="auto">{one}</li>)}</ul>}
-          <div className="table" role="region" aria-label="The judge" tabIndex={0}>
-            <table className="grid">
-              <thead><tr><th scope="col">What</th><th scope="col" className="number">Value</th><th scope="col" className="number">95 % interval</th><th scope="col" className="number">Cases</th></tr></thead>
-              <tbody>
-                {MEASURED.map(([name, words, share]) => {
-                  const { value, low, high, cases } = found[name];
-                  const said = (number: number) => (share ? percent(number) : number.toFixed(2));
-                  return <tr key={name}><th scope="row">{words}</th><td className="number">{value === null ? "not known yet" : said(value)}</td><td className="number">{low === null || high === null ? "–" : `${said(low)} to ${said(high)}`}</td><td className="number">{cases}</td></tr>;
-                })}
-              </tbody>
-            </table>
-          </div>
+          <Figures name="The judge" of={found} />
+          {found.judges.map((one) => <div key={one.judge}><h3>{one.judge} by itself</h3><Figures name={one.judge} of={one} /></div>)}
         </>
       )}
     </section>
+  );
+}
+
+function Figures({ name, of }: { name: string; of: Omit<Shapes["OneJudge"], "judge"> }) {
+  return (
+    <>
+      {of.warnings.length > 0 && <ul className="warnings">{of.warnings.map((one) => <li key={one} dir="auto">{one}</li>)}</ul>}
+      <div className="table" role="region" aria-label={name} tabIndex={0}>
+        <table className="grid">
+          <thead><tr><th scope="col">What</th><th scope="col" className="number">Value</th><th scope="col" className="number">95 % interval</th><th scope="col" className="number">Cases</th></tr></thead>
+          <tbody>
+            {MEASURED.map(([what, words, share]) => {
+              const { value, low, high, cases } = of[what];
+              const said = (number: number) => (share ? percent(number) : number.toFixed(2));
+              return <tr key={what}><th scope="row">{words}</th><td className="number">{value === null ? "not known yet" : said(value)}</td><td className="number">{low === null || high === null ? "–" : `${said(low)} to ${said(high)}`}</td><td className="number">{cases}</td></tr>;
+            })}
+          </tbody>
+        </table>
+      </div>
+    </>
   );
 }
 

@@ -19,7 +19,7 @@ const board = { rows: [{ name: HOSTILE, config: null, strength: 1, low: 0, high:
 const measured = { cases: 3, value: 0.5, low: 0.1, high: 0.9 };
 const fact = { id: "f", subject: { id: "a", name: HOSTILE, kind: "thing" }, relation: "is", object: { id: "b", name: "b", kind: "thing" }, state: "is", since: null, until: null, said: "", time: 1, confidence: 1, text: HOSTILE, why: [HOSTILE], sources: [] };
 const settings = { participant: "critic", schema: { properties: { model: { type: "string", default: "m", description: "The judge" }, attempts: { type: "integer", minimum: 1, maximum: 10, default: 3 }, rubrics: { type: "object", additionalProperties: { type: "string", enum: ["style"], enumDescriptions: [`[${HOSTILE}?]\nScore 1: ${HOSTILE}`] } } } }, values: { model: HOSTILE, attempts: 3, rubrics: { web_search: "style" } }, kept: ["model"] };
-const verdict = { id: "grade:1-0:A", kind: "grade", time: 3, query_id: "1-0", session_id: "s", user_id: "ann", query: HOSTILE, respondent: "A", score: 4, winner: null, score_a: null, score_b: null, rubric: "style", words: HOSTILE, answers: { A: { answer: HOSTILE, model: HOSTILE } } };
+const verdict = { id: "grade:1-0:A", kind: "grade", time: 3, query_id: "1-0", session_id: "s", user_id: "ann", query: HOSTILE, respondent: "A", score: 4, winner: null, score_a: null, score_b: null, rubric: "style", words: HOSTILE, judges: [{ model: HOSTILE, score: 4, winner: null, words: HOSTILE }], answers: { A: { answer: HOSTILE, model: HOSTILE } } };
 const comparison = { ...verdict, id: "comparison:1-0", kind: "comparison", time: 4, respondent: null, score: null, winner: "B", score_a: 3, score_b: 5, rubric: null, answers: { ...verdict.answers, B: { answer: "Berlin.", model: "other" } } };
 const entries = [
   { subject: "query.received", entry_id: "1-0", time: "1", source: "gateway/g", payload: { query: HOSTILE } },
@@ -41,7 +41,7 @@ const ANSWERS: Record<string, unknown> = {
   "knowledge/graph": { nodes: [fact.subject, fact.object], edges: [{ id: "f", from: "a", to: "b", relation: HOSTILE, state: "is", since: null, until: null, confidence: 1 }] },
   "preferences/verdicts": { verdicts: [comparison, verdict], cursor: "3 grade:1-0:A" },
   "preferences/leaderboard": { judge: board, people: { ...board, rows: [] }, agreement: { cases: 3, share: 0.5, kappa: 0.1 }, intents: {} },
-  "preferences/judge": { judge: "j", agreement: measured, disagreement: measured, first_wins: measured, length: measured, own_model: { cases: 0, value: null, low: null, high: null }, unread: measured, warnings: [HOSTILE] },
+  "preferences/judge": { judge: "j", agreement: measured, disagreement: measured, first_wins: measured, length: measured, own_model: { cases: 0, value: null, low: null, high: null }, unread: measured, warnings: [HOSTILE], judges: [] },
   "preferences/consent": { user_id: "a", consent: null },
   experiments: { experiments: [experiment] },
   "experiments/shorter": experiment,
