@@ -28,7 +28,7 @@ def command(*words: str) -> list[str]:
 def aider(*words: str, folder: str | None = None) -> str:
     with tempfile.TemporaryDirectory() as empty:
         done = subprocess.run(
-            command(*words), cwd=folder or empty, capture_output=True, text=True, timeout=120,
+            command(*words), cwd=folder or empty, capture_output=True, text=True, timeout=300,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "HOME": empty},
         )  # fmt: skip

@@ -80,6 +80,9 @@ CLIENTS = (
     Client("instructor", ["instructor==1.17.0"], _BOTH),
     Client("smolagents", ["smolagents[openai]==1.26.0"], _BOTH),
     Client("llm", ["llm==0.36"], "A file with the address (`{url}`), and the key under a name of its own."),
+    Client(
+        "codex", ["@openai/codex@0.169.0"], "The key as a variable; the address stands in its configuration.", "node"
+    ),
     Client("aider", ["aider-chat==0.86.2"], "The key as a variable; the address as an option."),
 )
 
