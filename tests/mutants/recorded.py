@@ -24,6 +24,8 @@ CACHE = ".mutants/recorded.json.gz"
 _UNRELATED = tuple(
     f"tests/unit/{name}" for name in ("cli/", "demo_model/", "llm/", "test_k8s", "test_packaging", "test_mutants")
 )
+# After so many test files what was recorded is written down: a recording that ends early goes on from there.
+_AT_A_TIME = 16
 _FOLDERS = ("tests/unit", "tests/integration")
 
 
@@ -57,18 +59,29 @@ class Recorded:
 def recorded(root: Path, sources: Sequence[str], workers: int) -> Recorded:
     """What is known of this checkout, brought up to date. sources: the paths of all Python files of the product.
 
-    Raises RuntimeError when the tests cannot be run.
+    Raises RuntimeError when no test can be run.
     """
     known = _read(root / CACHE)
     _follow(known, {path: (root / path).read_text() for path in sources})
     digests = {str(path.relative_to(root)): _digest(path) for path in _test_files(root)}
-    stale = [path for path, digest in digests.items() if known.files.get(path) != digest]
-    gone = set(known.files) - set(digests) | set(stale)
+    gone = {path for path, digest in known.files.items() if digests.get(path) != digest}
     known.cases = {name: case for name, case in known.cases.items() if name.partition("::")[0] not in gone}
-    if stale:
-        print(f"Recording which lines {len(stale)} test files run", file=sys.stderr, flush=True)
-        known.cases.update(_record(root, stale, workers))
-    known.files = digests
+    known.files = {path: digest for path, digest in known.files.items() if path not in gone}
+    stale = [path for path in digests if path not in known.files]
+    failed = ""
+    for at in range(0, len(stale), _AT_A_TIME):
+        some = stale[at : at + _AT_A_TIME]
+        print(f"Recording which lines {len(some)} of {len(stale) - at} test files run", file=sys.stderr, flush=True)
+        try:
+            known.cases.update(_record(root, some, workers))
+        except RuntimeError as exc:
+            failed = str(exc)
+            print(f"not used, and tried again the next time: {' '.join(some)}", file=sys.stderr, flush=True)
+            continue
+        known.files.update((path, digests[path]) for path in some)
+        _write(root / CACHE, known)
+    if not known.files:
+        raise RuntimeError(failed)
     _write(root / CACHE, known)
     return known
 

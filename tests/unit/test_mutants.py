@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from mutants import recorded as recording
 from mutants.changes import Change, changes
 from mutants.readers import Readers
 from mutants.recorded import Case, Recorded
@@ -231,3 +233,36 @@ async def test_a_change_is_noticed_by_a_test_that_fails_twice_or_hangs(
             await bench.check(["tests/test_product.py::test_of_nothing"], {})
     assert not bench.root.exists()
     assert (tmp_path / "shared" / "product.py").read_text() == PRODUCT
+
+
+def test_a_recording_that_fails_on_the_way_goes_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tests/unit").mkdir(parents=True)
+    files = [f"tests/unit/test_{name}.py" for name in "abc"]
+    for file in files:
+        (tmp_path / file).write_text(file)
+    asked: list[str] = []
+    broken = {files[1]}
+
+    def record(_root: Path, some: Sequence[str], _workers: int) -> dict[str, Case]:
+        asked.extend(some)
+        if broken & set(some):
+            raise RuntimeError("a worker died")
+        return {f"{file}::test": Case(1.0) for file in some}
+
+    monkeypatch.setattr(recording, "_record", record)
+    monkeypatch.setattr(recording, "_AT_A_TIME", 1)
+    known = recording.recorded(tmp_path, [], 1)
+    assert set(known.cases) == {f"{files[0]}::test", f"{files[2]}::test"}
+    assert f"tried again the next time: {files[1]}" in capsys.readouterr().err
+    asked.clear()
+    broken.clear()
+    (tmp_path / files[2]).write_text("changed")
+    assert len(recording.recorded(tmp_path, [], 1).cases) == 3
+    assert asked == files[1:]
+    for file in files:
+        (tmp_path / file).write_text("changed again")
+    broken.update(files)
+    with pytest.raises(RuntimeError, match="a worker died"):
+        recording.recorded(tmp_path, [], 1)
