@@ -76,6 +76,10 @@ class QueryReceived(Payload):
     messages: list[ChatTurnMessage] | None = None
     # the history that the client gives is that of the session, which keeps the turn
     kept: bool = False
+    # instructions for this conversation, behind the operator's
+    system_prompt: str | None = None
+    # the newest turn of the session that was not accepted after this query is the one before it; null: the newest
+    after: str | None = None
     model: str | None = None
     options: dict[str, Any] | None = None
     tools: list[str] | None = None

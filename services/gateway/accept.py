@@ -13,10 +13,13 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 
+from services.gateway.deletion import STEP
 from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal, digest
-from services.gateway.records import QueryRecord, load, open_session
+from services.gateway.records import QueryRecord, load, open_session, opened
+from services.gateway.schemas import ChatSettings
+from services.gateway.versions import give_way, place
 from shared.bus.keys import earlier_record_key, once_key
 from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, ClientTools, Mode, QueryReceived, persona_key
 from shared.records import lanes
@@ -26,7 +29,10 @@ ONCE = "A request that is repeated with the same key asks once; another request 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 # A request may come again as long as its first one is under way; no retention is shorter than that.
 _ONCE_AT_LEAST = 60
-_LATER = frozenset({"attachments", "material", "following", "client_tools", "answer_schema", "think", "plain", "chat"})
+_LATER = frozenset({
+    "attachments", "material", "following", "client_tools", "answer_schema", "think", "plain", "chat", "instead_of",
+    "system_prompt",
+})  # fmt: skip
 _NAMESPACE = uuid.UUID("6f3c2f0e-9d0a-4f5e-8a53-6c6f63616c32")
 
 
@@ -36,6 +42,8 @@ class Ask:
 
     chat: what the client calls the conversation. kept: the session that keeps the turn although the client has the
     history; empty: a fresh one.
+    instead_of: the query of the session whose place it takes. system_prompt: instructions for this conversation, behind
+    the operator's.
     material: what the client put before the user's words, for the model alone. given: what is to be kept of the request
     beside the query.
     """
@@ -60,6 +68,8 @@ class Ask:
     given: str = ""
     chat: str | None = None
     kept: str | None = None
+    instead_of: str | None = None
+    system_prompt: str | None = None
 
     @property
     def whole(self) -> bool:
@@ -114,7 +124,16 @@ class Origin:
 
 
 async def accept(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
-    """The accepted query. Raises ApiError (409, 429) and BusUnavailable."""
+    """The accepted query. Raises ApiError (404, 409, 429) and BusUnavailable."""
+    record = await _once(gateway, origin, ask)
+    if ask.instead_of is not None:
+        # behind its acceptance, so that nothing is lost by a question that is refused
+        async with gateway.reachable(extra=STEP):
+            await give_way(gateway, record, ask.instead_of)
+    return record
+
+
+async def _once(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
     async with gateway.reachable():
         if origin.idempotency_key is None:
             return await _accept(gateway, origin, ask, uuid.uuid4().hex, str(uuid.uuid4()))
@@ -141,6 +160,17 @@ async def _asked_before(gateway: Gateway, origin: Origin, ask: Ask) -> QueryReco
     # nothing is kept of that query any more
     await gateway.bus.link.call("DEL", once_key(QUERY_RECEIVED.stream, origin.once))
     return None
+
+
+def with_settings(ask: Ask, settings: ChatSettings) -> Ask:
+    """The query as its chat is set; what it says itself stays."""
+    options = {**({} if settings.temperature is None else {"temperature": settings.temperature}), **(ask.options or {})}
+    return replace(
+        ask,
+        model=ask.model or settings.model,
+        options=options or None,
+        system_prompt=settings.system_prompt if ask.system_prompt is None else ask.system_prompt,
+    )
 
 
 def _same(earlier: QueryRecord, ask: Ask) -> QueryRecord:
@@ -170,11 +200,20 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         gateway.metrics.refused.labels("backlog").inc()
         raise ApiError(429, "overloaded", "too many queries are waiting; try again shortly", {"Retry-After": "5"})
     await _check_personas(gateway, ask)
-    session_id, random = fresh_session, False
+    session_id, random, after = fresh_session, False, ""
     if ask.kept:
         session_id = ask.kept
     elif ask.session_id is not None:
-        session_id = await open_session(gateway, origin.principal, ask.session_id, ask.query)
+        session_id, known = await opened(gateway, origin.principal, ask.session_id, ask.query)
+        if ask.instead_of is not None:
+            after = await place(gateway, session_id, user, ask.instead_of)
+        elif known is not None:
+            after = known.tip
+        if known is not None:
+            ask = with_settings(ask, ChatSettings.of(known.settings))
+            if known.tip:
+                # from here on what is said last is shown
+                await gateway.sessions.change(known, tip="")
     elif ask.messages is None or ask.kept is not None:
         random = origin.idempotency_key is None
         if not random and await gateway.sessions.open(session_id, user, ask.query) != user:
@@ -183,7 +222,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
     accepted, asked = gateway.bus.now_ms(), ask.digest()
     seconds = min(ask.deadline_seconds or settings.deadline_seconds, settings.deadline_seconds)
     record = QueryRecord("", user, session_id, ask.query, ask.mode, accepted, accepted + int(seconds * 1000), asked)
-    record = replace(record, given=ask.given)
+    record = replace(record, given=ask.given, after=after)
     payload = QueryReceived(
         session_id=session_id,
         query=ask.query,
@@ -193,6 +232,8 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         rounds=ask.rounds,
         messages=ask.messages,
         kept=ask.kept is not None,
+        after=after or None,
+        system_prompt=ask.system_prompt,
         model=ask.model,
         options=ask.options,
         tools=ask.tools,

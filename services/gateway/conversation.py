@@ -12,6 +12,7 @@ from services.gateway.history import Said, begins, change, queries_of, same, tur
 from services.gateway.keys import Principal, digest
 from services.gateway.records import is_session_id, open_session
 from shared.bus.keys import queries_key
+from shared.records.sessions import Turn, shown
 
 # Among so many sessions, those that their user used last, a history is looked for.
 _RECENT = 50
@@ -50,7 +51,7 @@ async def _of(gateway: Gateway, user: Principal, sent: Sequence[Said]) -> str | 
     for session_id, first in await gateway.sessions.beginnings(user.user_id, _RECENT):
         if not same(first, sent[0]):
             continue
-        held = await gateway.sessions.every_turn(session_id)
+        held = shown(await gateway.sessions.every_turn(session_id))
         if begins(held, sent):
             if len(held) == len(sent):
                 return session_id
@@ -63,8 +64,14 @@ async def _ending(gateway: Gateway, user: Principal, session_id: str, sent: Sequ
     info = await gateway.sessions.info(session_id)
     if info is None or info.user_id != user.user_id:
         return None
-    held = await gateway.sessions.every_turn(session_id)
+    held = shown(await gateway.sessions.every_turn(session_id))
     return session_id if len(held) == len(sent) and begins(held, sent) else None
+
+
+def aside(whole: Sequence[Turn], held: Sequence[Turn]) -> list[str]:
+    """The turns of a session that are in no place of one of its conversations."""
+    there = {turn.query_id for turn in held}
+    return [turn.query_id for turn in whole if turn.query_id not in there]
 
 
 async def _bring(gateway: Gateway, user: Principal, session_id: str, sent: Sequence[Said], used: set[str]) -> None:
@@ -72,10 +79,13 @@ async def _bring(gateway: Gateway, user: Principal, session_id: str, sent: Seque
     that left no turn. The turns go last: until then an interrupted change can be repeated. `used`: queries that the
     history refers to."""
     bus = gateway.bus
-    held = await gateway.sessions.every_turn(session_id)
+    whole = await gateway.sessions.every_turn(session_id)
+    held = shown(whole)
     needed = change(held, sent, bus.now_ms())
+    # the client knows one conversation only
+    needed = replace(needed, gone=[*needed.gone, *aside(whole, held)])
     listed = await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)
-    loose = {raw.decode() for raw in listed} - {turn.query_id for turn in held} - used
+    loose = {raw.decode() for raw in listed} - {turn.query_id for turn in whole} - used
     # somebody may be waiting for those that are not finished
     loose -= set(await still_read(bus, sorted(loose)))
     if gone := [*needed.gone, *sorted(loose)]:

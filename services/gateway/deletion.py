@@ -18,7 +18,7 @@ from shared.records.sessions import SessionInfo
 # Seconds that a deletion may take beyond what any request may ask of the bus.
 STEP = 30.0
 # A respondent that is told to stop does so at once; one that is away finds out later what became of its query.
-_STOPPING = 1.0
+STOPPING = 1.0
 _LOOK = 0.02
 _PAGE = 200
 
@@ -67,7 +67,7 @@ async def _forget(gateway: Gateway, session_id: str) -> list[str]:
         return []
     waiting = await _stop(gateway, queries)
     # a client that follows the answer is told its end
-    until = asyncio.get_running_loop().time() + _STOPPING
+    until = asyncio.get_running_loop().time() + STOPPING
     while waiting and await lanes.running(bus, session_id) and asyncio.get_running_loop().time() < until:
         await asyncio.sleep(_LOOK)
     await erase(bus, queries)
@@ -89,7 +89,7 @@ async def _queries(gateway: Gateway, session_id: str) -> list[str]:
     found = {query_id.decode() for query_id in await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)}
     for respondent in RESPONDENTS:
         found.update(await lanes.unfinished(bus, session_id, respondent))
-        found.update(turn.query_id for turn in await gateway.sessions.turns(session_id, respondent))
+        found.update(turn.query_id for turn in (await gateway.sessions.page(session_id, respondent)).turns)
     return sorted(found, key=order)
 
 

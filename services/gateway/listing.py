@@ -71,4 +71,5 @@ def _told(record: QueryRecord) -> dict[str, Any]:
         "query": record.query,
         "mode": record.mode,
         "accepted": record.accepted,
+        "after": record.after or None,
     }

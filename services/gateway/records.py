@@ -30,6 +30,7 @@ class QueryRecord:
 
     asked: the digest of the whole request; empty in what an earlier release kept.
     given: what else the route keeps of the request, as JSON.
+    after: the newest turn that was not accepted after this query is the one before it; empty: the newest of all.
     """
 
     query_id: str
@@ -41,6 +42,7 @@ class QueryRecord:
     deadline: int
     asked: str = ""
     given: str = ""
+    after: str = ""
 
     def kept(self) -> dict[str, str | int]:
         """All of it but the id, under which it is kept."""
@@ -53,6 +55,7 @@ class QueryRecord:
             "deadline": self.deadline,
             "asked": self.asked,
             **({"given": self.given} if self.given else {}),
+            **({"after": self.after} if self.after else {}),
         }
 
     @staticmethod
@@ -67,6 +70,7 @@ class QueryRecord:
             deadline=number(values, "deadline"),
             asked=values.get("asked", ""),
             given=values.get("given", ""),
+            after=values.get("after", ""),
         )
 
 
@@ -122,11 +126,16 @@ async def own_session(gateway: Gateway, principal: Principal, name: str) -> Sess
 
 async def open_session(gateway: Gateway, principal: Principal, name: str, title: str) -> str:
     """The id under which the user's session of that name is kept; it is made if it is new."""
+    return (await opened(gateway, principal, name, title))[0]
+
+
+async def opened(gateway: Gateway, principal: Principal, name: str, title: str) -> tuple[str, SessionInfo | None]:
+    """The same, with the session as it was before; None of a new one."""
     known, other = await own_session(gateway, principal, name), aside(principal, name)
     usual = [other] if _ASIDE.search(name) else [name, other]
     for session_id in [known.session_id] if known else usual:
         if await gateway.sessions.open(session_id, principal.user_id, title) == principal.user_id:
-            return session_id
+            return session_id, known
     raise not_found("session")
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from services.gateway.errors import CODES
 from services.gateway.keys import Role
@@ -12,6 +13,10 @@ from services.gateway.records import SESSION_RULE, is_session_id
 from shared.contracts import MAX_QUERY_CHARS, ChatTurnMessage, Mode, Sentiment
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+# Characters of the instructions for one conversation.
+MOST_SYSTEM_PROMPT = 20_000
 
 
 class Body(BaseModel):
@@ -60,6 +65,18 @@ class QueryBody(Body):
     tools: list[Name] | None = Field(
         default=None, max_length=100, description="Only these tools are offered to the model; [] for none"
     )
+    system_prompt: str | None = Field(
+        default=None,
+        max_length=MOST_SYSTEM_PROMPT,
+        description="Instructions for this conversation, behind the operator's; left out: those of the session",
+    )
+    instead_of: str | None = Field(
+        default=None,
+        max_length=64,
+        description="A query of the session whose place this one takes, for the model and for who reads. The same "
+        "words again are a further version, and the other stays readable; with other words it and what came after it "
+        "leave the session, and memory forgets them. Left out: the question comes behind the newest turn",
+    )
     deadline_seconds: float | None = Field(
         default=None, gt=0, description="Seconds for the whole answer, at most the gateway's own limit"
     )
@@ -82,9 +99,34 @@ class QueryBody(Body):
     def _one_history(self) -> Self:
         if self.messages is not None and self.session_id is not None:
             raise ValueError("give either session_id or messages, not both")
+        if self.instead_of is not None and self.session_id is None:
+            raise ValueError("instead_of needs the session_id of that query")
         if self.mode != "committee" and (self.personas is not None or self.rounds is not None):
             raise ValueError("personas and rounds need mode committee")
         return self
+
+
+class ChatSettings(Body):
+    """How one chat is asked, in every browser; what is null is as the operator has set it.
+
+    Model, temperature and system prompt hold for every query of the session that names none; mode, personas and rounds
+    are kept for the client.
+    """
+
+    model: Name | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    system_prompt: str | None = Field(default=None, max_length=MOST_SYSTEM_PROMPT)
+    mode: Mode | None = None
+    personas: list[Name] | None = Field(default=None, max_length=20)
+    rounds: int | None = Field(default=None, ge=1, le=10)
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Any]) -> ChatSettings:
+        """As they are kept; none, where that was written by somebody else."""
+        try:
+            return cls.model_validate(kept)
+        except ValidationError:
+            return cls()
 
 
 class SessionBody(Body):
@@ -94,6 +136,13 @@ class SessionBody(Body):
 
     title: str | None = Field(default=None, max_length=200, description="Left out: it stays")
     pinned: bool | None = Field(default=None, description="Left out: it stays")
+    settings: ChatSettings | None = Field(default=None, description="All of them; left out: they stay")
+    version: str | None = Field(
+        default=None,
+        max_length=64,
+        description="The query of a turn: of the versions of an answer this one is shown, with what was said behind "
+        "it, and the next question goes on from there",
+    )
 
     @field_validator("title")
     @classmethod
@@ -105,8 +154,8 @@ class SessionBody(Body):
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
-        if self.title is None and self.pinned is None:
-            raise ValueError("give a title, or pinned, or both")
+        if self.model_dump(exclude_none=True) == {}:
+            raise ValueError("give at least one of title, pinned, settings and version")
         return self
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from services.generator.context import DEFAULT_RATIO, estimate, reserve
 from services.generator.settings import GeneratorSettings
-from shared.bus import order
 from shared.contracts import Outgoing, SessionSummarise
 from shared.envelope import Message
 from shared.errors import ModelError
@@ -117,12 +116,12 @@ class Compactor:
         wish, settings = message.payload, self._context.settings
         if not settings.compacts:
             return ()
-        before = await self._summaries.read(wish.session_id)
+        known = await self._summaries.read(wish.session_id)
+        said = await self._sessions.turns(wish.session_id, "A", after=wish.until, limit=_MOST_TURNS)
+        before = known if known is not None and known.tells_of(said) else None
         if before is not None and before.covers(wish.until):
             return ()
-        ms, number = order(wish.until)
-        page = await self._sessions.page(wish.session_id, "A", _MOST_TURNS, before=f"{ms}-{number + 1}")
-        turns = Past(page.turns, before).after
+        turns = Past(said, before).after
         if not turns or turns[-1].query_id != wish.until:
             # taken back since
             return ()
@@ -132,7 +131,7 @@ class Compactor:
             # the next answer asks again; until then what does not fit is cut
             log.warning("compaction.failed", reason=str(exc) or "timeout")
             return ()
-        kept = await self._summaries.keep(wish.session_id, wish.user_id, before, turns, text)
+        kept = await self._summaries.keep(wish.session_id, wish.user_id, before, turns, text, known)
         log.info("compaction.kept" if kept else "compaction.outdated", turns=len(turns), until=wish.until)
         return ()
 

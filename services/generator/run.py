@@ -148,13 +148,15 @@ async def open_turn(
     # side by side in one group: their first commands leave in one write
     doing: list[Callable[[], Any]] = [
         opening,
-        partial(parts.sessions.turns, query.session_id, caller.respondent_id),
+        partial(parts.sessions.turns, query.session_id, caller.respondent_id, after=query.after),
         partial(Summaries(parts.context.bus).read, query.session_id),
     ]
     if message.deliveries == 1:
         doing.append(partial(check_owner, parts, query, caller.query_id))
     response, turns, summary, *_ = await in_order(doing)
-    return response, Past(turns, summary if parts.context.settings.compacts else None)
+    if summary is not None and not (parts.context.settings.compacts and summary.tells_of(turns, query.after)):
+        summary = None
+    return response, Past(turns, summary)
 
 
 async def check_owner(parts: Parts, query: QueryReceived, query_id: str) -> None:
@@ -365,7 +367,8 @@ class Response:
         """Of who answers; members of a committee have their own."""
         told = self._ports.recall.low_grade
         note = f"\n\n{told.note}" if told is not None else ""
-        return f"{self._settings.system_prompt}\n\nToday's date: {date.today().isoformat()}{note}"
+        own = f"\n\n{self._query.system_prompt}" if self._query.system_prompt else ""
+        return f"{self._settings.system_prompt}{own}\n\nToday's date: {date.today().isoformat()}{note}"
 
     # ── endings ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -490,7 +493,8 @@ class Response:
         caller = self._ports.caller
         told = self._ports.recall.low_grade
         noted = told.about if told is not None else None
-        turn = Turn(caller.query_id, self._query.query, answer, now_ms(), interrupted, ratio, noted)
+        after = self._query.after
+        turn = Turn(caller.query_id, self._query.query, answer, now_ms(), interrupted, ratio, noted, after)
         mixed = await self._ports.context.registry.mixed()
         return self._parts.sessions.appending(self._query.session_id, caller.respondent_id, turn, copied=mixed)
 

@@ -76,6 +76,8 @@ class TurnRecord(_Model):
     time: int = Field(ge=0)
     interrupted: bool = False
     ratio: float | None = Field(default=None, allow_inf_nan=False)
+    noted: str | None = Field(default=None, pattern=QUERY_ID)
+    after: str | None = Field(default=None, pattern=QUERY_ID)
 
 
 class SessionRecord(_Model):

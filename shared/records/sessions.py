@@ -8,7 +8,7 @@ session's queries need while they are answered is in `shared.records.lanes`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import orjson
@@ -23,6 +23,8 @@ from shared.telemetry.unread import not_understood
 
 # What is shown of a session at once, and the most that a model is shown.
 MAX_TURNS = 50
+# The largest that an id's second part is here.
+_LAST_NUMBER = 9_999_999_999
 # Added to the place of a pinned session in its user's list: it stands before all that were used since.
 _PINNED = 4_000_000_000_000_000
 # A query that waited in a queue for longer than this, while everything was off, is not known as deleted any more.
@@ -79,6 +81,8 @@ if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[4]), ARG
 if ARGV[4] == '1' then redis.call('HSET', KEYS[3], ARGV[1], ARGV[2]) else migrate(KEYS[3], KEYS[2]) end
 keep(KEYS[2], ARGV[1], ARGV[2])
 redis.call('HSET', KEYS[1], 'updated', ARGV[3])
+-- what was said last is shown
+redis.call('HDEL', KEYS[1], 'tip')
 return 1
 """
 )
@@ -108,6 +112,7 @@ for k = 3, #KEYS, 2 do
     redis.call('HDEL', KEYS[k + 1], ARGV[i])
   end
 end
+redis.call('HDEL', KEYS[1], 'tip')
 for i = 2 + number, #ARGV, 2 do keep(KEYS[3], ARGV[i], ARGV[i + 1]) end
 for i = 2, #ARGV do
   -- behind the ids that leave, each second one is a turn
@@ -126,6 +131,8 @@ class Turn:
     `interrupted`: the user stopped the answer, and this is the part that had been written.
     `ratio`: characters per token as the model backend counted this conversation, where it did.
     `noted`: the query of whose low grade the model was told in this turn.
+    `after`: the turn before it is the newest that was not accepted after this query; None: the one before it in the
+    session. So versions of an answer stand beside each other, and each has what was said behind it.
     """
 
     query_id: str
@@ -135,6 +142,7 @@ class Turn:
     interrupted: bool = False
     ratio: float | None = None
     noted: str | None = None
+    after: str | None = None
 
     def messages(self) -> list[dict[str, str]]:
         """The turn as the model sees it."""
@@ -154,8 +162,27 @@ class Turn:
                 "interrupted": self.interrupted,
                 "ratio": self.ratio,
                 **({"noted": self.noted} if self.noted else {}),
+                **({"after": self.after} if self.after else {}),
             }
         )
+
+
+def shown(turns: Sequence[Turn], after: str | None = None) -> list[Turn]:
+    """One conversation of a session: the turns, oldest first, of which each is the one before the next, up to the
+    newest; or up to the newest that was not accepted after the query `after`."""
+    found: list[Turn] = []
+    bound = order(after) if after else None
+    for turn in reversed(turns):
+        if bound is None or order(turn.query_id) <= bound:
+            found.append(turn)
+            bound = order(turn.after) if turn.after else None
+    return found[::-1]
+
+
+def before(query_id: str) -> str:
+    """The id that is before this one and after all others that are."""
+    ms, number = order(query_id)
+    return f"{ms}-{number - 1}" if number else f"{max(0, ms - 1)}-{_LAST_NUMBER}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +199,8 @@ class SessionInfo:
     """`title`: the beginning of the first query until it is given another; times are in ms since the epoch.
 
     pinned: it stands before the others in its user's list. named: the title was given, by its user or by a model.
+    settings: how its user wants it to be asked, as the gateway has checked it.
+    tip: the turn at the end of the conversation that its user has chosen among versions; empty: the newest turn.
     """
 
     session_id: str
@@ -181,6 +210,8 @@ class SessionInfo:
     updated: int
     pinned: bool = False
     named: bool = False
+    tip: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def parse(session_id: str, values: Mapping[str, str]) -> SessionInfo:
@@ -192,7 +223,25 @@ class SessionInfo:
             number(values, "updated"),
             values.get("pinned") == "1",
             values.get("named") == "1",
+            _id_or_nothing(values.get("tip", "")),
+            _object_or_nothing(values.get("settings", "")),
         )
+
+
+def _id_or_nothing(text: str) -> str:
+    try:
+        order(text)
+    except ValueError:
+        return ""
+    return text
+
+
+def _object_or_nothing(text: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 class Sessions:
@@ -222,13 +271,26 @@ class Sessions:
             return None
         return SessionInfo.parse(session_id, pairs(raw))
 
-    async def change(self, info: SessionInfo, *, title: str | None = None, pinned: bool | None = None) -> SessionInfo:
-        """The session with another title, or pinned or not; what is None stays. Raises KeyError when it is gone."""
+    async def change(
+        self,
+        info: SessionInfo,
+        *,
+        title: str | None = None,
+        pinned: bool | None = None,
+        settings: Mapping[str, Any] | None = None,
+        tip: str | None = None,
+    ) -> SessionInfo:
+        """The session with another title, pinned or not, with other settings, or another conversation chosen; what is
+        None stays. Raises KeyError when it is gone."""
         values: dict[str, str] = {}
         if title is not None:
             values |= {"title": title, "named": "1"}
         if pinned is not None:
             values["pinned"] = "1" if pinned else "0"
+        if settings is not None:
+            values["settings"] = orjson.dumps(settings).decode()
+        if tip is not None:
+            values["tip"] = tip
         if not values:
             return info
         raw = await self._bus.link.call(
@@ -286,16 +348,49 @@ class Sessions:
 
     # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def turns(self, session_id: str, respondent_id: str, before: str | None = None) -> list[Turn]:
-        """The newest turns that a model may be shown, oldest first.
+    async def turns(
+        self,
+        session_id: str,
+        respondent_id: str,
+        before: str | None = None,
+        *,
+        after: str | None = None,
+        limit: int = MAX_TURNS,
+    ) -> list[Turn]:
+        """The newest turns that a model may be shown, oldest first: those of one conversation (`shown`).
 
-        before: of queries accepted before this one; all but its own, when its id does not tell the time.
+        before: what was said before this query; everything, when its id does not tell the time. after: the conversation
+        that ends there, of a query that has no turn yet.
         """
+        found: list[Turn] = []
+        place: str | None = None
         try:
-            page = await self.page(session_id, respondent_id, before=before)
+            if before is not None:
+                # its own turn, where there is one, tells what came before it
+                ms, number = order(before)
+                place = f"{ms}-{number + 1}"
         except ValueError:
-            page = await self.page(session_id, respondent_id)
-        return [turn for turn in page.turns if turn.query_id != before]
+            before = None
+        bound = order(after) if after else None
+        while True:
+            page = await self.page(session_id, respondent_id, limit + 1, place)
+            for turn in reversed(page.turns):
+                if bound is not None and order(turn.query_id) > bound:
+                    continue
+                if turn.query_id != before:
+                    found.append(turn)
+                bound = order(turn.after) if turn.after else None
+                if len(found) == limit:
+                    return found[::-1]
+            if not page.earlier:
+                return found[::-1]
+            place = page.turns[0].query_id
+
+    async def turn(self, session_id: str, respondent_id: str, query_id: str) -> Turn | None:
+        """The turn of a query. Raises ValueError when its id has not the form of one."""
+        ms, number = order(query_id)
+        page = await self.page(session_id, respondent_id, 1, f"{ms}-{number + 1}")
+        return next((turn for turn in page.turns if turn.query_id == query_id), None)
 
     async def page(
         self, session_id: str, respondent_id: str, limit: int = MAX_TURNS, before: str | None = None

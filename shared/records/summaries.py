@@ -41,6 +41,13 @@ class Summary:
     def covers(self, query_id: str) -> bool:
         return order(query_id) <= order(self.until)
 
+    def tells_of(self, turns: Sequence[Turn], after: str | None = None) -> bool:
+        """Whether it covers nothing but this conversation: turns of one, oldest first, up to the query `after`. It does
+        not, where one of them stands behind a turn that is older than the last one covered, and is newer itself."""
+        reach = order(self.until)
+        bounds = [(turn.after, order(turn.query_id)) for turn in turns] + [(after, None)]
+        return not any(bound and order(bound) < reach and (place is None or reach < place) for bound, place in bounds)
+
     def message(self) -> dict[str, str]:
         """As the model reads it, before the turns that follow."""
         heading = "=== EARLIER IN THIS CONVERSATION ==="
@@ -67,13 +74,21 @@ class Summaries:
         return summary
 
     async def keep(
-        self, session_id: str, user_id: str, before: Summary | None, turns: Sequence[Turn], text: str
+        self,
+        session_id: str,
+        user_id: str,
+        before: Summary | None,
+        turns: Sequence[Turn],
+        text: str,
+        instead: Summary | None = None,
     ) -> bool:
         """A summary of what `before` tells and of the turns after it, oldest first, which are at least one; False when
-        one of these, or the session, is no longer there, or somebody else has written one meanwhile."""
+        one of these, or the session, is no longer there, or somebody else has written one meanwhile. instead: the one
+        of another conversation of the session, whose place it takes."""
         told = len(turns) + (before.turns if before else 0)
         values = ("until", turns[-1].query_id, "turns", told, "text", text)
         keys = (session_key(session_id), turns_key(session_id, "A"), summary_key(session_id))
         made_from = [f"{padded(turn.query_id)} " for turn in turns]
-        args = (user_id, before.until if before else "", len(values), *values, *made_from)
+        last = before or instead
+        args = (user_id, last.until if last else "", len(values), *values, *made_from)
         return bool(await self._bus.link.call(*_KEEP(keys, *args)))

@@ -295,10 +295,10 @@ class McpServer:
             info = await own_session(gateway, self._asking.principal, session_id) if known else None
             if info is None:
                 return None
-            page = await gateway.sessions.page(info.session_id, "A")
+            page = await gateway.sessions.page(info.session_id, "A", limit=1)
+            said = await gateway.sessions.turns(info.session_id, "A", after=info.tip or None)
         turns = [
-            {"query_id": turn.query_id, "query": turn.query, "answer": turn.answer, "time": turn.time}
-            for turn in page.turns
+            {"query_id": turn.query_id, "query": turn.query, "answer": turn.answer, "time": turn.time} for turn in said
         ]
         return {"session_id": info.session_id, "title": info.title, "turns": turns, "total": page.total}
 

@@ -92,6 +92,8 @@ async def ask(
         tools=body.tools,
         attachments=await known_files(gateway, user.user_id, body.attachments),
         deadline_seconds=body.deadline_seconds,
+        instead_of=body.instead_of,
+        system_prompt=body.system_prompt,
     )
     record = await accept(gateway, Origin(user, idempotency_key, traceparent), asked)
     if not wait:

@@ -17,15 +17,16 @@ from services.gateway.incoming import IncomingSessions, take_in
 from services.gateway.keys import Principal
 from services.gateway.records import is_query_id, is_session_id, own_session
 from services.gateway.routes.titles import title
-from services.gateway.schemas import SessionBody, told
+from services.gateway.schemas import ChatSettings, SessionBody, told
 from services.gateway.shapes.sessions import (
-    Session,
+    SessionChanged,
     SessionDeleted,
     SessionPage,
     SessionShown,
     SessionsTaken,
     SessionTitle,
 )
+from services.gateway.versions import tip_of
 from shared.bus.keys import schema_key, settings_key
 from shared.contracts import MEMORY_FORGET, MemoryForget
 from shared.participant.settings import Described, stored_values
@@ -35,7 +36,8 @@ from shared.records.summaries import Summaries
 router = APIRouter(route_class=JsonRoute, tags=["sessions"])
 
 _INFO = {"session_id": "geography-1", "title": "Capitals", "created": 1, "updated": 2, "pinned": False}
-_TURN = {"query_id": "1-0", "query": "Hello", "answer": "Hello!", "time": 1, "interrupted": False}
+_USUAL = ChatSettings().model_dump()
+_TURN = {"query_id": "1-0", "after": None, "query": "Hello", "answer": "Hello!", "time": 1, "interrupted": False}
 
 
 def _shown(info: SessionInfo) -> dict[str, Any]:
@@ -46,6 +48,10 @@ def _shown(info: SessionInfo) -> dict[str, Any]:
         "updated": info.updated,
         "pinned": info.pinned,
     }
+
+
+def _changed(info: SessionInfo) -> dict[str, Any]:
+    return {**_shown(info), "settings": ChatSettings.of(info.settings).model_dump()}
 
 
 async def _owned(gateway: Gateway, user: Principal, session_id: str) -> SessionInfo:
@@ -101,7 +107,8 @@ async def import_sessions(body: IncomingSessions, gateway: GatewayDep, user: Use
     "/sessions/{session_id}",
     summary="A page of its turns, and the messages as the model will see them before the next query; "
     "the system prompt is shown to administrators",
-    responses=told("The session", SessionShown, {**_INFO, "turns": [_TURN], "total": 1, "earlier": None,
+    responses=told("The session", SessionShown, {**_INFO, "settings": _USUAL, "tip": "1-0", "turns": [_TURN],
+                                   "total": 1, "earlier": None,
                                    "messages": [{"role": "user", "content": "Hello"}]},
                    400, 404, 422, 503),
 )  # fmt: skip
@@ -118,10 +125,14 @@ async def show_session(
         info = await _owned(gateway, user, session_id)
         page = await gateway.sessions.page(info.session_id, "A", limit, before)
         # what a model is shown does not depend on the page
-        recent = await gateway.sessions.turns(info.session_id, "A")
+        recent = await gateway.sessions.turns(info.session_id, "A", after=info.tip or None)
         summary = await Summaries(gateway.bus).read(info.session_id)
         # instructions of the operator, not words of the conversation
         prompt = await _system_prompt(gateway) if user.role == "admin" else ""
+    own = ChatSettings.of(info.settings).system_prompt
+    prompt = "\n\n".join(text for text in (prompt, own) if text)
+    if summary is not None and not summary.tells_of(recent, info.tip or None):
+        summary = None
     messages = [{"role": "system", "content": prompt}] if prompt else []
     if summary is not None:
         messages.append(summary.message())
@@ -131,6 +142,7 @@ async def show_session(
     listed = [
         {
             "query_id": turn.query_id,
+            "after": turn.after,
             "query": turn.query,
             "answer": turn.answer,
             "time": turn.time,
@@ -139,7 +151,14 @@ async def show_session(
         for turn in page.turns
     ]
     earlier = page.turns[0].query_id if page.earlier else None
-    shown = {**_shown(info), "turns": listed, "total": page.total, "earlier": earlier, "messages": messages}
+    shown = {
+        **_changed(info),
+        "tip": info.tip or (recent[-1].query_id if recent else None),
+        "turns": listed,
+        "total": page.total,
+        "earlier": earlier,
+        "messages": messages,
+    }
     return reply(shown)
 
 
@@ -155,17 +174,28 @@ async def _system_prompt(gateway: Gateway) -> str:
 
 @router.patch(
     "/sessions/{session_id}",
-    summary="Give a session another title, or pin it before the others",
-    responses=told("As it is now", Session, _INFO, 400, 404, 413, 415, 422, 503),
+    summary="Give a session another title, pin it, say how it is asked, or go on from another version of an answer",
+    responses=told("As it is now", SessionChanged, {**_INFO, "settings": _USUAL}, 400, 404, 413, 415, 422, 503),
 )
 async def change_session(session_id: str, body: SessionBody, gateway: GatewayDep, user: UserDep) -> Response:
     async with gateway.reachable():
         info = await _owned(gateway, user, session_id)
         try:
-            changed = await gateway.sessions.change(info, title=body.title, pinned=body.pinned)
+            tip = None if body.version is None else await _tip(gateway, info, body.version)
+            settings = body.settings.model_dump(exclude_none=True) if body.settings else None
+            changed = await gateway.sessions.change(
+                info, title=body.title, pinned=body.pinned, settings=settings, tip=tip
+            )
         except KeyError:
             raise not_found("session") from None
-    return reply(_shown(changed))
+    return reply(_changed(changed))
+
+
+async def _tip(gateway: Gateway, info: SessionInfo, query_id: str) -> str:
+    tip = tip_of(await gateway.sessions.every_turn(info.session_id), query_id)
+    if tip is None:
+        raise not_found("turn in this session")
+    return tip
 
 
 @router.post(

@@ -121,6 +121,9 @@ class QueryListed(Shape):
     query: str
     mode: str
     accepted: int = Field(description="Milliseconds since the epoch")
+    after: str | None = Field(
+        default=None, description="The turn before it is the newest one that was not accepted after this query"
+    )
     error: FailureShown | None = Field(default=None, description="Of a failed query")
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from services.gateway.schemas import ChatSettings
 from services.gateway.shapes.shape import Shape
 from shared.contracts import ChatTurnMessage
 
@@ -38,13 +39,24 @@ class SessionPage(Shape):
 
 class TurnShown(Shape):
     query_id: str
+    after: str | None = Field(
+        description="The turn before it is the newest one that was not accepted after this query; null: the one before "
+        "it in the session. Turns with the same one before them are versions of each other"
+    )
     query: str
     answer: str
     time: int = Field(description="Milliseconds since the epoch")
     interrupted: bool
 
 
-class SessionShown(Session):
+class SessionChanged(Session):
+    settings: ChatSettings = Field(description="How this chat is asked")
+
+
+class SessionShown(SessionChanged):
+    tip: str | None = Field(
+        description="The last turn of the conversation that is shown: it, and from each the one before it"
+    )
     turns: list[TurnShown]
     total: int = Field(description="Turns of the whole session")
     earlier: str | None = Field(description="`before` of the next page; null at the beginning")

@@ -100,6 +100,14 @@ export interface components {
         } & {
             [key: string]: unknown;
         };
+        ChatSettings: {
+            model?: string | null;
+            temperature?: number | null;
+            system_prompt?: string | null;
+            mode?: ("chat" | "committee") | null;
+            personas?: string[] | null;
+            rounds?: number | null;
+        };
         ChatToolCall: {
             id: string;
             name: string;
@@ -660,6 +668,8 @@ export interface components {
             model?: string | null;
             options?: components["schemas"]["Options"] | null;
             tools?: string[] | null;
+            system_prompt?: string | null;
+            instead_of?: string | null;
             deadline_seconds?: number | null;
         };
         QueryListed: {
@@ -670,6 +680,7 @@ export interface components {
             query: string;
             mode: string;
             accepted: number;
+            after?: string | null;
             error?: components["schemas"]["FailureShown"] | null;
         };
         QueryPage: {
@@ -815,16 +826,19 @@ export interface components {
             stars: number | null;
             comment: string | null;
         };
-        Session: {
+        SessionBody: {
+            title?: string | null;
+            pinned?: boolean | null;
+            settings?: components["schemas"]["ChatSettings"] | null;
+            version?: string | null;
+        };
+        SessionChanged: {
             session_id: string;
             title: string;
             created: number;
             updated: number;
             pinned: boolean;
-        };
-        SessionBody: {
-            title?: string | null;
-            pinned?: boolean | null;
+            settings: components["schemas"]["ChatSettings"];
         };
         SessionDeleted: {
             session_id: string;
@@ -852,6 +866,8 @@ export interface components {
             created: number;
             updated: number;
             pinned: boolean;
+            settings: components["schemas"]["ChatSettings"];
+            tip: string | null;
             turns: components["schemas"]["TurnShown"][];
             total: number;
             earlier: string | null;
@@ -988,6 +1004,7 @@ export interface components {
         };
         TurnShown: {
             query_id: string;
+            after: string | null;
             query: string;
             answer: string;
             time: number;

@@ -1,0 +1,106 @@
+"""A question that takes the place of another one of its session: where it stands, and what becomes of the other.
+
+The same words again are a further version: both stay in the session, each with what was said behind it, and the model
+goes on from the newer one. Other words are a correction: what was said before in its place leaves the session, and
+everything that came of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from services.gateway.cancel import cancel_all
+from services.gateway.deletion import STOPPING, forget_queries, still_read
+from services.gateway.errors import ApiError, not_found
+from services.gateway.gateway import Gateway
+from services.gateway.history import normal
+from services.gateway.records import QueryRecord, is_query_id, load
+from shared.bus import order
+from shared.bus.keys import queries_key
+from shared.records import lanes
+from shared.records.sessions import Turn, before
+
+_LOOK = 0.02
+
+
+def parents(turns: Sequence[Turn]) -> dict[str, str]:
+    """The turn before each, of all turns of a session, oldest first; empty for one that begins a conversation."""
+    found: dict[str, str] = {}
+    last = ""
+    for at, turn in enumerate(turns):
+        if turn.after:
+            bound = order(turn.after)
+            last = next((one.query_id for one in reversed(turns[:at]) if order(one.query_id) <= bound), "")
+        found[turn.query_id] = last
+        last = turn.query_id
+    return found
+
+
+def in_its_place(turns: Sequence[Turn], query_id: str) -> list[str]:
+    """A turn with its versions, and everything that was said behind one of them; nothing where it is no turn."""
+    known = parents(turns)
+    if query_id not in known:
+        return []
+    gone = {one for one, parent in known.items() if parent == known[query_id]}
+    for one, parent in known.items():
+        # a turn is newer than the one before it
+        if parent in gone:
+            gone.add(one)
+    return [one for one in known if one in gone]
+
+
+def tip_of(turns: Sequence[Turn], query_id: str) -> str | None:
+    """The end of the conversation that was last continued behind a turn; None where it is no turn."""
+    known = parents(turns)
+    if query_id not in known:
+        return None
+    behind = {query_id}
+    for one, parent in known.items():
+        if parent in behind:
+            behind.add(one)
+    return max(behind, key=order)
+
+
+async def place(gateway: Gateway, session_id: str, user_id: str, instead_of: str) -> str:
+    """After which query that one stands whose place is to be taken. Raises ApiError 404 and BusUnavailable."""
+    if not is_query_id(instead_of):
+        raise ApiError(400, "bad_query_id", "instead_of must be the id of a query, like 1700000000000-0")
+    turn, record = await asyncio.gather(gateway.sessions.turn(session_id, "A", instead_of), load(gateway, instead_of))
+    if turn is not None:
+        return turn.after or before(instead_of)
+    if record is None or (record.session_id, record.user_id) != (session_id, user_id):
+        raise not_found("query in this session")
+    return record.after or before(instead_of)
+
+
+async def give_way(gateway: Gateway, record: QueryRecord, instead_of: str) -> None:
+    """Stops what was asked from there on and is not answered, and removes what was said in other words. A repeat
+    changes nothing. Raises BusUnavailable."""
+    bus, session_id = gateway.bus, record.session_id
+    between = (order(instead_of), order(record.query_id))
+    waiting = [one for one in await lanes.unfinished(bus, session_id, "A") if between[0] <= order(one) < between[1]]
+    await cancel_all(gateway, waiting)
+    turn, before_it = await asyncio.gather(
+        gateway.sessions.turn(session_id, "A", instead_of), load(gateway, instead_of)
+    )
+    words = turn.query if turn else before_it.query if before_it else record.query
+    if normal(words) == normal(record.query):
+        return
+    # what had been written of an answer becomes a turn when it has stopped
+    until = asyncio.get_running_loop().time() + STOPPING
+    while set(waiting) & set(await lanes.unfinished(bus, session_id, "A")):
+        if asyncio.get_running_loop().time() >= until:
+            break
+        await asyncio.sleep(_LOOK)
+    # the question itself may be answered by now, and stands in that place too
+    turns = [one for one in await gateway.sessions.every_turn(session_id) if order(one.query_id) < between[1]]
+    gone = in_its_place(turns, instead_of)
+    # questions without an answer, in its place or behind it
+    listed = {raw.decode() for raw in await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)}
+    loose = [one for one in listed - {turn.query_id for turn in turns} if between[0] <= order(one) < between[1]]
+    loose = sorted(set(loose) - set(await still_read(bus, sorted(loose))), key=order)
+    if leaving := [*gone, *loose]:
+        await forget_queries(gateway, record.user_id, session_id, leaving)
+        # the turns go last: until then an interrupted change can be repeated
+        await gateway.sessions.bring(session_id, gone, [])
