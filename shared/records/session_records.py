@@ -13,11 +13,12 @@ from shared.bus import Bus, Command, Script, order
 from shared.bus.keys import SESSION, earlier_turns_key, session_key, turns_key, user_sessions_key
 from shared.contracts import RespondentId
 from shared.records.lanes import RESPONDENTS, number, pairs
-from shared.records.sessions import MAX_TURNS, WRITING_TURNS, kept
+from shared.records.sessions import MAX_TURNS, WRITING_TURNS, kept, object_or_nothing
 
 SESSION_ID = r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}$"
 QUERY_ID = r"^[0-9]{1,15}-[0-9]{1,10}$"
 _SCAN = 500
+_FEW = ("noted", "after")
 
 # A page of the turns of each respondent, with the session as it is at that moment.
 # KEYS: session, turns of each respondent, turns as a hash of each. ARGV: turns of each, then after which, of each.
@@ -33,8 +34,8 @@ return found
 """)
 
 # Adds what is not there. KEYS: session, turns of each respondent, turns as a hash of each.
-# ARGV: user, title, created, updated, whether it is pinned, then per respondent a number of turns and so many ids and
-# turns.
+# ARGV: user, title, created, updated, whether it is pinned, its settings or nothing, then per respondent a number of
+# turns and so many ids and turns.
 # Returns -1 when the session is another user's, else the number of turns that were added.
 _WRITE = Script(
     WRITING_TURNS
@@ -45,10 +46,11 @@ redis.call('HSETNX', KEYS[1], 'user_id', ARGV[1])
 redis.call('HSETNX', KEYS[1], 'title', ARGV[2])
 redis.call('HSETNX', KEYS[1], 'created', ARGV[3])
 if ARGV[5] == '1' then redis.call('HSETNX', KEYS[1], 'pinned', '1') end
+if ARGV[6] ~= '' then redis.call('HSETNX', KEYS[1], 'settings', ARGV[6]) end
 if tonumber(redis.call('HGET', KEYS[1], 'updated') or '0') < tonumber(ARGV[4]) then
   redis.call('HSET', KEYS[1], 'updated', ARGV[4])
 end
-local added, at, respondents = 0, 6, (#KEYS - 1) / 2
+local added, at, respondents = 0, 7, (#KEYS - 1) / 2
 for k = 2, 1 + respondents do
   migrate(KEYS[k + respondents], KEYS[k])
   local number = tonumber(ARGV[at])
@@ -90,6 +92,7 @@ class SessionRecord(_Model):
     updated: int = Field(ge=0)
     used: int = Field(ge=0)
     pinned: bool = False
+    settings: dict[str, Any] | None = None
     turns: dict[RespondentId, list[TurnRecord]]
 
 
@@ -153,6 +156,7 @@ def _record(session_id: str, info: dict[str, str], pages: Sequence[Any], hashes:
         "created": number(info, "created"),
         "updated": number(info, "updated"),
         **({"pinned": True} if info.get("pinned") == "1" else {}),
+        **({"settings": settings} if (settings := object_or_nothing(info.get("settings", ""))) else {}),
         "turns": turns,
     }
 
@@ -185,9 +189,13 @@ async def write_sessions(bus: Bus, records: Sequence[SessionRecord]) -> list[int
 
 def _writing(record: SessionRecord) -> Command:
     parts: list[Any] = [record.user_id, record.title, record.created, record.updated, int(record.pinned)]
+    parts.append(orjson.dumps(record.settings) if record.settings else "")
     for respondent in RESPONDENTS:
         turns = record.turns.get(respondent, [])
         parts.append(len(turns))
         for turn in turns:
-            parts += [turn.query_id, orjson.dumps(turn.model_dump(exclude={"query_id"}))]
+            said = turn.model_dump(exclude={"query_id"})
+            # what few turns have is written of those only
+            kept_of = {name: value for name, value in said.items() if value is not None or name not in _FEW}
+            parts += [turn.query_id, orjson.dumps(kept_of)]
     return _WRITE(_keys(record.session_id), *parts)

@@ -224,7 +224,7 @@ class SessionInfo:
             values.get("pinned") == "1",
             values.get("named") == "1",
             _id_or_nothing(values.get("tip", "")),
-            _object_or_nothing(values.get("settings", "")),
+            object_or_nothing(values.get("settings", "")),
         )
 
 
@@ -236,7 +236,8 @@ def _id_or_nothing(text: str) -> str:
     return text
 
 
-def _object_or_nothing(text: str) -> dict[str, Any]:
+def object_or_nothing(text: str) -> dict[str, Any]:
+    """An object as JSON; empty where it is none."""
     try:
         value = orjson.loads(text or "{}")
     except ValueError:

@@ -219,7 +219,7 @@ async def test_a_respondent_that_is_frozen_meanwhile_brings_nothing_back(
 ) -> None:
     """It does not hear of the cancellation, and writes on as if nothing had happened."""
     monkeypatch.setattr("services.generator.answering.Answering.cancel", lambda *_: None)
-    monkeypatch.setattr("services.gateway.deletion._STOPPING", 0.1)
+    monkeypatch.setattr("services.gateway.deletion.STOPPING", 0.1)
     query_id = await town.ask(f"hold {WORD}")
     await town.stage.seen(query_id, EntryType.ANSWER)
     await town.delete()

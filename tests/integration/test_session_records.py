@@ -98,26 +98,29 @@ async def test_sessions_arrive_as_they_were(bus: Bus, elsewhere: Bus, sessions: 
         assert session_id in {info.session_id for info in await Sessions(elsewhere).of_user(record["user_id"], 100)}
 
 
-async def test_a_pinned_session_arrives_pinned_and_in_its_place(bus: Bus, elsewhere: Bus) -> None:
+async def test_a_pinned_session_arrives_pinned_with_its_settings_and_in_its_place(bus: Bus, elsewhere: Bus) -> None:
     for name in ("old", "new"):
         await Sessions(bus).open(name, "ann", "t")
     old = await Sessions(bus).info("old")
     assert old is not None
-    await Sessions(bus).change(old, pinned=True)
+    await Sessions(bus).change(old, pinned=True, settings={"temperature": 0.5})
     await write(elsewhere, list((await everything(bus)).values()))
     found = await Sessions(elsewhere).of_user("ann", 10)
     assert [(info.session_id, info.pinned) for info in found] == [("old", True), ("new", False)]
+    assert [info.settings for info in found] == [{"temperature": 0.5}, {}]
 
 
 async def test_a_turn_is_kept_byte_for_byte(bus: Bus, elsewhere: Bus) -> None:
     turn = Turn("5-1", "naïve\u2028?", "\x00 \U0001f600 ", 7, True, 3.0000000000000004)
+    version = Turn("5-2", "naïve?", "yes", 8, noted="5-1", after="4-9")
     sessions = Sessions(bus)
     await sessions.open("s", "ann", "t")
-    await bus.link.pipe(sessions.appending("s", "A", turn))
+    for one in (turn, version):
+        await bus.link.pipe(sessions.appending("s", "A", one))
     await write(elsewhere, list((await everything(bus)).values()))
     key = turns_key("s", "A")
     assert await elsewhere.link.call("ZRANGE", key, 0, -1) == await bus.link.call("ZRANGE", key, 0, -1) != []
-    assert await Sessions(elsewhere).turns("s", "A") == [turn]
+    assert await Sessions(elsewhere).every_turn("s") == [turn, version]
 
 
 async def test_a_merge_keeps_all_turns_and_the_later_times(bus: Bus) -> None:
