@@ -26,6 +26,7 @@ from services.cli.commands.mcp import mcp
 from services.cli.commands.memory import memory
 from services.cli.commands.preferences import judge, leaderboard
 from services.cli.commands.repair import repair
+from services.cli.commands.retention import retention
 from services.cli.launch.plan import RunOptions
 from services.cli.launch.run import Run
 from services.cli.launch.run_lock import UnusableFolder
@@ -53,6 +54,7 @@ app.add_typer(mcp, name="mcp")
 app.add_typer(files, name="files")
 app.add_typer(operate.export, name="export")
 app.add_typer(experiment, name="experiment")
+app.add_typer(retention, name="retention")
 app.add_typer(evaluate.app, name="eval")
 app.add_typer(importing.app, name="import")
 app.command()(backup)

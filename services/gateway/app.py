@@ -33,6 +33,7 @@ from services.gateway.routes import (
     personas,
     preferences,
     queries,
+    retention,
     sessions,
     tools,
 )
@@ -52,6 +53,7 @@ _ROUTERS: tuple[APIRouter, ...] = (
     personas.router,
     bus.router,
     dead_letters.router,
+    retention.router,
     keys.router,
     backup.router,
     preferences.router,

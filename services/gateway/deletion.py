@@ -9,7 +9,7 @@ from services.gateway.cancel import cancel_all
 from services.gateway.gateway import Gateway
 from shared.bus import Bus, order
 from shared.bus.keys import cancel_key, queries_key
-from shared.contracts import QUERY_FORGET, QUERY_RECEIVED, QueryForget
+from shared.contracts import MEMORY_FORGET, QUERY_FORGET, QUERY_RECEIVED, MemoryForget, QueryForget
 from shared.records import lanes
 from shared.records.erasing import erase, erase_dead_letters, erase_entries
 from shared.records.lanes import RESPONDENTS, lane_keys
@@ -21,6 +21,16 @@ STEP = 30.0
 STOPPING = 1.0
 _LOOK = 0.02
 _PAGE = 200
+
+
+async def end_session(gateway: Gateway, info: SessionInfo) -> list[str]:
+    """Removes a session with all that anybody keeps of it; the ids of the queries that are cancelled by it."""
+    bus, session_id = gateway.bus, info.session_id
+    # first, and on the bus: whoever keeps something of the session hears of its end, also one that is away now
+    seconds, micros = await bus.link.call("TIME")
+    ended = MemoryForget(user_id=info.user_id, session_id=session_id, at=int(seconds) * 1000 + int(micros) // 1000)
+    await bus.publish(MEMORY_FORGET.of(ended, user_id=info.user_id, session_id=session_id))
+    return await delete_session(gateway, info)
 
 
 async def delete_session(gateway: Gateway, info: SessionInfo) -> list[str]:

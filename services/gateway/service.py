@@ -14,10 +14,12 @@ from services.gateway.admin_key import shown_by
 from services.gateway.app import create_app
 from services.gateway.connection import Connection
 from services.gateway.gateway import Gateway
+from services.gateway.keeping import retention
 from services.gateway.keys import ADMIN, Principal
 from services.gateway.settings import GatewaySettings
 from shared.bus import open_bell
 from shared.errors import SettingsError, TransientError
+from shared.participant.background import beside
 from shared.participant.service import open_context, run_main
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
@@ -114,7 +116,8 @@ async def _attached(gateway: Gateway, settings: GatewaySettings, port: int) -> N
         while not known:
             await asyncio.sleep(_AGAIN)
             known = await _made_known(gateway)
-        await asyncio.Event().wait()
+        async with beside(retention=retention(gateway).run):
+            await asyncio.Event().wait()
 
 
 async def _made_known(gateway: Gateway) -> bool:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, SecretStr, model_validator
 
-from shared.participant.settings import Settings
+from shared.participant.settings import Settings, kept_days
 
 
 def is_loopback(host: str) -> bool:
@@ -40,7 +40,7 @@ def is_key(text: str) -> bool:
 
 class GatewaySettings(Settings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
-        "max_backlog", "max_session_backlog", "deadline_seconds", "client_gone_seconds",
+        "max_backlog", "max_session_backlog", "deadline_seconds", "client_gone_seconds", "keep_days_sessions",
     }  # fmt: skip
 
     expects: list[str] = Field(
@@ -80,6 +80,7 @@ class GatewaySettings(Settings):
         le=3_600,
         description="Seconds after which a run of OpenAI's API ends whose client has gone; 0: never",
     )
+    keep_days_sessions: int = kept_days("Sessions that nobody has used for so many days are deleted, but pinned ones")
     bus_wait: float = Field(default=3.0, gt=0, description="Seconds that a request waits for the bus before it fails")
     tool_timeout: float = Field(
         default=30.0, gt=0, description="Seconds that a tool call over HTTP may take, or as the tool says"

@@ -16,10 +16,11 @@ from services.knowledge.graph import GraphUnavailable
 from services.knowledge.merging import Fact
 from services.knowledge.names import Kind
 from services.knowledge.search import Search, shown, shown_thing
-from services.knowledge.store import Store
+from services.knowledge.store import BY_HAND, Store
 from shared.bus import Bus
 from shared.contracts import ToolRequest
 from shared.errors import ToolError
+from shared.participant.retention import Retention
 from shared.participant.tool import Tool, ToolResult
 
 NAME = "knowledge_manage"
@@ -27,7 +28,9 @@ NAME = "knowledge_manage"
 _DRAWN = 2_000
 _SOURCES = 50
 
-Op = Literal["list", "get", "add", "correct", "delete", "entities", "graph", "export", "import", "clear", "stats"]
+Op = Literal[
+    "list", "get", "add", "correct", "delete", "entities", "graph", "export", "import", "clear", "stats", "retention",
+]  # fmt: skip
 
 
 class KnowledgeManage(BaseModel):
@@ -52,6 +55,7 @@ class KnowledgeManage(BaseModel):
     limit: int = Field(default=50, ge=1, le=500)
     lines: list[dict[str, Any]] = Field(default=[], max_length=500)
     all_users: bool = False
+    days: int | None = Field(default=None, ge=0)
 
 
 class Line(BaseModel):
@@ -80,10 +84,11 @@ _LINE = TypeAdapter(Line)
 
 
 class Manage:
-    def __init__(self, bus: Bus, store: Store, search: Search) -> None:
+    def __init__(self, bus: Bus, store: Store, search: Search, retention: Retention) -> None:
         self._bus = bus
         self._store = store
         self._search = search
+        self._retention = retention
         self._ops: dict[Op, Callable[[KnowledgeManage, ToolRequest], Awaitable[dict[str, Any]]]] = {
             "list": self._list,
             "get": self._get,
@@ -96,6 +101,7 @@ class Manage:
             "import": self._import,
             "clear": self._clear,
             "stats": self._stats,
+            "retention": self._kept,
         }
 
     def tool(self) -> Tool[KnowledgeManage]:
@@ -231,13 +237,16 @@ class Manage:
             return await self._store.counts()
         return {"claims": await self._store.count(request.user_id)}
 
+    async def _kept(self, args: KnowledgeManage, _request: ToolRequest) -> dict[str, Any]:
+        return {"kinds": await self._retention.shown(args.days)}
+
     # ── how ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _by_hand(self, request: ToolRequest) -> Turn:
         """A source for what a person enters; the same for a call that is repeated."""
         seconds, micros = await self._bus.link.call("TIME")
         said = int(seconds) * 1000 + int(micros) // 1000
-        return Turn(f"person:{request.call_id}", request.user_id, "", said, "")
+        return Turn(f"{BY_HAND}{request.call_id}", request.user_id, "", said, "")
 
     async def _now(self, request: ToolRequest, new: Claim) -> dict[str, Any]:
         fact = await self._search.of_claim(request.user_id, new.id)

@@ -11,6 +11,7 @@ from typing import Any
 from services.knowledge.extract import MOST_TURNS, Extractor
 from services.knowledge.graph import Graph
 from services.knowledge.ingest import Hook, Ingest
+from services.knowledge.keeping import kinds
 from services.knowledge.ladybug import open_ladybug
 from services.knowledge.manage import Manage
 from services.knowledge.search import Search
@@ -21,6 +22,7 @@ from shared.contracts import KNOWLEDGE_FORGET, KNOWLEDGE_READ, MEMORY_FORGET, QU
 from shared.errors import TransientError
 from shared.llm.courtesy import CourteousChatModel, answering
 from shared.participant.background import beside
+from shared.participant.retention import Retention
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
 
@@ -41,9 +43,10 @@ def builder(*fault: Hook) -> Any:
             model = CourteousChatModel(context.settings.chat_model(), answering(context.bus), lambda: context.settings)
             stack.push_async_callback(model.aclose)
             ingest = Ingest(context, store, Extractor(model, lambda: context.settings), *fault)
+            retention = Retention(context, kinds(store), answering(context.bus))
             offered: list[Tool[Any]] = [
                 KnowledgeTools(context, search).tool(),
-                Manage(context.bus, store, search).tool(),
+                Manage(context.bus, store, search, retention).tool(),
             ]
 
             @contextlib.asynccontextmanager
@@ -53,7 +56,7 @@ def builder(*fault: Hook) -> Any:
 
             works = await stack.enter_async_context(open_tools(context, same))
             await _look(context, store)
-            async with beside(watch_graph=partial(_watch, context, store)):
+            async with beside(watch_graph=partial(_watch, context, store), retention=retention.run):
                 yield [
                     *works,
                     Subscription(RESPONSE_GENERATION, ingest.response, limit=_LIMIT),

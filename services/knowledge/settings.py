@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from shared.llm.courtesy import CourtesySettings
 from shared.llm.settings import BackendSettings
-from shared.participant.settings import Settings
+from shared.participant.settings import Settings, kept_days
 
 EMBEDDED = "ladybug"
 SERVERS = ("bolt://", "bolt+s://", "bolt+ssc://", "neo4j://", "neo4j+s://", "neo4j+ssc://")
@@ -20,7 +20,7 @@ class KnowledgeSettings(BackendSettings, CourtesySettings):
 
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "extract", "model", "n_results", "hops", "concurrency", "extract_timeout", "yield_above", "yield_rest",
-        "yield_seconds",
+        "yield_seconds", "keep_days_facts",
     }  # fmt: skip
 
     store: str = Field(
@@ -47,6 +47,9 @@ class KnowledgeSettings(BackendSettings, CourtesySettings):
         default=2, ge=1, le=2, description="1: facts about what is asked for; 2: also about what those name"
     )
     concurrency: int = Field(default=24, ge=10, description="Messages handled at the same time by one replica")
+    keep_days_facts: int = kept_days(
+        "What facts were read from is forgotten after so many days, but what a person has entered"
+    )
     demo: bool = Field(default=False, description="Set by `local2 run` when the demonstration model answers")
 
     @field_validator("store")

@@ -16,6 +16,10 @@ from dataclasses import dataclass
 from services.knowledge.claims import FIELDS, Claim, Turn, claim_of
 from services.knowledge.graph import Graph, Row, Run
 from services.knowledge.relations import ALIAS
+from shared.participant.retention import Census
+
+# What the sources begin with that a person has entered.
+BY_HAND = "person:"
 
 # Tables of the embedded graph, and constraints of a server.
 _CLAIM = ", ".join(f"{name} {'INT64' if name == 'said' else 'STRING'}" for name in FIELDS)
@@ -96,6 +100,15 @@ _OF_PLACES = (
 _ALL = (
     "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(a:KnowledgeName)-[r:SAID]->(:KnowledgeName) "
     f"RETURN {_CLAIMS} ORDER BY id"
+)
+# what a person has entered has such a source
+_OLD = (
+    "MATCH (u:KnowledgeUser {id: $user})-[:HEARD]->(s:KnowledgeSource) "
+    f"WHERE s.said < $before AND NOT s.source STARTS WITH '{BY_HAND}' RETURN s.id AS id ORDER BY s.said LIMIT $n"
+)
+_CENSUS = (
+    f"MATCH (s:KnowledgeSource) WHERE NOT s.source STARTS WITH '{BY_HAND}' "
+    "RETURN count(s) AS kept, min(s.said) AS oldest, sum(CASE WHEN s.said < $before THEN 1 ELSE 0 END) AS due"
 )
 _USERS = "MATCH (u:KnowledgeUser) RETURN u.id AS id ORDER BY id"
 _COUNT = (
@@ -217,6 +230,14 @@ class Store:
                     return count
                 count += await self._forgotten(run, [row["id"] for row in found])
 
+    async def forget_old(self, user_id: str, before: int, limit: int) -> int:
+        """Removes what rests on sources alone that were said before a moment (ms): of at most so many, the oldest; how
+        many those were. What a person has entered stays."""
+        async with self._graph.transaction() as run:
+            await self._touch(run, user_id)
+            found = await run(_OLD, {"user": user_id, "before": before, "n": limit})
+            return await self._forgotten(run, [row["id"] for row in found])
+
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def source(self, user_id: str, source: str) -> Source | None:
@@ -266,6 +287,11 @@ class Store:
         """Claims and names of all users."""
         claims, names = await self._graph.read(_COUNT_ALL, {}), await self._graph.read(_COUNT_NAMES, {})
         return {"claims": int(claims[0]["n"]), "names": int(names[0]["n"])}
+
+    async def census(self, before: int) -> Census:
+        """Of all users' sources but those that a person has entered."""
+        (row,) = await self._graph.read(_CENSUS, {"before": before})
+        return Census(int(row["kept"]), row["oldest"], int(row["due"] or 0))
 
     async def ping(self) -> None:
         await self._graph.ping()

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
+from itertools import islice
 
 from services.memory.engram import Engram
 
 
 class Catalog:
-    """In memory, made from the store at the start. About 200 bytes an engram."""
+    """In memory, made from the store at the start. About 200 bytes an engram.
+
+    Answers and what somebody had remembered (notes and topics) are told apart: `asked` is the latter.
+    """
 
     def __init__(self) -> None:
         self._times: dict[str, dict[str, int]] = {}
         self._sorted: dict[str, list[tuple[int, str]]] = {}
         self._owners: dict[str, str] = {}
+        self._asked: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -31,6 +36,8 @@ class Catalog:
             times[engram.id] = engram.time
             insort(order, (engram.time, engram.id))
             self._owners[engram.id] = engram.user_id
+            if engram.kind != "turn":
+                self._asked.add(engram.id)
 
     def remove(self, user_id: str, ids: Iterable[str]) -> None:
         times, order = self._times.get(user_id, {}), self._sorted.get(user_id, [])
@@ -39,10 +46,12 @@ class Catalog:
             if before is not None:
                 order.pop(bisect_left(order, (before, engram_id)))
                 self._owners.pop(engram_id, None)
+                self._asked.discard(engram_id)
 
     def remove_user(self, user_id: str) -> None:
         for engram_id in self._times.pop(user_id, {}):
             self._owners.pop(engram_id, None)
+            self._asked.discard(engram_id)
         self._sorted.pop(user_id, None)
 
     def owner(self, engram_id: str) -> str | None:
@@ -62,3 +71,19 @@ class Catalog:
         order = self._sorted.get(user_id, [])
         end = len(order) if cursor is None else bisect_left(order, cursor)
         return order[max(0, end - limit) : end][::-1]
+
+    def oldest(self, user_id: str, limit: int, *, asked: bool, before: int) -> list[str]:
+        """The ids of those from before a moment (ms), the oldest first."""
+        order = self._sorted.get(user_id, [])
+        old = (engram_id for _, engram_id in islice(order, bisect_left(order, (before,))))
+        return list(islice((one for one in old if (one in self._asked) == asked), limit))
+
+    def census(self, *, asked: bool, before: int) -> tuple[int, int | None, int]:
+        """Of all users: how many there are, the time of the oldest, and how many are from before that moment."""
+        kept, due, oldest = 0, 0, list[int]()
+        for order in self._sorted.values():
+            times = [at for at, engram_id in order if (engram_id in self._asked) == asked]
+            kept += len(times)
+            due += bisect_left(times, before)
+            oldest += times[:1]
+        return kept, min(oldest, default=None), due

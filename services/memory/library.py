@@ -27,6 +27,7 @@ from services.memory.blobs import Blobs, BlobsAway, FolderBlobs
 from services.memory.chunks import Chunk
 from services.memory.text import query_tokens, tokens
 from services.memory.vectors import Space, Vector
+from shared.participant.retention import Census
 
 VERSION = 1
 # Seconds that a writer waits for another one.
@@ -229,6 +230,23 @@ class Library:
                 if row := db.execute("SELECT user_id FROM owner WHERE EXISTS (SELECT 1 FROM file)").fetchone():
                     found.append(str(row[0]))
         return sorted(found)
+
+    def older(self, user_id: str, before: int) -> list[str]:
+        """The ids of files that came before a moment (ms), the oldest first."""
+        with self._reading(user_id) as db:
+            sql = "SELECT id FROM file WHERE added < ? ORDER BY added"
+            return [row[0] for row in db.execute(sql, (before,))] if db else []
+
+    def census(self, before: int) -> Census:
+        """Of all users."""
+        found = [Census(0, None, 0)]
+        for user_id in self.users():
+            with self._reading(user_id) as db:
+                if db is not None:
+                    sql = "SELECT count(*), min(added), count(*) FILTER (WHERE added < ?) FROM file"
+                    found.append(Census(*db.execute(sql, (before,)).fetchone()))
+        oldest = min((one.oldest for one in found if one.oldest is not None), default=None)
+        return Census(sum(one.kept for one in found), oldest, sum(one.due for one in found))
 
     def unread(self, user_id: str) -> list[str]:
         """The ids of files whose text is still to be read."""

@@ -30,6 +30,7 @@ from services.memory.tools import MAX_CONTENT, MAX_QUERIES, MemoryTools, checked
 from shared.contracts import ToolRequest
 from shared.errors import ModelError, ToolError
 from shared.llm.port import ContextOverflow, ModelRejected
+from shared.participant.retention import Retention
 from shared.participant.service import Context
 from shared.participant.tool import Tool, ToolResult
 
@@ -44,7 +45,7 @@ _IMPORT_SECONDS = 25.0
 
 Op = Literal[
     "search", "list", "get", "delete", "delete_session", "delete_user", "import", "export", "topics", "topic_get",
-    "topic_put", "topic_delete", "stats", "embed",
+    "topic_put", "topic_delete", "stats", "embed", "retention",
 ]  # fmt: skip
 
 
@@ -67,6 +68,7 @@ class MemoryManage(BaseModel):
     limit: int = Field(default=50, ge=1, le=500)
     lines: list[dict[str, Any]] = Field(default=[], max_length=200)
     texts: list[str] = Field(default=[], max_length=MOST_TEXTS)
+    days: int | None = Field(default=None, ge=0)
     all_users: bool = False
 
 
@@ -78,12 +80,14 @@ class Manage:
         recall: Recall,
         embedder: Embedder,
         tools: MemoryTools,
+        retention: Retention,
     ) -> None:
         self._context = context
         self._keeper = keeper
         self._recall = recall
         self._embedder = embedder
         self._tools = tools
+        self._retention = retention
         self._ops: dict[Op, Callable[[MemoryManage, ToolRequest], Awaitable[dict[str, Any]]]] = {
             "search": self._search,
             "list": self._list,
@@ -99,6 +103,7 @@ class Manage:
             "topic_delete": self._topic_delete,
             "stats": self._stats,
             "embed": self._embed,
+            "retention": self._kept,
         }
 
     def tool(self) -> Tool[MemoryManage]:
@@ -275,6 +280,10 @@ class Manage:
             "users": len(users),
             "embedding_model": self._embedder.using or None,
         }
+
+    async def _kept(self, args: MemoryManage, _request: ToolRequest) -> dict[str, Any]:
+        await self._indexed()
+        return {"kinds": await self._retention.shown(args.days)}
 
     async def _embed(self, args: MemoryManage, _request: ToolRequest) -> dict[str, Any]:
         """Each text's vector of unit length, as 32-bit floats (little-endian) in base64."""

@@ -22,6 +22,7 @@ from services.memory.gathering import open_gathering
 from services.memory.index import Index
 from services.memory.ingest import Ingest
 from services.memory.keeper import Hook, Keeper, no_fault
+from services.memory.keeping import kinds
 from services.memory.keywords import KeywordIndex
 from services.memory.library import Library
 from services.memory.manage import Manage
@@ -49,7 +50,8 @@ from shared.errors import SettingsError, TransientError
 from shared.llm.builtin import BuiltInEmbeddings, installed
 from shared.llm.courtesy import CourteousChatModel
 from shared.llm.courtesy import answering as queries
-from shared.participant.background import patiently
+from shared.participant.background import beside, patiently
+from shared.participant.retention import Retention
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
 from shared.telemetry.logging import get_logger
@@ -102,7 +104,8 @@ def builder(fault: Hook = no_fault) -> Any:
             )
             library = await asyncio.to_thread(_library, settings)
             documents = Documents(context, library, DocumentReader(), transfer, embedder, fault)
-            manage = Manage(context, keeper, recall, embedder, tools)
+            retention = Retention(context, kinds(keeper, library), queries(context.bus))
+            manage = Manage(context, keeper, recall, embedder, tools, retention)
             offered = [*tools.tools(), *DocumentTools(documents).tools(), manage.tool()]
 
             @contextlib.asynccontextmanager
@@ -113,13 +116,16 @@ def builder(fault: Hook = no_fault) -> Any:
             works = await stack.enter_async_context(open_tools(context, same))
             await _facts(context, store, embedder, index, 0, erasing.pending)
             reembedding = Reembedding(context, keeper, embedder, replace=settings.on_model_change == "reembed")
-            async with _background(
-                index.run(),
-                _take_topics(keeper, embedder),
-                reembedding.run(),
-                documents.run(),
-                erasing.run(),
-                _watch(context, store, embedder, index, reembedding, erasing),
+            async with (
+                beside(retention=retention.run),
+                _background(
+                    index.run(),
+                    _take_topics(keeper, embedder),
+                    reembedding.run(),
+                    documents.run(),
+                    erasing.run(),
+                    _watch(context, store, embedder, index, reembedding, erasing),
+                ),
             ):
                 yield [
                     *works,

@@ -11,7 +11,7 @@ from services.memory.ranking import Weights
 from shared.llm.courtesy import CourtesySettings
 from shared.llm.settings import BackendSettings
 from shared.llm.usual import embedding_model
-from shared.participant.settings import Settings
+from shared.participant.settings import Settings, kept_days
 
 
 class DocumentSettings(BaseModel):
@@ -37,7 +37,8 @@ class MemorySettings(BackendSettings, CourtesySettings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "top_k", "min_score", "weights", "documents", "classify", "model", "concurrency", "answer_chars",
         "question_chars", "yield_above", "yield_rest", "yield_seconds", "hybrid", "do_rerank", "rerank",
-        "rerank_model", "rerank_timeout", "rerank_pool", "log_chars",
+        "rerank_model", "rerank_timeout", "rerank_pool", "log_chars", "keep_days_engrams", "keep_days_notes",
+        "keep_days_files",
     }  # fmt: skip
 
     chroma_path: Path | None = Field(
@@ -143,6 +144,9 @@ class MemorySettings(BackendSettings, CourtesySettings):
         le=3600,
         description="Seconds from a deletion until its words are overwritten on disk, while nobody is being answered",
     )
+    keep_days_engrams: int = kept_days("Engrams of answers are removed so many days after they were given")
+    keep_days_notes: int = kept_days("What somebody had remembered, notes and topics, is removed after so many days")
+    keep_days_files: int = kept_days("Files are removed so many days after they came")
     demo: bool = Field(default=False, description="Set by `local2 run` when the demonstration model answers")
 
     @property

@@ -29,6 +29,7 @@ from services.reward.store import TABLES, Store, key_of
 from shared.contracts import ToolRequest
 from shared.envelope import now_ms
 from shared.errors import SettingsError, ToolError, TransientError
+from shared.participant.retention import Retention
 from shared.participant.tool import ToolResult
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Manage(BaseModel):
 
     op: Literal[
         "leaderboard", "verdicts", "export", "consent", "counts", "dump", "load", "clear",
-        "judge", "experiments", "experiment", "start", "stop", "promote", "revert",
+        "judge", "experiments", "experiment", "start", "stop", "promote", "revert", "retention",
     ]  # fmt: skip
     # export
     format: Format = "dpo"
@@ -76,6 +77,8 @@ class Manage(BaseModel):
     name: str = ""
     b: dict[str, Any] = {}
     force: bool = False
+    # retention
+    days: int | None = Field(default=None, ge=0)
 
 
 class Access:
@@ -114,9 +117,11 @@ class Desk:
         experiments: Experiments,
         settings: Callable[[], RewardSettings],
         judges: Callable[[], Awaitable[list[str]]],
+        retention: Retention,
     ) -> None:
         self._with_store = access.with_store
         self._judges = judges
+        self._retention = retention
         self._experiments = experiments
         self._settings = settings
         self._leaderboard: Leaderboard | None = None
@@ -141,6 +146,8 @@ class Desk:
                 data = await self._with_store(lambda store: {"removed": store.clear()})
             case "judge":
                 data = await self.judge()
+            case "retention":
+                data = {"kinds": await self._retention.shown(args.days)}
             case "experiments":
                 data = {"experiments": await self._experiments.all()}
             case "experiment" | "start" | "stop" | "promote" | "revert":

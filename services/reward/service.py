@@ -12,9 +12,10 @@ from weakref import WeakValueDictionary
 import orjson
 
 from services.reward.experiments import Experiments
+from services.reward.keeping import kinds
 from services.reward.manage import NAME, Access, Desk, Manage
 from services.reward.settings import RewardSettings
-from services.reward.store import FIRST, Store, config_name
+from services.reward.store import Store, config_name
 from shared.bus import order
 from shared.bus.keys import journal_key
 from shared.contracts import (
@@ -37,8 +38,10 @@ from shared.contracts import (
 )
 from shared.envelope import Message, now_ms
 from shared.errors import TransientError
+from shared.llm.courtesy import answering
 from shared.llm.intents import intent_of
 from shared.participant.background import beside
+from shared.participant.retention import Retention
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
 from shared.records.journal import Crossing, EntryType, append_after, response_id
@@ -52,10 +55,7 @@ _LOOK_SECONDS = 0.1
 # Characters of an answer's tool calls, or of what its judge read; no trainer takes a longer prompt.
 _MOST_KEPT = 200_000
 _VOTES = 4
-_DAY_MS = 86_400_000
 _TEND_SECONDS = 5
-_PRUNE_SECONDS = 3_600
-_PRUNE_PAUSE = 0.05
 
 
 def reward_of(feedback: UserFeedback) -> float:
@@ -252,7 +252,8 @@ async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work
     store = await asyncio.to_thread(Store, context.settings.path)
     access = Access(store)
     experiments = Experiments(context.bus, access.with_store, partial(context.registry.replicas, fresh=True))
-    desk = Desk(access, experiments, lambda: context.settings, partial(_judges, context))
+    retention = Retention(context, kinds(access), answering(context.bus))
+    desk = Desk(access, experiments, lambda: context.settings, partial(_judges, context), retention)
     rewarding = Rewarding(context, access)
     context.background.create_task(access.whole(), name="database")
 
@@ -261,7 +262,10 @@ async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work
         yield [Tool(NAME, Manage, desk.manage, internal=True)]
 
     try:
-        async with beside(tend=partial(_tend, context, access, experiments)), open_tools(context, tools) as works:
+        async with (
+            beside(tend=partial(_tend, context, access, experiments), retention=retention.run),
+            open_tools(context, tools) as works,
+        ):
             yield [
                 *works,
                 Subscription(RESPONSE_GENERATION, rewarding.response),
@@ -286,35 +290,14 @@ async def _judges(context: Context[RewardSettings]) -> list[str]:
 
 
 async def _tend(context: Context[RewardSettings], access: Access, experiments: Experiments) -> None:
-    """Says in the registry what is kept, finishes what an experiment began, and removes what is old."""
-    loop = asyncio.get_running_loop()
-    due = 0.0
+    """Says in the registry what is kept, and finishes what an experiment began."""
     while True:
         try:
             context.facts.update(await access.with_store(lambda store: {**store.counts(), **store.tallies()}))
             await experiments.catch_up()
-            if context.settings.keep_days and loop.time() >= due:
-                await prune(access, now_ms() - context.settings.keep_days * _DAY_MS)
-                due = loop.time() + _PRUNE_SECONDS
         except TransientError as exc:
             log.warning("reward.database_in_the_way", reason=str(exc))
         await asyncio.sleep(_TEND_SECONDS)
-
-
-async def prune(access: Access, before: int) -> int:
-    """Removes answers older than `before` (ms) that nobody compared or rated, few at a time: whoever wants the database
-    gets it in between. How many."""
-    total, place = 0, FIRST
-    while True:
-        removed, after = await access.with_store(partial(Store.prune, before=before, after=place))
-        total += removed
-        if after is None:
-            break
-        place = after
-        await asyncio.sleep(_PRUNE_PAUSE)
-    if total:
-        await access.with_store(Store.overwrite)
-    return total
 
 
 app = Service("reward", RewardSettings, build)

@@ -58,6 +58,8 @@ _ADDED = (
 TABLES = ("responses", "pairs", "critiques", "votes", "consents", "experiments", "forgotten")
 _KEYS = {"responses": "response_id", "pairs": "query_id", "critiques": "response_id", "votes": "response_id",
          "consents": "user_id", "experiments": "name", "forgotten": "session_id"}  # fmt: skip
+# Where each of them says when it was.
+_TIMES = {"responses": "time", "pairs": "time", "critiques": "time", "votes": "cast_ms"}
 _BUSY_SECONDS = 10.0
 # The number of a file from which nothing is left that was removed.
 _OVERWRITTEN = 1
@@ -292,6 +294,18 @@ class Store:
             return removed, (table, page[-1]["time"], page[-1]["response_id"])
         return removed, None if table == "critiques" else ("critiques", 0, "")
 
+    def expire(self, before: int) -> int:
+        """Removes what is older than a moment (ms), whatever it is: at most some rows of each table. How many."""
+        with self._transaction() as db:
+            return sum(
+                db.execute(
+                    f"DELETE FROM {table} WHERE {_KEYS[table]} IN "
+                    f"(SELECT {_KEYS[table]} FROM {table} WHERE {column} < ? ORDER BY {column} LIMIT {_PRUNED})",
+                    (before,),
+                ).rowcount
+                for table, column in _TIMES.items()
+            )
+
     def clear(self) -> int:
         """Removes everything, for a restore that replaces. The number of rows."""
         with self._transaction() as db:
@@ -422,6 +436,25 @@ class Store:
             rows = self.rows(f"SELECT {of} AS name, count(*) AS n FROM {table} GROUP BY name")
             found[what] = dict.fromkeys(values, 0) | {str(row["name"]): row["n"] for row in rows}
         return found
+
+    def census(self, before: int) -> tuple[int, int | None, int]:
+        """How many answers, grades, comparisons and votes there are, the time of the oldest (ms), and how many are from
+        before a moment (ms)."""
+        every = " UNION ALL ".join(f"SELECT {column} AS time FROM {table}" for table, column in _TIMES.items())
+        return self._census(every, before)
+
+    def unused(self, before: int) -> tuple[int, int | None, int]:
+        """The same of answers that nobody compared or rated."""
+        return self._census(
+            "SELECT time FROM responses r WHERE NOT EXISTS (SELECT 1 FROM votes v WHERE v.response_id = r.response_id) "
+            "AND NOT EXISTS (SELECT 1 FROM pairs p WHERE p.query_id = r.query_id)",
+            before,
+        )
+
+    def _census(self, times: str, before: int) -> tuple[int, int | None, int]:
+        sql = f"SELECT count(*) AS kept, min(time) AS oldest, count(*) FILTER (WHERE time < ?) AS due FROM ({times})"
+        (found,) = self.rows(sql, before)
+        return found["kept"], found["oldest"], found["due"]
 
     # ── experiments ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -27,6 +27,13 @@ from shared.errors import SettingsError
 from shared.telemetry.unread import not_understood
 
 ENV_PREFIX = "LOCAL2_"
+# More days than these are no sensible age of anything here.
+_MOST_DAYS = 36_500
+
+
+def kept_days(what: str) -> Any:
+    """A setting with the days after which something is removed; see `shared.participant.retention`."""
+    return Field(default=0, ge=0, le=_MOST_DAYS, description=f"{what}; 0: never")
 
 
 class Settings(BaseSettings):

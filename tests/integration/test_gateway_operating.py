@@ -488,7 +488,7 @@ async def test_the_description_is_complete(site: Site) -> None:
         "/v1/responses/{name}/cancel", "/v1/embeddings", "/metrics",
         "/openapi.json", "/memory", "/memory/engrams", "/memory/engrams/{engram_id}", "/memory/topics",
         "/memory/topics/{topic}", "/memory/export", "/memory/import", "/backup", "/restore",
-        "/files", "/files/{file_id}", "/documents",
+        "/files", "/files/{file_id}", "/documents", "/retention",
         "/preferences/leaderboard", "/preferences/judge", "/preferences/verdicts",
         "/preferences/export", "/preferences/consent",
         "/experiments", "/experiments/{name}", "/experiments/{name}/stop", "/experiments/{name}/promote",

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
 from services.gateway.body import JsonRoute
-from services.gateway.deletion import STEP, delete_session
+from services.gateway.deletion import STEP, end_session
 from services.gateway.errors import ApiError, not_found
 from services.gateway.finding import find
 from services.gateway.gateway import Gateway, GatewayDep
@@ -28,7 +28,6 @@ from services.gateway.shapes.sessions import (
 )
 from services.gateway.versions import tip_of
 from shared.bus.keys import schema_key, settings_key
-from shared.contracts import MEMORY_FORGET, MemoryForget
 from shared.participant.settings import Described, stored_values
 from shared.records.sessions import MAX_TURNS, SessionInfo
 from shared.records.summaries import Summaries
@@ -221,10 +220,5 @@ async def title_session(session_id: str, request: Request, gateway: GatewayDep, 
 async def forget_session(session_id: str, gateway: GatewayDep, user: UserDep) -> Response:
     async with gateway.reachable(extra=STEP):
         info = await _owned(gateway, user, session_id)
-        session = info.session_id
-        # first, and on the bus: whoever keeps something of the session hears of its end, also one that is away now
-        seconds, micros = await gateway.bus.link.call("TIME")
-        ended = MemoryForget(user_id=user.user_id, session_id=session, at=int(seconds) * 1000 + int(micros) // 1000)
-        await gateway.bus.publish(MEMORY_FORGET.of(ended, user_id=user.user_id, session_id=session))
-        cancelled = await delete_session(gateway, info)
-    return reply({"session_id": session, "deleted": True, "cancelled": cancelled})
+        cancelled = await end_session(gateway, info)
+    return reply({"session_id": info.session_id, "deleted": True, "cancelled": cancelled})

@@ -181,3 +181,26 @@ class RestoreLine(Shape):
     of: int = 0
     restored: dict[str, RestoreTally] | None = None
     error: RestoreFault | None = None
+
+
+class KindKept(Shape):
+    """Things of one kind, of all users. Times are in milliseconds since the epoch."""
+
+    kind: str
+    participant: str = Field(description="Who keeps them, and has the setting")
+    setting: str
+    keep_days: int = Field(description="Days after which they are removed; 0: never")
+    kept: int = Field(description="How many there are")
+    oldest: int | None = Field(description="When the oldest of them is from; null: there are none")
+    due: int = Field(description="How many would be removed now, or if `keep_days` were the days asked for")
+
+
+class KeeperAway(Shape):
+    participant: str
+    reason: str
+
+
+class RetentionShown(Shape):
+    days: int | None = Field(description="The days asked for; null: as it is set")
+    kinds: list[KindKept]
+    away: list[KeeperAway] = Field(description="Who could not be asked")

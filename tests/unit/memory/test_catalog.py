@@ -20,7 +20,8 @@ def test_a_catalog_lists_what_was_added_and_not_removed_newest_first(found: list
     for action, user, name, time in found:
         engram_id = f"{user}-{name}"
         if action == "add":
-            catalog.add([Engram(id=engram_id, user_id=user, kind="turn", time=time, recorded=time)])
+            kind: Any = "note" if name in "ab" else "turn"
+            catalog.add([Engram(id=engram_id, user_id=user, kind=kind, time=time, recorded=time)])
             model[user, engram_id] = time
         elif action == "remove":
             catalog.remove(user, [engram_id])
@@ -37,3 +38,10 @@ def test_a_catalog_lists_what_was_added_and_not_removed_newest_first(found: list
         assert pages == expected
         assert catalog.count(user) == len(expected)
         assert all(catalog.owner(one) == user for _, one in expected)
+    for asked in (False, True):
+        times = {key: time for key, time in model.items() if (key[1][-1] in "ab") == asked}
+        for user in ("ann", "bob"):
+            old = sorted((time, one) for (who, one), time in times.items() if who == user and time < 2)
+            assert catalog.oldest(user, size, asked=asked, before=2) == [one for _, one in old][:size]
+        due = sum(time < 2 for time in times.values())
+        assert catalog.census(asked=asked, before=2) == (len(times), min(times.values(), default=None), due)

@@ -117,6 +117,25 @@ def test_only_what_nobody_compared_or_rated_is_pruned(store: Store) -> None:
     assert [row["response_id"] for row in store.page("critiques", "", 10)] == ["1-0:A", "2-0:A", "5-0:A"]
 
 
+def test_of_what_is_old_everything_goes_few_rows_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.reward.store._PRUNED", 2)
+    everything(store)
+    for name in ("2-0:A", "3-0:A", "4-0:A"):
+        store.put("responses", response(name))
+        store.put("critiques", critique(name))
+    store.put("responses", response("5-0:A", time=100))
+    kept, oldest, due = store.census(before=100)
+    assert oldest is not None
+    assert (kept, store.unused(before=100)[2]) == (due + 1, 3)
+    removed = []
+    while count := store.expire(before=100):
+        removed.append(count)
+    assert sum(removed) == due
+    assert len(removed) > 1
+    counts = store.counts()
+    assert [counts[table] for table in ("responses", "pairs", "critiques", "votes")] == [1, 0, 0, 0]
+
+
 def test_pruning_looks_at_few_rows_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.reward.store._PRUNED", 2)
     for number in range(5):

@@ -475,6 +475,10 @@ export interface components {
             answer: string;
             model: string | null;
         };
+        KeeperAway: {
+            participant: string;
+            reason: string;
+        };
         Key: {
             id: string;
             name: string;
@@ -494,6 +498,15 @@ export interface components {
         };
         KeyList: {
             keys: components["schemas"]["Key"][];
+        };
+        KindKept: {
+            kind: string;
+            participant: string;
+            setting: string;
+            keep_days: number;
+            kept: number;
+            oldest: number | null;
+            due: number;
         };
         KnowledgeGraph: {
             nodes: components["schemas"]["Entity"][];
@@ -818,6 +831,11 @@ export interface components {
             user?: unknown;
         } & {
             [key: string]: unknown;
+        };
+        RetentionShown: {
+            days: number | null;
+            kinds: components["schemas"]["KindKept"][];
+            away: components["schemas"]["KeeperAway"][];
         };
         RewardShown: {
             reward: number;

@@ -24,6 +24,7 @@ const PAGES: Record<Place, ComponentType<PageProps>> = {
   critic: lazy(() => import("./Critic")),
   ranking: lazy(() => import("./Ranking")),
   experiments: lazy(() => import("./Experiments")),
+  retention: lazy(() => import("./Retention")),
   keys: lazy(() => import("./Keys")),
 };
 

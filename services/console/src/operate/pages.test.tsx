@@ -44,6 +44,7 @@ const ANSWERS: Record<string, unknown> = {
   "preferences/judge": { judge: "j", agreement: measured, disagreement: measured, first_wins: measured, length: measured, own_model: { cases: 0, value: null, low: null, high: null }, unread: measured, warnings: [HOSTILE], judges: [] },
   "preferences/consent": { user_id: "a", consent: null },
   experiments: { experiments: [experiment] },
+  retention: { days: null, kinds: [{ kind: "sessions", participant: "gateway", setting: "keep_days_sessions", keep_days: 0, kept: 9, oldest: 1, due: 4 }], away: [{ participant: "memory", reason: HOSTILE }] },
   "experiments/shorter": experiment,
 };
 
@@ -105,6 +106,18 @@ test.each([...Object.keys(PLACES).filter((place) => place !== "metrics"), "parti
   await until(() => true);
   expect(room.querySelector("img, script")).toBeNull();
   expect((window as { hit?: number }).hit).toBeUndefined();
+});
+
+test("what a number of days removes is asked before it is set", async () => {
+  await show("retention");
+  await until(() => document.querySelector("#keep-sessions"));
+  await type(document.querySelector<HTMLInputElement>("#keep-sessions")!, "30");
+  await press(button("Set"));
+  await until(() => document.querySelector("[role=dialog]")?.textContent?.includes("4 of 9 are older"));
+  expect(sent).toEqual([]);
+  await press(button("Keep them so long"));
+  await until(() => sent.length);
+  expect(sent[0]).toEqual({ method: "PATCH", path: "participants/gateway/settings", body: { keep_days_sessions: 30 } });
 });
 
 test("metrics show the newest value of each series", async () => {

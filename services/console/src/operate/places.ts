@@ -11,6 +11,7 @@ export const PLACES = {
   critic: "Critic",
   ranking: "Leaderboard",
   experiments: "Experiments",
+  retention: "Retention",
   keys: "Keys",
 } as const;
 

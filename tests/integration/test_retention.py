@@ -1,0 +1,114 @@
+"""What is old goes once a number of days is set: shown before, by the forgetting of a deletion, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from click.testing import Result
+from support.http_gateway import ADMIN_KEY, Site, gateway_settings, serving
+from support.memories import remembering
+from support.waiting import eventually
+from typer.testing import CliRunner
+
+from services.cli.app import app as cli
+from services.knowledge.claims import Turn, claim
+from services.knowledge.keeping import kinds as facts
+from services.knowledge.ladybug import open_ladybug
+from services.knowledge.store import TABLES, Store
+from shared.bus.keys import gone_key
+
+DAY_MS = 86_400_000
+
+
+async def local2(monkeypatch: pytest.MonkeyPatch, site: Site, *args: str) -> Result:
+    monkeypatch.setenv("LOCAL2_API_URL", site.url)
+    monkeypatch.setenv("LOCAL2_API_KEY", ADMIN_KEY)
+    monkeypatch.setenv("COLUMNS", "160")
+    return await asyncio.to_thread(lambda: CliRunner().invoke(cli, list(args)))
+
+
+async def test_what_is_old_is_shown_then_set_then_gone(
+    redis_url: str, raw: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a clock is believed at once, and looked at all the time
+    monkeypatch.setattr("shared.participant.retention._WATCHED", 0.0)
+    monkeypatch.setattr("shared.participant.retention._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("shared.participant.retention._ROUND_SECONDS", 0.0)
+    now = int(time.time() * 1000)
+    ages = {"old": now - 40 * DAY_MS, "pinned": now - 50 * DAY_MS, "fresh": now - DAY_MS}
+    async with remembering(redis_url, tmp_path) as memory, serving(gateway_settings(redis_url, tmp_path)) as site:
+        http = site.http
+        for name, at in ages.items():
+            turns = [{"query": f"{name}?", "answer": f"{name}.", "time": at}]
+            body = {"sessions": [{"session_id": name, "turns": turns}]}
+            assert (await http.post("/sessions/import", json=body)).status_code == 200
+        await http.patch("/sessions/pinned", json={"pinned": True})
+        # what nobody could have written makes nothing due
+        raw.set("local2:session:{broken}", "no hash")
+        raw.hset("local2:session:{unreadable}", mapping={"user_id": "ann", "title": "?", "updated": "soon"})
+        lines: list[dict[str, Any]] = [
+            {"query": f"{name} answer?", "answer": f"{name} answer.", "time": at} for name, at in ages.items()
+        ]
+        lines += [{"content": f"{name} note", "time": at} for name, at in ages.items()]
+        taken = await memory.manage("import", "admin", lines=lines)
+        assert taken["imported"] == 6
+        file = await http.post("/files?name=a.txt", content=b"words", headers={"Content-Type": "text/plain"})
+        assert file.status_code == 201
+
+        shown = (await http.get("/retention", params={"days": 30})).json()
+        due = {one["kind"]: (one["keep_days"], one["kept"], one["due"]) for one in shown["kinds"]}
+        assert due == {"sessions": (0, 4, 1), "engrams": (0, 3, 2), "notes": (0, 3, 2), "files": (0, 1, 0)}
+        assert [one["participant"] for one in shown["away"]] == ["knowledge", "reward"]
+        listed = await local2(monkeypatch, site, "retention", "--days", "30")
+        assert "sessions" in listed.output
+        assert "ever" in listed.output
+        asked = await local2(monkeypatch, site, "retention", "set", "sessions", "30")
+        assert asked.exit_code == 1
+        assert "1 of 4 sessions will be removed for good" in asked.output
+        wrong = await local2(monkeypatch, site, "retention", "set", "grapes", "30")
+        assert "grapes is none of sessions, engrams, notes, files" in str(wrong.exception)
+        # nobody has asked for anything to go
+        assert (await http.get("/retention", params={"days": 30})).json() == shown
+
+        async def is_left(kind: str, count: int) -> bool:
+            found = (await http.get("/retention")).json()["kinds"]
+            return next(one["kept"] for one in found if one["kind"] == kind) == count
+
+        for kind, count in (("sessions", 3), ("engrams", 1)):
+            done = await local2(monkeypatch, site, "retention", "set", kind, "30", "--yes")
+            assert done.exit_code == 0, done.output
+            assert f"{kind}: 30 days" in done.output
+            await eventually(lambda kind=kind, count=count: is_left(kind, count), 20, f"old {kind} are gone")  # type: ignore[misc]
+        left = (await http.get("/sessions")).json()["sessions"]
+        assert [one["session_id"] for one in left] == ["pinned", "fresh"]
+        engrams = (await memory.engrams("admin")).values()
+        assert sorted(one["query"] or one["content"] for one in engrams) == [
+            "fresh answer?", "fresh note", "old note", "pinned note",
+        ]  # fmt: skip
+        assert (await http.get("/sessions/old")).status_code == 404
+
+        async def is_told() -> bool:
+            return bool(raw.exists(gone_key("admin", "old")))
+
+        await eventually(is_told, 20, "memory has heard of the end of the session")
+
+
+async def test_what_was_read_long_ago_is_forgotten_and_what_a_person_entered_stays(tmp_path: Path) -> None:
+    async with open_ladybug(tmp_path / "g.lbug", TABLES, 32 * 1024 * 1024) as graph:
+        store = Store(graph)
+        for number, source in enumerate(("r1", "r2", "person:1", "r9")):
+            turn = Turn(source, "ann", "s1", 100 + 100 * (source == "r9"), "")
+            found = claim(turn, "Anna", "likes", f"thing {number}", by="model")
+            assert found is not None
+            await store.hear(turn, [found], settled=True)
+        (kind,) = facts(store)
+        census = await kind.census(200)
+        assert (census.kept, census.oldest, census.due) == (3, 100, 2)
+        assert [count async for count in kind.remove(200)] == [2]
+        assert {one.source for one in await store.all("ann")} == {"person:1", "r9"}
+        assert [count async for count in kind.remove(200)] == []

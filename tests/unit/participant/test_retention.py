@@ -1,0 +1,153 @@
+"""What is due is removed, and nothing else: whatever the clocks do meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from shared.participant.retention import DAY_MS, Census, Kind, Retention, WatchedClock
+
+# A day in 2026, in ms.
+_NOW = 1_780_000_000_000
+
+
+class World:
+    """A participant that keeps things by their times, on a bus whose clock is set at will."""
+
+    def __init__(self, *times: int, days: int = 30, replicas: tuple[str, ...] = ("a",)) -> None:
+        self.things = list(times)
+        self.seconds = 0.0
+        self.astray_ms = 0
+        self.busy = 0
+        self.settings = SimpleNamespace(keep_days_things=days)
+        bus = SimpleNamespace(tell_time=self._told, now_ms=lambda: self.now)
+        registry = SimpleNamespace(replicas=self._replicas)
+        self._there = [SimpleNamespace(participant="keeper", replica=one) for one in replicas]
+        context = SimpleNamespace(participant="keeper", replica="a", settings=self.settings, bus=bus, registry=registry)
+        kind = Kind("things", "keep_days_things", self._census, self._remove)
+        self.retention = Retention(cast(Any, context), [kind], self._answering, WatchedClock(lambda: self.seconds))
+
+    @property
+    def now(self) -> int:
+        return _NOW + int(self.seconds * 1000) + self.astray_ms
+
+    async def passes(self, minutes: int) -> None:
+        """So many minutes, with a look in each."""
+        for _ in range(minutes):
+            self.seconds += 60
+            await self.retention.look()
+
+    async def _told(self) -> None:
+        pass
+
+    async def _replicas(self) -> list[Any]:
+        return self._there
+
+    async def _answering(self) -> int:
+        return self.busy
+
+    async def _census(self, before: int) -> Census:
+        return Census(len(self.things), min(self.things, default=None), sum(one < before for one in self.things))
+
+    async def _remove(self, before: int) -> AsyncGenerator[int, None]:
+        for one in [thing for thing in self.things if thing < before]:
+            self.things.remove(one)
+            yield 1
+
+
+OLD, FRESH = _NOW - 31 * DAY_MS, _NOW - 29 * DAY_MS
+
+
+async def test_what_is_older_than_its_days_goes_and_the_rest_stays() -> None:
+    world = World(OLD, FRESH)
+    await world.passes(20)
+    assert world.things == [FRESH]
+
+
+async def test_without_days_nothing_is_ever_removed() -> None:
+    world = World(1, OLD, FRESH, days=0)
+    await world.passes(10 * 24 * 60)
+    assert world.things == [1, OLD, FRESH]
+
+
+@pytest.mark.parametrize("wrong_minutes", [1, 5, 9])
+async def test_a_clock_that_is_put_forward_and_back_makes_nothing_due(wrong_minutes: int) -> None:
+    world = World(FRESH)
+    await world.passes(60)
+    for _ in range(20):
+        world.astray_ms = 365 * DAY_MS
+        await world.passes(wrong_minutes)
+        world.astray_ms = -365 * DAY_MS
+        await world.passes(wrong_minutes)
+        world.astray_ms = 0
+        await world.passes(3)
+    assert world.things == [FRESH]
+    await world.passes(2 * 24 * 60)
+    assert world.things == []
+
+
+async def test_a_machine_that_starts_with_a_wrong_clock_removes_nothing_until_it_is_right() -> None:
+    world = World(FRESH)
+    world.astray_ms = 365 * DAY_MS
+    await world.passes(8)
+    world.astray_ms = 0
+    await world.passes(30)
+    assert world.things == [FRESH]
+
+
+async def test_a_clock_that_is_slowly_corrected_is_believed() -> None:
+    world = World(OLD)
+    for _ in range(15):
+        world.astray_ms += 30
+        await world.passes(1)
+    assert world.things == []
+
+
+async def test_one_replica_of_several_does_it() -> None:
+    first, second = World(OLD, replicas=("a", "b")), World(OLD, replicas=("0", "a"))
+    for world in (first, second):
+        await world.passes(20)
+    assert (first.things, second.things) == ([], [OLD])
+
+
+async def test_who_thinks_better_of_it_stops_what_has_begun() -> None:
+    world = World(*range(1, 11))
+
+    async def then(before: int) -> AsyncGenerator[int, None]:
+        async for removed in world._remove(before):
+            if len(world.things) == 7:
+                world.settings.keep_days_things = 0
+            yield removed
+
+    world.retention._kinds = [Kind("things", "keep_days_things", world._census, then)]
+    await world.passes(20)
+    assert len(world.things) == 7
+
+
+async def test_what_fails_is_tried_again_at_the_next_look() -> None:
+    world = World(OLD)
+
+    async def failing(_before: int) -> AsyncGenerator[int, None]:
+        raise ConnectionError("away")
+        yield 0
+
+    whole = world.retention._kinds
+    world.retention._kinds = [Kind("things", "keep_days_things", world._census, failing)]
+    with pytest.raises(ConnectionError):
+        await world.passes(20)
+    world.retention._kinds = whole
+    await world.passes(1)
+    assert world.things == []
+
+
+async def test_what_would_go_is_shown_and_stays() -> None:
+    world = World(OLD, FRESH, days=0)
+    (kind,) = await world.retention.shown()
+    assert (kind["keep_days"], kind["kept"], kind["oldest"], kind["due"]) == (0, 2, OLD, 0)
+    for days, due in ((30, 1), (28, 2), (32, 0)):
+        (kind,) = await world.retention.shown(days)
+        assert (kind["keep_days"], kind["due"]) == (0, due)
+    assert world.things == [OLD, FRESH]
