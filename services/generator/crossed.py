@@ -67,7 +67,7 @@ class Crossed:
             since, near = f"{max(0, ms - _SKEW)}-0", f"{ms}-0"
         else:
             since = near = self._caller.query_id
-        looking = self._bus.link.post(*_mentioning(place.subject, near, text, _NEAR))
+        looking = self._bus.link.post(*_mentioning(place.subject, near, text, _NEAR), "FIRST")
         looking.add_done_callback(partial(self._looked, place))
         self._sought.append(_Sought(place, text, since, looking))
 

@@ -187,26 +187,21 @@ class ClusterLink:
     def commit(
         self, commands: Sequence[Command], *, until: float | None = None, retry: bool = True
     ) -> asyncio.Future[list[Reply]]:
-        return asyncio.ensure_future(self._in_stages(commands, until, retry))
-
-    async def _in_stages(self, commands: Sequence[Command], until: float | None, retry: bool) -> list[Reply]:
-        replies: list[Reply] = [None] * len(commands)
-        for stage in stages(commands):
-            part = [commands[place] for place in stage]
-            for place, reply in zip(stage, await self._carry(part, retry=retry, until=until), strict=True):
-                replies[place] = checked(reply)
-        return replies
+        return asyncio.ensure_future(self._in_order(commands, retry, until=until, all_or_error=True))
 
     def post(self, *command: Any) -> asyncio.Future[list[Reply]]:
         return asyncio.ensure_future(self._in_order((command,), True))
 
-    async def _in_order(self, commands: Sequence[Command], retry: bool) -> list[Reply]:
-        """The replies of commands, errors as the parser makes them."""
+    async def _in_order(
+        self, commands: Sequence[Command], retry: bool, *, until: float | None = None, all_or_error: bool = False
+    ) -> list[Reply]:
+        """The replies of commands, errors as the parser makes them; or the first of these is raised, and nothing behind
+        it is sent."""
         replies: list[Reply] = [None] * len(commands)
         for stage in stages(commands):
             part = [commands[place] for place in stage]
-            for place, reply in zip(stage, await self._carry(part, retry=retry), strict=True):
-                replies[place] = reply
+            for place, reply in zip(stage, await self._carry(part, retry=retry, until=until), strict=True):
+                replies[place] = checked(reply) if all_or_error else reply
         return replies
 
     async def _carry(

@@ -132,21 +132,29 @@ return removed
 """)
 
 # The entries between two ids in which a text occurs, of the next so many (200 at most); of a longer text its first 200
-# bytes, so that looking for it takes no longer. KEYS: stream. ARGV: first id, id behind the last, text, how many.
+# bytes, so that looking for it takes no longer. KEYS: stream. ARGV: first id, id behind the last, text, how many; FIRST
+# for whoever looks for one near the beginning: what follows it is not read, and reading is all that it costs.
 # Returns the id to go on from ('' at the end), and those that were found.
 MENTIONING = Script("""
 local found = {''}
 local text = string.sub(ARGV[3], 1, 200)
-local count = math.min(200, tonumber(ARGV[4]))
-local page = redis.call('XRANGE', KEYS[1], ARGV[1], '(' .. ARGV[2], 'COUNT', count)
-for _, entry in ipairs(page) do
-  for i = 2, #entry[2], 2 do
-    if string.find(entry[2][i], text, 1, true) then
-      found[#found + 1] = entry[1]
-      break
+local left = math.min(200, tonumber(ARGV[4]))
+local first, after = ARGV[5] == 'FIRST', ARGV[1]
+local count = first and 1 or left
+while left > 0 do
+  local page = redis.call('XRANGE', KEYS[1], after, '(' .. ARGV[2], 'COUNT', math.min(count, left))
+  for _, entry in ipairs(page) do
+    for i = 2, #entry[2], 2 do
+      if string.find(entry[2][i], text, 1, true) then
+        found[#found + 1] = entry[1]
+        break
+      end
     end
   end
+  if #page < math.min(count, left) or (first and #found > 1) then return found end
+  after = '(' .. page[#page][1]
+  left, count = left - #page, 2 * count
 end
-if #page == count then found[1] = '(' .. page[#page][1] end
+found[1] = after
 return found
 """)

@@ -1,0 +1,50 @@
+"""Finding the entries in which a text occurs."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from shared.bus import Bus
+from shared.bus.scripts import MENTIONING
+
+END = f"{2**64 - 1}-0"
+
+
+async def mentions(bus: Bus, since: str, text: str, count: int, *more: str) -> tuple[str, list[str]]:
+    found = await bus.link.call(*MENTIONING(("s",), since, END, text, count, *more))
+    return found[0].decode(), [entry_id.decode() for entry_id in found[1:]]
+
+
+@pytest.fixture
+def ids(raw: redis.Redis) -> list[str]:
+    """Thirty entries, of which the fifth and the fifteenth say the same."""
+    for number in range(1, 31):
+        raw.xadd("s", {"a": "b", "text": "<same>" if number in (5, 15) else f"<{number}>"}, id=f"{number}-0")
+    return [f"{number}-0" for number in range(1, 31)]
+
+
+async def test_every_mention_of_a_page_is_found_and_where_to_go_on(bus: Bus, ids: list[str]) -> None:
+    assert await mentions(bus, "0-0", "<same>", 40) == ("", ["5-0", "15-0"])
+    assert await mentions(bus, "0-0", "<same>", 10) == ("(10-0", ["5-0"])
+    assert await mentions(bus, "(10-0", "<same>", 10) == ("(20-0", ["15-0"])
+    assert await mentions(bus, "(20-0", "<same>", 11) == ("", [])
+
+
+async def test_only_the_first_mention_is_looked_for_where_that_is_asked(bus: Bus, ids: list[str]) -> None:
+    assert await mentions(bus, "0-0", "<same>", 40, "FIRST") == ("", ["5-0"])
+    assert await mentions(bus, "(5-0", "<same>", 40, "FIRST") == ("", ["15-0"])
+    assert await mentions(bus, "0-0", "<30>", 40, "FIRST") == ("", ["30-0"])
+    # no further than so many entries
+    assert await mentions(bus, "0-0", "<15>", 14, "FIRST") == ("(14-0", [])
+    assert await mentions(bus, "0-0", "<nowhere>", 40, "FIRST") == ("", [])
+
+
+async def test_what_follows_the_first_mention_is_not_read(bus: Bus, raw: redis.Redis, ids: list[str]) -> None:
+    def reads() -> int:
+        return int(raw.info("commandstats").get("cmdstat_xrange", {}).get("calls", 0))
+
+    before = reads()
+    assert await mentions(bus, "1-0", "<1>", 40, "FIRST") == ("", ["1-0"])
+    # the first entry alone
+    assert reads() == before + 1
