@@ -11,6 +11,17 @@ from services.cli.settings import ClientSettings
 from services.cli.typed import typed
 from shared.errors import Local2Error
 
+# Where what is there is listed, by the beginning of a path.
+_LISTED = {
+    "/sessions/": ("sessions", "list"),
+    "/files/": ("files", "list"),
+    "/keys/": ("keys", "list"),
+    "/dead-letters/": ("dead-letters", "list"),
+    "/memory/engrams": ("memory", "list"),
+    "/memory/topics/": ("memory", "topics", "list"),
+    "/knowledge/facts/": ("knowledge", "show"),
+    "/experiments/": ("experiment", "show"),
+}
 # A query may take as long as its deadline; the gateway answers 504 then.
 QUERY_TIMEOUT = 1_000.0
 
@@ -85,7 +96,18 @@ class Api:
         except (ValueError, KeyError, TypeError):
             return ApiError(f"http_{status}", f"{response.url} answered {status} without saying why", status)
         if status == 401:
-            message += f" (the key is taken from LOCAL2_API_KEY, LOCAL2_ADMIN_KEY or {self._key_path})"
+            message = (
+                f"{self.base_url} does not know your key: set LOCAL2_API_KEY to one that it does ({message}; "
+                f"the key is taken from LOCAL2_API_KEY, LOCAL2_ADMIN_KEY or {self._key_path})"
+            )
+        if status == 404 and code == "not_found":
+            message += "".join(
+                f"; what there is: {typed(*words)}"
+                for start, words in _LISTED.items()
+                if response.request.url.path.startswith(start)
+            )
+        if status == 503:
+            message += f"; what to do: {typed('doctor')}"
         if status == 429 and (wait := response.headers.get("retry-after")):
             message += f" (try again in {wait} s)"
         return ApiError(code, message, status)

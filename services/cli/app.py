@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.text import Text
+from typer.exceptions import TyperException
 
 from services.cli.api import Api
 from services.cli.commands import eval as evaluate
@@ -222,10 +223,28 @@ def doctor(
     raise typer.Exit(1 if any(finding.level == "missing" for finding in found) else 0)
 
 
+def _misused(exc: TyperException) -> None:
+    """Says in one line what is wrong with a command line, and how it is right."""
+    said, context = str(getattr(exc, "format_message", exc.__str__)()), getattr(exc, "ctx", None)
+    if context is None or said == context.get_help():
+        # a group without a command is answered with its help
+        errors.print(said)
+        return
+    usage = " ".join(context.get_usage().split()).removeprefix("Usage: ")
+    right = f"it is used so: {usage} ({context.command_path} --help says more)"
+    errors.print(f"local2: {said.rstrip('.')}; {right}", style="red")
+
+
 def main() -> None:
-    """The entry point: what goes wrong is one sentence and status 1, or 2 for a data folder that cannot be used."""
+    """The entry point: what goes wrong is one sentence and status 1, or 2 for a wrong use or an unusable folder."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
+    except TyperException as exc:
+        _misused(exc)
+        sys.exit(2)
+    except typer.Abort:
+        errors.print("local2: given up; nothing was changed", style="red")
+        sys.exit(1)
     except Local2Error as exc:
         errors.print(f"local2: {exc}", style="red")
         sys.exit(2 if isinstance(exc, UnusableFolder) else 1)

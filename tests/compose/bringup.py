@@ -19,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from checkout import Checkout, Wrong
 
-PORT = 28775
 # In the place of the judge's download: a library that does not have it.
 NOT_THERE = """#!/bin/sh
 case $1 in
@@ -82,7 +81,7 @@ def main() -> int:
         print(f"[{time.monotonic() - began:4.0f} s, load {os.getloadavg()[0]:4.1f}] ok  {what}", flush=True)
 
     try:
-        with Checkout("bringup", PORT, umask=0o077) as checkout:
+        with Checkout("bringup", umask=0o077) as checkout:
             tried(checkout, done)
     except Wrong as exc:
         print(f"[{time.monotonic() - began:4.0f} s] FAILED  {exc}", flush=True)
@@ -101,7 +100,7 @@ def tried(checkout: Checkout, done: Any) -> None:
     (folder / "over.yaml").write_text(OVER)
     checkout.env["COMPOSE_FILE"] = "compose.yaml:over.yaml"
     said = checkout.run("make", "up")
-    holds(f"Up: http://127.0.0.1:{PORT}" in said, said)
+    holds(f"Up: http://127.0.0.1:{checkout.port}" in said, said)
     expected = {
         "gateway",
         "generator",
@@ -124,7 +123,7 @@ def tried(checkout: Checkout, done: Any) -> None:
     checkout.run("docker", "compose", "restart", "gateway")
     checkout.run("docker", "compose", "up", "--detach", "--wait")
     at = checkout.run("docker", "compose", "port", "gateway", "8765").strip()
-    holds(at == f"127.0.0.1:{PORT}", f"the gateway is at {at}")
+    holds(at == f"127.0.0.1:{checkout.port}", f"the gateway is at {at}")
     done("a question is answered, and the API is where it was after a restart and a plain `docker compose up`")
 
     smi = folder / "fake" / "nvidia-smi"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -31,16 +32,18 @@ class Wrong(Exception):
 class Checkout:
     """Until the end of the block; then its containers, volumes and images are removed, and the folder.
 
-    umask: with which it is cloned. port: where the gateway is published.
+    umask: with which it is cloned. port: where the gateway is published, one that nobody listens on just now.
     """
 
-    def __init__(self, kind: str, port: int, umask: int = 0o022) -> None:
+    def __init__(self, kind: str, umask: int = 0o022) -> None:
         self.name = f"local2-{kind}-{os.getpid()}"
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
         self._umask = umask
         self._folder = Path(tempfile.mkdtemp(prefix=self.name))
         self.folder = self._folder / "checkout"
         self.env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-        self.env |= {"COMPOSE_PROJECT_NAME": self.name, "LOCAL2_TAG": self.name, "LOCAL2_API_PORT": str(port)}
+        self.env |= {"COMPOSE_PROJECT_NAME": self.name, "LOCAL2_TAG": self.name, "LOCAL2_API_PORT": str(self.port)}
 
     def __enter__(self) -> Self:
         command = ["git", "clone", "--quiet", str(ROOT), str(self.folder)]

@@ -74,7 +74,7 @@ def main() -> int:
         print(f"[{time.monotonic() - began:4.0f} s] ok  {what}", flush=True)
 
     try:
-        with Checkout("upgrade", port=28765) as checkout:
+        with Checkout("upgrade") as checkout:
             checkout.take(options.old)
             checkout.run("make", "up")
             fill(checkout)

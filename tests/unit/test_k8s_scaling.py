@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -37,8 +39,13 @@ def policy() -> dict[str, Any]:
 
 
 TEXT, COUNT = {"type": "string", "minLength": 1}, {"type": "integer", "minimum": 0}
+MORE = {"type": "integer", "minimum": 1}
 META = closed(["name", "namespace"], name=TEXT, namespace=TEXT, labels={"type": "object"})
-# What of KEDA's two definitions (keda.sh/v1alpha1) is used here, with the fields of its redis-streams scaler.
+# What of KEDA's two definitions is used here, with the limits that they set, and the fields of its redis-streams scaler
+# (https://keda.sh/docs/2.17/scalers/redis-streams/): keda.sh_scaledobjects.yaml and keda.sh_triggerauthentications.yaml
+# in config/crd/bases of kedacore/keda, which https://github.com/datreeio/CRDs-catalog publishes as JSON Schema
+# (keda.sh/scaledobject_v1alpha1.json at 0382106). Read and written down on 23 November 2026: no package of PyPI or npm
+# carries a definition with scalingModifiers. Closed where KEDA's are, and stricter where a field has one use.
 TRIGGER = closed(
     ["name", "type", "metadata", "authenticationRef"],
     name={"type": "string", "pattern": "^[a-z_]+$"},
@@ -70,13 +77,21 @@ SCALED_OBJECT = closed(
         ["scaleTargetRef", "triggers", "minReplicaCount", "maxReplicaCount"],
         scaleTargetRef=closed(["name"], name=TEXT),
         minReplicaCount=COUNT,
-        maxReplicaCount=COUNT,
-        pollingInterval=COUNT,
+        maxReplicaCount=MORE,
+        pollingInterval=MORE,
         fallback=closed(
             ["failureThreshold", "replicas"],
             failureThreshold=COUNT,
             replicas=COUNT,
-            behavior={"enum": ["static", "currentReplicas", "currentReplicasIfHigher", "currentReplicasIfLower"]},
+            behavior={
+                "enum": [
+                    "static",
+                    "currentReplicas",
+                    "currentReplicasIfHigher",
+                    "currentReplicasIfLower",
+                    "scalingModifiers",
+                ]
+            },
         ),
         triggers={"type": "array", "minItems": 1, "items": TRIGGER},
         advanced=closed(
@@ -135,6 +150,43 @@ def test_every_object_has_the_form_that_keda_documents(overlay: str) -> None:
     assert {resource["kind"] for resource in found} == set(schemas)
     for resource in found:
         jsonschema.validate(resource, schemas[resource["kind"]])
+
+
+@pytest.mark.parametrize("overlay", SCALED)
+def test_what_kedas_webhook_looks_at_beyond_the_form_holds(overlay: str) -> None:
+    """Its checks of a ScaledObject (apis/keda/v1alpha1/scaledobject_types.go and scaledobject_webhook.go)."""
+    targets = [spec["scaleTargetRef"]["name"] for spec in scaled(overlay).values()]
+    assert len(set(targets)) == len(targets), "two of them would fight over one Deployment"
+    for spec in scaled(overlay).values():
+        assert spec["minReplicaCount"] <= spec["maxReplicaCount"]
+        modifiers, names = spec["advanced"]["scalingModifiers"], [trigger["name"] for trigger in spec["triggers"]]
+        # a fallback with a formula is refused unless it is an average
+        assert modifiers["metricType"] == "AverageValue"
+        assert len(set(names)) == len(names)
+        assert set(re.findall(r"[a-z_]+", modifiers["formula"])) - {"max"} == set(names)
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        (("maxReplicaCount",), 0),
+        (("pollingInterval",), 0),
+        (("fallback", "behavior"), "none"),
+        (("advanced", "scalingModifiers", "metricType"), "Utilization"),
+        (("advanced", "scalingModifiers", "target"), 4),
+        (("advanced", "scalingModifier"), {}),
+        (("triggers",), []),
+    ],
+)
+def test_the_form_refuses_what_keda_refuses(path: tuple[str, ...], wrong: Any) -> None:
+    resource = copy.deepcopy(next(filter(scales, built("gpu"))))
+    jsonschema.validate(resource, SCALED_OBJECT)
+    place = resource["spec"]
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = wrong
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(resource, SCALED_OBJECT)
 
 
 @pytest.mark.parametrize(
@@ -210,11 +262,11 @@ def test_the_targets_follow_the_concurrency_of_the_settings(overlay: str, tmp_pa
         concurrency = settings[f"LOCAL2_{name.upper().replace('-', '_')}_CONCURRENCY"]
         default = (GeneratorSettings if name == "generator" else Settings).model_fields["concurrency"].default
         assert spec["advanced"]["scalingModifiers"]["target"] == concurrency == str(default)
-    copy = tmp_path / "k8s"
-    shutil.copytree(K8S.parent, copy)
-    path = copy / "k8s" / "base" / "settings.env"
+    clone = tmp_path / "k8s"
+    shutil.copytree(K8S.parent, clone)
+    path = clone / "k8s" / "base" / "settings.env"
     path.write_text(path.read_text().replace("GENERATOR_CONCURRENCY=4", "GENERATOR_CONCURRENCY=16"))
-    changed = {r["metadata"]["name"]: r["spec"] for r in build(copy / "k8s" / "overlays" / overlay) if scales(r)}
+    changed = {r["metadata"]["name"]: r["spec"] for r in build(clone / "k8s" / "overlays" / overlay) if scales(r)}
     assert changed["generator"]["advanced"]["scalingModifiers"]["target"] == "16"
 
 

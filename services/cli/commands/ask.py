@@ -8,25 +8,30 @@ import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 from rich.table import Table
 from rich.text import Text
 
 from services.cli.api import Api, ApiError, rows
 from services.cli.commands.answer_view import AnswerView
+from services.cli.launch.readiness import reasons
 from services.cli.printable import printable
 from services.cli.sending import UnreadableFile, send
 from services.cli.settings import ClientSettings
 from services.cli.sse import QueryStream
 from services.cli.terminal import Terminal
 from services.cli.times import ago
+from services.cli.typed import typed
 from shared.errors import Local2Error
 
 INTERRUPTED = 130
+# Seconds after which it is said why nothing comes, where the stack knows.
+QUIET = 5.0
 HELP = "/new starts another conversation · /sessions lists them · /committee [names] [rounds] · /quit leaves"
 # In the place of names: whoever the generator's settings name.
 ACTIVE = "active"
@@ -74,6 +79,11 @@ async def ask(
     """Asks once; the exit code. With `as_json` the only output is one JSON object. `attached`: files of this machine
     that belong to the question. `committee`: who deliberates first."""
     view = AnswerView(None if as_json else console, thinking=thinking)
+
+    def waits(why: Sequence[str]) -> None:
+        said = printable("; ".join(why))
+        errors.print(f"local2: no answer yet ({said}); the question waits. What to do: {typed('doctor')}")
+
     stream = QueryStream(api, on_resume=lambda what: view.note(f"· {what}"))
     body: dict[str, Any] = {"query": query, **({"session_id": session} if session else {})}
     if committee is not None:
@@ -81,7 +91,7 @@ async def ask(
     try:
         if attached:
             body["attachments"] = [(await send(api, path))["id"] for path in attached]
-        left = await _watch(api, stream, view, body)
+        left = await _watch(api, stream, view, body, waits)
     except ApiError as exc:
         return _failed(exc.code, str(exc), stream, as_json, errors)
     except UnreadableFile as exc:
@@ -100,8 +110,13 @@ async def ask(
     return 0
 
 
-async def _watch(api: Api, stream: QueryStream, view: AnswerView, body: dict[str, Any]) -> bool:
-    """Shows the stream to its end. True when the user left without waiting for it."""
+async def _watch(
+    api: Api, stream: QueryStream, view: AnswerView, body: dict[str, Any], waits: Callable[[Sequence[str]], None]
+) -> bool:
+    """Shows the stream to its end. True when the user left without waiting for it.
+
+    waits: is told what is missing when nothing has come for a while.
+    """
     interrupts = asyncio.Event()
     leaving = asyncio.Event()
     cancels: list[asyncio.Task[None]] = []
@@ -120,14 +135,24 @@ async def _watch(api: Api, stream: QueryStream, view: AnswerView, body: dict[str
         view.note("· cancelling; Ctrl-C again leaves without waiting")
         cancels.append(asyncio.create_task(cancel()))
 
+    begun = asyncio.Event()
+
     async def show() -> None:
         async with aclosing(stream.ask(body)) as events:
             async for event in events:
+                begun.set()
                 view.show(event)
+
+    async def explain() -> None:
+        await asyncio.sleep(QUIET)
+        with suppress(httpx.HTTPError):
+            if not begun.is_set() and (why := reasons(await api.http.get("/ready"))) and not begun.is_set():
+                waits(why)
 
     with _on_interrupt(interrupt):
         showing = asyncio.create_task(show())
         waiting = asyncio.create_task(leaving.wait())
+        cancels.append(asyncio.create_task(explain()))
         try:
             await asyncio.wait({showing, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if not showing.done():

@@ -156,9 +156,11 @@ async def stores(world: World) -> list[Finding]:
 
 async def gateway(world: World) -> list[Finding]:
     client = world.client
+    key = client.key()
     try:
         async with httpx.AsyncClient(base_url=client.base_url, timeout=3.0, trust_env=False) as http:
             health, ready = await asyncio.gather(http.get("/health"), http.get("/ready"))
+            known = key is None or await _knows(http, key)
     except httpx.HTTPError:
         return [await _port(world)]
     if health.status_code != 200:
@@ -166,16 +168,27 @@ async def gateway(world: World) -> list[Finding]:
     findings = [Finding("gateway", "ok", f"answers at {client.base_url}")]
     if ready.status_code != 200:
         why = "; ".join(reasons(ready)) or f"/ready answered {ready.status_code}"
-        findings.append(Finding("stack", "missing", f"not ready: {why}", "see the log of local2 run"))
+        room = (
+            f"give Redis more memory (LOCAL2_REDIS_MEMORY), or remove what nobody needs: {typed('sessions', 'delete')}"
+        )
+        look = "see the log of local2 run; in containers: docker compose ps --all"
+        findings.append(Finding("stack", "missing", f"not ready: {why}", room if "out of memory" in why else look))
     else:
         findings.append(Finding("stack", "ok", "ready to answer"))
         # what it does without
         findings += [Finding("stack", "note", f"without all of its {lacking}") for lacking in reasons(ready)]
-    if client.key() is None:
-        findings.append(
-            Finding("API key", "note", "none found", "set LOCAL2_API_KEY, or LOCAL2_DATA_DIR to the stack's")
-        )
+    whose = "set LOCAL2_API_KEY, or LOCAL2_DATA_DIR to the stack's"
+    if key is None:
+        findings.append(Finding("API key", "note", "none found", whose))
+    elif not known:
+        findings.append(Finding("API key", "missing", f"{client.base_url} does not know yours", whose))
     return findings
+
+
+async def _knows(http: httpx.AsyncClient, key: str) -> bool:
+    """Whether the gateway lets this key in; also where it cannot say now."""
+    answer = await http.get("/sessions", params={"limit": 1}, headers={"authorization": f"Bearer {key}"})
+    return answer.status_code != 401
 
 
 async def running_model(world: World) -> Finding | None:

@@ -19,10 +19,12 @@ from rich.text import Text
 
 from services.cli.api import QUERY_TIMEOUT, Api, ApiError
 from shared.errors import SettingsError
+from shared.participant.settings import describe
 from shared.shares import wilson
 
 Outcome = Literal["won", "tied", "lost", "failed"]
 ALL = "all"
+_FORM = 'one line of it is {"question": "…", "kind": "…"}'
 # One plain call of the model: no instructions of the assistant's, no tools, nothing remembered.
 _ALONE = "local2-utility"
 # Nothing can be asked after one of these.
@@ -76,11 +78,9 @@ def load(path: Path) -> list[Question]:
         try:
             found.append(Question.model_validate_json(line))
         except ValidationError as exc:
-            first = exc.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"]) or "it"
-            raise SettingsError(f"{path}, line {number}: {place}: {first['msg']}") from exc
+            raise SettingsError(f"{path}, line {number}: {describe(exc)}; {_FORM}") from exc
     if not found:
-        raise SettingsError(f'{path} has no questions; one line of it is {{"question": "…", "kind": "…"}}')
+        raise SettingsError(f"{path} has no questions; {_FORM}")
     return found
 
 

@@ -93,7 +93,9 @@ def load(path: Path) -> DataSet:
         try:
             item = _LINE.validate_json(line)
         except ValidationError as exc:
-            raise DataSetError(f"{path}, line {number}: {describe(exc)}") from exc
+            kinds = 'its "kind" must be "conversation" or "question"'
+            said = kinds if exc.errors()[0]["type"].startswith("union_tag") else describe(exc)
+            raise DataSetError(f"{path}, line {number}: {said}") from exc
         if isinstance(item, Conversation):
             conversations.append(item)
         else:

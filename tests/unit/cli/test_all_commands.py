@@ -1,4 +1,5 @@
-"""Every command of `local2`, as Typer lists them: text between brackets, 80 columns, pipes, no stack, a wrong key.
+"""Every command of `local2`, as Typer lists them: text between brackets, 80 columns, pipes, no stack, a wrong key,
+a Redis that is full, arguments that are missing.
 
 The gateway's own description says what each route answers; all texts in it look like markup. A new command is covered
 by itself.
@@ -127,7 +128,8 @@ class Described:
 
 class Gateway(ThreadingHTTPServer):
     described: Described
-    refusing = False
+    # what every request is refused with: a status and a code
+    refusal: tuple[int, str] | None = None
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -141,8 +143,9 @@ class Handler(BaseHTTPRequestHandler):
             self.rfile.readline()
         self.rfile.read(int(self.headers.get("content-length") or 0))
         status, kind = 200, "application/json"
-        if self.server.refusing:
-            status, body = 401, json.dumps({"error": {"code": "unauthorized", "message": HOSTILE}}).encode()
+        if self.server.refusal is not None:
+            status, code = self.server.refusal
+            body = json.dumps({"error": {"code": code, "message": HOSTILE}}).encode()
         else:
             kind, body = self.server.described.answer(self.command, self.path.partition("?")[0])
         self.send_response(status)
@@ -176,13 +179,16 @@ def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def local2(
-    names: tuple[str, ...], folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[int, str, str]:
-    """(exit code, output, errors) of a command against a gateway."""
+    names: tuple[str, ...], folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    given: list[str] | None = None,
+) -> tuple[int, str, str]:  # fmt: skip
+    """(exit code, output, errors) of a command against a gateway. given: arguments, in the place of what it needs."""
     for name, value in (("LOCAL2_API_URL", url), ("LOCAL2_API_KEY", "k"), ("LOCAL2_DATA_DIR", str(folder / "data"))):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("sys.argv", ["local2", *names, *arguments(names, folder)])
+    monkeypatch.setattr("sys.argv", ["local2", *names, *(arguments(names, folder) if given is None else given)])
     monkeypatch.setattr("sys.stdin", io.StringIO("no\n"))
+    # built once, not with each command
+    monkeypatch.setattr(command_line, "app", ROOT)
     try:
         command_line.main()
         code = 0
@@ -201,7 +207,7 @@ def test_text_of_others_is_printed_as_it_is(
     names: tuple[str, ...], gateway: Gateway, terminal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    gateway.refusing = False
+    gateway.refusal = None
     url = f"http://127.0.0.1:{gateway.server_address[1]}"
     code, out, err = local2(names, tmp_path, url, monkeypatch, capsys)
     assert code in (0, 1, 2), (out, err)
@@ -213,24 +219,67 @@ def test_text_of_others_is_printed_as_it_is(
 
 
 @pytest.mark.parametrize("names", ALL, ids=" ".join)
-@pytest.mark.parametrize("refusing", [False, True], ids=["no stack", "wrong key"])
-def test_what_is_missing_is_one_sentence(
-    names: tuple[str, ...], refusing: bool, gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("refusal", "wanted"),
+    [
+        (None, "start the stack with: local2 run"),
+        ((401, "unauthorized"), "set LOCAL2_API_KEY"),
+        ((503, "bus_full"), "what to do: local2 doctor"),
+    ],
+    ids=["no stack", "wrong key", "full Redis"],
+)
+def test_the_first_line_says_what_is_wrong_and_what_to_do(
+    names: tuple[str, ...], refusal: tuple[int, str] | None, wanted: str, gateway: Gateway, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = gateway.server_address[1] if refusing else free.getsockname()[1]
-        gateway.refusing = refusing
         # a reserved port that nobody listens at refuses
+        port = free.getsockname()[1] if refusal is None else gateway.server_address[1]
+        gateway.refusal = refusal
         code, out, err = local2(names, tmp_path, f"http://127.0.0.1:{port}", monkeypatch, capsys)
     assert code in (1, 2), (out, err)
     assert "Traceback" not in out + err
-    (line,) = [line for line in err.splitlines() if line.startswith("local2: ")] or [err]
-    wanted = "LOCAL2_API_KEY" if refusing else "nothing answers at"
-    usual = wanted in line
+    line = err.splitlines()[0]
+    assert line.startswith("local2: ")
     # what is wrong with a file or an argument is said before anything is sent
-    assert usual or "[b]" in line or "the file" in line or HOSTILE in line or "Usage" in err, err
+    usual = wanted in line
+    assert usual or "[b]" in line or "the file" in line or HOSTILE in line or "it is used so" in line, err
+
+
+@pytest.mark.parametrize("names", ALL, ids=" ".join)
+def test_a_wrong_use_is_one_line_that_shows_the_right_one(
+    names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = local2(names, tmp_path, "http://127.0.0.1:9", monkeypatch, capsys, given=["--[nothing]"])
+    assert (code, out) == (2, "")
+    path = " ".join(names)
+    # Typer names the program after how the tests were started
+    assert re.fullmatch(rf"local2: .*--\[nothing\].*; it is used so: .*{path}.* --help says more\)\n", err), err
+
+
+@pytest.mark.parametrize(
+    ("command", "listing"),
+    [
+        (["sessions", "show", "x"], "local2 sessions list"),
+        (["files", "rm", "x"], "local2 files list"),
+        (["keys", "revoke", "x"], "local2 keys list"),
+        (["dead-letters", "replay", "1-1"], "local2 dead-letters list"),
+        (["memory", "show", "x"], "local2 memory list"),
+        (["memory", "topics", "delete", "x"], "local2 memory topics list"),
+        (["knowledge", "forget", "x"], "local2 knowledge show"),
+        (["experiment", "stop", "x"], "local2 experiment show"),
+    ],
+)
+def test_what_is_not_there_is_answered_with_where_to_look(
+    command: list[str], listing: str, gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    gateway.refusal = (404, "not_found")
+    url = f"http://127.0.0.1:{gateway.server_address[1]}"
+    code, _, err = local2((), tmp_path, url, monkeypatch, capsys, given=command)
+    assert code == 1
+    assert err.splitlines()[0].endswith(f"; what there is: {listing}")
 
 
 def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -12,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from services.cli.api import Api
+from services.cli.commands import ask
+from services.cli.terminal import Terminal
 
 ROOT = str(Path(__file__).parents[4])
 
@@ -201,3 +206,35 @@ async def test_a_chat_sits_with_a_committee_until_it_is_sent_away(
         {"query": "two", "mode": "committee"},
         {"query": "three"},
     ]
+
+
+async def test_why_no_answer_comes_is_said_and_it_is_waited_for(
+    loopback_gateway: Any, event_head: Callable[..., bytes], chunk: Callable[[bytes], bytes],
+    json_answer: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    told = asyncio.Event()
+
+    class Said(io.StringIO):
+        def write(self, text: str) -> int:
+            if "no answer yet" in text:
+                told.set()
+            return super().write(text)
+
+    async def play(heard: Any, writer: asyncio.StreamWriter) -> None:
+        if heard.path == "/ready":
+            writer.write(json_answer({"parts": {"generator": {"ok": False, "reason": "none is [up]"}}}, 503))
+            return
+        writer.write(event_head("9-0", "sess"))
+        await writer.drain()
+        await told.wait()
+        writer.write(chunk(b'id: 1-1\nevent: completed\ndata: {"answer": "Paris", "model": "m"}\n\n') + b"0\r\n\r\n")
+
+    loopback_gateway.play = play
+    monkeypatch.setattr(ask, "QUIET", 0.01)
+    out, err = io.StringIO(), Said()
+    async with Api(loopback_gateway.settings()) as api, asyncio.timeout(30):
+        code = await ask.ask(
+            api, "?", session=None, as_json=False, thinking=True, console=Terminal(file=out), errors=Terminal(file=err)
+        )
+    assert (code, out.getvalue()) == (0, "Paris\n")
+    assert err.getvalue().startswith("local2: no answer yet (generator: none is [up]); the question waits. What to do:")

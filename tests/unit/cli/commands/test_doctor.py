@@ -305,3 +305,30 @@ async def test_damaged_data_are_missing_with_a_way_out(tmp_path: Path) -> None:
     assert (found.about, found.level) == ("preferences", "missing")
     assert "doctor --repair" in found.remedy
     assert await doctor.stores(world(tmp_path / "new")) == []
+
+
+@pytest.mark.parametrize(("status", "level"), [(401, "missing"), (200, None), (503, None)])
+async def test_a_key_that_the_stack_does_not_know_is_told(
+    status: int, level: str | None, tmp_path: Path, loopback_gateway: Any, json_answer: Callable[..., bytes]
+) -> None:
+    async def play(heard: Any, writer: Any) -> None:
+        asked = heard.path.startswith("/sessions")
+        writer.write(json_answer({"status": "ready", "parts": {}}, status if asked else 200))
+
+    loopback_gateway.play = play
+    found = await doctor.gateway(world(tmp_path, client=loopback_gateway.settings(data_dir=tmp_path)))
+    assert [one.level for one in found if one.about == "API key"] == ([level] if level else [])
+
+
+async def test_a_redis_that_is_full_is_told_with_what_makes_room(
+    tmp_path: Path, loopback_gateway: Any, json_answer: Callable[..., bytes]
+) -> None:
+    async def play(heard: Any, writer: Any) -> None:
+        full = {"bus": {"ok": False, "reason": "the bus is out of memory"}}
+        writer.write(json_answer({"status": "x", "parts": full}, 503 if heard.path == "/ready" else 200))
+
+    loopback_gateway.play = play
+    found = await doctor.gateway(world(tmp_path, client=loopback_gateway.settings(data_dir=tmp_path)))
+    (stack,) = [one for one in found if one.about == "stack"]
+    assert stack.level == "missing"
+    assert "LOCAL2_REDIS_MEMORY" in stack.remedy

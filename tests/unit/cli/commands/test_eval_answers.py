@@ -17,7 +17,7 @@ from shared.errors import SettingsError
         ("\n \n", "has no questions"),
         ('{"question": "q"}\n{"question": " "}', "line 2: question"),
         ('{"question": "q", "answer": "a"}', "line 1: answer"),
-        ("{", "line 1: it: Invalid JSON"),
+        ("{", "line 1: Invalid JSON"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_with_the_line(text: str, said: str, tmp_path: Path) -> None:

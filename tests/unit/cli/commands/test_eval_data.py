@@ -37,7 +37,7 @@ def test_a_file_has_conversations_and_questions(tmp_path: Path) -> None:
     ("lines", "told"),
     [
         ((TALK, "{no json"), "line 2"),
-        ((TALK, {"kind": "answer"}), "line 2"),
+        ((TALK, {"kind": "answer"}), 'line 2: its "kind" must be'),
         (({**TALK, "turns": [{"id": "t1", "query": "Hi"}]}, ASKED), "time"),
         ((TALK, TALK, ASKED), "t1 occurs twice"),
         ((TALK, {**ASKED, "evidence": ["t9"]}), "names t9"),
