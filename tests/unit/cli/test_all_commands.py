@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import typer
 import typer.main
 from rich.table import Table
 from rich.text import Text
@@ -280,6 +281,19 @@ def test_what_is_not_there_is_answered_with_where_to_look(
     code, _, err = local2((), tmp_path, url, monkeypatch, capsys, given=command)
     assert code == 1
     assert err.splitlines()[0].endswith(f"; what there is: {listing}")
+
+
+def test_a_question_that_is_not_answered_changes_nothing(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def left(*_args: object, **_options: object) -> bool:
+        raise typer.Abort
+
+    monkeypatch.setattr("typer.confirm", left)
+    gateway.refusal = None
+    url = f"http://127.0.0.1:{gateway.server_address[1]}"
+    code, out, err = local2((), tmp_path, url, monkeypatch, capsys, given=["memory", "delete", "--everything"])
+    assert (code, out, err) == (1, "", "local2: given up; nothing was changed\n")
 
 
 def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
