@@ -234,6 +234,32 @@ async def test_duplicates_come_once_a_session_is_in_one_part_and_filters_filter(
     assert await house.rows("kto", until=1) == []
 
 
+async def test_nothing_of_who_refused_or_deleted_leaves_in_any_file(house: House) -> None:
+    """Each conversation has a word of its own; the files have those that may be in them, and no others."""
+    whose = {"KEPT": house.ann, "DELETED": house.ann, "REFUSED": house.bob}
+    asked = {}
+    for word, person in whose.items():
+        body = {"query": f"What is {word}?", "session_id": word.lower()}
+        asked[word] = (await person.post("/query", json=body)).json()["query_id"]
+    await house.settled()
+    for word, person in whose.items():
+        voted = await person.post("/feedback", json={"query_id": asked[word], "sentiment": "negative"})
+        assert voted.is_success
+    await house.settled()
+    for kind in COLUMNS:
+        assert {word for word in whose if word in json.dumps(await house.rows(kind))} == set(whose), kind
+    assert (await house.bob.put("/preferences/consent", json={"consent": False})).is_success
+    assert (await house.ann.delete("/sessions/deleted")).is_success
+
+    async def gone() -> bool:
+        return not any(["DELETED" in json.dumps(await house.rows(kind)) for kind in COLUMNS])
+
+    await eventually(gone, 20, "what was deleted is in no file")
+    for kind in COLUMNS:
+        text = json.dumps(await house.rows(kind))
+        assert [word for word in whose if word in text or word.lower() in text] == ["KEPT"], kind
+
+
 async def test_exports_and_the_ranking_are_for_administrators(house: House) -> None:
     refused = await house.ann.get("/preferences/export", params={"format": "dpo"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")

@@ -71,12 +71,12 @@ def answers(seed: int, count: int = 96) -> Iterator[dict[str, Any]]:
         whole = {
             "query_id": f"{number}-0", "session_id": f"s{number // 2}", "user_id": consents, "intent": "question",
             "time": number, "config": "{}", "messages": json.dumps(asked), "tools": int(bool(calls)),
-            "calls": calls, "material": 0,
+            "calls": calls, "material": 0, "judges": "",
         }  # fmt: skip
         a_wins = chance.random() < 0.5
         yield {
             "winner": "A" if a_wins else "B", "score_a": 5 if a_wins else 2, "score_b": 2 if a_wins else 5,
-            "vote_a": None, "vote_b": None,
+            "vote_a": None, "vote_b": None, "judges": "",
             "a": {**whole, "response_id": f"{number}-0:A", "answer": good if a_wins else bad},
             "b": {**whole, "response_id": f"{number}-0:B", "answer": bad if a_wins else good},
         }  # fmt: skip
