@@ -51,7 +51,7 @@ class CriticSettings(BackendSettings, CourtesySettings):
     skip_tool_answers: bool = Field(default=True, description="Leave answers that used tools ungraded")
     judge_one_in: int = Field(default=1, ge=1, le=10_000, description="Judge one query in so many")
     leave_ungraded_above: int | None = Field(
-        default=2_000,
+        default=1_000,
         ge=1,
         description="The answers to the oldest questions are left ungraded while more than so many wait for the judge; "
         "null: never",
