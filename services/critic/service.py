@@ -75,7 +75,7 @@ async def _tend(context: Context[CriticSettings], turns: Turns) -> None:
     """Shares what waits among the replicas, and leaves out what has waited for too long."""
     while True:
         critics = [info for info in await context.registry.replicas() if info.participant == context.participant]
-        turns.shared(len(critics), sum(info.in_flight for info in critics))
+        turns.shared(len(critics), await context.bus.backlog(RESPONSE_GENERATION.stream, context.participant))
         turns.expire()
         context.facts["waiting"] = turns.waiting
         if (meter := metrics.meter()) is not None:

@@ -52,22 +52,24 @@ class Turns:
         self._held = 0
         self._size = 0
         self._critics = 1
-        self._in_flight = 0
+        self._unfinished = 0
+        self._others = 0
         self._changed = asyncio.Event()
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def shared(self, critics: int, in_flight: int) -> None:
-        """Says how many replicas there are, this one included, and how many answers they hold."""
-        self._critics, self._in_flight = max(1, critics), in_flight
+    def shared(self, critics: int, unfinished: int) -> None:
+        """Says how many replicas there are, this one included, and how many answers all of them have not finished."""
+        self._critics, self._unfinished = max(1, critics), unfinished
+        self._others = max(0, unfinished - self._held)
 
     def limit(self) -> int | None:
         """How many answers this replica may hold; None: any number. What it holds beyond that is for the others."""
         if self._size > _MOST_HELD:
             return self._held
-        return None if self._critics == 1 else math.ceil(self._in_flight / self._critics) + _AHEAD
+        return None if self._critics == 1 else math.ceil(self._unfinished / self._critics) + _AHEAD
 
     @contextlib.asynccontextmanager
     async def turn(
@@ -137,9 +139,11 @@ class Turns:
         return within is not None and self._now() - came[0] > within * 1000
 
     def _bound(self) -> None:
-        """The oldest are left out beyond this replica's part of how many may wait."""
+        """Of more than may wait the oldest are left out, by the replica that has more than its part of them."""
         most = self._settings().leave_ungraded_above
-        while most is not None and len(self._waiting) > math.ceil(most / self._critics):
+        if most is None:
+            return
+        while len(self._waiting) > max(math.ceil(most / self._critics), most - self._others):
             self._tell(self._waiting.pop(0), "backlog")
 
     def expire(self) -> None:

@@ -108,16 +108,24 @@ async def test_no_more_are_at_the_judge_than_it_takes_and_more_when_that_is_rais
     assert at.judged == ["0", "1", "4", "3", "2"]
 
 
-async def test_the_oldest_are_left_out_beyond_the_replicas_part_of_what_may_wait() -> None:
+async def test_the_oldest_are_left_out_by_who_has_more_than_its_part_of_what_may_wait() -> None:
     async with line(leave_ungraded_above=4) as at:
         for number in (3, 1, 2, 4, 5):
             await at.comes(str(number), number)
         assert at.left == [("1", "backlog")]
-        at.turns.shared(2, 5)
+        # the other one has none yet
+        at.turns.shared(2, 4)
         await at.comes("6", 6)
+        assert at.left[1:] == [("2", "backlog")]
+        at.turns.shared(2, 5)
+        await at.comes("7", 7)
+        assert at.left[2:] == [("3", "backlog"), ("4", "backlog")]
+        # it has more than its part, and leaves out by itself
+        at.turns.shared(2, 12)
+        await at.comes("8", 8)
         await at.over()
-    assert at.left == [("1", "backlog"), ("2", "backlog"), ("3", "backlog"), ("4", "backlog")]
-    assert at.judged == ["6", "5"]
+    assert at.left[4:] == [("5", "backlog"), ("6", "backlog")]
+    assert at.judged == ["8", "7"]
     async with line(leave_ungraded_above=None) as at:
         for number in range(50):
             await at.comes(str(number), number)
