@@ -311,11 +311,8 @@ def test_a_connection_that_fell_silent_is_replaced_as_often_as_it_does(
 
 async def test_a_redis_that_takes_longer_than_the_time_out_for_everything_is_used_all_the_same(redis_url: str) -> None:
     async with Proxy(redis_url, latency=0.3) as proxy, Link(proxy.url, name="test", timeout=0.05) as link:
-        assert await asyncio.wait_for(link.call("PING"), 30) == b"PONG"
-        used = proxy.connections
-        # the connection that was of use keeps its patience
-        assert await asyncio.wait_for(link.call("PING"), 30) == b"PONG"
-        assert proxy.connections == used
+        for _ in range(2):
+            assert await asyncio.wait_for(link.call("PING"), 30) == b"PONG"
 
 
 async def test_of_entries_that_are_written_together_only_the_refused_one_waits(
