@@ -130,7 +130,7 @@ async def _refused(request: Request, exc: Exception) -> Response:
         return render(request, exc.status_code, exc.code, exc.message, exc.headers, exc.extra)
     message = {
         404: f"there is no such route: {request.method} {request.url.path}",
-        405: f"{request.method} is not possible here",
+        405: f"{request.method} {request.url.path} is not possible",
         400: "the body could not be read as JSON",
     }.get(exc.status_code, str(exc.detail))
     headers = {"Allow": _possible(request)} if exc.status_code == 405 else exc.headers

@@ -484,7 +484,7 @@ async def test_an_image_of_a_response_reaches_the_model_also_when_it_is_gone_on_
 async def test_files_in_openais_form_are_read_by_the_model(site: Site) -> None:
     sent = {"filename": "notes.md", "file_data": f"data:text/markdown;base64,{b64encode(NOTES).decode()}"}
     bare = {"filename": "notes.md", "file_data": b64encode(NOTES).decode()}
-    async with user(site, "kim") as kim, user(site, "kai") as kai:
+    async with user(site, "files-of-requests") as kim, user(site, "files-by-id") as kai:
         own = {"file_id": (await added(kai, NOTES, "notes.md"))["id"]}
         for one, given in ((kim, sent), (kim, bare), (kai, own)):
             asked = {"type": "text", "text": "how much water?"}
@@ -530,7 +530,7 @@ async def test_what_a_clients_tool_shows_reaches_a_model_that_sees(site: Site) -
     ]  # fmt: skip
     try:
         await site.http.patch("/participants/generator/settings", json={"model": "seeing"})
-        async with user(site, "eva") as eva:
+        async with user(site, "shown-by-tools") as eva:
             for path, body in (
                 ("responses", {"input": items, "tools": [{"type": "function", **tool}]}),
                 ("chat/completions", {"messages": messages, "tools": [{"type": "function", "function": tool}]}),

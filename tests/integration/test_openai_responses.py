@@ -202,8 +202,8 @@ async def test_in_the_background_it_is_asked_for_cancelled_and_forgotten(place: 
 async def test_what_cannot_be_done_is_said(place: Place) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"input": "x", "tools": [{"type": "computer_use"}]}, "computer_use"),
-        ({"input": [{"type": "image_generation_call"}]}, "image_generation_call"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, "input_file"),
+        ({"input": [{"type": "of_tomorrow"}]}, "of_tomorrow"),
+        ({"input": [{"role": "user", "content": [{"type": "input_audio", "data": "f"}]}]}, "input_audio"),
         ({"input": []}, "none of them is the user's"),
         ({"input": "x", "conversation": "c"}, "conversation"),
     ]
