@@ -30,7 +30,7 @@ def parsed(html: str) -> HtmlElement | None:
     from lxml import etree
     from lxml.html import HTMLParser, document_fromstring
 
-    parser = HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, collect_ids=False)
+    parser = HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, collect_ids=False, huge_tree=True)
     try:
         tree = document_fromstring(_CLOSED_ROOT.sub(r"\1>", html, count=3).encode("utf-8", "replace"), parser=parser)
     except etree.ParserError:

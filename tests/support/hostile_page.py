@@ -40,6 +40,8 @@ PAGES = {
     "a table": lambda: filled("<tr><td>a<td>b", "<table>"),
     "links inside the bounds": lambda: b"<ul>" + b"<li><a href=x>Link text</a>" * 9_900,
     "links": lambda: filled("<li><a href=x>Link text</a>", "<ul>"),
+    "links in links": lambda: b"<div><a href=x>" * 450 + b"<b>word</b>" * 14_000,
+    "headings in headings": lambda: b"<div><h2>" * 450 + b"<b>word</b>" * 14_000,
     "just inside the bounds": lambda: (b"<article>" + b"<p>" + b"words of a row " * 22) * 14_900,
     "comments before": lambda: filled("<!---->"),
 }

@@ -11,7 +11,7 @@ from services.critic.judge import Judge
 from services.critic.rubrics import Rubric
 from services.critic.settings import CriticSettings
 from shared.errors import ModelError
-from shared.llm.port import ChatRequest, EmptyAnswer, ModelFacts, StreamInterrupted
+from shared.llm.port import ChatRequest, EmptyAnswer, ModelFacts, ModelMissing, ModelUnavailable, StreamInterrupted
 
 RUBRIC = Rubric("clarity", "[Is it clear?]\nScore 1: no\nScore 5: yes")
 
@@ -156,3 +156,17 @@ async def test_a_comparison_of_which_one_order_cannot_be_read_is_none() -> None:
         judge, bench = knowing(lambda _, verdicts=verdicts: verdicts.pop(0))  # type: ignore[misc]
         assert await compared(judge) is None
         assert len(bench.requests) == unread - 1 + 3
+
+
+@pytest.mark.parametrize(
+    "between",
+    ["Clear. [RESULT] 4", ModelUnavailable("the server is away"), ModelMissing("no model 'other'")],
+    ids=["there", "away", "another"],
+)
+async def test_that_a_judge_is_missing_is_said_once_and_again_after_anything_else(between: str | ModelError) -> None:
+    missing = ModelMissing("no model 'j'")
+    judge, _ = judging(missing, missing, between, missing, missing)
+    said = [await graded(judge) for _ in range(5)]
+    assert [grade is None for grade in said] == [False, True, False, False, True]
+    assert "no model 'j'" in said[0].feedback
+    assert said[0].feedback == said[3].feedback

@@ -167,6 +167,11 @@ def test_a_character_that_no_parser_takes_back_does_no_harm(reference: str) -> N
     assert "had seen them" in extract(html, "text/html").text
 
 
+@pytest.mark.parametrize("levels", [255, 300, 900])
+def test_what_stands_very_deep_is_read(levels: int) -> None:
+    assert "lock keepers" in extract("<div>" * levels + STORY, "text/html").text
+
+
 def test_the_whole_page_has_a_line_for_each_block() -> None:
     tree = parsed("<nav>Menu</nav><main>One <b>bold</b> word<div>two<br>three</div>four<form>x</form> five</main>six")
     assert tree is not None
