@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from shared.bus import Bus, ReplyError
+from shared.bus import Bus, BusFull, ReplyError
 from shared.bus.claims import Watch
 from shared.bus.keys import JANITOR
 from shared.contracts import DEAD_LETTER, Subject
@@ -90,6 +90,9 @@ class Janitor:
                     await self._bus.drop_forged()
                 abandoned = await self._abandoned(subject, now) if subject.kind == "work" else ()
                 await self._bus.trim(subject, spare_ms=_SPARE_MS, abandoned=abandoned)
+            except BusFull as exc:
+                # what cannot be noted must not keep the others from being trimmed, which makes room
+                log.warning("janitor.full", stream=subject.stream, reason=str(exc))
             except ReplyError as exc:
                 # one key that is no stream must not keep the others from being trimmed
                 if exc.code != "WRONGTYPE":

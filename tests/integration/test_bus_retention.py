@@ -12,6 +12,7 @@ from support.waiting import eventually
 
 from shared.bus import Bus, Tail
 from shared.bus.keys import JANITOR
+from shared.bus.port import BusFull
 from shared.bus.streams import OBSERVED
 from shared.contracts import (
     AGENT_TRANSITION,
@@ -239,6 +240,22 @@ async def test_large_entries_that_are_finished_stay_for_nobody(
         raw.xreadgroup("g", "c", {WORK: ">"}, count=kept)
         raw.xack(WORK, "g", *ids)
         assert await bus.trim(SUBJECT, spare_ms=60_000) == removed
+    assert raw.xlen(WORK) == 0
+
+
+async def test_a_full_redis_keeps_no_stream_from_being_trimmed(
+    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object) -> None:
+        raise BusFull("OOM command not allowed")
+
+    monkeypatch.setattr(bus, "unblock_stream", full)
+    monkeypatch.setattr(bus, "drop_forged", full)
+    raw.xgroup_create(WORK, "g", "0", mkstream=True)
+    entry_id = raw.xadd(WORK, {"payload": "x"}, id=f"{now_ms() - 90_000}-1")
+    raw.xreadgroup("g", "c", {WORK: ">"})
+    raw.xack(WORK, "g", entry_id)
+    await Janitor(bus, 5).round()
     assert raw.xlen(WORK) == 0
 
 
