@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -58,6 +59,13 @@ _M_PERTURB, _OVERWRITTEN_WITH = -6, 0xFF
 _DAMAGED = re.compile(
     r"malformed|not a database|\(code: (11|26)\)|hnsw segment reader|deserializ|unsupported opcode", re.IGNORECASE
 )
+
+
+# How Chroma says that an index is not in memory which was never large enough for a file: it was closed for another one,
+# and is not made again from the queue of changes before the next change of its collection.
+_CLOSED = "Nothing found on disk"
+# So often that is tried, while others may have it closed again.
+_OPENINGS = 10
 
 
 class StoreUnavailable(TransientError):
@@ -140,13 +148,13 @@ class Collections:
         results = []
         for name, collection in self.of(user_id, space).items():
             try:
-                results.append(work(collection))
+                results.append(opened(collection.handle, partial(work, collection)))
             except NotFoundError:
                 # perhaps it was removed and made anew
                 self._forget_name(name)
                 if (handle := self._handle(name)) is not None:
                     with suppress(NotFoundError):
-                        results.append(work(Collection(handle, collection.space)))
+                        results.append(opened(handle, partial(work, Collection(handle, collection.space))))
         return results
 
     def upsert(self, user_id: str, space: Space, record: dict[str, Any]) -> None:
@@ -298,10 +306,23 @@ def pages(handle: Any, include: Sequence[str]) -> Iterator[Any]:
     try:
         ids = handle.get(include=[])["ids"]
         for at in range(0, len(ids), PAGE):
-            yield handle.get(ids=ids[at : at + PAGE], include=list(include))
+            yield opened(handle, partial(handle.get, ids=ids[at : at + PAGE], include=list(include)))
     except NotFoundError:
         # another replica has removed it
         return
+
+
+def opened(handle: Any, work: Callable[[], R]) -> R:
+    """The work on one of Chroma's collections, whose index may have been closed for others."""
+    for _ in range(_OPENINGS):
+        try:
+            return work()
+        except ChromaError as exc:
+            if _CLOSED not in str(exc):
+                raise
+            # a change, of nothing
+            handle.delete(ids=["-"])
+    return work()
 
 
 def mapped(work: Callable[..., R], *args: Any) -> R:
