@@ -72,6 +72,14 @@ def test_who_never_lost_has_a_finite_strength_and_comes_first() -> None:
     assert (result.rows[0].wins, result.rows[0].ties, result.rows[0].losses) == (5, 0, 0)
 
 
+def test_each_side_has_its_own_wins_ties_and_losses() -> None:
+    met: list[Outcome] = ["A", "A", "A", "B", "B", "tie"]
+    found = {
+        row.name: (row.wins, row.ties, row.losses) for row in rank([Comparison("a", "b", one) for one in met]).rows
+    }
+    assert found == {"a": (3, 1, 2), "b": (2, 1, 3)}
+
+
 @pytest.mark.parametrize(
     ("wins", "least", "most"), [(1, 0.0, 0.1), (5, 0.35, 0.65), (10, 0.6, 0.8), (200, 0.97, 0.995)]
 )
