@@ -1,5 +1,5 @@
-// The one Trusted Types policy. DOMPurify reads with it what it takes apart, in a document that runs nothing; what
-// comes out is nodes, so that no text of this page is ever made into HTML where it would be shown.
+// The one Trusted Types policy. HTML is read with it in a document that runs and loads nothing, where DOMPurify takes it
+// apart; what comes out is nodes, so that no text of this page is ever made into HTML where it would be shown.
 
 import DOMPurify from "dompurify";
 
@@ -14,7 +14,7 @@ const policy = factory?.createPolicy("local2", {
 
 const ADDRESS = /^(?:https?|mailto):/i;
 const RULES = {
-  RETURN_DOM_FRAGMENT: true,
+  IN_PLACE: true,
   USE_PROFILES: { html: true, mathMl: true },
   // nothing that is loaded, sent, or drawn over the page
   FORBID_TAGS: ["img", "audio", "video", "picture", "source", "track", "form", "button", "textarea", "select", "option", "style", "dialog", "map", "area", "label"],
@@ -36,10 +36,18 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
   }
 });
 
+// one document for all: to make one for each piece of an answer costs more than all the rest of showing it
+const inert = document.implementation.createHTMLDocument("");
+
 // once: read anew for each piece of an answer, it costs more than the cleaning
 DOMPurify.setConfig(RULES as unknown as Parameters<typeof DOMPurify.setConfig>[0]);
 
 /** The nodes of a text of HTML, without anything that loads, runs or leads elsewhere than by a click. */
 export function clean(html: string): DocumentFragment {
-  return DOMPurify.sanitize(html) as unknown as DocumentFragment;
+  const place = inert.createElement("div");
+  place.innerHTML = policy ? policy.createHTML(html) : html;
+  DOMPurify.sanitize(place);
+  const found = document.createDocumentFragment();
+  found.append(...place.childNodes);
+  return found;
 }

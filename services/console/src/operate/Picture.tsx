@@ -5,6 +5,7 @@ import type { Shapes } from "./asking";
 import { placed } from "./layout";
 
 const RADIUS = 12;
+const shortened = (name: string): string => (name.length > 24 ? `${name.slice(0, 23)}…` : name);
 
 export default function Picture({ graph, onAbout }: { graph: Shapes["KnowledgeGraph"]; onAbout(name: string): void }) {
   const { spots, lines, frame } = useMemo(() => placed(graph), [graph]);
@@ -27,10 +28,10 @@ export default function Picture({ graph, onAbout }: { graph: Shapes["KnowledgeGr
           );
         })}
         {spots.map(({ id, name, kind, x, y }) => (
-          <g key={id} className={`node ${kind}${aside(id)}`} transform={`translate(${x} ${y})`} role="button" tabIndex={0} aria-label={`${name}: show only what is about it`}
+          <g key={id} className={`node ${kind}${aside(id)}`} transform={`translate(${x} ${y})`} role="button" tabIndex={0} aria-label={`${shortened(name)}: show only what is about it`}
             onClick={() => chosen(name, id)} onKeyDown={(event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); chosen(name, id); } }}
             onMouseEnter={() => setNear(id)} onMouseLeave={() => setNear(null)} onFocus={() => setNear(id)} onBlur={() => setNear(null)}>
-            <circle r={RADIUS} /><text y="28">{name.length > 24 ? `${name.slice(0, 23)}…` : name}</text>
+            <circle r={RADIUS} /><text y="28">{shortened(name)}</text>
           </g>
         ))}
       </svg>
