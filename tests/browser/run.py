@@ -362,8 +362,28 @@ def another_version(visit: Visit) -> None:
     page.locator(".beside article").nth(1).wait_for()
     visit.shot(page, "versions")
     visit.axe(page)
-    turn.get_by_role("button", name="Edit and ask again").first.click()
+    page.get_by_role("button", name="Side by side").click()
+    # the choice is the session's, in every tab and after a reload; what is said next stands behind it
+    other = visit.open(path=page.url[len(visit.stack.url) :])
+    other.get_by_text("1 of 2").wait_for()
+    ask(page, "What is the capital of France, please?")
+    until(page, "document.querySelectorAll('article.turn').length === 2", 60)
+    answered(page, "Paris")
+    page.reload()
+    page.get_by_text("1 of 2").wait_for()
+    page.get_by_role("button", name="The version after").click()
+    page.get_by_text("2 of 2").wait_for()
+    assert page.locator("article.turn").count() == 1
+    # other words take the question, its versions and what came after them away, in every tab
+    page.get_by_role("button", name="Edit and ask again").first.click()
     assert page.input_value("#question") == "What is the capital of France?"
+    page.get_by_text("are forgotten").wait_for()
+    ask(page, "And once more: what is the capital of France?")
+    answered(page, "Paris")
+    for tab in (page, other):
+        until(tab, "document.querySelectorAll('article.turn').length === 1", 60)
+        tab.locator("article.turn .question", has_text="And once more").wait_for()
+        until(tab, "!document.querySelector('.version-choice')")
 
 
 def names_pins_search_export_and_undo(visit: Visit) -> None:

@@ -8,6 +8,7 @@ export type Hit = Shapes["Hit"];
 export type WholeEngram = Shapes["WholeEngram"];
 export type Fact = Shapes["Fact"];
 export type Topic = Shapes["TopicShown"];
+export type ChatSettings = Shapes["ChatSettings"];
 export type QueryBody = Shapes["QueryBody"];
 export type QueryListed = Shapes["QueryListed"];
 export type QueryResult = Shapes["QueryResult"];

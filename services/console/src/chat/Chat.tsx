@@ -4,12 +4,13 @@ import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } fr
 import { Virtualizer, type VirtualizerHandle } from "virtua";
 import type { Readiness } from "../api/types";
 import { Icon } from "../ui/icons";
-import { ChatSettingsDialog, asked, keepSettings, settingsOf } from "./ChatSettings";
+import { ChatSettingsDialog, USUAL, asked, fromServer, keepNewSettings, newSettings, toServer, type ChatSettings } from "./ChatSettings";
 import { Composer, type ComposerHandle } from "./Composer";
-import { versionsOf, type Conversation, type TurnStore } from "./conversation";
+import type { Conversation, TurnStore } from "./conversation";
 import { useStore } from "./store";
 import { TurnView, type TurnActions } from "./TurnView";
 import type { Turn } from "./turn";
+import { rows, type Row } from "./versions";
 import { Waterfall } from "./Waterfall";
 
 const NEAR_END = 80;
@@ -26,28 +27,37 @@ interface ChatProps {
 export function Chat({ conversation, ready, developer, composer, onError }: ChatProps) {
   useStore(conversation);
   const id = conversation.sessionId;
-  const [settings, setSettings] = useState(() => settingsOf(id));
+  const [fresh, setFresh] = useState(newSettings);
+  const kept = conversation.settings;
+  const settings = useMemo(() => (id === null ? fresh : kept ? fromServer(kept) : USUAL), [id, fresh, kept]);
+  const [editing, setEditing] = useState<Turn | null>(null);
   const [options, setOptions] = useState<"" | "chat" | "again">("");
   const [again, setAgain] = useState<Turn | null>(null);
   const [looked, look] = useState<Turn | null>(null);
   const field = useRef<ComposerHandle>(null);
   const model = ready?.parts["model"];
   const window = Number(model?.facts?.["window"]) || 0;
-  useEffect(() => setSettings(settingsOf(id)), [id]);
+  useEffect(() => setEditing(null), [id]);
   useLayoutEffect(() => {
     if (typeof composer === "function") composer(field.current);
     else if (composer) composer.current = field.current;
   });
 
-  const ask = useCallback(async (query: Parameters<Conversation["ask"]>[0], own = settings) => {
+  const change = useCallback((next: ChatSettings) => {
+    if (conversation.sessionId !== null) return void conversation.set(toServer(next)).catch(onError);
+    setFresh(next);
+    keepNewSettings(next);
+  }, [conversation, onError]);
+  const ask = useCallback(async (query: Parameters<Conversation["ask"]>[0], own = settings, insteadOf: Turn | null = null) => {
     const before = conversation.sessionId;
-    await conversation.ask(asked(query, own));
-    if (before === null) keepSettings(conversation.sessionId, own);
+    await conversation.ask(asked(query, own), insteadOf);
+    if (before === null) await conversation.set(toServer(own));
   }, [conversation, settings]);
 
   const actions = useMemo<TurnActions>(() => ({
-    edit: (text) => field.current?.put(text),
-    again: (turn) => void ask({ query: turn.query }).catch(onError),
+    edit: (turn) => { setEditing(turn); field.current?.put(turn.query); },
+    again: (turn) => void ask({ query: turn.query }, undefined, turn).catch(onError),
+    choose: (store) => void conversation.choose(store).catch(onError),
     againWith: (turn) => { setAgain(turn); setOptions("again"); },
     stop: (turn) => void conversation.cancel(turn).catch(onError),
     waterfall: look,
@@ -64,18 +74,24 @@ export function Chat({ conversation, ready, developer, composer, onError }: Chat
       <div className="below">
         {conversation.connection && <p className="connection" role="status">{conversation.connection}</p>}
         <Gauge conversation={conversation} window={window} />
+        {editing && (
+          <p className="note editing" role="status">
+            Asked in other words, this question and what came after it are forgotten. <button type="button" className="quiet" onClick={() => { setEditing(null); field.current?.put(""); }}>Leave it as it was</button>
+          </p>
+        )}
         <Composer
-          key={id ?? "new"} ref={field} sessionId={id} settings={settings} waiting={open.length} onAsk={ask}
+          key={id ?? "new"} ref={field} sessionId={id} settings={settings} waiting={open.length}
+          onAsk={async (query) => { await ask(query, undefined, editing); setEditing(null); }}
           onStop={() => { for (const turn of [...open].reverse()) void conversation.cancel(turn).catch(onError); }}
-          onSettings={(change) => { const next = { ...settings, ...change }; setSettings(next); keepSettings(id, next); }}
+          onSettings={(some) => change({ ...settings, ...some })}
           onOptions={() => setOptions("chat")} onError={onError}
         />
       </div>
       <ChatSettingsDialog
         open={options !== ""} settings={settings} usual={model?.model ?? ""} action={options === "again" ? "Ask again" : "Done"} onClose={() => setOptions("")}
         onDone={(next) => {
-          if (options === "again" && again) void ask({ query: again.query }, next).catch(onError);
-          else { setSettings(next); keepSettings(id, next); }
+          if (options === "again" && again) void ask({ query: again.query }, next, again).catch(onError);
+          else change(next);
         }}
       />
       <Waterfall turn={looked} onClose={() => look(null)} />
@@ -91,7 +107,7 @@ function Turns({ conversation, actions, developer, window }: { conversation: Con
   const [away, setAway] = useState(false);
   const count = conversation.turns.length;
   const last = conversation.turns.at(-1);
-  const groups = versionsOf(conversation.turns);
+  const groups = rows(conversation.turns, conversation.chosen);
 
   // what is written at the end stays in sight as long as nobody has scrolled away from it
   useEffect(() => {
@@ -130,7 +146,7 @@ function Turns({ conversation, actions, developer, window }: { conversation: Con
         <div ref={lane} className="lane">
           {conversation.earlier && <button type="button" className="earlier quiet" onClick={() => void conversation.showEarlier().catch(() => {})}>Earlier turns</button>}
           <Virtualizer ref={list} scrollRef={scroller} shift={conversation.shifted} startMargin={conversation.earlier ? 44 : 0} bufferSize={600} keepMounted={groups.length ? [groups.length - 1] : []}>
-            {groups.map((versions) => <Versions key={versions[0]!.key} versions={versions} conversation={conversation} actions={actions} developer={developer} window={window} />)}
+            {groups.map((row) => <Versions key={row.versions[0]!.key} row={row} conversation={conversation} actions={actions} developer={developer} window={window} />)}
           </Virtualizer>
         </div>
       </div>
@@ -140,28 +156,27 @@ function Turns({ conversation, actions, developer, window }: { conversation: Con
 }
 
 interface VersionsProps {
-  versions: TurnStore[];
+  row: Row<TurnStore>;
   conversation: Conversation;
   actions: TurnActions;
   developer: boolean;
   window: number;
 }
 
-/** The answers to a question that was asked again: the newest, with a way to the others, or all side by side. */
-function Versions({ versions, ...rest }: VersionsProps) {
-  const [chosen, choose] = useState(versions.length - 1);
+/** The answers to a question that was asked again: one, with what came behind it, and a way to the others; or all side
+    by side. */
+function Versions({ row: { versions, at }, ...rest }: VersionsProps) {
   const [beside, setBeside] = useState(false);
   const count = versions.length;
-  // a version that comes is shown
-  useEffect(() => choose(count - 1), [count]);
-  const shown = versions[Math.min(chosen, count - 1)]!;
+  const shown = versions[at]!;
+  const choose = (place: number) => rest.actions.choose(versions[place]!);
   if (count === 1) return <TurnView store={shown} {...rest} />;
   return (
     <div className="versions">
       <div className="version-choice" role="group" aria-label="Versions of the answer">
-        <button type="button" className="quiet" aria-label="The version before" disabled={chosen <= 0 || beside} onClick={() => choose(chosen - 1)}>‹</button>
-        <span>{beside ? `${count} versions` : `${Math.min(chosen, count - 1) + 1} of ${count}`}</span>
-        <button type="button" className="quiet" aria-label="The version after" disabled={chosen >= count - 1 || beside} onClick={() => choose(chosen + 1)}>›</button>
+        <button type="button" className="quiet" aria-label="The version before" disabled={at <= 0 || beside} onClick={() => choose(at - 1)}>‹</button>
+        <span>{beside ? `${count} versions` : `${at + 1} of ${count}`}</span>
+        <button type="button" className="quiet" aria-label="The version after" disabled={at >= count - 1 || beside} onClick={() => choose(at + 1)}>›</button>
         <button type="button" className="quiet" aria-pressed={beside} onClick={() => setBeside(!beside)}>Side by side</button>
       </div>
       {beside

@@ -3,6 +3,7 @@ import { Dialog } from "../ui/parts";
 import { personaNames } from "./Composer";
 import type { Ask } from "./conversation";
 import { keep, kept } from "./kept";
+import type { ChatSettings as KeptSettings } from "../api/types";
 
 /** What the questions of one chat are asked with. "" and null: as the operator has set it. */
 export interface ChatSettings {
@@ -11,21 +12,35 @@ export interface ChatSettings {
   temperature: number | null;
   personas: string[];
   rounds: number;
+  /** Instructions for the model, behind the operator's. */
+  systemPrompt: string;
 }
 
-const USUAL: ChatSettings = { mode: "chat", model: "", temperature: null, personas: [], rounds: 1 };
+export const USUAL: ChatSettings = { mode: "chat", model: "", temperature: null, personas: [], rounds: 1, systemPrompt: "" };
 
-export const settingsOf = (sessionId: string | null): ChatSettings => ({ ...USUAL, ...kept<Partial<ChatSettings>>(`chat.${sessionId ?? "new"}`, {}) });
+/** Those of a chat that has no session yet: they stay in this browser. */
+export const newSettings = (): ChatSettings => ({ ...USUAL, ...kept<Partial<ChatSettings>>("chat.new", {}) });
 
-export const keepSettings = (sessionId: string | null, settings: ChatSettings): void => keep(`chat.${sessionId ?? "new"}`, settings);
+export const keepNewSettings = (settings: ChatSettings): void => keep("chat.new", settings);
+
+/** Those of a session, as the server keeps them. */
+export function fromServer(settings: KeptSettings): ChatSettings {
+  const { mode, model, temperature, personas, rounds, system_prompt } = settings;
+  return { mode: mode ?? USUAL.mode, model: model ?? "", temperature: temperature ?? null, personas: personas ?? [], rounds: rounds ?? 1, systemPrompt: system_prompt ?? "" };
+}
+
+export function toServer({ mode, model, temperature, personas, rounds, systemPrompt }: ChatSettings): KeptSettings {
+  return { mode, model: model || null, temperature, personas, rounds, system_prompt: systemPrompt || null };
+}
 
 /** The question as these settings ask it. */
-export function asked(ask: Ask, { mode, model, temperature, personas, rounds }: ChatSettings): Ask {
+export function asked(ask: Ask, { mode, model, temperature, personas, rounds, systemPrompt }: ChatSettings): Ask {
   return {
     ...ask,
     mode,
     ...(model ? { model } : {}),
     ...(temperature === null ? {} : { options: { temperature } }),
+    ...(systemPrompt ? { system_prompt: systemPrompt } : {}),
     ...(mode === "committee" ? { rounds, ...(personas.length ? { personas } : {}) } : {}),
   };
 }
@@ -60,6 +75,8 @@ export function ChatSettingsDialog({ open, settings, usual, action, onClose, onD
           <input id="temperature" type="range" min="0" max="2" step="0.1" value={edited.temperature ?? 0.7} onChange={(event) => edit({ ...edited, temperature: Number(event.target.value) })} />
           <button type="button" className="quiet" disabled={edited.temperature === null} onClick={() => edit({ ...edited, temperature: null })}>As it is set</button>
         </div>
+        <label htmlFor="system-prompt">Instructions for the model</label>
+        <textarea id="system-prompt" rows={3} maxLength={20_000} dir="auto" placeholder="How it should answer in this chat, and what it should know" value={edited.systemPrompt} onChange={(event) => edit({ ...edited, systemPrompt: event.target.value })} />
         <label htmlFor="settings-mode">Mode</label>
         <select id="settings-mode" value={edited.mode} onChange={(event) => edit({ ...edited, mode: event.target.value as ChatSettings["mode"] })}>
           <option value="chat">Chat: the model answers</option>

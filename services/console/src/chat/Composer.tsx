@@ -147,8 +147,8 @@ export function Composer({ ref, sessionId, settings, waiting, onAsk, onStop, onS
   );
 }
 
-function chosen({ model, temperature, personas, mode }: ChatSettings): string {
-  const parts = [model, temperature === null ? "" : `temperature ${temperature}`, mode === "committee" && personas.length ? `${personas.length} personas` : ""];
+function chosen({ model, temperature, personas, mode, systemPrompt }: ChatSettings): string {
+  const parts = [model, temperature === null ? "" : `temperature ${temperature}`, systemPrompt && "own instructions", mode === "committee" && personas.length ? `${personas.length} personas` : ""];
   return parts.filter(Boolean).join(" · ") || "Usual settings";
 }
 

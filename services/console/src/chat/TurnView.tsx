@@ -10,8 +10,9 @@ import { useStore } from "./store";
 import { isOver, sources, textOf, type Turn } from "./turn";
 
 export interface TurnActions {
-  edit(text: string): void;
+  edit(turn: Turn): void;
   again(turn: Turn): void;
+  choose(store: TurnStore): void;
   againWith(turn: Turn): void;
   stop(turn: Turn): void;
   waterfall(turn: Turn): void;
@@ -48,7 +49,7 @@ export const TurnView = memo(function TurnView({ store, conversation, actions, d
         <div className="question" dir="auto">{turn.query}</div>
         <div className="question-actions">
           <CopyButton text={turn.query} label="Copy the question" />
-          <IconButton icon="edit" label="Edit and ask again" onClick={() => actions.edit(turn.query)} />
+          <IconButton icon="edit" label="Edit and ask again" onClick={() => actions.edit(turn)} />
         </div>
       </div>
       <div className="steps"><Steps parts={turn.parts} over={over} answering={text !== ""} /></div>

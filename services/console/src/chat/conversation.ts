@@ -2,8 +2,9 @@
 
 import { ApiError, call } from "../api/http";
 import { follow, readOnce, sleep } from "../api/events";
-import type { QueryBody, QueryListed, QueryResult, SessionShown, TurnShown, WholeEngram } from "../api/types";
+import type { ChatSettings, QueryBody, QueryListed, QueryResult, SessionShown, TurnShown, WholeEngram } from "../api/types";
 import { Store } from "./store";
+import { inItsPlace, newestBehind, parents } from "./versions";
 import { apply, isAfter, isOver, judge, newTurn, type Turn } from "./turn";
 
 const PAGE = 50;
@@ -28,22 +29,15 @@ export class TurnStore extends Store {
   readonly key = `t${(TurnStore.#count += 1)}`;
 }
 
-/** Turns that ask the same one after the other, together: the later ones are further versions of the first. */
-export function versionsOf(turns: readonly TurnStore[]): TurnStore[][] {
-  const found: TurnStore[][] = [];
-  for (const store of turns) {
-    const before = found.at(-1);
-    if (before?.[0]!.turn.query === store.turn.query) before.push(store);
-    else found.push([store]);
-  }
-  return found;
-}
-
 export type Ask = Pick<QueryBody, "query"> & Partial<QueryBody>;
 
 export class Conversation extends Store {
   sessionId: string | null = null;
   title = "";
+  /** How this chat is asked, as the server keeps it; null: not known yet, or there is no session. */
+  settings: ChatSettings | null = null;
+  /** The turn whose conversation is shown, where it is not the newest. */
+  chosen: string | null = null;
   turns: TurnStore[] = [];
   earlier: string | null = null;
   loading = false;
@@ -55,6 +49,10 @@ export class Conversation extends Store {
   #reading = 0;
   #waiting: TurnStore[] = [];
   #following: TurnStore | null = null;
+  /** A question has taken the place of another one: turns may have left the session. */
+  #replaced = false;
+  /** Choices of a version that the server has not answered yet. */
+  #choosing = 0;
 
   constructor(private readonly told: { onChange(): void; onError(error: unknown): void }) {
     super();
@@ -69,7 +67,7 @@ export class Conversation extends Store {
   async show(sessionId: string | null): Promise<void> {
     this.#stop.abort();
     const stop = (this.#stop = new AbortController());
-    Object.assign(this, { sessionId, title: "", turns: [], earlier: null, connection: "", loading: sessionId !== null });
+    Object.assign(this, { sessionId, title: "", settings: null, chosen: null, turns: [], earlier: null, connection: "", loading: sessionId !== null });
     this.#waiting = [];
     this.#following = null;
     this.changed();
@@ -109,18 +107,27 @@ export class Conversation extends Store {
     if (id === null) return;
     const name = encodeURIComponent(id);
     const newest = this.turns.findLast(({ turn }) => turn.state === "completed" || turn.interrupted)?.turn.queryId;
-    const [listed, brief] = await Promise.all([
-      call<{ queries: QueryListed[] }>("GET", `queries?session_id=${name}${whole ? "" : "&state=running"}`),
-      call<SessionShown>("GET", `sessions/${name}?limit=${whole ? PAGE : 1}`),
+    const look = (all: boolean) => Promise.all([
+      call<{ queries: QueryListed[] }>("GET", `queries?session_id=${name}${all ? "" : "&state=running"}`),
+      call<SessionShown>("GET", `sessions/${name}?limit=${all ? PAGE : 1}`),
     ]);
+    let [listed, shown] = await look(whole);
     if (signal.aborted) return;
-    let shown = brief;
-    const last = brief.turns.at(-1)?.query_id;
+    const last = shown.turns.at(-1)?.query_id;
+    // what other words have replaced leaves the session a moment later
+    const fewer = !this.earlier && shown.total < this.turns.filter(({ turn }) => turn.state === "completed" || turn.interrupted).length;
     // more was said elsewhere than the newest turn
-    if (!whole && last && last !== newest && !this.#known(last)) shown = await call<SessionShown>("GET", `sessions/${name}?limit=${PAGE}`);
+    const more = !whole && last !== undefined && (this.#replaced || fewer || (last !== newest && !this.#known(last)));
+    if (whole || more) this.#replaced = false;
+    if (more) [listed, shown] = await look(true);
     if (signal.aborted) return;
-    const renamed = this.title !== shown.title;
+    const chosen = shown.tip && shown.tip !== shown.turns.at(-1)?.query_id ? shown.tip : null;
+    const changed = this.title !== shown.title || (this.#choosing === 0 && this.chosen !== chosen) || JSON.stringify(this.settings) !== JSON.stringify(shown.settings);
+    if (this.#choosing === 0) this.chosen = chosen;
     this.title = shown.title;
+    // the same object as long as nothing is changed: a dialog that is open keeps what was written in it
+    if (JSON.stringify(this.settings) !== JSON.stringify(shown.settings)) this.settings = shown.settings;
+    const left = more && this.#drop(shown, listed.queries);
     if (whole) this.earlier = shown.earlier;
     const added = shown.turns.filter((one) => !this.#known(one.query_id)).map(fromSession);
     for (const one of listed.queries) {
@@ -133,8 +140,18 @@ export class Conversation extends Store {
     const own = this.turns.some(({ turn }) => !turn.queryId);
     const fresh = own ? added.filter((turn) => isOver(turn)) : added;
     if (fresh.length) this.#insert(fresh);
-    if (fresh.length || renamed) this.#told();
+    if (fresh.length || changed || left) this.#told();
     this.#go();
+  }
+
+  /** Takes turns out that the server does not have any more: their question was asked in other words. */
+  #drop(shown: SessionShown, listed: readonly QueryListed[]): boolean {
+    const first = shown.earlier ? shown.turns[0]!.query_id : "0-0";
+    const there = new Set([...shown.turns, ...listed].map((one) => one.query_id));
+    const kept = this.turns.filter(({ turn }) => !isOver(turn) || !turn.queryId || !isAfter(turn.queryId, first) || there.has(turn.queryId));
+    const some = kept.length < this.turns.length;
+    this.turns = kept;
+    return some;
   }
 
   #known(queryId: string): boolean {
@@ -180,16 +197,44 @@ export class Conversation extends Store {
     return everyTurn(this.sessionId);
   }
 
-  /** Asks. Raises ApiError when the query was not accepted; then nothing is left of it on the page. */
-  async ask(asked: Ask): Promise<void> {
+  /** Shows the conversation of a version, here and everywhere, and goes on from there. Raises ApiError. */
+  async choose(store: TurnStore): Promise<void> {
+    const { queryId, state, interrupted } = store.turn;
+    this.chosen = this.turns[newestBehind(parents(this.turns), this.turns.indexOf(store))]!.turn.queryId;
+    this.changed();
+    // a question without an answer is no version that could be gone on from
+    if (this.sessionId === null || !queryId || !(state === "completed" || interrupted)) return;
+    this.#choosing += 1;
+    try {
+      await call("PATCH", `sessions/${encodeURIComponent(this.sessionId)}`, { version: queryId });
+    } finally {
+      this.#choosing -= 1;
+    }
+  }
+
+  /** Keeps how the chat is asked. Raises ApiError. */
+  async set(settings: ChatSettings): Promise<void> {
+    this.settings = settings;
+    this.changed();
+    if (this.sessionId !== null) await call("PATCH", `sessions/${encodeURIComponent(this.sessionId)}`, { settings });
+  }
+
+  /** Asks; in the place of a turn, where one is given. Raises ApiError when the query was not accepted; then nothing is
+      left of it on the page. */
+  async ask(asked: Ask, insteadOf: Turn | null = null): Promise<void> {
     const { signal } = this.#stop;
-    const turn = newTurn(asked.query, { time: Date.now(), mode: asked.mode ?? "chat" });
+    const replaced = insteadOf?.queryId ? this.turns.find(({ turn }) => turn.queryId === insteadOf.queryId) : undefined;
+    const place = replaced ? parents(this.turns)[this.turns.indexOf(replaced)]! : -1;
+    const after = replaced ? (this.turns[place]?.turn.queryId || "0-0") : this.chosen;
+    const { chosen } = this;
+    this.chosen = null;
+    const turn = newTurn(asked.query, { time: Date.now(), mode: asked.mode ?? "chat", after });
     const store = new TurnStore(turn);
     this.shifted = false;
     this.turns = [...this.turns, store];
     this.#told();
     try {
-      const body = { ...asked, ...(this.sessionId ? { session_id: this.sessionId } : {}) };
+      const body = { ...asked, ...(this.sessionId ? { session_id: this.sessionId } : {}), ...(replaced ? { instead_of: replaced.turn.queryId } : {}) };
       const accepted = await accept(body, (text) => this.#say(text), signal);
       turn.queryId = accepted.query_id;
       if (signal.aborted) return;
@@ -197,9 +242,15 @@ export class Conversation extends Store {
       this.sessionId = accepted.session_id;
       // another tab's look may have brought the same query meanwhile
       this.turns = this.turns.filter((one) => one === store || one.turn.queryId !== turn.queryId);
+      // other words: what was said in their place is forgotten at the server too
+      if (replaced && words(replaced.turn.query) !== words(turn.query)) {
+        const gone = inItsPlace(this.turns, replaced);
+        this.turns = this.turns.filter((one) => !gone.has(one));
+      }
       if (first) void this.#watch(signal);
     } catch (error) {
       this.turns = this.turns.filter((one) => one !== store);
+      this.chosen = chosen;
       this.#told();
       throw error;
     }
@@ -245,6 +296,7 @@ export class Conversation extends Store {
         },
       });
       this.#say("");
+      this.#replaced ||= turn.after !== null;
       store.changed();
       this.#told();
       if (turn.state === "completed" && this.turns[0] === store) void this.#name(session);
@@ -332,7 +384,7 @@ export class Conversation extends Store {
   async #read(store: TurnStore): Promise<void> {
     const { turn } = store;
     const { signal } = this.#stop;
-    const fresh = newTurn(turn.query, { queryId: turn.queryId, time: turn.time, mode: turn.mode, interrupted: turn.interrupted });
+    const fresh = newTurn(turn.query, { queryId: turn.queryId, after: turn.after, time: turn.time, mode: turn.mode, interrupted: turn.interrupted });
     try {
       const [seen, judged] = await Promise.all([
         readOnce(`queries/${turn.queryId}/events`, "", signal, (event) => apply(fresh, event.type, event.id, JSON.parse(event.data))),
@@ -379,12 +431,14 @@ export async function everyTurn(sessionId: string | null): Promise<TurnShown[]> 
   return found;
 }
 
-function fromSession({ query_id, query, answer, interrupted, time }: TurnShown): Turn {
-  return newTurn(query, { queryId: query_id, state: interrupted ? "cancelled" : "completed", interrupted, time, pieces: [{ id: "", text: answer }] });
+const words = (text: string): string => text.split(/\s+/).join(" ").trim().normalize("NFC");
+
+function fromSession({ query_id, after, query, answer, interrupted, time }: TurnShown): Turn {
+  return newTurn(query, { queryId: query_id, after, state: interrupted ? "cancelled" : "completed", interrupted, time, pieces: [{ id: "", text: answer }] });
 }
 
-function fromList({ query_id, query, state, mode, accepted, error }: QueryListed): Turn {
-  return newTurn(query, { queryId: query_id, state: state === "running" ? "queued" : state, mode, time: accepted, error: error ?? null });
+function fromList({ query_id, after, query, state, mode, accepted, error }: QueryListed): Turn {
+  return newTurn(query, { queryId: query_id, after: after ?? null, state: state === "running" ? "queued" : state, mode, time: accepted, error: error ?? null });
 }
 
 /** Sends the query until it is accepted or refused: the same key makes sure that it is asked once. */

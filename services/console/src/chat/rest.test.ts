@@ -1,7 +1,5 @@
 import { describe, expect, it } from "vitest";
 import type { Session, TurnShown } from "../api/types";
-import { TurnStore, versionsOf } from "./conversation";
-import { newTurn } from "./turn";
 import { asMarkdown, fileName } from "./exporting";
 import { age, colourOf, verdictOf } from "../ui/parts";
 import { voted } from "./Judging";
@@ -31,7 +29,7 @@ describe("a vote", () => {
 });
 
 it("a conversation is saved with its questions quoted, under a name that every system takes", () => {
-  const turn: TurnShown = { query_id: "1-0", query: "One\nand two?", answer: "**Both.**", time: 0, interrupted: false };
+  const turn: TurnShown = { query_id: "1-0", after: null, query: "One\nand two?", answer: "**Both.**", time: 0, interrupted: false };
   expect(asMarkdown("A\ntitle", [turn])).toBe("# A title\n\n## 1970-01-01 00:00\n\n> One\n> and two?\n\n**Both.**\n");
   expect(fileName("../a: b?/*")).toBe("a-b");
   expect(fileName("///")).toBe("conversation");
@@ -41,9 +39,4 @@ it("grades have colours, verdicts words, ages one unit", () => {
   expect([5, 4, 3, 2, 1, 0.5, null, undefined, "5"].map(colourOf)).toEqual(["good", "good", "fair", "poor", "poor", "", "", "", ""]);
   expect(["tie", "A", "B"].map((winner) => verdictOf(winner))).toEqual(["as good as the other", "better than the other", "the other was better"]);
   expect([5, 90, 7200, 200000, 40000000].map(age)).toEqual(["5 s ago", "1 min ago", "2 h ago", "2 d ago", "1 y ago"]);
-});
-
-it("turns that ask the same in a row are versions of one", () => {
-  const turns = ["a", "a", "b", "a"].map((query) => new TurnStore(newTurn(query)));
-  expect(versionsOf(turns).map((group) => group.map((store) => store.turn.query).join(""))).toEqual(["aa", "b", "a"]);
 });

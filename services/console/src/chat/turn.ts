@@ -21,6 +21,8 @@ export type State = "queued" | "running" | "completed" | "failed" | "cancelled";
 export interface Turn {
   query: string;
   queryId: string;
+  /** The turn before it is the newest one that was not accepted after this query; null: the one before it in the session. */
+  after: string | null;
   state: State;
   /** When it was asked, in ms since the epoch; 0: not known. */
   time: number;
@@ -49,7 +51,7 @@ const TERMINAL: ReadonlySet<string> = new Set(["completed", "failed", "cancelled
 
 export function newTurn(query: string, values: Partial<Turn> = {}): Turn {
   return {
-    query, queryId: "", state: "queued", time: 0, mode: "chat", parts: [], pieces: [], trail: [], last: "", model: null, finish: null,
+    query, queryId: "", after: null, state: "queued", time: 0, mode: "chat", parts: [], pieces: [], trail: [], last: "", model: null, finish: null,
     usage: { prompt_tokens: 0, completion_tokens: 0 }, error: null, critique: null, pairwise: null, reward: null, interrupted: false,
     detail: "none", ...values,
   };
