@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -113,16 +115,17 @@ def answered(stack: HttpStack, within: float = 30.0) -> dict[str, str]:
 
 def pages(stack: HttpStack, asked: Mapping[str, str]) -> dict[str, int]:
     """Every GET route with its status; none may be an error of the server."""
-    found: dict[str, int] = {}
     with stack.web() as web:
         # after an error the server closes the connection, perhaps while the next page is asked for
         web.headers["connection"] = "close"
         routes = [path for path, methods in web.get("/openapi.json").json()["paths"].items() if "get" in methods]
         values = {**asked, "name": "generator", "engram_id": f"{asked['query_id']}:A", "topic": "t", "file_id": "f",
                   "fact_id": "f"}  # fmt: skip
-        for path in routes:
-            url = re.sub(r"\{(\w+)\}", lambda name: values[name[1]], path)
-            found[path] = _status(web, url, {"query": "found", "last": "1000", "limit": "100", "follow": "0"})
+        urls = [re.sub(r"\{(\w+)\}", lambda name: values[name[1]], path) for path in routes]
+        look = functools.partial(_status, web, params={"query": "found", "last": "1000", "limit": "100", "follow": "0"})
+        # a page that goes on for ever is looked at for a while: all of them at once
+        with ThreadPoolExecutor(8) as readers:
+            found = dict(zip(routes, readers.map(look, urls), strict=True))
     wrong = {path: status for path, status in found.items() if status >= 500 and status != 503}
     assert not wrong, (
         wrong,

@@ -3,7 +3,7 @@
 import { useState } from "react";
 import { call } from "../api/http";
 import { useAsked, useWork, type Shapes } from "./asking";
-import { Confirm, Grid, Note, Refresh, When, type Column, type Question } from "./parts";
+import { Confirm, Grid, Note, Refresh, Waiting, When, type Column, type Question } from "./parts";
 
 type Shown = Shapes["RetentionShown"];
 type Kind = Shapes["KindKept"];
@@ -38,6 +38,7 @@ export default function Retention() {
       <h2>Retention</h2>
       <p className="dim">What is older than its number of days is removed for good, as if it were deleted by hand. Pinned sessions and facts that a person has entered stay. 0 days: for ever.</p>
       <Note>{wrong || said}</Note>
+      {!found && !wrong && <Waiting />}
       {found && (
         <Grid name="What is kept how long" rows={found.kinds} keyOf={(one) => one.kind} columns={columns} empty="Nobody keeps anything." searched={false}
           actions={(one) => (
