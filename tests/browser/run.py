@@ -386,6 +386,21 @@ def another_version(visit: Visit) -> None:
         until(tab, "!document.querySelector('.version-choice')")
 
 
+def settings_are_the_chats(visit: Visit) -> None:
+    page = visit.open()
+    ask(page, "What is the capital of France?")
+    answered(page, "Paris")
+    page.get_by_role("button", name="Settings of this chat").click()
+    page.get_by_label("Instructions for the model").fill("Speak like a pirate.")
+    # longer than the pause between two looks at the server
+    page.wait_for_timeout(3_000)
+    page.get_by_role("button", name="Done", exact=True).click()
+    page.get_by_role("button", name="own instructions").wait_for()
+    other = visit.open(path=page.url[len(visit.stack.url) :])
+    other.get_by_role("button", name="own instructions").click()
+    until(other, "document.querySelector('#system-prompt')?.value === 'Speak like a pirate.'")
+
+
 def names_pins_search_export_and_undo(visit: Visit) -> None:
     page = visit.open()
     ask(page, "What is the capital of France?")
@@ -619,6 +634,7 @@ CHECKS: list[Callable[[Visit], None]] = [
     one_truth_in_two_tabs,
     a_question_waits_for_its_turn,
     another_version,
+    settings_are_the_chats,
     names_pins_search_export_and_undo,
     files_palette_and_keys,
     a_committee,

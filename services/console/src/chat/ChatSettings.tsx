@@ -63,7 +63,8 @@ export function ChatSettingsDialog({ open, settings, usual, action, onClose, onD
     if (!open) return;
     edit(settings);
     void personaNames().then(setNames);
-  }, [open, settings]);
+    // what is written in it stays, whatever another tab or the server says meanwhile
+  }, [open]);
   const toggle = (name: string) => edit({ ...edited, personas: edited.personas.includes(name) ? edited.personas.filter((one) => one !== name) : [...edited.personas, name] });
   return (
     <Dialog open={open} onClose={onClose} title="How this chat is asked">
