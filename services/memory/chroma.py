@@ -11,11 +11,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import re
+import sqlite3
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from chromadb.config import Settings as ChromaSettings
 from chromadb.config import System
 from chromadb.errors import ChromaError, InvalidDimensionException, NotFoundError
 
+from services.memory.damage import DATABASE
 from services.memory.settings import MemorySettings
 from services.memory.vectors import Space
 from shared.errors import TransientError
@@ -356,6 +358,15 @@ def server(settings: MemorySettings) -> Any:
     )
 
 
+def _quickened(database: Path) -> None:
+    """An index of the queue of changes by its collections: Chroma reads that of one collection whenever its vectors are
+    opened, and looks through everybody's without it. Before Chroma has the file: it has an SQLite of its own. A store
+    that is just being made gets it at its next start."""
+    if database.exists():
+        with suppress(sqlite3.Error), closing(sqlite3.connect(database)) as db, db:
+            db.execute("CREATE INDEX IF NOT EXISTS local2_queue ON embeddings_queue (topic)")
+
+
 def embedded(path: Path) -> Any:
     """Chroma in this process, in a folder that no other process uses."""
     # in the containers there is only the client of a server, without it
@@ -365,6 +376,7 @@ def embedded(path: Path) -> Any:
     # it must not be text.
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_PERTURB, _OVERWRITTEN_WITH)
+    _quickened(path / DATABASE)
     settings = ChromaSettings(anonymized_telemetry=False, is_persistent=True, persist_directory=str(path))
     system = System(settings)
     # else as many as there may be open files, whatever memory that takes

@@ -1,0 +1,42 @@
+"""A store of many users: neither opening it nor one user's search goes by way of all of them."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from services.memory.chroma import Collections, embedded
+from services.memory.damage import _WRITTEN, DATABASE, damage_of
+from services.memory.vectors import Space
+
+SPACE = Space("m", 4)
+RECORD = {"ids": ["a"], "embeddings": [[1.0, 0, 0, 0]], "metadatas": [{"n": 1}]}
+
+
+def opened(folder: Path) -> Collections:
+    return Collections(lambda: embedded(folder), "test", shared=False)
+
+
+def plan(folder: Path, query: str) -> str:
+    with closing(sqlite3.connect(folder / DATABASE)) as db:
+        return "\n".join(row[-1] for row in db.execute(f"EXPLAIN QUERY PLAN {query}"))
+
+
+def test_one_users_changes_are_found_by_an_index_from_the_second_start_on(tmp_path: Path) -> None:
+    for _ in range(2):
+        store = opened(tmp_path)
+        store.upsert("ann", SPACE, RECORD)
+        assert store.each("ann", lambda one: one.handle.get()["ids"]) == [["a"]]
+        store.close()
+    wanted = plan(tmp_path, "SELECT * FROM embeddings_queue WHERE topic = 'x' AND seq_id > 3 ORDER BY seq_id")
+    assert "USING INDEX local2_queue" in wanted
+
+
+def test_whether_a_store_is_damaged_is_not_asked_once_for_each_collection(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    for number in range(20):
+        store.upsert(f"user-{number}", SPACE, RECORD)
+    store.close()
+    assert damage_of(tmp_path) is None
+    assert "CORRELATED" not in plan(tmp_path, _WRITTEN)
