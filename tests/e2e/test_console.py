@@ -154,7 +154,8 @@ def test_no_source_names_an_address_elsewhere_or_turns_text_into_html_or_code() 
     for path in _sources():
         text = path.read_text(encoding="utf-8")
         assert re.findall(r"(?:https?:)//[\w-]+\.\w|wss?://|url\(", text) == [], path.name
-        assert re.findall(ways, text) == [], path.name
+        # one place reads HTML, in a document that runs and loads nothing, and takes it apart
+        assert re.findall(ways, text) == (["innerHTML"] if path.name == "trusted.ts" else []), path.name
 
 
 def test_the_lockfile_names_no_host() -> None:
