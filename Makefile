@@ -11,8 +11,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 ARGS ?=
-# Tests mostly wait: one process more than there are processors. A file stays in one process, with its servers.
-WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1 )))
+# Tests mostly wait: two processes more than there are processors. A file stays in one process, with its servers.
+WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 2 )))
 
 # One stamp per set of packages: a second `make run` starts at once.
 RUN_STAMP := $(VENV)/.stamp-run
