@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import redis
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -93,8 +94,11 @@ class NotRun(Exception):
 
 @dataclass
 class Stack:
+    """redis: the socket of its Redis."""
+
     url: str
     key: str
+    redis: Path
 
     def api(self) -> httpx.Client:
         return httpx.Client(
@@ -119,6 +123,8 @@ def running(folder: Path) -> Iterator[Stack]:
             env |= {
                 "OLLAMA_HOST": model_url,
                 "LOCAL2_API_PORT": str(free_port()),
+                # nobody reads an answer here before asking on
+                "LOCAL2_YIELD_REST": "0",
                 "LOCAL2_ADMIN_KEY": "the-browser-s-admin-key",
                 "LOCAL2_WEB_SEARCH_PROVIDER": "mock",
                 "LOCAL2_WEB_SEARCH_MOCK_PAGE_URL": page,
@@ -127,7 +133,7 @@ def running(folder: Path) -> Iterator[Stack]:
             with program([sys.executable, "-m", "services.cli", "run", "--headless", *SHADOW], env, out) as stack:
                 url = f"http://127.0.0.1:{env['LOCAL2_API_PORT']}"
                 wait_until_ready(url, stack)
-                yield Stack(url, env["LOCAL2_ADMIN_KEY"])
+                yield Stack(url, env["LOCAL2_ADMIN_KEY"], folder / "data" / "redis" / "redis.sock")
 
 
 @dataclass
@@ -332,6 +338,38 @@ def one_truth_in_two_tabs(visit: Visit) -> None:
     one.locator("article.turn").nth(2).wait_for()
     visit.complaints += other.complaints
     other.context.close()
+
+
+def a_question_that_is_quicker_than_the_page(visit: Visit) -> None:
+    """Asked before the list of conversations is there, and accepted after it."""
+    page = visit.open()
+    held: list[Any] = []
+    through: set[str] = set()
+
+    def hold(route: Any) -> None:
+        name = route.request.url.rpartition("/")[2].partition("?")[0]
+        if name in through:
+            return route.continue_()
+        return held.append((name, route))
+
+    def let(name: str) -> None:
+        through.add(name)
+        for one, route in held:
+            if one == name:
+                route.continue_()
+
+    page.route("**/sessions?*", hold)
+    page.route("**/query?*", hold)
+    page.reload()
+    for name in ("sessions", "query"):
+        while not any(one == name for one, _ in held):
+            page.wait_for_timeout(50)
+        if name == "sessions":
+            ask(page, "What is the capital of France?")
+    with page.expect_response("**/keys"):
+        let("sessions")
+    let("query")
+    answered(page, "Paris")
 
 
 def a_question_waits_for_its_turn(visit: Visit) -> None:
@@ -604,6 +642,65 @@ def first_paint(visit: Visit) -> None:
     assert whole <= 250_000
 
 
+def every_page_of_operate(visit: Visit) -> None:
+    """By keys alone and by its address; what strangers wrote is text on each."""
+    page = visit.open()
+    ask(page, "say hostile things")
+    answered(page, "<script>")
+    with visit.stack.api() as http:
+        for method, path, body in (
+            ("POST", "/keys", {"name": HOSTILE[:60], "user_id": "mallory", "role": "user"}),
+            ("POST", "/knowledge/facts", {"subject": HOSTILE[:40], "relation": "lives in", "object": "Berlin"}),
+            ("PUT", "/memory/topics/user.hostile", {"content": HOSTILE}),
+            ("PATCH", "/participants/generator/settings", {"system_prompt": HOSTILE}),
+            ("PATCH", "/participants/generator/settings", {"system_prompt": "Be brief."}),
+        ):
+            made = http.request(method, path, json=body)
+            assert made.is_success, f"{method} {path}: {made.text}"
+    with redis.Redis(unix_socket_path=str(visit.stack.redis)) as bus:
+        bus.xadd("local2:tool.request.web_fetch", {"payload": f"no json {HOSTILE}"})
+    page.get_by_role("button", name="Operate").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("tab", name="Participants").focus()
+    places = page.get_by_role("tablist", name="Operate").get_by_role("tab").evaluate_all("tabs => tabs.map(t => t.id)")
+    assert len(places) > 10
+    for place in places:
+        until(page, f"document.activeElement?.id === {place!r}")
+        page.keyboard.press("Enter")
+        until(page, f"location.hash.startsWith('#operate={place}')")
+        until(page, f"document.getElementById({place!r}).ariaSelected === 'true'")
+        loaded(page)
+        page.evaluate(
+            "[...document.querySelectorAll('main [aria-expanded=false]')].slice(0, 3).forEach(e => e.click())"
+        )
+        visit.axe(page)
+        harmless(page)
+        page.get_by_role("tab", selected=True).focus()
+        page.keyboard.press("ArrowDown")
+    for place, words in (
+        ("keys", "onerror"), ("knowledge", "onerror"), ("dead-letters", "web_fetch"),
+        ("critic", "say hostile things"), ("participants/generator/settings", "Changed lately"),
+        ("participants/critic", "Activity"), ("bus", "Streams"),
+    ):  # fmt: skip
+        page.goto(f"{visit.stack.url}/#operate={place.replace('/', '%2F')}")
+        page.locator("main", has_text=words).wait_for(timeout=60_000)
+        loaded(page)
+        visit.shot(page, f"operate-{place.replace('/', '-')}")
+        harmless(page)
+
+
+def loaded(page: Any) -> None:
+    """Waits until the page of Operate that is open has what it asked for."""
+    page.locator("main h2").first.wait_for()
+    until(page, "!document.querySelector('main').textContent.includes('Loading …')")
+
+
+def harmless(page: Any) -> None:
+    """Nothing of what strangers wrote has become an element, and none of it ran."""
+    assert page.evaluate("window.hit") is None, page.url
+    assert page.locator("main :is(img, script, style, iframe)").count() == 0, page.url
+
+
 def every_width_and_both_colours(visit: Visit) -> None:
     for dark in (False, True):
         for width in WIDTHS:
@@ -616,12 +713,16 @@ def every_width_and_both_colours(visit: Visit) -> None:
             one.shot(page, f"chat-{name}")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
             one.axe(page)
-            for place, named in (("participants", "Participants"), ("bus", "Bus"), ("ranking", "Leaderboard")):
+            page.goto(f"{visit.stack.url}/#operate")
+            tabs = page.get_by_role("tablist", name="Operate").get_by_role("tab")
+            tabs.first.wait_for()
+            for place in tabs.evaluate_all("tabs => tabs.map(t => t.id)"):
                 page.goto(f"{visit.stack.url}/#operate={place}")
-                page.get_by_role("tab", name=named).wait_for()
-                page.wait_for_timeout(500)
+                loaded(page)
                 one.shot(page, f"operate-{place}-{name}")
-                one.axe(page)
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{place} {name}"
+                if width == WIDTHS[0]:
+                    one.axe(page)
             visit.complaints += [f"{name}: {said}" for said in one.complaints]
             one.context.close()
 
@@ -632,6 +733,7 @@ CHECKS: list[Callable[[Visit], None]] = [
     everything_that_an_answer_can_have,
     tools_and_memories,
     one_truth_in_two_tabs,
+    a_question_that_is_quicker_than_the_page,
     a_question_waits_for_its_turn,
     another_version,
     settings_are_the_chats,
@@ -639,6 +741,7 @@ CHECKS: list[Callable[[Visit], None]] = [
     files_palette_and_keys,
     a_committee,
     first_paint,
+    every_page_of_operate,
     every_width_and_both_colours,
     frames_of_a_long_answer,
     frames_of_five_hundred_turns,

@@ -109,9 +109,10 @@ export function App() {
     }
     askForKey(null);
     call("GET", "keys").then(() => setRole("administrator"), (error: unknown) => setRole(error instanceof ApiError && error.status === 403 ? "user" : ""));
-    // whoever came for the other place stays there
-    if (!addressed().operate) await openSession(addressed().session);
-  }, [sessions, report, openSession]);
+    // whoever came for the other place stays there, and what was asked meanwhile stays in sight
+    const { session, operate } = addressed();
+    if (!operate && (session !== null || !conversation.turns.length)) await openSession(session);
+  }, [sessions, conversation, report, openSession]);
 
   useEffect(() => {
     loadKey();

@@ -11,11 +11,15 @@ export interface Block {
 
 // What says something about other places of the text: then only the whole is right.
 const REFERENCES = /^ {0,3}\[[^\]\n]+\]:/m;
+// A text of at most so many characters is one block if nobody has seen it grow: each block is cleaned by itself, which
+// costs more than what is in it.
+const WHOLE = 4_000;
 
 export class Blocks {
   #text = "";
   #done: Block[] = [];
   #rest = 0;
+  #grew = false;
 
   /** The blocks of a text. `over`: nothing will be added to it. */
   of(text: string, over: boolean): Block[] {
@@ -24,7 +28,8 @@ export class Blocks {
       this.#rest = 0;
     }
     this.#text = text;
-    if (over && REFERENCES.test(text)) return text.trim() ? [{ start: 0, text, html: md.render(text) }] : [];
+    this.#grew ||= !over;
+    if (over && (REFERENCES.test(text) || (!this.#grew && text.length <= WHOLE))) return text.trim() ? [{ start: 0, text, html: md.render(text) }] : [];
     const fresh = split(text, this.#rest);
     if (!over) {
       // a line that is still being written may yet belong to the block before it

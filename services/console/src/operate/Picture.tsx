@@ -5,6 +5,8 @@ import type { Shapes } from "./asking";
 import { placed } from "./layout";
 
 const RADIUS = 12;
+// A few names are not drawn larger than so many times what they are among many.
+const LARGEST = 1.4;
 const shortened = (name: string): string => (name.length > 24 ? `${name.slice(0, 23)}…` : name);
 
 export default function Picture({ graph, onAbout }: { graph: Shapes["KnowledgeGraph"]; onAbout(name: string): void }) {
@@ -15,7 +17,7 @@ export default function Picture({ graph, onAbout }: { graph: Shapes["KnowledgeGr
   const chosen = (name: string, id: string) => onAbout(id === "@user" ? "me" : name);
   return (
     <figure className="picture">
-      <svg viewBox={frame.join(" ")} role="group" aria-label={`${spots.length} names and ${lines.length} facts`} style={{ maxHeight: `min(60vh, ${Math.max(220, frame[3])}px)` }}>
+      <svg viewBox={frame.join(" ")} role="group" aria-label={`${spots.length} names and ${lines.length} facts`} style={{ maxHeight: `min(60vh, ${frame[3] * LARGEST}px)` }}>
         {lines.map(({ id, from, to, relation, state }) => {
           const along = Math.atan2(to.y - from.y, to.x - from.x);
           const end = { x: to.x - RADIUS * Math.cos(along), y: to.y - RADIUS * Math.sin(along) };
