@@ -5,6 +5,9 @@ import { clean } from "../trusted";
 const TEXTS = "p, li, h3, h4, h5, h6, blockquote, td, th";
 // Beyond this, colours cost more than they tell.
 const MOST_COLOURED = 60_000;
+// Once it is there, code is coloured where it is put: a promise for each piece costs more than its colours.
+type Highlighter = typeof import("./highlight");
+let highlighter: Highlighter | null = null;
 
 const make = <K extends keyof HTMLElementTagNameMap>(tag: K, className: string, ...children: (Node | string)[]) => {
   const element = document.createElement(tag);
@@ -57,11 +60,13 @@ function frame(pre: HTMLPreElement, over: boolean): void {
   }
   const text = code.textContent ?? "";
   if (!over || !language || text.length > MOST_COLOURED) return;
-  void import("./highlight").then(({ coloured }) => {
+  const colour = ({ coloured }: Highlighter) => {
     const html = coloured(text, language);
     // it may be another text by now
     if (html !== null && code.textContent === text) code.replaceChildren(clean(html));
-  });
+  };
+  if (highlighter) colour(highlighter);
+  else void import("./highlight").then((loaded) => colour((highlighter = loaded)));
 }
 
 /** Puts a text on the clipboard and says so on the button for a moment. */
