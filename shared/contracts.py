@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shared.envelope import Envelope
 from shared.errors import DecodeError
@@ -22,6 +22,7 @@ MAX_QUERY_CHARS = 400_000
 RespondentId = Literal["A", "B"]
 Mode = Literal["chat", "committee"]
 Sentiment = Literal["positive", "negative"]
+VotePart = Literal["thumb", "stars"]
 Winner = Literal["A", "B", "tie"]
 
 # Bounds of one answer, which no respondent sets itself.
@@ -303,13 +304,33 @@ class PairwiseResult(Payload):
 
 
 class UserFeedback(Payload):
+    """A thumb, stars or both, which one vote keeps apart; or what of it is withdrawn.
+
+    Without `parts` it is about the stars where there are some, else about the thumb; a withdrawal about both.
+    """
+
     query_id: str
     session_id: str
     user_id: str
     respondent_id: RespondentId = "A"
-    sentiment: Sentiment
+    # what the stars say, where only they are given; none of what is withdrawn
+    sentiment: Sentiment | None = None
     stars: int | None = Field(default=None, ge=1, le=5)
     comment: str | None = None
+    parts: list[VotePart] = []
+    withdrawn: bool = False
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.withdrawn and (self.sentiment is None or ("stars" in self.parts and self.stars is None)):
+            raise ValueError("sentiment, and stars where they are among the parts, must be given unless withdrawn")
+        return self
+
+    def changed(self) -> tuple[VotePart, ...]:
+        """The parts of the vote that it is about."""
+        if self.parts:
+            return tuple(self.parts)
+        return ("thumb", "stars") if self.withdrawn else ("thumb",) if self.stars is None else ("stars",)
 
 
 class RewardEvent(Payload):
@@ -320,8 +341,10 @@ class RewardEvent(Payload):
     source: str
     config: dict[str, Any]
     intent: str = ""
-    # the entry of the vote: a larger one is a later vote on the same answer
+    # an entry's id: a larger one tells a later state of the vote on the same answer
     vote_id: str = ""
+    # nothing is left of the vote, and the reward is 0
+    withdrawn: bool = False
 
 
 class MemorySave(Payload):

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from services.gateway.errors import CODES
 from services.gateway.keys import Role
 from services.gateway.records import SESSION_RULE, is_session_id
-from shared.contracts import MAX_QUERY_CHARS, ChatTurnMessage, Mode, Sentiment
+from shared.contracts import MAX_QUERY_CHARS, ChatTurnMessage, Mode, Sentiment, VotePart
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
@@ -160,7 +160,8 @@ class SessionBody(Body):
 
 
 class FeedbackBody(Body):
-    """5 and 4 stars are positive, 2 and 1 negative. 3 weigh nothing; they are positive unless a sentiment is given."""
+    """A thumb (`sentiment`), stars or both: two fields of one vote. What is not given stays as it was. 5 and 4 stars
+    are positive, 2 and 1 negative. 3 weigh nothing; they are positive unless a sentiment is given."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -186,6 +187,11 @@ class FeedbackBody(Body):
         if self.stars is None or self.stars == 3:
             return None
         return "positive" if self.stars > 3 else "negative"
+
+    def parts(self) -> list[VotePart]:
+        """What of the vote it gives."""
+        given: dict[VotePart, Any] = {"thumb": self.sentiment, "stars": self.stars}
+        return [name for name, value in given.items() if value is not None]
 
     def verdict(self) -> Sentiment:
         return self.sentiment or self._implied() or "positive"

@@ -113,8 +113,10 @@ class View:
             case EntryType.PAIRWISE:
                 shown["pairwise"] = value
             case EntryType.REWARD:
-                # the last vote counts
-                shown["reward"] = value
+                # as the vote is after its last change
+                shown.pop("reward", None)
+                if value.get("reward") is not None:
+                    shown["reward"] = value
             case _:
                 pass
 

@@ -1,8 +1,8 @@
 """What people thought of this respondent's answers, by configuration and intent: kept in Redis, shown in the registry.
 
 Every replica follows `reward.event` beside its work, with the connection that follows streams anyway. An event that
-several of them see counts once; of several votes on one answer the last one counts. The participant's consumer group
-marks how far it has come, so that the bus keeps what is published while no replica runs.
+several of them see counts once; of several votes on one answer the last one counts, and none once it is withdrawn. The
+participant's consumer group marks how far it has come, so that the bus keeps what is published while no replica runs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _LOOK_SECONDS = 30.0
 _PAUSE = 1.0
 
 # Counts a vote instead of the one before it on the same answer; says how far the group has come.
-# KEYS: stream, vote, counts, sums. ARGV: group, entry id, kind ('' when it is not ours), vote id, reward, seconds that
-# a vote is remembered, most kinds, the kind of all others.
+# KEYS: stream, vote, counts, sums. ARGV: group, entry id, kind ('' when it is not ours), vote id, reward ('' when it is
+# withdrawn), seconds that a vote is remembered, most kinds, the kind of all others.
 _COUNT = Script("""
 local function later(a, b)
   local am, as = string.match(a, '^(%d+)%-(%d+)$')
@@ -48,7 +48,7 @@ end
 if ARGV[3] ~= '' then
   local old = redis.call('HMGET', KEYS[2], 'id', 'kind', 'reward')
   if not old[1] or later(ARGV[4], old[1]) then
-    if old[1] then
+    if old[1] and old[3] ~= '' then
       if redis.call('HINCRBY', KEYS[3], old[2], -1) <= 0 then
         redis.call('HDEL', KEYS[3], old[2])
         redis.call('HDEL', KEYS[4], old[2])
@@ -60,8 +60,10 @@ if ARGV[3] ~= '' then
     if redis.call('HEXISTS', KEYS[3], kind) == 0 and redis.call('HLEN', KEYS[3]) >= tonumber(ARGV[7]) then
       kind = ARGV[8]
     end
-    redis.call('HINCRBY', KEYS[3], kind, 1)
-    redis.call('HINCRBYFLOAT', KEYS[4], kind, ARGV[5])
+    if ARGV[5] ~= '' then
+      redis.call('HINCRBY', KEYS[3], kind, 1)
+      redis.call('HINCRBYFLOAT', KEYS[4], kind, ARGV[5])
+    end
     redis.call('HSET', KEYS[2], 'id', ARGV[4], 'kind', kind, 'reward', ARGV[5])
     redis.call('EXPIRE', KEYS[2], ARGV[6])
   end
@@ -92,13 +94,14 @@ class Rewards:
         """One entry of the stream, of whichever respondent."""
         event = self._event(entry)
         mine = event is not None and event.respondent_id == self._respondent
-        vote, kind, vote_id, reward = "none", "", "", 0.0
+        vote, kind, vote_id, reward = "none", "", "", ""
         if event is not None and mine:
             config = {name: value for name, value in event.config.items() if value not in (None, "", {})}
             kind = orjson.dumps([config, event.intent], option=orjson.OPT_SORT_KEYS).decode()
-            vote, vote_id, reward = event.response_id, event.vote_id or entry[0], event.reward
+            vote, vote_id = event.response_id, event.vote_id or entry[0]
+            reward = "" if event.withdrawn else repr(event.reward)
         keys = (_STREAM, vote_key(vote), self._counts, self._sums)
-        args = (self._group, entry[0], kind, vote_id, repr(reward), self._seconds, _MOST_KINDS, _OTHER)
+        args = (self._group, entry[0], kind, vote_id, reward, self._seconds, _MOST_KINDS, _OTHER)
         await self._bus.link.call(*_COUNT(keys, *args))
 
     def _event(self, entry: Entry) -> RewardEvent | None:

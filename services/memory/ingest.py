@@ -131,7 +131,8 @@ class Ingest:
 
     async def reward(self, message: Message[RewardEvent]) -> Iterable[Outgoing]:
         event = message.payload
-        values = {"reward": event.reward, "source": event.source}
+        # a withdrawn vote stays as a note without a reward: the one before it may come later
+        values = {"reward": None if event.withdrawn else event.reward, "source": event.source}
         mark = vote_stamp(event.vote_id) if event.vote_id else None
         return await self._annotated(message, event.query_id, [(event.response_id, "reward", values)], mark=mark)
 

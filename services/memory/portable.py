@@ -175,7 +175,9 @@ def _plausible(kind: str, values: Mapping[str, Any]) -> bool:
         case "pairwise":
             return values.get("winner") in _VERDICTS
         case "reward":
-            return type(values.get("reward")) in (int, float) and -1 <= values["reward"] <= 1
+            # null: the vote was withdrawn
+            given = values.get("reward", "")
+            return given is None or (type(given) in (int, float) and -1 <= given <= 1)
         case _:
             return isinstance(values.get("intent"), str) and isinstance(values.get("entities"), list)
 

@@ -301,7 +301,10 @@ class Store:
                 # an update of what is not there is ignored by the store, but not by every version of it
                 there = collection.handle.get(ids=part, include=[])["ids"]
                 if there:
-                    collection.handle.update(ids=there, metadatas=[by_id[one].flat() for one in there])
+                    # an update leaves what it does not name: a reward can be gone, by its vote's withdrawal
+                    collection.handle.update(
+                        ids=there, metadatas=[{"reward": None, **by_id[one].flat()} for one in there]
+                    )
 
         self._collections.each(user_id, write)
 

@@ -16,6 +16,7 @@ from services.reward.keeping import kinds
 from services.reward.manage import NAME, Access, Desk, Manage
 from services.reward.settings import RewardSettings
 from services.reward.store import Store, config_name
+from services.reward.votes import changes
 from shared.bus import order
 from shared.bus.keys import journal_key
 from shared.contracts import (
@@ -56,13 +57,6 @@ _LOOK_SECONDS = 0.1
 _MOST_KEPT = 200_000
 _VOTES = 4
 _TEND_SECONDS = 5
-
-
-def reward_of(feedback: UserFeedback) -> float:
-    """-1 to 1; stars say more than a thumb."""
-    if feedback.stars is not None:
-        return (feedback.stars - 3) / 2
-    return 1.0 if feedback.sentiment == "positive" else -1.0
 
 
 def instructed(system: str, messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
@@ -177,36 +171,33 @@ class Rewarding:
         return ()
 
     async def feedback(self, message: Message[UserFeedback]) -> Iterable[Outgoing]:
-        """A vote: the last one on an answer counts, in the order in which they were cast."""
+        """A vote, or its withdrawal: of thumb and stars each, the last one counts in the order in which they were
+        cast."""
         f = message.payload
         rated = response_id(f.query_id, f.respondent_id)
-        reward = reward_of(f)
-        cast_ms, cast_no = order(message.entry_id)
+        changed = changes(f, order(message.entry_id))
         row = {
             "response_id": rated,
             "query_id": f.query_id,
             "session_id": f.session_id,
             "user_id": f.user_id,
-            "reward": reward,
-            "stars": f.stars,
-            "comment": f.comment,
-            "cast_ms": cast_ms,
-            "cast_no": cast_no,
         }
         answer = await self._awaited(rated, f)
         async with self._voting.setdefault(rated, asyncio.Lock()):
-            counts = await self._access.with_store(lambda store: store.vote(row))
-            if not counts:
+            found = await self._access.with_store(lambda store: store.vote(row, changed))
+            if found is None:
                 return ()
+            vote, cast = found
             event = RewardEvent(
                 query_id=f.query_id,
                 response_id=rated,
                 respondent_id=f.respondent_id,
-                reward=reward,
-                source="stars" if f.stars is not None else "thumbs",
+                reward=vote.reward,
+                source="stars" if vote.stars is not None else "thumbs",
                 config=orjson.loads(answer["config"]) if answer else {},
                 intent=answer["intent"] if answer else "",
-                vote_id=message.entry_id,
+                vote_id=f"{cast[0]}-{cast[1]}",
+                withdrawn=vote.withdrawn,
             )
             once = f"{rated}:{message.entry_id}"
             headers = message.headers() | {
@@ -216,13 +207,14 @@ class Rewarding:
                 "respondent_id": f.respondent_id,
             }
             (entry_id,) = await self._context.bus.publish(REWARD_EVENT.of(event, once=once, **headers))
-        shown = {"reward": reward, "sentiment": f.sentiment, "stars": f.stars, "comment": f.comment}
-        key = journal_key(f.query_id, f.respondent_id)
-        crossed, once = Crossing(REWARD_EVENT.name, entry_id), f"reward:{message.entry_id}"
-        await append_after(self._context.bus, key, EntryType.REWARD, shown, message=crossed, once=once)
+            shown = {"reward": None if vote.withdrawn else vote.reward, "sentiment": vote.sentiment,
+                     "thumb": vote.thumb, "stars": vote.stars, "comment": vote.comment}  # fmt: skip
+            key = journal_key(f.query_id, f.respondent_id)
+            crossed, once = Crossing(REWARD_EVENT.name, entry_id), f"reward:{message.entry_id}"
+            await append_after(self._context.bus, key, EntryType.REWARD, shown, message=crossed, once=once)
         if (meter := metrics.meter()) is not None:
-            meter.vote(f.sentiment)
-        log.info("reward.voted", reward=reward)
+            meter.vote("withdrawn" if f.withdrawn else f.sentiment or "positive")
+        log.info("reward.voted", reward=vote.reward, withdrawn=vote.withdrawn)
         return ()
 
     async def _awaited(self, rated: str, vote: UserFeedback) -> dict[str, Any] | None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import orjson
 
+from services.reward.votes import Cast, Part, Vote
+from shared.contracts import VotePart
 from shared.errors import SettingsError, TransientError
 from shared.participant.file_lock import FileLock
 from shared.participant.kept import note, noted, sqlite_damage, sqlite_missing, sqlite_trouble
@@ -47,14 +49,19 @@ CREATE TABLE IF NOT EXISTS forgotten (session_id TEXT PRIMARY KEY, at INTEGER NO
 # Columns that came later: a file of an earlier release gets them when it is opened, as a new one does. calls: the tool
 # calls of the turn and their results, as messages; empty where there were none or they are not kept. material: whether
 # the model read what is kept nowhere. prompt: what the judge read, as messages; empty where it is not kept. judges:
-# what each of several judges said (`JudgeGrade`, `JudgeVerdict`); empty where one judged alone.
+# what each of several judges said (`JudgeGrade`, `JudgeVerdict`); empty where one judged alone. parts: of a vote, as
+# JSON (`votes.Vote`); reward, stars and comment are what comes of them. withdrawn: nothing is left of it.
 _ADDED = (
     ("responses", "calls", "TEXT NOT NULL DEFAULT ''"),
     ("responses", "material", "INTEGER NOT NULL DEFAULT 0"),
     ("critiques", "prompt", "TEXT NOT NULL DEFAULT ''"),
     ("critiques", "judges", "TEXT NOT NULL DEFAULT ''"),
     ("pairs", "judges", "TEXT NOT NULL DEFAULT ''"),
+    ("votes", "parts", "TEXT NOT NULL DEFAULT ''"),
+    ("votes", "withdrawn", "INTEGER NOT NULL DEFAULT 0"),
 )
+# A withdrawn vote stays as a mark, so that what was cast before it and comes later does not count.
+_VIEW = "CREATE VIEW IF NOT EXISTS standing AS SELECT * FROM votes WHERE NOT withdrawn"
 TABLES = ("responses", "pairs", "critiques", "votes", "consents", "experiments", "forgotten")
 _KEYS = {"responses": "response_id", "pairs": "query_id", "critiques": "response_id", "votes": "response_id",
          "consents": "user_id", "experiments": "name", "forgotten": "session_id"}  # fmt: skip
@@ -115,6 +122,7 @@ class Store:
             for table, column, form in _ADDED:
                 if column not in self._columns(self._db, table):
                     self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {form}")
+            self._db.execute(_VIEW)
             self._renew()
             note(path)
         except (OSError, sqlite3.Error) as exc:
@@ -240,15 +248,26 @@ class Store:
         found = db.execute("SELECT 1 FROM forgotten WHERE session_id IN (?, ?) AND at>=?", (*names, at))
         return found.fetchone() is not None
 
-    def vote(self, row: Mapping[str, Any]) -> bool:
-        """Keeps the vote unless a later one is there already; False then. `cast_ms`, `cast_no`: when it was cast."""
+    def vote(self, row: Mapping[str, Any], changed: Mapping[VotePart, Part]) -> tuple[Vote, Cast] | None:
+        """Changes parts of the vote on an answer, each unless a later change of it is there already; None when nothing
+        of it counts. row: the ids of what is rated and by whom.
+
+        Else the vote as it is then, and when it was last changed: a later state has a larger one, also where an older
+        change comes late. The same change again gives the same.
+        """
         with self._transaction() as db:
-            before = db.execute(
-                "SELECT cast_ms, cast_no FROM votes WHERE response_id=?", (row["response_id"],)
-            ).fetchone()
-            if before is not None and tuple(before) > (row["cast_ms"], row["cast_no"]):
-                return False
-            return self._put(db, "votes", row)
+            before = db.execute("SELECT * FROM votes WHERE response_id=?", (row["response_id"],)).fetchone()
+            known = dict(Vote.load(dict(before)).parts) if before is not None else {}
+            counted = {name: part for name, part in changed.items() if name not in known or known[name].at <= part.at}
+            if not counted:
+                return None
+            vote = Vote(known | counted)
+            cast = max(part.at for part in counted.values())
+            if before is not None and (last := (before["cast_ms"], before["cast_no"])) >= cast:
+                cast = last if vote.parts == known else (last[0], last[1] + 1)
+            told = {"reward": vote.reward, "stars": vote.stars, "comment": vote.comment, "parts": vote.dump(),
+                    "withdrawn": int(vote.withdrawn), "cast_ms": cast[0], "cast_no": cast[1]}  # fmt: skip
+            return (vote, cast) if self._put(db, "votes", {**row, **told}) else None
 
     def forget(self, session_id: str, at: int) -> None:
         """Removes all that is known of a session, and refuses what still comes of it."""
@@ -287,7 +306,7 @@ class Store:
                 (before, time_ms, name),
             ).fetchall()
             for row in page:
-                found = "SELECT 1 FROM votes WHERE response_id=? UNION ALL SELECT 1 FROM pairs WHERE query_id=?"
+                found = "SELECT 1 FROM standing WHERE response_id=? UNION ALL SELECT 1 FROM pairs WHERE query_id=?"
                 if db.execute(found, (row["response_id"], row["query_id"])).fetchone() is None:
                     removed += db.execute(f"DELETE FROM {table} WHERE response_id=?", (row["response_id"],)).rowcount
         if len(page) == _PRUNED:
@@ -366,7 +385,7 @@ class Store:
     def ratings(self, intent: str | None = None) -> list[dict[str, Any]]:
         return self.rows(
             "SELECT r.config, v.reward, v.session_id, v.user_id, r.intent "
-            "FROM votes v JOIN responses r USING (response_id) "
+            "FROM standing v JOIN responses r USING (response_id) "
             "WHERE ? IS NULL OR r.intent = ? ORDER BY v.response_id",
             intent, intent,
         )  # fmt: skip
@@ -374,7 +393,7 @@ class Store:
     def judged_and_rated(self) -> list[dict[str, Any]]:
         """Answers with a grade, by one of several judges at least, and a vote."""
         return self.rows(
-            "SELECT c.score, c.judges, v.reward FROM critiques c JOIN votes v USING (response_id) "
+            "SELECT c.score, c.judges, v.reward FROM critiques c JOIN standing v USING (response_id) "
             "WHERE c.score IS NOT NULL"
         )
 
@@ -400,7 +419,8 @@ class Store:
         found = self.rows(
             "SELECT p.*, va.reward AS vote_a, vb.reward AS vote_b FROM pairs p "
             "JOIN responses a ON a.response_id = p.response_a JOIN responses b ON b.response_id = p.response_b "
-            "LEFT JOIN votes va ON va.response_id = p.response_a LEFT JOIN votes vb ON vb.response_id = p.response_b "
+            "LEFT JOIN standing va ON va.response_id = p.response_a "
+            "LEFT JOIN standing vb ON vb.response_id = p.response_b "
             "WHERE p.query_id > ? AND a.messages != '' AND b.messages != '' ORDER BY p.query_id LIMIT ?",
             after, limit,
         )  # fmt: skip
@@ -411,7 +431,7 @@ class Store:
         return self.rows(
             "SELECT r.*, c.score, c.feedback, c.rubric, c.prompt AS judged, coalesce(c.judges, '') AS judges, "
             "v.reward AS vote FROM responses r "
-            "LEFT JOIN critiques c USING (response_id) LEFT JOIN votes v USING (response_id) "
+            "LEFT JOIN critiques c USING (response_id) LEFT JOIN standing v USING (response_id) "
             "WHERE r.response_id > ? AND r.messages != '' AND (c.score IS NOT NULL OR v.reward IS NOT NULL) "
             "ORDER BY r.response_id LIMIT ?",
             after, limit,
@@ -421,7 +441,8 @@ class Store:
         return {row["user_id"]: bool(row["given"]) for row in self.rows("SELECT user_id, given FROM consents")}
 
     def counts(self) -> dict[str, int]:
-        return {table: self.rows(f"SELECT count(*) AS n FROM {table}")[0]["n"] for table in TABLES}
+        sources = {table: "standing" if table == "votes" else table for table in TABLES}
+        return {table: self.rows(f"SELECT count(*) AS n FROM {source}")[0]["n"] for table, source in sources.items()}
 
     def tallies(self) -> dict[str, dict[str, int]]:
         """How many answers have which grade (`none`: no score could be had), winner and sentiment."""
@@ -429,7 +450,7 @@ class Store:
         asked = (
             ("grades", "critiques", "coalesce(score, 'none')", ("1", "2", "3", "4", "5", "none")),
             ("verdicts", "pairs", "winner", ("A", "B", "tie")),
-            ("sentiments", "votes", sign, ("positive", "negative", "neutral")),
+            ("sentiments", "standing", sign, ("positive", "negative", "neutral")),
         )
         found: dict[str, dict[str, int]] = {}
         for what, table, of, values in asked:
@@ -446,7 +467,8 @@ class Store:
     def unused(self, before: int) -> tuple[int, int | None, int]:
         """The same of answers that nobody compared or rated."""
         return self._census(
-            "SELECT time FROM responses r WHERE NOT EXISTS (SELECT 1 FROM votes v WHERE v.response_id = r.response_id) "
+            "SELECT time FROM responses r "
+            "WHERE NOT EXISTS (SELECT 1 FROM standing v WHERE v.response_id = r.response_id) "
             "AND NOT EXISTS (SELECT 1 FROM pairs p WHERE p.query_id = r.query_id)",
             before,
         )
@@ -507,7 +529,7 @@ class Store:
         """People's votes on what A answered with a configuration in a time."""
         (found,) = self.rows(
             "SELECT count(*) FILTER (WHERE v.reward > 0) AS positive, count(*) FILTER (WHERE v.reward < 0) AS negative "
-            "FROM votes v JOIN responses r USING (response_id) WHERE r.respondent = 'A' AND r.config = ? "
+            "FROM standing v JOIN responses r USING (response_id) WHERE r.respondent = 'A' AND r.config = ? "
             "AND r.time >= ? AND (? IS NULL OR r.time < ?)",
             config, since, until, until,
         )  # fmt: skip
@@ -526,6 +548,9 @@ class Store:
         with self._transaction() as db:
             for row in rows:
                 there = db.execute(f"SELECT 1 FROM {table} WHERE {key}=?", (row[key],)).fetchone()
+                if there is not None and replace:
+                    # as a whole: an earlier release's row does not name every column
+                    db.execute(f"DELETE FROM {table} WHERE {key}=?", (row[key],))
                 if there is None or replace:
                     written += self._put(db, table, row)
         return written

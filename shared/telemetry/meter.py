@@ -111,13 +111,15 @@ class Meter:
                              "too much: the backlog or the age", ["reason"], registry=registry)  # fmt: skip
         self._waiting = Gauge("local2_pairs_waiting", "Answers that wait for their counterpart", registry=registry)
         self._in_line = Gauge("local2_judge_waiting", "Answers that wait for the judge", registry=registry)
-        self._votes = Counter("local2_votes", "Votes of users, by sentiment", ["sentiment"], registry=registry)
+        self._votes = Counter(
+            "local2_votes", "Votes of users, by sentiment, and withdrawals", ["sentiment"], registry=registry
+        )
         for counter, values in (
             (self._grades, ("1", "2", "3", "4", "5", "none")),
             (self._unread, ("grade", "comparison")),
             (self._verdicts, ("A", "B", "tie", "none")),
             (self._left, ("backlog", "age")),
-            (self._votes, ("positive", "negative")),
+            (self._votes, ("positive", "negative", "withdrawn")),
         ):
             for value in values:
                 counter.labels(value)

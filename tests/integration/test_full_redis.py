@@ -45,6 +45,7 @@ WRITING: list[tuple[str, str, Any]] = [
     ("POST", "/v1/chat/completions", {"model": "local2", "messages": [{"role": "user", "content": "hello"}]}),
     ("POST", "/queries/{query_id}/cancel", None),
     ("POST", "/feedback", {"query_id": "{query_id}", "stars": 5}),
+    ("DELETE", "/feedback/{query_id}", None),
     ("PATCH", "/participants/generator/settings", {"log_level": "info"}),
     ("POST", "/keys", {"name": "k", "user_id": "u"}),
     ("PUT", "/preferences/consent", {"consent": True}),

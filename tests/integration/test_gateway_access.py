@@ -112,6 +112,7 @@ async def test_nobody_touches_what_belongs_to_another(redis_url: str, tmp_path: 
             ("GET", f"/queries/{query_id}/events", None),
             ("POST", f"/queries/{query_id}/cancel", None),
             ("POST", "/feedback", {"query_id": query_id, "stars": 1}),
+            ("DELETE", f"/feedback/{query_id}", None),
             ("GET", "/sessions/ann-1", None),
             ("DELETE", "/sessions/ann-1", None),
         ]:

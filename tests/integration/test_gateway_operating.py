@@ -149,8 +149,24 @@ async def test_feedback_is_published(
     payload = json.loads(fields[b"payload"])
     assert payload == {
         "query_id": told["query_id"], "session_id": told["session_id"], "user_id": "admin", "respondent_id": "A",
-        "sentiment": sentiment, "stars": given.get("stars"), "comment": given.get("comment"),
+        "sentiment": sentiment, "stars": given.get("stars"), "comment": given.get("comment"), "withdrawn": False,
+        "parts": [part for part, name in (("thumb", "sentiment"), ("stars", "stars")) if name in given],
     }  # fmt: skip
+    assert fields[b"correlation_id"].decode() == told["query_id"]
+
+
+@pytest.mark.parametrize(("what", "parts"), [("", ["thumb", "stars"]), ("?what=thumb", ["thumb"])])
+async def test_a_withdrawal_is_published(
+    site: Site, fake: FakeGenerator, raw: redis.Redis, what: str, parts: list[str]
+) -> None:
+    told = (await site.http.post("/query", json={"query": "say x"})).json()
+    path = f"/feedback/{told['query_id']}"
+    assert (await site.http.delete(f"{path}?what=comment")).status_code == 422
+    response = await site.http.delete(path + what)
+    assert (response.status_code, response.json()) == (202, {"query_id": told["query_id"], "withdrawn": parts})
+    ((_, fields),) = raw.xrange("local2:user.feedback")
+    payload = json.loads(fields[b"payload"])
+    assert (payload["withdrawn"], payload["parts"], payload["sentiment"]) == (True, parts, None)
     assert fields[b"correlation_id"].decode() == told["query_id"]
 
 
@@ -478,7 +494,7 @@ async def test_the_description_is_complete(site: Site) -> None:
     openapi_spec_validator.validate(described)
     assert set(described["paths"]) == {
         "/health", "/ready", "/queries", "/query", "/queries/{query_id}", "/queries/{query_id}/events",
-        "/queries/{query_id}/cancel", "/feedback",
+        "/queries/{query_id}/cancel", "/feedback", "/feedback/{query_id}",
         "/sessions", "/sessions/import", "/sessions/{session_id}", "/sessions/{session_id}/title",
         "/tools", "/tools/{name}/call", "/participants",
         "/participants/{name}/settings", "/personas",

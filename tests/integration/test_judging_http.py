@@ -115,8 +115,28 @@ async def test_grade_verdict_and_vote_are_in_the_result(house: House) -> None:
         assert (await house.ann.post("/feedback", json={"query_id": asked["query_id"], "stars": stars})).is_success
     await house.settled()
     shown = await house.judged(asked["query_id"], "reward")
-    assert shown["reward"] == {"reward": -0.5, "sentiment": "negative", "stars": 2, "comment": None}
+    stars = {"reward": -0.5, "sentiment": "negative", "thumb": None, "stars": 2, "comment": None}
+    assert shown["reward"] == stars
     assert {"critique.result", "pairwise.result", "reward.event"} <= set(shown["events"])
+    # a thumb leaves the stars, which say more; each is withdrawn by itself, and what is not there changes nothing
+    vote = f"/feedback/{asked['query_id']}"
+    good = {"reward": 1.0, "sentiment": "positive", "thumb": "positive", "stars": None, "comment": None}
+    changes: list[tuple[str, str, dict[str, Any] | None]] = [
+        ("POST", "/feedback", {**stars, "thumb": "positive"}),
+        ("DELETE", f"{vote}?what=stars", good),
+        ("DELETE", f"{vote}?what=stars", good),
+        ("DELETE", vote, None),
+        ("DELETE", vote, None),
+        ("POST", "/feedback", good),
+    ]
+    for method, path, wanted in changes:
+        body = {"query_id": asked["query_id"], "sentiment": "positive"} if method == "POST" else None
+        answer = await house.ann.request(method, path, json=body)
+        assert answer.status_code == 202, answer.text
+        await house.settled()
+        assert (await house.ann.get(f"/queries/{asked['query_id']}")).json().get("reward") == wanted, path
+        kept = await house.rows("kto", human_only=True)
+        assert [row["label"] for row in kept] == ([] if wanted is None else [wanted["reward"] > 0]), path
 
 
 async def test_a_stream_that_is_followed_ends_with_the_critique(house: House) -> None:

@@ -125,6 +125,24 @@ async def test_a_later_vote_counts_whichever_comes_first(memory: MemoryClient) -
     assert (await memory.engrams())[said.response_id]["reward"] == 1
 
 
+async def test_a_withdrawn_vote_leaves_no_reward_also_when_it_comes_before_the_vote(memory: MemoryClient) -> None:
+    early, late = response(*CAPITAL, query_id=new_query()), response(*CAPITAL, query_id=new_query())
+    votes = {
+        one.response_id: (
+            reward(one, -1, "1700000000009-0"),
+            reward(one, 0, "1700000000009-1").model_copy(update={"withdrawn": True}),
+        )
+        for one in (early, late)
+    }
+    await memory.publish(early, late, votes[early.response_id][0], votes[late.response_id][1])
+    await memory.idle()
+    await memory.publish(votes[early.response_id][1], votes[late.response_id][0])
+    await memory.idle()
+    engrams = await memory.engrams()
+    found = [engrams[one.response_id] for one in (early, late)]
+    assert [(one["reward"], one["sentiment"]) for one in found] == [(None, None), (None, None)]
+
+
 async def test_rated_engrams_are_marked_for_the_model(memory: MemoryClient) -> None:
     good, bad = response(*CAPITAL), response("What is the capital of Austria?", "Graz is the capital of Austria.")
     await memory.publish(good, bad, critique(good, 5), critique(bad, 1, "It is Vienna."))

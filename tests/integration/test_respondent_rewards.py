@@ -64,6 +64,12 @@ async def test_the_last_vote_on_an_answer_counts(redis_url: str) -> None:
         # an answer that turns out to be of another kind leaves nothing of the first one behind
         await publish(on.bus, event(1, 0.5, 13, intent="code"), event(2, 0.5, 14, intent="code"))
         await told(on, (2, 0.5))
+        # one that is withdrawn counts no more, also when it comes again, and can be given anew
+        gone = event(1, 0.0, 16, withdrawn=True)
+        await publish(on.bus, gone, event(1, 1.0, 15), gone)
+        await told(on, (1, 0.5))
+        await publish(on.bus, event(1, -0.5, 17, intent="code"))
+        await told(on, (2, 0.0))
 
 
 async def test_votes_cast_while_no_respondent_ran_are_counted_later(redis_url: str) -> None:

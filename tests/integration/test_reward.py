@@ -23,6 +23,7 @@ from support.waiting import eventually
 from services.reward.service import app
 from services.reward.settings import RewardSettings
 from services.reward.store import Store
+from services.reward.votes import Part
 from shared.bus import Bus
 from shared.bus.keys import journal_key
 from shared.contracts import (
@@ -481,8 +482,8 @@ def test_what_is_old_and_was_never_compared_or_rated_is_removed_with_its_grade(t
         answer = {"user_id": "u", "respondent": "A", "query": "q", "answer": "a", "messages": "[]", "config": "{}"}
         store.put("responses", {**common, **answer, "intent": "chat", "tools": 0})
         store.put("critiques", {**common, "score": 4, "feedback": "f", "rubric": "r"})
-    vote = {"response_id": "1-1:A", "query_id": "1-1", "session_id": "s", "user_id": "u", "reward": 1.0, "stars": None}
-    store.vote({**vote, "comment": None, "cast_ms": 1, "cast_no": 0})
+    vote = {"response_id": "1-1:A", "query_id": "1-1", "session_id": "s", "user_id": "u"}
+    store.vote(vote, {"thumb": Part((1, 0), "positive")})
     removed, place = store.prune(before=3)
     assert removed == 1
     assert place is not None

@@ -3,7 +3,7 @@
 import { Suspense, lazy, useCallback, useEffect, useMemo, useRef, useState } from "react";
 import { ApiError, call, forgetKey, keepKey, loadKey, readiness, redeemLink } from "./api/http";
 import { sleep } from "./api/events";
-import type { Readiness, Session } from "./api/types";
+import type { Readiness, Reward, Session } from "./api/types";
 import { Chat } from "./chat/Chat";
 import type { ComposerHandle } from "./chat/Composer";
 import { Conversation, everyTurn } from "./chat/conversation";
@@ -69,6 +69,7 @@ export function App() {
       sessions.refresh().catch(() => {});
       tabs?.postMessage({ session });
     },
+    onVote: (queryId, reward) => tabs?.postMessage({ session: conversation.sessionId, vote: { queryId, reward } }),
     onError: (error) => {
       // the session was deleted elsewhere
       if (error instanceof ApiError && error.status === 404) void conversation.show(null).then(() => { goTo({ session: null, operate: null }); setAddress(addressed()); });
@@ -135,11 +136,17 @@ export function App() {
         if (!document.hidden && !signal.aborted && loadKey() !== "") await sessions.refresh().catch(() => {});
       }
     })();
-    const other = (event: MessageEvent<{ session: string | null }>) => {
+    const other = (event: MessageEvent<{ session: string | null; vote?: { queryId: string; reward: Reward | null } }>) => {
+      const { vote } = event.data;
+      if (vote) return conversation.voted(vote.queryId, vote.reward, false);
       sessions.refresh().catch(() => {});
       if (event.data.session === conversation.sessionId) conversation.sync(false).catch(() => {});
     };
-    const seen = () => { if (!document.hidden) conversation.sync(false).catch(() => {}); };
+    const seen = () => {
+      if (document.hidden) return;
+      conversation.sync(false).catch(() => {});
+      conversation.judgedMeanwhile().catch(() => {});
+    };
     const moved = () => {
       if (location.hash.includes("once=")) return void start();
       const now = addressed();

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
 
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
 from services.gateway.body import JsonRoute
-from services.gateway.gateway import GatewayDep
+from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.records import owned
 from services.gateway.schemas import FeedbackBody, told
-from services.gateway.shapes.queries import Rated
-from shared.contracts import USER_FEEDBACK, UserFeedback
+from services.gateway.shapes.queries import Rated, VoteWithdrawn
+from shared.contracts import USER_FEEDBACK, UserFeedback, VotePart
 from shared.telemetry import tracing
 
 router = APIRouter(route_class=JsonRoute, tags=["feedback"])
@@ -35,7 +37,42 @@ async def give_feedback(body: FeedbackBody, gateway: GatewayDep, user: UserDep) 
             sentiment=body.verdict(),
             stars=body.stars,
             comment=body.comment,
+            parts=body.parts(),
         )
-        headers = {"correlation_id": record.query_id, "session_id": record.session_id, "user_id": user.user_id}
-        await gateway.bus.publish(USER_FEEDBACK.of(rating, **headers, traceparent=tracing.current()))
+        await _publish(gateway, rating)
     return reply({"query_id": record.query_id, "sentiment": rating.sentiment, "stars": rating.stars}, 202)
+
+
+@router.delete(
+    "/feedback/{query_id}",
+    summary="Withdraw a vote of yours",
+    description="The whole vote, or with `what` its thumb or its stars; the other one stays. It counts nowhere any "
+    "more as soon as it is handled. Withdrawing what is not there changes nothing.",
+    status_code=202,
+    responses=told("Taken", VoteWithdrawn, {"query_id": "1-0", "withdrawn": ["stars"]}, 404, 422, 503, status=202),
+)
+async def withdraw_feedback(
+    query_id: str,
+    gateway: GatewayDep,
+    user: UserDep,
+    what: Annotated[VotePart | None, Query(description="Only this of it")] = None,
+) -> Response:
+    parts: list[VotePart] = ["thumb", "stars"] if what is None else [what]
+    async with gateway.reachable():
+        record = await owned(gateway, user, query_id)
+        await _publish(
+            gateway,
+            UserFeedback(
+                query_id=record.query_id,
+                session_id=record.session_id,
+                user_id=user.user_id,
+                parts=parts,
+                withdrawn=True,
+            ),
+        )
+    return reply({"query_id": record.query_id, "withdrawn": parts}, 202)
+
+
+async def _publish(gateway: Gateway, said: UserFeedback) -> None:
+    headers = {"correlation_id": said.query_id, "session_id": said.session_id, "user_id": said.user_id}
+    await gateway.bus.publish(USER_FEEDBACK.of(said, **headers, traceparent=tracing.current()))

@@ -46,7 +46,7 @@ _RESULT: dict[str, Any] = {
     "notices": [],
     "critique": {"score": 5, "feedback": "Right, and to the point.", "rubric": "realistic"},
     "pairwise": {"winner": "A", "reason": "A is shorter.", "score_a": 5, "score_b": 4},
-    "reward": {"reward": 1.0, "sentiment": "positive", "stars": 5, "comment": None},
+    "reward": {"reward": 1.0, "sentiment": "positive", "thumb": None, "stars": 5, "comment": None},
     "events": ["query.received", "agent.transition", "response.generation", "answer.dialog"],
     "event_log": [
         {"subject": "query.received", "t": 0.0, "stream": "local2:query.received", "id": "1700000000000-0"},

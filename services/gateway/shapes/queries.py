@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from services.gateway.shapes.shape import Shape
-from shared.contracts import Deliberation, JudgeGrade, JudgeVerdict, Sentiment, Usage, Winner
+from shared.contracts import Deliberation, JudgeGrade, JudgeVerdict, Sentiment, Usage, VotePart, Winner
 
 State = Literal["queued", "running", "completed", "failed", "cancelled"]
 
@@ -69,8 +69,9 @@ class PairwiseShown(Shape):
 
 
 class RewardShown(Shape):
-    reward: float = Field(ge=-1, le=1)
-    sentiment: Sentiment
+    reward: float | None = Field(ge=-1, le=1, description="null, as all the rest: the vote was withdrawn")
+    sentiment: Sentiment | None = Field(description="What the stars say, else the thumb")
+    thumb: Sentiment | None = Field(default=None, description="null: none was given, or it was withdrawn")
     stars: int | None = Field(ge=1, le=5)
     comment: str | None
 
@@ -135,3 +136,8 @@ class Rated(Shape):
     query_id: str
     sentiment: Sentiment
     stars: int | None = Field(ge=1, le=5)
+
+
+class VoteWithdrawn(Shape):
+    query_id: str
+    withdrawn: list[VotePart] = Field(description="What of the vote no longer counts")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import pytest
 
 from services.reward.manage import verdict_page
 from services.reward.store import FIRST, TABLES, Store, config_name
+from services.reward.votes import Cast, Part, Vote
+from shared.contracts import VotePart
 from shared.errors import SettingsError
 
 
@@ -46,11 +50,14 @@ def critique(name: str = "1-0:A", **values: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def vote(name: str = "1-0:A", reward: float = 1.0, cast: tuple[int, int] = (1, 0), **values: Any) -> dict[str, Any]:
-    return {
-        "response_id": name, "query_id": name.partition(":")[0], "session_id": "s", "user_id": "ann", "reward": reward,
-        "stars": None, "comment": None, "cast_ms": cast[0], "cast_no": cast[1], **values,
-    }  # fmt: skip
+def rate(store: Store, name: str = "1-0:A", reward: float = 1.0, cast: Cast = (1, 0)) -> bool:
+    """Whether these stars counted."""
+    return change(store, {"stars": Part(cast, round(reward * 2 + 3))}, name) is not None
+
+
+def change(store: Store, parts: Mapping[VotePart, Part], name: str = "1-0:A") -> tuple[Vote, Cast] | None:
+    row = {"response_id": name, "query_id": name.partition(":")[0], "session_id": "s", "user_id": "ann"}
+    return store.vote(row, parts)
 
 
 def everything(store: Store) -> None:
@@ -58,7 +65,7 @@ def everything(store: Store) -> None:
         store.put("responses", response(name))
     store.put("pairs", pair())
     store.put("critiques", critique())
-    store.vote(vote())
+    rate(store)
 
 
 def test_a_row_that_comes_again_replaces_the_earlier_one_under_its_key(store: Store) -> None:
@@ -78,10 +85,83 @@ def test_a_row_that_comes_again_replaces_the_earlier_one_under_its_key(store: St
 def test_the_vote_that_was_cast_last_counts_whichever_comes_last(
     second: tuple[int, int], wins: bool, store: Store
 ) -> None:
-    assert store.vote(vote(reward=1.0, cast=(1, 0)))
-    assert store.vote(vote(reward=-1.0, cast=second)) is wins
+    assert rate(store, reward=1.0, cast=(1, 0))
+    assert rate(store, reward=-1.0, cast=second) is wins
     (row,) = store.page("votes", "", 10)
     assert row["reward"] == (-1.0 if wins else 1.0)
+
+
+CAST: list[dict[VotePart, Part]] = [
+    {"thumb": Part((1, 0), "negative", "no")},
+    {"stars": Part((2, 0), 5)},
+    {"stars": Part((3, 0), 4, "well")},
+    {"thumb": Part((4, 0))},
+    {"thumb": Part((5, 0), "positive"), "stars": Part((5, 0))},
+    {"thumb": Part((6, 0)), "stars": Part((6, 0))},
+]
+
+
+@pytest.mark.parametrize(
+    ("count", "thumb", "stars", "reward", "comment"),
+    [
+        (1, "negative", None, -1.0, "no"),
+        (2, "negative", 5, 1.0, "no"),
+        (3, "negative", 4, 0.5, "well"),
+        (4, None, 4, 0.5, "well"),
+        (5, "positive", None, 1.0, None),
+        (6, None, None, 0.0, None),
+    ],
+)
+def test_thumb_and_stars_are_changed_and_withdrawn_by_themselves_in_any_order(
+    count: int, thumb: Any, stars: int | None, reward: float, comment: str | None, tmp_path: Path
+) -> None:
+    for number, order in enumerate(itertools.permutations(CAST[:count])):
+        if number % max(1, math.factorial(count) // 6):
+            continue
+        with closing(Store(tmp_path / f"{number}.sqlite")) as store:
+            states = [change(store, parts) for parts in order]
+            # of two states the later one has the larger mark, and the same change again gives the same
+            marks = [state[1] for state in states if state is not None]
+            assert marks == sorted(set(marks))
+            again = change(store, CAST[count - 1])
+            assert again is not None
+            vote, mark = again
+            assert mark == marks[-1]
+            assert (vote.thumb, vote.stars, vote.reward, vote.comment) == (thumb, stars, reward, comment)
+            (row,) = store.page("votes", "", 10)
+            assert (row["reward"], row["stars"], row["comment"]) == (reward, stars, comment)
+            assert (row["withdrawn"], store.counts()["votes"]) == ((1, 0) if count == 6 else (0, 1))
+
+
+def test_a_withdrawn_vote_counts_nowhere(store: Store) -> None:
+    everything(store)
+    config, before = store.page("responses", "", 1)[0]["config"], store.vote_counts
+    assert before(config, 0, None) == {"positive": 1, "negative": 0}
+    change(store, {"thumb": Part((9, 0)), "stars": Part((9, 0))})
+    assert store.vote_counts(config, 0, None) == {"positive": 0, "negative": 0}
+    assert store.ratings() == store.judged_and_rated() == []
+    assert [row["vote_a"] for row in store.pair_rows("", 5)] == [None]
+    assert {row["vote"] for row in store.answer_rows("", 5)} == {None}
+    assert store.tallies()["sentiments"] == {"positive": 0, "negative": 0, "neutral": 0}
+    # a vote that was cast before comes late
+    assert not rate(store, cast=(8, 0))
+    # nothing is left of a comment
+    assert store.page("votes", "", 1)[0]["comment"] is None
+
+
+def test_a_vote_of_an_earlier_release_keeps_its_meaning(store: Store) -> None:
+    old = {"query_id": "1-0", "session_id": "s", "user_id": "ann", "comment": "c", "cast_ms": 5, "cast_no": 1}
+    rows = [{**old, "response_id": "1-0:A", "reward": -1.0, "stars": None},
+            {**old, "response_id": "1-0:B", "reward": 0.5, "stars": 4}]  # fmt: skip
+    # also over one that was changed since
+    rate(store, reward=1.0, cast=(7, 0))
+    assert store.load("votes", rows, replace=True) == 2
+    thumbed = change(store, {"stars": Part((6, 0), 5)})
+    starred = change(store, {"stars": Part((6, 0))}, "1-0:B")
+    assert thumbed is not None
+    assert starred is not None
+    assert (thumbed[0].thumb, thumbed[0].stars, thumbed[0].comment) == ("negative", 5, "c")
+    assert starred[0].withdrawn
 
 
 def test_what_a_session_left_goes_with_it_and_does_not_come_back(store: Store) -> None:
@@ -93,7 +173,7 @@ def test_what_a_session_left_goes_with_it_and_does_not_come_back(store: Store) -
     # what comes late of a query up to then, and what comes of a session of that name made anew
     late, new = response("10-0:A"), response("11-0:A")
     assert not store.put("responses", late)
-    assert not store.vote(vote("9-3:A"))
+    assert not rate(store, "9-3:A")
     assert store.put("responses", new)
     assert store.gone("s", "10-0")
     assert not store.gone("s", "11-0")
@@ -108,7 +188,7 @@ def test_only_what_nobody_compared_or_rated_is_pruned(store: Store) -> None:
     for name in ("2-0:A", "3-0:A", "4-0:A"):
         store.put("responses", response(name))
         store.put("critiques", critique(name))
-    store.vote(vote("2-0:A"))
+    rate(store, "2-0:A")
     store.put("responses", response("5-0:A", time=100))
     store.put("critiques", critique("5-0:A", time=100))
     assert store.prune(before=100) == (2, ("critiques", 0, ""))
@@ -140,7 +220,7 @@ def test_pruning_looks_at_few_rows_at_a_time(store: Store, monkeypatch: pytest.M
     monkeypatch.setattr("services.reward.store._PRUNED", 2)
     for number in range(5):
         store.put("responses", response(f"{number}-0:A"))
-    store.vote(vote("1-0:A"))
+    rate(store, "1-0:A")
     pages, place = [], FIRST
     while place is not None:
         removed, place = store.prune(before=100, after=place)
@@ -206,7 +286,7 @@ def test_later_answers_keep_nothing_of_a_query_that_is_taken_back(store: Store) 
     # it began with this answer's question
     store.put("responses", response("8-0:A", messages='["q"]', time=8))
     store.put("pairs", pair("3-0", response_b="2-0:B"))
-    store.vote(vote("3-0:A"))
+    rate(store, "3-0:A")
     assert len(store.pair_rows("", 10)) == 1
     for _ in range(2):
         store.take_back("s", ["2-0"], 5)
@@ -262,7 +342,7 @@ def test_a_file_of_an_earlier_release_gets_the_columns_that_came_later(tmp_path:
 
 def test_verdicts_come_with_both_answers_and_the_vote_on_each(store: Store) -> None:
     everything(store)
-    store.vote(vote("1-0:B", reward=-1.0))
+    rate(store, "1-0:B", reward=-1.0)
     # one of whose answers is not known
     store.put("pairs", pair("2-0"))
     store.put("responses", response("2-0:A"))
@@ -282,7 +362,7 @@ def test_answers_that_were_graded_or_rated_are_told_page_by_page(store: Store) -
         store.put("responses", response(name))
     store.put("critiques", critique("1-0:A"))
     store.put("critiques", critique("2-0:A", score=None))
-    store.vote(vote("3-0:A", reward=-0.5))
+    rate(store, "3-0:A", reward=-0.5)
     rows = store.answer_rows("", 10)
     assert [(row["response_id"], row["score"], row["vote"]) for row in rows] == [
         ("1-0:A", 4, None),
@@ -290,7 +370,7 @@ def test_answers_that_were_graded_or_rated_are_told_page_by_page(store: Store) -
     ]
     assert [row["response_id"] for row in store.answer_rows("1-0:A", 1)] == ["3-0:A"]
     assert store.judged_and_rated() == []
-    store.vote(vote("1-0:A", reward=1.0))
+    rate(store, "1-0:A", reward=1.0)
     assert store.judged_and_rated() == [{"score": 4, "judges": "", "reward": 1.0}]
     assert store.jury_grades() == []
     store.put("critiques", critique("1-0:A", judges="[1]"))
@@ -329,7 +409,7 @@ def test_tallies_count_each_value_and_those_that_nobody_gave(store: Store) -> No
     store.put("critiques", critique("2-0:A", score=None))
     store.put("pairs", pair("2-0", winner="tie"))
     for number, reward in ((2, -0.5), (3, 0.0), (4, 0.5)):
-        store.vote(vote(f"{number}-0:A", reward=reward))
+        rate(store, f"{number}-0:A", reward=reward)
     assert store.tallies() == {
         "grades": {"1": 0, "2": 0, "3": 0, "4": 1, "5": 0, "none": 1},
         "verdicts": {"A": 1, "B": 0, "tie": 1},

@@ -838,9 +838,9 @@ export interface components {
             away: components["schemas"]["KeeperAway"][];
         };
         RewardShown: {
-            reward: number;
-            /** @enum {string} */
-            sentiment: "positive" | "negative";
+            reward: number | null;
+            sentiment: ("positive" | "negative") | null;
+            thumb?: ("positive" | "negative") | null;
             stars: number | null;
             comment: string | null;
         };
@@ -1062,6 +1062,10 @@ export interface components {
         VoteCounts: {
             positive: number;
             negative: number;
+        };
+        VoteWithdrawn: {
+            query_id: string;
+            withdrawn: ("thumb" | "stars")[];
         };
         WholeEngram: {
             id: string;

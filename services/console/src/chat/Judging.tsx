@@ -37,40 +37,58 @@ export function Words({ turn }: { turn: Turn }) {
   );
 }
 
-type Vote = { sentiment: "positive" | "negative"; stars: number | null };
+type Vote = { thumb: "positive" | "negative" | null; stars: number | null };
 
-/** The vote after a thumb or a number of stars was pressed: the other of the two stays where both can be meant. */
-export function voted(before: Vote | null, pressed: { sentiment: Vote["sentiment"] } | { stars: number }): Vote {
-  if ("stars" in pressed) {
-    const { stars } = pressed;
-    return { stars, sentiment: stars === 3 ? (before?.sentiment ?? "positive") : stars > 3 ? "positive" : "negative" };
-  }
-  const stars = before?.stars ?? null;
-  const fits = stars === 3 || (stars !== null && stars > 3 === (pressed.sentiment === "positive"));
-  return { sentiment: pressed.sentiment, stars: fits ? stars : null };
+/** The two fields of a vote. A server before they were told apart shows one of them. */
+export function voteOf(reward: Reward | null): Vote {
+  if (!reward) return { thumb: null, stars: null };
+  const thumb = reward.thumb === undefined && reward.stars === null ? reward.sentiment : reward.thumb;
+  return { thumb: thumb ?? null, stars: reward.stars };
 }
 
-export function Rating({ turn, onVoted }: { turn: Turn; onVoted(reward: Reward): void }) {
+/** The vote after a thumb or a star was pressed: what is pressed again is withdrawn, and the other of the two stays. */
+export function voted(before: Vote, pressed: Partial<Vote>): Vote {
+  const thumb = pressed.thumb ? (pressed.thumb === before.thumb ? null : pressed.thumb) : before.thumb;
+  const stars = pressed.stars ? (pressed.stars === before.stars ? null : pressed.stars) : before.stars;
+  return { thumb, stars };
+}
+
+/** The vote as the server will show it; null when nothing is left of it. */
+export function rewardOf({ thumb, stars }: Vote): Reward | null {
+  if (!thumb && !stars) return null;
+  const reward = stars ? (stars - 3) / 2 : thumb === "positive" ? 1 : -1;
+  const sentiment = reward > 0 ? "positive" : reward < 0 ? "negative" : (thumb ?? "positive");
+  return { reward, sentiment, thumb, stars, comment: null };
+}
+
+export function Rating({ turn, onVoted }: { turn: Turn; onVoted(reward: Reward | null): void }) {
   const [said, say] = useState("");
-  const vote: Vote | null = turn.reward ? { sentiment: turn.reward.sentiment, stars: turn.reward.stars } : null;
-  const send = async (pressed: Parameters<typeof voted>[1]) => {
+  const [sending, setSending] = useState(false);
+  const vote = voteOf(turn.reward);
+  const send = async (pressed: Partial<Vote>) => {
+    if (sending) return;
     const next = voted(vote, pressed);
+    const what = pressed.thumb ? "thumb" : "stars";
+    setSending(true);
     try {
-      await call("POST", "feedback", { query_id: turn.queryId, sentiment: next.sentiment, ...(next.stars ? { stars: next.stars } : {}) });
-      onVoted({ reward: next.sentiment === "positive" ? 1 : -1, sentiment: next.sentiment, stars: next.stars, comment: null });
-      say("Thank you");
+      if (next[what] === null) await call("DELETE", `feedback/${turn.queryId}?what=${what}`);
+      else await call("POST", "feedback", { query_id: turn.queryId, ...(what === "thumb" ? { sentiment: next.thumb } : { stars: next.stars }) });
+      onVoted(rewardOf(next));
+      say(next[what] === null ? "Withdrawn" : "Thank you");
     } catch (error) {
       say(error instanceof Error ? error.message : String(error));
+    } finally {
+      setSending(false);
     }
   };
   return (
     <span className="rating" role="group" aria-label="Your vote">
-      <IconButton icon="up" label="Good answer" aria-pressed={vote?.sentiment === "positive"} filled={vote?.sentiment === "positive"} onClick={() => void send({ sentiment: "positive" })} />
-      <IconButton icon="down" label="Bad answer" aria-pressed={vote?.sentiment === "negative"} filled={vote?.sentiment === "negative"} onClick={() => void send({ sentiment: "negative" })} />
+      <IconButton icon="up" label="Good answer" aria-pressed={vote.thumb === "positive"} filled={vote.thumb === "positive"} onClick={() => void send({ thumb: "positive" })} />
+      <IconButton icon="down" label="Bad answer" aria-pressed={vote.thumb === "negative"} filled={vote.thumb === "negative"} onClick={() => void send({ thumb: "negative" })} />
       <span className="stars">
         {[1, 2, 3, 4, 5].map((stars) => (
-          <button key={stars} type="button" className={stars <= (vote?.stars ?? 0) ? "star on" : "star"} aria-label={`${stars} of 5 stars`}
-            title={`${stars} of 5 stars`} aria-pressed={vote?.stars === stars} onClick={() => void send({ stars })}><Icon name="star" filled={stars <= (vote?.stars ?? 0)} /></button>
+          <button key={stars} type="button" className={stars <= (vote.stars ?? 0) ? "star on" : "star"} aria-label={`${stars} of 5 stars`}
+            title={`${stars} of 5 stars`} aria-pressed={vote.stars === stars} onClick={() => void send({ stars })}><Icon name="star" filled={stars <= (vote.stars ?? 0)} /></button>
         ))}
       </span>
       <span className="dim" role="status">{said}</span>

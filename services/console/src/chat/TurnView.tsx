@@ -76,7 +76,7 @@ export const TurnView = memo(function TurnView({ store, conversation, actions, d
               { name: "The same again", icon: "again", act: () => actions.again(turn) },
               { name: "With another model or settings …", icon: "tune", act: () => actions.againWith(turn) },
             ]} />}
-          {turn.queryId && turn.state !== "failed" && <Rating turn={turn} onVoted={(reward) => { turn.reward = reward; store.changed(); }} />}
+          {turn.queryId && turn.state !== "failed" && <Rating turn={turn} onVoted={(reward) => conversation.voted(turn.queryId!, reward, true)} />}
           <Badges turn={turn} open={judged} onToggle={() => setJudged(!judged)} />
           <button type="button" className="quiet details-line" onClick={() => actions.waterfall(turn)}>{summary(turn, window) || "Details"}</button>
         </footer>

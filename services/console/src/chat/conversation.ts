@@ -2,7 +2,7 @@
 
 import { ApiError, call } from "../api/http";
 import { follow, readOnce, sleep } from "../api/events";
-import type { ChatSettings, QueryBody, QueryListed, QueryResult, SessionShown, TurnShown, WholeEngram } from "../api/types";
+import type { ChatSettings, QueryBody, QueryListed, QueryResult, Reward, SessionShown, TurnShown, WholeEngram } from "../api/types";
 import { Store } from "./store";
 import { inItsPlace, newestBehind, parents } from "./versions";
 import { apply, isAfter, isOver, judge, newTurn, type Turn } from "./turn";
@@ -15,6 +15,8 @@ const LOOK = 2_500;
 const COMPARED = [3_000, 15_000];
 // Journals are read by so many at a time: a browser has six connections to a server.
 const READERS = 2;
+// Of so many turns is looked at again what is thought of them.
+const JUDGED_AGAIN = 10;
 
 /** A turn and who looks at it. */
 export class TurnStore extends Store {
@@ -54,7 +56,7 @@ export class Conversation extends Store {
   /** Choices of a version that the server has not answered yet. */
   #choosing = 0;
 
-  constructor(private readonly told: { onChange(): void; onError(error: unknown): void }) {
+  constructor(private readonly told: { onChange(): void; onError(error: unknown): void; onVote?(queryId: string, reward: Reward | null): void }) {
     super();
   }
 
@@ -357,6 +359,25 @@ export class Conversation extends Store {
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       return error.status !== 404;
+    }
+  }
+
+  /** A vote was cast, changed or withdrawn: `here`, of which other tabs are told, or in one of them. */
+  voted(queryId: string, reward: Reward | null, here: boolean): void {
+    const store = this.turns.find(({ turn }) => turn.queryId === queryId);
+    if (store) {
+      store.turn.reward = reward;
+      store.changed();
+    }
+    if (here) this.told.onVote?.(queryId, reward);
+  }
+
+  /** What is thought of the newest turns by now: somebody may have voted in another browser. */
+  async judgedMeanwhile(): Promise<void> {
+    const { signal } = this.#stop;
+    for (const store of this.turns.filter(({ asked, turn }) => asked === "asked" && turn.state === "completed" && turn.detail !== "expired").slice(-JUDGED_AGAIN)) {
+      if (signal.aborted) return;
+      await this.#judgement(store);
     }
   }
 

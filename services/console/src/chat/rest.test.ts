@@ -2,7 +2,7 @@ import { describe, expect, it } from "vitest";
 import type { Session, TurnShown } from "../api/types";
 import { asMarkdown, fileName } from "./exporting";
 import { age, colourOf, verdictOf } from "../ui/parts";
-import { voted } from "./Judging";
+import { rewardOf, voteOf, voted } from "./Judging";
 import { grouped } from "./sessions";
 
 const session = (id: string, updated: number, pinned = false): Session => ({ session_id: id, title: id, created: updated, updated, pinned, query_id: "", excerpt: "" });
@@ -15,16 +15,26 @@ it("sessions stand under the days of their last use", () => {
 });
 
 describe("a vote", () => {
-  it("keeps stars that agree with the thumb, and only those", () => {
-    expect(voted({ sentiment: "positive", stars: 5 }, { sentiment: "positive" })).toEqual({ sentiment: "positive", stars: 5 });
-    expect(voted({ sentiment: "positive", stars: 5 }, { sentiment: "negative" })).toEqual({ sentiment: "negative", stars: null });
-    expect(voted({ sentiment: "negative", stars: 3 }, { sentiment: "positive" })).toEqual({ sentiment: "positive", stars: 3 });
+  it("has a thumb and stars, of which one leaves the other", () => {
+    expect(voted({ thumb: null, stars: 5 }, { thumb: "negative" })).toEqual({ thumb: "negative", stars: 5 });
+    expect(voted({ thumb: "negative", stars: 5 }, { thumb: "positive" })).toEqual({ thumb: "positive", stars: 5 });
+    expect(voted({ thumb: "positive", stars: null }, { stars: 2 })).toEqual({ thumb: "positive", stars: 2 });
   });
 
-  it("by stars says which thumb is meant; three leave it", () => {
-    expect(voted(null, { stars: 4 })).toEqual({ sentiment: "positive", stars: 4 });
-    expect(voted({ sentiment: "positive", stars: null }, { stars: 2 })).toEqual({ sentiment: "negative", stars: 2 });
-    expect(voted({ sentiment: "negative", stars: 1 }, { stars: 3 })).toEqual({ sentiment: "negative", stars: 3 });
+  it("is withdrawn by pressing again what is pressed", () => {
+    expect(voted({ thumb: "positive", stars: 4 }, { thumb: "positive" })).toEqual({ thumb: null, stars: 4 });
+    expect(voted({ thumb: "positive", stars: 4 }, { stars: 4 })).toEqual({ thumb: "positive", stars: null });
+    expect(rewardOf(voted({ thumb: null, stars: 4 }, { stars: 4 }))).toBeNull();
+  });
+
+  it("is shown as the server has it", () => {
+    expect(rewardOf({ thumb: "negative", stars: 5 })).toEqual({ reward: 1, sentiment: "positive", thumb: "negative", stars: 5, comment: null });
+    expect(rewardOf({ thumb: null, stars: 3 })).toMatchObject({ reward: 0, sentiment: "positive", thumb: null });
+    expect(voteOf(rewardOf({ thumb: "negative", stars: null }))).toEqual({ thumb: "negative", stars: null });
+    expect(voteOf(null)).toEqual({ thumb: null, stars: null });
+    // a journal of an earlier release
+    expect(voteOf({ reward: -1, sentiment: "negative", stars: null, comment: null })).toEqual({ thumb: "negative", stars: null });
+    expect(voteOf({ reward: 1, sentiment: "positive", stars: 5, comment: null })).toEqual({ thumb: null, stars: 5 });
   });
 });
 

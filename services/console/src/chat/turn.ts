@@ -139,7 +139,7 @@ export function apply(turn: Turn, type: string, id: string, data: unknown): void
       turn.pairwise = entry.data;
       break;
     case "reward":
-      turn.reward = entry.data;
+      turn.reward = entry.data.reward === null ? null : entry.data;
       break;
     default: // a newer server may say more than this page knows
   }

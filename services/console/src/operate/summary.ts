@@ -37,8 +37,8 @@ export function summaryOf(entry: BusEntry): string {
     case "agent.transition": return `${words(payload["from"])} → ${words(payload["to"])} (${words(payload["action"])})`;
     case "critique.result": return beginning(`${payload["score"] === null || payload["score"] === undefined ? "no grade" : `${String(payload["score"])} of 5`}: ${words(payload["feedback"])}`);
     case "pairwise.result": return beginning(`${payload["winner"] === "tie" ? "as good as each other" : `${words(payload["winner"])} is better`}: ${words(payload["reason"])}`);
-    case "user.feedback": return [words(payload["sentiment"]), typeof payload["stars"] === "number" ? `${payload["stars"]} stars` : "", words(payload["comment"])].filter(Boolean).join(", ");
-    case "reward.event": return `reward ${String(payload["reward"])} for ${words(payload["respondent_id"])}`;
+    case "user.feedback": return [payload["withdrawn"] === true ? "withdrawn" : "", words(payload["sentiment"]), typeof payload["stars"] === "number" ? `${payload["stars"]} stars` : "", words(payload["comment"])].filter(Boolean).join(", ");
+    case "reward.event": return payload["withdrawn"] === true ? `vote withdrawn for ${words(payload["respondent_id"])}` : `reward ${String(payload["reward"])} for ${words(payload["respondent_id"])}`;
     case "settings.update": return beginning(`${words(payload["participant"])}: ${Object.keys((payload["values"] as object | null) ?? {}).join(", ")}`);
     case "memory.changed": return changed(payload);
     case "memory.save": return beginning(words(payload["topic"]) || words(payload["content"]) || words(payload["query"]));
