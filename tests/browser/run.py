@@ -713,7 +713,7 @@ def every_width_and_both_colours(visit: Visit) -> None:
             one.shot(page, f"chat-{name}")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
             one.axe(page)
-            page.goto(f"{visit.stack.url}/#operate")
+            page.goto(f"{visit.stack.url}/#operate=participants")
             tabs = page.get_by_role("tablist", name="Operate").get_by_role("tab")
             tabs.first.wait_for()
             for place in tabs.evaluate_all("tabs => tabs.map(t => t.id)"):
