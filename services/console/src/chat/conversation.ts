@@ -428,9 +428,11 @@ export class Conversation extends Store {
     const { turn } = store;
     turn.detail = "expired";
     try {
-      const { annotations, model } = await call<WholeEngram>("GET", `memory/engrams/${encodeURIComponent(`${turn.queryId}:A`)}`);
-      const said = annotations as unknown as Pick<QueryResult, "critique" | "pairwise"> & { feedback?: QueryResult["reward"] };
-      judge(turn, { critique: said.critique ?? null, pairwise: said.pairwise ?? null, reward: said.feedback ?? null });
+      const { annotations, model, reward, sentiment } = await call<WholeEngram>("GET", `memory/engrams/${encodeURIComponent(`${turn.queryId}:A`)}`);
+      const said = annotations as unknown as Pick<QueryResult, "critique" | "pairwise">;
+      // whether it was a thumb or stars is not remembered
+      const vote = reward === null ? null : { reward, sentiment, stars: null, comment: null };
+      judge(turn, { critique: said.critique ?? null, pairwise: said.pairwise ?? null, reward: vote });
       turn.model = model ?? null;
     } catch (error) {
       // it was forgotten, or the memory is away

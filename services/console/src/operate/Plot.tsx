@@ -24,8 +24,9 @@ export default function Plot({ times, values, name }: PlotProps) {
       const colour = (variable: string) => resolved(box, variable);
       const axis: uPlot.Axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
       plot.current = new uPlot({
-        width: box.clientWidth || 260, height: HEIGHT, legend: { show: false }, cursor: { show: false }, padding: [6, 8, 0, 0],
-        scales: { y: { range: (_plot, least, most) => [Math.min(0, least ?? 0), (most ?? 0) > 0 ? (most ?? 0) * 1.1 : 1] } },
+        width: box.clientWidth || 260, height: HEIGHT, legend: { show: false }, cursor: { show: false }, padding: [10, 8, 0, 0],
+        // a minute at least: around a single moment it would show days
+        scales: { x: { range: (_plot, least, most) => [Math.min(least ?? 0, (most ?? 0) - 60), most ?? 0] }, y: { range: (_plot, least, most) => [Math.min(0, least ?? 0), (most ?? 0) > 0 ? (most ?? 0) * 1.1 : 1] } },
         axes: [{ ...axis, size: 26, space: 70, values: (_plot, splits) => clocks(splits) }, { ...axis, size: 44, space: 28 }],
         series: [{}, { stroke: colour("--accent"), width: 1.5, spanGaps: true, points: { show: false } }],
       }, latest.current, box);
