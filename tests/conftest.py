@@ -69,6 +69,13 @@ def _shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedde
         yield server
 
 
+@pytest.fixture(scope="module")
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Redis of a module's own, whose tests share what stands in it."""
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis") / "data") as server:
+        yield server.url
+
+
 @pytest.fixture
 def redis_url(_shared_server: EmbeddedRedis) -> str:
     """An empty Redis, shared by the tests of this run one after the other."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -14,7 +14,6 @@ from support.http_gateway import client
 from support.openai_place import Place, calling, open_place
 from support.waiting import eventually
 
-from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus.keys import journal_key, record_key
 from shared.contracts import QUERY_FORGET, RESPONSE_GENERATION, ResponseGeneration
 from shared.records.sessions import Sessions, Turn
@@ -24,12 +23,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 Messages = list[dict[str, Any]]
 _names = itertools.count()
 CHAT, USER = "X-OpenWebUI-Chat-Id", "X-OpenWebUI-User-Id"
-
-
-@pytest.fixture(scope="module")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EmbeddedRedis(tmp_path_factory.mktemp("redis") / "data") as server:
-        yield server.url
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -12,14 +12,12 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from click.testing import Result
-from support.http_gateway import ADMIN_KEY, Site, gateway_settings, serving
+from support.command_line import local2
+from support.http_gateway import Site, gateway_settings, serving
 from support.services import announced, running
 from support.stack import respondent, stage
 from support.waiting import eventually
-from typer.testing import CliRunner
 
-from services.cli.app import app as cli
 from services.critic.service import app as critic
 from services.critic.settings import CriticSettings
 from services.generator.settings import GeneratorSettings
@@ -43,13 +41,6 @@ RULES: list[dict[str, Any]] = [
 
 
 # ── the whole stack ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def local2(monkeypatch: pytest.MonkeyPatch, site: Site, *args: str) -> Result:
-    monkeypatch.setenv("LOCAL2_API_URL", site.url)
-    monkeypatch.setenv("LOCAL2_API_KEY", ADMIN_KEY)
-    monkeypatch.setenv("COLUMNS", "160")
-    return await asyncio.to_thread(lambda: CliRunner().invoke(cli, list(args)))
 
 
 async def test_an_experiment_from_its_start_to_its_promotion_and_back(

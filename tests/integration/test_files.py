@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,6 @@ ASKED: dict[str, Any] = {}
 LIMITS = DocumentSettings(
     max_file_bytes=2_000_000, max_files=12, max_image_bytes=500_000, max_image_pixels=1_000_000, max_uploads=3
 )
-
-
-@pytest.fixture(scope="module")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EmbeddedRedis(tmp_path_factory.mktemp("redis") / "data") as server:
-        yield server.url
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import math
@@ -14,15 +13,13 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from click.testing import Result
+from support.command_line import local2
 from support.http_gateway import Site, client, events, gateway_settings, serving
 from support.lives import unending
 from support.services import announced, running
 from support.stack import Stage, respondent, stage
 from support.waiting import eventually
-from typer.testing import CliRunner
 
-from services.cli.app import app as cli
 from services.critic.service import app as critic
 from services.critic.settings import CriticSettings
 from services.gateway.errors import ApiError
@@ -302,15 +299,6 @@ async def test_exports_and_the_ranking_are_for_administrators(house: House) -> N
 
 def files(folder: Path, names: str) -> list[Path]:
     return list(folder.glob(names))
-
-
-async def local2(monkeypatch: pytest.MonkeyPatch, site: Site, *args: str, key: str | None = None) -> Result:
-    from support.http_gateway import ADMIN_KEY
-
-    monkeypatch.setenv("LOCAL2_API_URL", site.url)
-    monkeypatch.setenv("LOCAL2_API_KEY", key or ADMIN_KEY)
-    monkeypatch.setenv("COLUMNS", "160")
-    return await asyncio.to_thread(lambda: CliRunner().invoke(cli, list(args)))
 
 
 async def test_the_command_line_shows_the_ranking_and_writes_the_files(

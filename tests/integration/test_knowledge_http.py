@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -15,8 +15,6 @@ from support.backups import run_local2
 from support.http_gateway import Site, gateway_settings, serving
 from support.knowledge import KnowledgeClient, knowing
 
-from services.cli.launch.embedded_redis import EmbeddedRedis
-
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -26,12 +24,6 @@ class House:
     def __init__(self, site: Site, knowledge: KnowledgeClient) -> None:
         self.site = site
         self.knowledge = knowledge
-
-
-@pytest.fixture(scope="module")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EmbeddedRedis(tmp_path_factory.mktemp("redis") / "data") as server:
-        yield server.url
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

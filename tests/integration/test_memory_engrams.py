@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,18 +10,11 @@ import pytest_asyncio
 from support.memories import MemoryClient, critique, new_query, remembering, response, reward, verdict
 from support.waiting import eventually
 
-from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.contracts import MEMORY_FORGET, QUERY_FORGET, MemoryForget, QueryForget, ToolCallRecord
 from shared.envelope import now_ms
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CAPITAL = ("The capital of Australia is Canberra, not Sydney.", "Right, Canberra is the capital of Australia.")
-
-
-@pytest.fixture(scope="module")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EmbeddedRedis(tmp_path_factory.mktemp("redis") / "data") as server:
-        yield server.url
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -15,7 +15,6 @@ from support.http_gateway import client
 from support.openai_place import Place, calling, open_place
 from support.waiting import eventually
 
-from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus.keys import cancel_key
 from shared.contracts import MAX_QUERY_CHARS
 
@@ -23,12 +22,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 _names = itertools.count()
 Messages = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EmbeddedRedis(tmp_path_factory.mktemp("redis") / "data") as server:
-        yield server.url
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from click.testing import Result
-from support.http_gateway import ADMIN_KEY, Site, gateway_settings, serving
+from support.command_line import local2
+from support.http_gateway import gateway_settings, serving
 from support.memories import remembering
 from support.waiting import eventually
-from typer.testing import CliRunner
 
-from services.cli.app import app as cli
 from services.knowledge.claims import Turn, claim
 from services.knowledge.keeping import kinds as facts
 from services.knowledge.ladybug import open_ladybug
@@ -23,13 +20,6 @@ from services.knowledge.store import TABLES, Store
 from shared.bus.keys import gone_key
 
 DAY_MS = 86_400_000
-
-
-async def local2(monkeypatch: pytest.MonkeyPatch, site: Site, *args: str) -> Result:
-    monkeypatch.setenv("LOCAL2_API_URL", site.url)
-    monkeypatch.setenv("LOCAL2_API_KEY", ADMIN_KEY)
-    monkeypatch.setenv("COLUMNS", "160")
-    return await asyncio.to_thread(lambda: CliRunner().invoke(cli, list(args)))
 
 
 async def test_what_is_old_is_shown_then_set_then_gone(

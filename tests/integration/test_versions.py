@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,6 @@ import pytest_asyncio
 from support.openai_place import Place, open_place
 from support.waiting import eventually
 
-from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus.keys import journal_key, record_key, session_key
 from shared.contracts import QUERY_FORGET, RESPONSE_GENERATION
 from shared.errors import BusUnavailable
@@ -21,12 +20,6 @@ from shared.records.sessions import MAX_TURNS, Sessions, Turn
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 _names = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EmbeddedRedis(tmp_path_factory.mktemp("redis") / "data") as server:
-        yield server.url
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
