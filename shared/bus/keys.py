@@ -49,7 +49,7 @@ _FORMS = {
 
 @dataclass(frozen=True)
 class Family:
-    """All keys of one form.
+    """All keys of one form, and what builds them: called with what stands in the places of its pattern, in their order.
 
     owner: who writes them. expires: as it is told. lasting: they have no time to live, and stay until somebody removes
     them.
@@ -62,8 +62,8 @@ class Family:
     expires: str
     lasting: bool = False
 
-    def key(self, *parts: str) -> str:
-        """Raises DecodeError for a part that would move the key to another hash slot."""
+    def __call__(self, *parts: str) -> str:
+        """A key. Raises DecodeError for a part that would move it to another hash slot."""
         for part, tagged in zip(parts, self._tagged, strict=True):
             if tagged and (not part or "{" in part or "}" in part):
                 raise DecodeError(f"{part!r} cannot be part of a key like {self.pattern}")
@@ -120,15 +120,129 @@ def _family(
 
 
 _RESPONDENTS = "generator, respondent-b"
+_IN_QUERIES = f"{{{QUERY_RECEIVED.stream}}}"
+
+# A family a row: its form and type, what it is, who writes it, and when it goes by itself or until when it stays.
+# fmt: off
 
 # ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────
+stream_key = _family("<subject>", "stream", "the subjects above", owner="see there", lasting="trimmed")
+journal_key = _family("journal:<query_id>:<respondent>", "stream",
+    "everything that happened to one response; also the channel on which it rings",
+    owner=f"{_RESPONDENTS}; behind the end critic, reward", expires="`retention` (a day) after its end")
+inbox_key = _family("inbox:<participant>:<replica>", "stream", "tool results and wake-ups for one process",
+    owner="the replica; written by whoever answers it", expires="a minute after its last heartbeat")
+once_key = _family("once:{<stream>}:<name>", "string", "the id of the entry that was published once under that name",
+    owner="whoever publishes", expires="`retention` after its query's deadline; of a replayed dead letter a day")
+LETTERS_SEEN = _family("letters-seen", "string", "the newest dead letter of which is known that it is not forged",
+    owner="the janitor", lasting="no")()
+result_key = _family(f"result:{{{TOOL_REQUEST.stream}.<tool>}}:<call_id>", "string", "the result of a call",
+    owner="the tool's worker", expires="`retention`; a large one sooner")
 
-_SUBJECT = _family("<subject>", "stream", "the subjects above", owner="see there", lasting="trimmed")
+# ── queries and their lanes ──────────────────────────────────────────────────────────────────────────────────────
+record_key = _family(f"query:{_IN_QUERIES}:<query_id>", "hash",
+    "whose the query is, its text and deadline, by the clock of the bus",
+    owner="gateway", expires="`retention` after the deadline")
+earlier_record_key = _family("query:<query_id>", "hash",
+    "where the last release keeps the same; read, written while a process of it is there, and removed with its session",
+    owner="gateway", expires="`retention` after the deadline")
+queries_key = _family(f"queries:{_IN_QUERIES}:<session>", "sorted set",
+    "the session's queries of which something may still be kept, by the time (ms) until when",
+    owner="gateway", expires="with the last of them")
+_LANE = _family(f"lane:{_IN_QUERIES}:<respondent>:<session>", "sorted set",
+    "the session's unfinished queries in their order",
+    owner=f"gateway, {_RESPONDENTS}", expires="a day after its last use")
+earlier_lane_key = _family("session:{<session>}:lane:<respondent>", "sorted set",
+    "where the last release's gateways keep their lanes; left while a process of it is there",
+    owner="a gateway of the last release", expires="a day after its last use")
+CHORES = _family(f"chores:{_IN_QUERIES}", "sorted set",
+    "queries of programs, not of people, that are being answered, by the time (ms) until when",
+    owner="generator", expires="a day after its last use")()
+_WAITING = _family(f"waiting:{_IN_QUERIES}:<respondent>:<session>", "hash", "whose inbox to wake, per waiting query",
+    owner=_RESPONDENTS, expires="a day after its last use")
+cancel_key = _family("cancel:<query_id>", "string",
+    "the query is cancelled: for whoever was away when that was announced, or takes it later",
+    owner="gateway", expires="a day")
 
+# ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+session_key = _family("session:{<session>}", "hash", "owner, title, times",
+    owner="gateway", lasting="until it is deleted")
+turns_key = _family("session:{<session>}:history:<respondent>", "sorted set",
+    "all turns, each behind its query's id; read in pages, the newest 50 are what a model is shown at most",
+    owner=_RESPONDENTS, lasting="with its session")
+earlier_turns_key = _family("session:{<session>}:turns:<respondent>", "hash",
+    "where the last release keeps the newest 50 by query id; read, written while a process of it is there, else moved",
+    owner=_RESPONDENTS, lasting="until that")
+summary_key = _family("session:{<session>}:summary", "hash",
+    "what was said in its older turns, in the model's words: how many, until which query, the text",
+    owner="generator", lasting="until its session, or a turn that it rests on, is gone")
+deleted_key = _family("session:{<session>}:deleted", "string",
+    "the newest query there was when the session was deleted: none up to it may bring anything back",
+    owner="gateway", expires="a week")
+user_sessions_key = _family("sessions:<user>", "sorted set", "a user's sessions by last use",
+    owner="gateway", lasting="with the last of them")
 
-def stream_key(subject: str) -> str:
-    """The stream of a subject that is known by its name."""
-    return _SUBJECT.key(subject)
+# ── judging ──────────────────────────────────────────────────────────────────────────────────────────────────────
+grade_key = _family("grade:<response_id>", "string", "the grade of an answer, asked for once",
+    owner="critic", expires="`retention`")
+verdict_key = _family("verdict:<query_id>", "string", "the comparison of the two answers, asked for once",
+    owner="critic", expires="`retention`")
+# One hash slot: the script that brings them together makes room by removing other pairs.
+pair_key = _family("pairs:{pairs}:<query_id>", "hash",
+    "the two answers that are to be compared, and whose entry compares them; or that nothing more is expected",
+    owner="critic", expires="an hour, or `retention` if that is shorter")
+PAIRS_WAITING = _family("pairs:{pairs}:waiting", "sorted set",
+    "answers that wait for their counterpart, oldest first; at most `pairwise_buffer`",
+    owner="critic", expires="an hour, or `retention` if that is shorter")()
+vote_key = _family(f"rewards:{{{REWARD_EVENT.stream}}}:vote:<response_id>", "hash",
+    "the vote on an answer that counts, so that a later one takes its place",
+    owner=_RESPONDENTS, expires="a day after twice `retention`")
+rewards_key = _family(f"rewards:{{{REWARD_EVENT.stream}}}:<respondent>:<sums>", "hash",
+    "how often (`counts`) and how well (`sums`) answers were rated, by configuration and intent; at most 400 kinds",
+    owner=_RESPONDENTS, lasting="no")
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
+engram_key = _family("memory:state:<engram_id>", "hash",
+    "an engram's newest annotations and its owner, or that it was deleted",
+    owner="memory", expires="`pending_days` (7); deleted: `forget_days` (30)")
+_USER_GONE = _family("memory:gone:<user>", "string", "until when (ms) what is remembered of a user is deleted",
+    owner="memory", expires="`forget_days` (30)")
+_SESSION_GONE = _family("memory:gone:<user>:<session>", "string", "the same of one session",
+    owner="memory", expires="`forget_days` (30)")
+_QUERY_GONE = _family("memory:taken-back:<user>:<said>", "string", "the same of what was said in one query",
+    owner="memory", expires="`forget_days` (30)")
+REEMBEDDING = _family("memory:reembedding", "string", "the replica that writes the vectors of another model",
+    owner="memory", expires="thirty seconds after its last sign")()
+DOCUMENT_VECTORS = _family("memory:document-vectors", "string", "the replica that makes the vectors of documents",
+    owner="memory", expires="thirty seconds after its last sign")()
+
+# ── participants ─────────────────────────────────────────────────────────────────────────────────────────────────
+replica_key = _family("replica:<participant>:<replica>", "string", "one live process: state, load, tools, facts",
+    owner="the replica", expires="three heartbeats")
+REPLICAS = _family("replicas", "sorted set", "index of the above",
+    owner="all", lasting="cleaned by whoever reads it")()
+starts_key = _family("starts:<participant>", "string", "how many replicas of it were ever started",
+    owner="the replica", lasting="no")
+KNOWN_TOOLS = _family("tools", "set", "names of tools that were ever announced",
+    owner="whoever reads the registry", lasting="no")()
+MCP_PINS = _family("mcp:pins", "hash", "each MCP server's tools, by their hashes, as they were when it was first seen",
+    owner="mcp", lasting="no")()
+JANITOR = _family("janitor", "string", "the replica that trims just now",
+    owner="any participant but the web's", expires="fifteen heartbeats")()
+settings_key = _family("settings:<participant>", "hash", "run-time settings", owner="gateway", lasting="no")
+schema_key = _family("settings-schema:<participant>", "string", "their schema and start values",
+    owner="the participant's replicas", lasting="no")
+
+# ── the gateway's own ────────────────────────────────────────────────────────────────────────────────────────────
+API_KEYS = _family("keys", "hash", "API keys, by their hash", owner="gateway", lasting="no")()
+link_key = _family("link:<name>", "string", "whom a one-time link to the console is for, by its token's hash",
+    owner="gateway", expires="a minute")
+RESTORE_LOCK = _family("restore:lock", "string", "the restore that is under way",
+    owner="gateway", expires="ten seconds after its last sign")()
+RESTORE_UNFINISHED = _family("restore:unfinished", "string", "which file was being restored, and how",
+    owner="gateway", lasting="until it is complete")()
+
+# fmt: on
 
 
 def subject_of(stream: str) -> str:
@@ -136,358 +250,26 @@ def subject_of(stream: str) -> str:
     return stream.removeprefix(PREFIX)
 
 
-_JOURNAL = _family(
-    "journal:<query_id>:<respondent>",
-    "stream",
-    "everything that happened to one response; also the channel on which it rings",
-    owner=f"{_RESPONDENTS}; behind the end critic, reward",
-    expires="`retention` (a day) after its end",
-)
-
-
-def journal_key(query_id: str, respondent_id: str) -> str:
-    return _JOURNAL.key(query_id, respondent_id)
-
-
-_INBOX = _family(
-    "inbox:<participant>:<replica>",
-    "stream",
-    "tool results and wake-ups for one process",
-    owner="the replica; written by whoever answers it",
-    expires="a minute after its last heartbeat",
-)
-
-
-def inbox_key(participant: str, replica: str) -> str:
-    return _INBOX.key(participant, replica)
-
-
-_ONCE = _family(
-    "once:{<stream>}:<name>",
-    "string",
-    "the id of the entry that was published once under that name",
-    owner="whoever publishes",
-    expires="`retention` after its query's deadline; of a replayed dead letter a day",
-)
-
-
-def once_key(stream: str, name: str) -> str:
-    return _ONCE.key(stream, name)
-
-
 def nothing_key(stream: str) -> str:
     """A key that is never there. Whoever reads the stream may write it: under such a one he sets entries aside."""
     return once_key(DEAD_LETTER.stream, f"{stream}:nothing")
 
 
-LETTERS_SEEN = _family(
-    "letters-seen",
-    "string",
-    "the newest dead letter of which is known that it is not forged",
-    owner="the janitor",
-    lasting="no",
-).key()
-
-_RESULT = _family(
-    f"result:{{{TOOL_REQUEST.stream}.<tool>}}:<call_id>",
-    "string",
-    "the result of a call",
-    owner="the tool's worker",
-    expires="`retention`; a large one sooner",
-)
-
-
-def result_key(tool: str, call_id: str) -> str:
-    return _RESULT.key(tool, call_id)
-
-
-# ── queries and their lanes ──────────────────────────────────────────────────────────────────────────────────────
-
-_IN_QUERIES = f"{{{QUERY_RECEIVED.stream}}}"
-
-_RECORD = _family(
-    f"query:{_IN_QUERIES}:<query_id>",
-    "hash",
-    "whose the query is, its text and deadline, by the clock of the bus",
-    owner="gateway",
-    expires="`retention` after the deadline",
-)
-
-
-def record_key(query_id: str) -> str:
-    return _RECORD.key(query_id)
-
-
-_EARLIER_RECORD = _family(
-    "query:<query_id>",
-    "hash",
-    "where the last release keeps the same; read, written while a process of it is there, and removed with its session",
-    owner="gateway",
-    expires="`retention` after the deadline",
-)
-
-
-def earlier_record_key(query_id: str) -> str:
-    return _EARLIER_RECORD.key(query_id)
-
-
-_QUERIES = _family(
-    f"queries:{_IN_QUERIES}:<session>",
-    "sorted set",
-    "the session's queries of which something may still be kept, by the time (ms) until when",
-    owner="gateway",
-    expires="with the last of them",
-)
-
-
-def queries_key(session_id: str) -> str:
-    return _QUERIES.key(session_id)
-
-
-_LANE = _family(
-    f"lane:{_IN_QUERIES}:<respondent>:<session>",
-    "sorted set",
-    "the session's unfinished queries in their order",
-    owner=f"gateway, {_RESPONDENTS}",
-    expires="a day after its last use",
-)
-
-
 def lane_key(session_id: str, respondent_id: str) -> str:
-    return _LANE.key(respondent_id, session_id)
-
-
-_EARLIER_LANE = _family(
-    "session:{<session>}:lane:<respondent>",
-    "sorted set",
-    "where the last release's gateways keep their lanes; left while a process of it is there",
-    owner="a gateway of the last release",
-    expires="a day after its last use",
-)
-
-
-def earlier_lane_key(session_id: str, respondent_id: str) -> str:
-    return _EARLIER_LANE.key(session_id, respondent_id)
-
-
-CHORES = _family(
-    f"chores:{_IN_QUERIES}",
-    "sorted set",
-    "queries of programs, not of people, that are being answered, by the time (ms) until when",
-    owner="generator",
-    expires="a day after its last use",
-).key()
-
-_WAITING = _family(
-    f"waiting:{_IN_QUERIES}:<respondent>:<session>",
-    "hash",
-    "whose inbox to wake, per waiting query",
-    owner=_RESPONDENTS,
-    expires="a day after its last use",
-)
+    return _LANE(respondent_id, session_id)
 
 
 def waiting_key(session_id: str, respondent_id: str) -> str:
-    return _WAITING.key(respondent_id, session_id)
-
-
-_CANCEL = _family(
-    "cancel:<query_id>",
-    "string",
-    "the query is cancelled: for whoever was away when that was announced, or takes it later",
-    owner="gateway",
-    expires="a day",
-)
-
-
-def cancel_key(query_id: str) -> str:
-    return _CANCEL.key(query_id)
-
-
-# ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-SESSION = _family("session:{<session>}", "hash", "owner, title, times", owner="gateway", lasting="until it is deleted")
-
-
-def session_key(session_id: str) -> str:
-    return SESSION.key(session_id)
-
-
-_TURNS = _family(
-    "session:{<session>}:history:<respondent>",
-    "sorted set",
-    "all turns, each behind its query's id; read in pages, the newest 50 are what a model is shown at most",
-    owner=_RESPONDENTS,
-    lasting="with its session",
-)
-
-
-def turns_key(session_id: str, respondent_id: str) -> str:
-    return _TURNS.key(session_id, respondent_id)
-
-
-_EARLIER_TURNS = _family(
-    "session:{<session>}:turns:<respondent>",
-    "hash",
-    "where the last release keeps the newest 50 by query id; read, written while a process of it is there, else moved",
-    owner=_RESPONDENTS,
-    lasting="until that",
-)
-
-
-def earlier_turns_key(session_id: str, respondent_id: str) -> str:
-    return _EARLIER_TURNS.key(session_id, respondent_id)
-
-
-_SUMMARY = _family(
-    "session:{<session>}:summary",
-    "hash",
-    "what was said in its older turns, in the model's words: how many, until which query, the text",
-    owner="generator",
-    lasting="until its session, or a turn that it rests on, is gone",
-)
-
-
-def summary_key(session_id: str) -> str:
-    return _SUMMARY.key(session_id)
-
-
-_DELETED = _family(
-    "session:{<session>}:deleted",
-    "string",
-    "the newest query there was when the session was deleted: none up to it may bring anything back",
-    owner="gateway",
-    expires="a week",
-)
-
-
-def deleted_key(session_id: str) -> str:
-    return _DELETED.key(session_id)
-
-
-_USER_SESSIONS = _family(
-    "sessions:<user>", "sorted set", "a user's sessions by last use", owner="gateway", lasting="with the last of them"
-)
-
-
-def user_sessions_key(user_id: str) -> str:
-    return _USER_SESSIONS.key(user_id)
-
-
-# ── judging ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-_GRADE = _family(
-    "grade:<response_id>", "string", "the grade of an answer, asked for once", owner="critic", expires="`retention`"
-)
-
-
-def grade_key(response_id: str) -> str:
-    return _GRADE.key(response_id)
-
-
-_VERDICT = _family(
-    "verdict:<query_id>",
-    "string",
-    "the comparison of the two answers, asked for once",
-    owner="critic",
-    expires="`retention`",
-)
-
-
-def verdict_key(query_id: str) -> str:
-    return _VERDICT.key(query_id)
-
-
-# One hash slot: the script that brings them together makes room by removing other pairs.
-_PAIR = _family(
-    "pairs:{pairs}:<query_id>",
-    "hash",
-    "the two answers that are to be compared, and whose entry compares them; or that nothing more is expected",
-    owner="critic",
-    expires="an hour, or `retention` if that is shorter",
-)
-PAIRS_WAITING = _family(
-    "pairs:{pairs}:waiting",
-    "sorted set",
-    "answers that wait for their counterpart, oldest first; at most `pairwise_buffer`",
-    owner="critic",
-    expires="an hour, or `retention` if that is shorter",
-).key()
-
-
-def pair_key(query_id: str) -> str:
-    return _PAIR.key(query_id)
-
-
-_VOTE = _family(
-    f"rewards:{{{REWARD_EVENT.stream}}}:vote:<response_id>",
-    "hash",
-    "the vote on an answer that counts, so that a later one takes its place",
-    owner=_RESPONDENTS,
-    expires="a day after twice `retention`",
-)
-
-
-def vote_key(response_id: str) -> str:
-    return _VOTE.key(response_id)
-
-
-_REWARDS = _family(
-    f"rewards:{{{REWARD_EVENT.stream}}}:<respondent>:<sums>",
-    "hash",
-    "how often (`counts`) and how well (`sums`) answers were rated, by configuration and intent; at most 400 kinds",
-    owner=_RESPONDENTS,
-    lasting="no",
-)
-
-
-def rewards_key(respondent_id: str, sums: Literal["counts", "sums"]) -> str:
-    return _REWARDS.key(respondent_id, sums)
-
-
-# ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-_ENGRAM = _family(
-    "memory:state:<engram_id>",
-    "hash",
-    "an engram's newest annotations and its owner, or that it was deleted",
-    owner="memory",
-    expires="`pending_days` (7); deleted: `forget_days` (30)",
-)
-
-
-def engram_key(engram_id: str) -> str:
-    return _ENGRAM.key(engram_id)
-
-
-_USER_GONE = _family(
-    "memory:gone:<user>",
-    "string",
-    "until when (ms) what is remembered of a user is deleted",
-    owner="memory",
-    expires="`forget_days` (30)",
-)
-_SESSION_GONE = _family(
-    "memory:gone:<user>:<session>", "string", "the same of one session", owner="memory", expires="`forget_days` (30)"
-)
-
-
-_QUERY_GONE = _family(
-    "memory:taken-back:<user>:<said>",
-    "string",
-    "the same of what was said in one query",
-    owner="memory",
-    expires="`forget_days` (30)",
-)
+    return _WAITING(respondent_id, session_id)
 
 
 def taken_back_key(user_id: str, query_id: str) -> str:
-    return _QUERY_GONE.key(_apart(user_id), query_id)
+    return _QUERY_GONE(_apart(user_id), query_id)
 
 
 def gone_key(user_id: str, session_id: str = "") -> str:
     user = _apart(user_id)
-    return _SESSION_GONE.key(user, session_id) if session_id else _USER_GONE.key(user)
+    return _SESSION_GONE(user, session_id) if session_id else _USER_GONE(user)
 
 
 def _apart(part: str) -> str:
@@ -495,122 +277,9 @@ def _apart(part: str) -> str:
     return part.replace("%", "%25").replace(":", "%3A")
 
 
-REEMBEDDING = _family(
-    "memory:reembedding",
-    "string",
-    "the replica that writes the vectors of another model",
-    owner="memory",
-    expires="thirty seconds after its last sign",
-).key()
-
-DOCUMENT_VECTORS = _family(
-    "memory:document-vectors",
-    "string",
-    "the replica that makes the vectors of documents",
-    owner="memory",
-    expires="thirty seconds after its last sign",
-).key()
-
-# ── participants ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-_REPLICA = _family(
-    "replica:<participant>:<replica>",
-    "string",
-    "one live process: state, load, tools, facts",
-    owner="the replica",
-    expires="three heartbeats",
-)
-
-
-def replica_key(participant: str, replica: str) -> str:
-    return _REPLICA.key(participant, replica)
-
-
-REPLICAS = _family(
-    "replicas", "sorted set", "index of the above", owner="all", lasting="cleaned by whoever reads it"
-).key()
-_STARTS = _family(
-    "starts:<participant>", "string", "how many replicas of it were ever started", owner="the replica", lasting="no"
-)
-
-
-def starts_key(participant: str) -> str:
-    return _STARTS.key(participant)
-
-
-KNOWN_TOOLS = _family(
-    "tools", "set", "names of tools that were ever announced", owner="whoever reads the registry", lasting="no"
-).key()
-MCP_PINS = _family(
-    "mcp:pins",
-    "hash",
-    "each MCP server's tools, by their hashes, as they were when it was first seen",
-    owner="mcp",
-    lasting="no",
-).key()
-JANITOR = _family(
-    "janitor",
-    "string",
-    "the replica that trims just now",
-    owner="any participant but the web's",
-    expires="fifteen heartbeats",
-).key()
-
-SETTINGS = _family("settings:<participant>", "hash", "run-time settings", owner="gateway", lasting="no")
-
-
-def settings_key(participant: str) -> str:
-    return SETTINGS.key(participant)
-
-
-_SCHEMA = _family(
-    "settings-schema:<participant>",
-    "string",
-    "their schema and start values",
-    owner="the participant's replicas",
-    lasting="no",
-)
-
-
-def schema_key(participant: str) -> str:
-    return _SCHEMA.key(participant)
-
-
-# ── the gateway's own ────────────────────────────────────────────────────────────────────────────────────────────
-
-API_KEYS = _family("keys", "hash", "API keys, by their hash", owner="gateway", lasting="no").key()
-_LINK = _family(
-    "link:<name>",
-    "string",
-    "whom a one-time link to the console is for, by its token's hash",
-    owner="gateway",
-    expires="a minute",
-)
-
-
-def link_key(name: str) -> str:
-    return _LINK.key(name)
-
-
-RESTORE_LOCK = _family(
-    "restore:lock",
-    "string",
-    "the restore that is under way",
-    owner="gateway",
-    expires="ten seconds after its last sign",
-).key()
-RESTORE_UNFINISHED = _family(
-    "restore:unfinished",
-    "string",
-    "which file was being restored, and how",
-    owner="gateway",
-    lasting="until it is complete",
-).key()
-
-
 # What tool workers may write, those too that somebody may have taken over, by how it begins: any bytes may follow.
 RATIONED = tuple(
-    family.pattern.partition("<")[0].encode() for family in (_RESULT, _INBOX, _REPLICA, _SCHEMA, _STARTS)
+    family.pattern.partition("<")[0].encode() for family in (result_key, inbox_key, replica_key, schema_key, starts_key)
 ) + tuple(
     key.encode()
     for key in (

@@ -10,7 +10,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.bus import Bus, Command, Script, order
-from shared.bus.keys import SESSION, earlier_turns_key, session_key, turns_key, user_sessions_key
+from shared.bus.keys import earlier_turns_key, session_key, turns_key, user_sessions_key
 from shared.contracts import RespondentId
 from shared.records.lanes import RESPONDENTS, number, pairs
 from shared.records.sessions import MAX_TURNS, WRITING_TURNS, kept, object_or_nothing
@@ -105,8 +105,8 @@ def _keys(session_id: str) -> list[str]:
 
 async def session_ids(bus: Bus) -> AsyncIterator[list[str]]:
     """Pages of the ids of all sessions; one that is there the whole time comes at least once, perhaps twice."""
-    async for keys in scan(bus, SESSION.glob):
-        yield [parts[0] for key in keys if (parts := SESSION.parts(key)) is not None]
+    async for keys in scan(bus, session_key.glob):
+        yield [parts[0] for key in keys if (parts := session_key.parts(key)) is not None]
 
 
 async def scan(bus: Bus, pattern: str) -> AsyncIterator[list[str]]:

@@ -84,7 +84,7 @@ def families(key: str) -> list[Family]:
 @pytest.mark.parametrize(("family", "key"), EVERY, ids=[key for _, key in EVERY])
 def test_a_key_is_of_one_family_and_says_what_it_is_made_of(family: Family, key: str) -> None:
     assert families(key) == [family]
-    assert family.key(*(family.parts(key) or ())) == key
+    assert family(*(family.parts(key) or ())) == key
     assert fnmatchcase(key, family.glob)
 
 
@@ -104,7 +104,8 @@ def test_every_builder_is_of_one_family() -> None:
     }
     for name, build in vars(keys).items():
         if name.endswith("_key"):
-            places = list(inspect.signature(build).parameters)
+            family = isinstance(build, Family)
+            places = re.findall(r"<([a-z_]+)>", build.pattern) if family else list(inspect.signature(build).parameters)
             built[name] = build(*(BUILT.get(place, "1-1") for place in places))
     del built["PREFIX"]
     assert len(built) > 30

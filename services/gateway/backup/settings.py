@@ -9,7 +9,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.gateway.backup.section import KeptHere, Tally
-from shared.bus.keys import SETTINGS, schema_key, settings_key
+from shared.bus.keys import schema_key, settings_key
 from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
 from shared.participant.backup import Record
 from shared.participant.complaint import complaint
@@ -34,8 +34,8 @@ class SettingsSection(KeptHere):
 
     async def _participants(self) -> list[str]:
         found: set[str] = set()
-        async for keys in scan(self._gateway.bus, SETTINGS.glob):
-            found.update(parts[0] for key in keys if (parts := SETTINGS.parts(key)) is not None)
+        async for keys in scan(self._gateway.bus, settings_key.glob):
+            found.update(parts[0] for key in keys if (parts := settings_key.parts(key)) is not None)
         return sorted(found)
 
     async def _changed(self, participant: str) -> dict[str, Any]:
