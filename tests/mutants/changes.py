@@ -200,7 +200,8 @@ class _Finder(ast.NodeVisitor):
         if node.value is None:
             self._replace(node, "pass")
             return
-        if self._returns_something and not (isinstance(node.value, ast.Constant) and node.value.value is None):
+        # nor is nothing another value than nothing, for who asks whether it is there
+        if self._returns_something and not (isinstance(node.value, ast.Constant) and not node.value.value):
             self._replace(node.value, "None")
         self.visit(node.value)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 Lines = dict[str, set[int]]
+_FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,28 @@ class Readers:
     """Of the files of a program (path → text)."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
-        self._statements = {path: list(_statements(ast.parse(text).body, ())) for path, text in sources.items()}
+        trees = {path: ast.parse(text) for path, text in sources.items()}
+        self._statements = {path: list(_statements(tree.body, ())) for path, tree in trees.items()}
+        self._functions = {
+            path: [
+                range(node.lineno, (node.end_lineno or 0) + 1) for node in ast.walk(tree) if isinstance(node, _FUNCTION)
+            ]
+            for path, tree in trees.items()
+        }
         self._reading: dict[str, list[tuple[str, _Statement]]] = defaultdict(list)
         for path, statements in self._statements.items():
             for statement in statements:
                 for name in statement.reads:
                     self._reading[name].append((path, statement))
+
+    def around(self, path: str, line: int) -> Lines:
+        """The lines of the innermost function that holds this one; empty outside of functions.
+
+        Before Python 3.12 a coroutine that goes on with an exception (a time-out, a cancellation) runs unseen until it
+        waits again: who runs the line is then known of its function alone.
+        """
+        holding = [span for span in self._functions[path] if line in span]
+        return {path: set(min(holding, key=len))} if holding else {}
 
     def of(self, path: str, line: int) -> Lines:
         """The lines of which one must run to notice a change in this one; empty when nobody reads what it defines."""
@@ -61,7 +78,7 @@ def _statements(body: list[ast.stmt], inside: tuple[str, ...], local: bool = Fal
         own = {one.id for one in names if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
         reads = {one.id for one in names if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
         reads |= {one.attr for one in names if isinstance(one, ast.Attribute)}
-        function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        function = isinstance(node, _FUNCTION)
         named = (node.name,) if function or isinstance(node, ast.ClassDef) else ()
         defines = frozenset(own | set(named) | set(inside))
         yield _Statement(_first(node), max(last, _first(node)), local, defines, frozenset(reads))

@@ -25,6 +25,7 @@ parallel = true
 source =
     {root}/shared
     {root}/services
+    {root}/tests
 context = ${{PYTEST_CURRENT_TEST}}
 sigterm = true
 core = ctrace

@@ -13,7 +13,7 @@ import pytest
 from mutants import recorded as recording
 from mutants.changes import Change, changes
 from mutants.readers import Readers
-from mutants.recorded import Case, Recorded
+from mutants.recorded import Case, Recorded, unasserted
 from mutants.run import AREAS, area_of, chosen, report, sampled
 from mutants.trial import Bench, Verdict
 
@@ -62,6 +62,7 @@ def test_each_change_is_one_that_could_be_a_mistake(source: str, wanted: set[str
         "with suppress(KeyError, ValueError):\n    pass",
         "assert x is not None",
         "class P(Protocol):\n    def f(self) -> int:\n        return 1",
+        "def f() -> str:\n    return ''",
     ],
 )
 def test_what_is_no_behaviour_is_left_alone(source: str) -> None:
@@ -136,6 +137,13 @@ def test_what_runs_at_import_matters_to_those_who_read_it() -> None:
     assert readers.of("two.py", 2) == {}
 
 
+def test_who_runs_a_line_unseen_is_known_of_its_function() -> None:
+    readers = Readers({"a.py": "X = 1\n\ndef f():\n    def g():\n        return 1\n    return g\n"})
+    assert readers.around("a.py", 5) == {"a.py": {4, 5}}
+    assert readers.around("a.py", 6) == {"a.py": {3, 4, 5, 6}}
+    assert readers.around("a.py", 1) == {}
+
+
 def bits(*lines: int) -> int:
     return sum(1 << line for line in lines)
 
@@ -156,9 +164,11 @@ def test_the_cheapest_tests_are_asked_and_those_that_are_most_about_the_file_unt
 
 def test_a_report_counts_and_names_what_nobody_noticed() -> None:
     change = Change("shared/bus/link.py", 12, 0, 1, "a\n  < b", "a <= b")
-    told = report([Verdict(change, "a test", "hangs", 3), Verdict(change, tried=4), Verdict(change)])
+    stillborn = Verdict(change, "import", "breaks", 3)
+    told = report([Verdict(change, "a test", "hangs", 3), Verdict(change, tried=4), stillborn, Verdict(change)])
     assert "bus                1   3  33.3%" in told
     assert "1 of those noticed let a test hang." in told
+    assert "1 more are not counted" in told
     assert told.count("shared/bus/link.py:12: a < b  →  a <= b") == 2
     assert told.count("(no test runs it)") == 1
 
@@ -235,6 +245,23 @@ async def test_a_change_is_noticed_by_a_test_that_fails_twice_or_hangs(
     assert (tmp_path / "shared" / "product.py").read_text() == PRODUCT
 
 
+TELLS_NOTHING = """
+def test_of_nothing():
+    for one in []:
+        assert one
+    assert (
+        True
+    )
+"""
+
+
+def test_an_assertion_that_no_test_ran_is_told_and_tests_are_no_part_of_the_product() -> None:
+    cases = {"t.py::test_of_nothing": Case(0.1, {"tests/t.py": bits(2, 3, 5, 6), "shared/a.py": bits(1)})}
+    told = unasserted({"tests/t.py": TELLS_NOTHING, "tests/other.py": "assert 1\n"}, cases)
+    assert told == ["tests/t.py:4: assert one", "tests/other.py:1: assert 1"]
+    assert cases["t.py::test_of_nothing"].lines == {"shared/a.py": bits(1)}
+
+
 def test_a_recording_that_fails_on_the_way_goes_on_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,6 +287,9 @@ def test_a_recording_that_fails_on_the_way_goes_on_from_there(
     broken.clear()
     (tmp_path / files[2]).write_text("changed")
     assert len(recording.recorded(tmp_path, [], 1).cases) == 3
+    assert asked == files[1:]
+    (tmp_path / files[0]).write_text("changed too")
+    assert set(recording.recorded(tmp_path, [], 0).cases) == {f"{file}::test" for file in files[1:]}
     assert asked == files[1:]
     for file in files:
         (tmp_path / file).write_text("changed again")

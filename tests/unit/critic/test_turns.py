@@ -168,7 +168,7 @@ async def test_who_goes_away_leaves_the_place_to_the_next(called: bool) -> None:
         await at.comes("next", 1)
         at.tasks["gone"].cancel()
         await at.over()
-    assert at.judged == ["gone", "next"] if called else ["next"]
+    assert at.judged == (["gone", "next"] if called else ["next"])
     assert at.turns.waiting == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from services.generator.loop import ANSWER_NOW, REPEATED, Message, Reply, in_order, run_agent, tool_message
 from services.generator.machine import IDLE, TABLE
-from shared.contracts import ToolCallRecord
+from shared.contracts import ToolCallRecord, Usage
 from shared.llm.port import ModelError, ToolCall
 from shared.participant.machine import Machine
 
@@ -74,13 +74,31 @@ async def test_an_answer_without_tools_takes_one_call() -> None:
     assert steps.state == "GENERATING"
 
 
+async def test_usage_adds_up_the_calls_and_tells_the_window_as_the_last_one_left_it() -> None:
+    replies = [
+        Reply("", "", [call("f")], "tool_calls", "m", 10, 3, (13, 100)),
+        Reply("cut", "", [], "length", "n", 20, 4, (24, 90)),
+    ]
+    answer = await run_agent(ScriptedSteps(*replies), QUESTION, 5)
+    told = Usage(prompt_tokens=30, completion_tokens=7, context_tokens=24, context_window=90)
+    assert (answer.usage, answer.finish_reason, answer.model) == (told, "length", "n")
+
+
 async def test_results_follow_their_assistant_message_in_call_order() -> None:
     first = reply("looking", call("web_search", query="a"), call("web_fetch", url="b"), thinking="two things")
     steps = ScriptedSteps(first, reply("done"))
     answer = await run_agent(steps, QUESTION, 5)
     messages = steps.sent[1][0]
     assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool"]
-    assert messages[1] == first.message()
+    assert messages[1] == {
+        "role": "assistant",
+        "content": "looking",
+        "thinking": "two things",
+        "tool_calls": [
+            {"id": "id-web_search", "name": "web_search", "args": {"query": "a"}},
+            {"id": "id-web_fetch", "name": "web_fetch", "args": {"url": "b"}},
+        ],
+    }
     assert [m["tool_name"] for m in messages[2:]] == ["web_search", "web_fetch"]
     assert [m["tool_call_id"] for m in messages[2:]] == ["id-web_search", "id-web_fetch"]
     assert steps.ran == [[(0, "web_search"), (1, "web_fetch")]]

@@ -1,0 +1,158 @@
+"""A client's terms: its own tools end the run, and an answer has the form that was asked for or there is none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+import pytest
+
+from services.generator.loop import Answer, HandedCall, Message, Reply, run_agent
+from services.generator.terms import Terms
+from shared.contracts import ClientTools, ToolCallRecord
+from shared.llm.port import ModelError, ToolCall
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def function(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+WEATHER = function("weather", description="How the weather is.", parameters=CITY)
+CLOCK = function("clock")
+
+
+class Model:
+    """Gives the replies in turn; `sent` are the messages, the form asked for, and whether tools were on offer."""
+
+    def __init__(self, *replies: Reply | str) -> None:
+        self._replies = [one if isinstance(one, Reply) else Reply(one, "", [], "stop", "m") for one in replies]
+        self.sent: list[tuple[list[Message], Mapping[str, Any] | None, bool]] = []
+        self.ran: list[tuple[int, str]] = []
+
+    async def model(
+        self, step: int, current: Sequence[Message], *, with_tools: bool, form: Mapping[str, Any] | None = None
+    ) -> Reply:
+        self.sent.append((list(current), form, with_tools))
+        return self._replies.pop(0)
+
+    async def tools(self, step: int, calls: Sequence[tuple[int, ToolCall]]) -> list[ToolCallRecord]:
+        self.ran += [(position, one.name) for position, one in calls]
+        return [ToolCallRecord(tool=one.name, args={}, result="ours", call_id="c") for _, one in calls]
+
+    async def transition(self, action: str) -> None:
+        pass
+
+
+def calls(*names: str, said: str = "") -> Reply:
+    made = [ToolCall(f"id-{name}", name, {}) for name in names]
+    return Reply(said, "", made, "tool_calls", "m")
+
+
+async def answered(model: Model, terms: Terms) -> Answer:
+    return await run_agent(model, {"role": "user", "content": "Well?"}, 5, terms)
+
+
+async def test_a_call_of_the_clients_tool_ends_the_run_when_our_own_have_their_results() -> None:
+    model = Model(calls("search", "weather", "clock", said="I look."))
+    answer = await answered(model, Terms(tools=ClientTools(functions=[WEATHER, CLOCK])))
+    assert model.ran == [(0, "search")]
+    assert [(one.step, one.position, one.call.name) for one in answer.handed] == [(0, 1, "weather"), (0, 2, "clock")]
+    assert (answer.text, answer.finish_reason) == ("I look.", "tool_calls")
+    assert [record.tool for record in answer.tool_calls] == ["search"]
+
+
+async def test_one_call_is_handed_over_at_a_time_when_the_client_wants_it_so() -> None:
+    tools = ClientTools(functions=[WEATHER, CLOCK], parallel=False)
+    answer = await answered(Model(calls("clock", "weather")), Terms(tools=tools))
+    assert [one.call.name for one in answer.handed] == ["clock"]
+
+
+async def test_a_call_of_the_clients_tool_that_cannot_be_read_is_told_to_the_model() -> None:
+    broken = Reply("", "", [ToolCall("1", "weather", {}, error="the arguments are no JSON")], "tool_calls", "m")
+    model = Model(broken, "Fine.")
+    answer = await answered(model, Terms(tools=ClientTools(functions=[WEATHER])))
+    assert (answer.text, answer.handed, model.ran) == ("Fine.", [], [])
+    assert "the arguments are no JSON" in model.sent[1][0][-1]["content"]
+
+
+async def test_what_follows_the_question_is_sent_behind_it() -> None:
+    model = Model("Sunny.")
+    following = [{"role": "tool", "content": "sun"}]
+    answer = await answered(model, Terms(following=following, tools=ClientTools(functions=[WEATHER])))
+    assert model.sent == [([{"role": "user", "content": "Well?"}, *following], None, True)]
+    assert (answer.text, answer.finish_reason) == ("Sunny.", "stop")
+
+
+@pytest.mark.parametrize(
+    ("choice", "functions", "said", "name", "args"),
+    [
+        ("weather", [WEATHER, CLOCK], '{"city": "Graz"}', "weather", {"city": "Graz"}),
+        ("required", [WEATHER], 'So: {"city": "Graz"}.', "weather", {"city": "Graz"}),
+        ("required", [WEATHER, CLOCK], '{"name": "clock", "arguments": {"now": 1}}', "clock", {"now": 1}),
+        ("clock", [WEATHER, CLOCK], "```json\n{}\n```", "clock", {}),
+    ],
+)
+async def test_a_call_that_must_be_made_is_the_json_that_the_model_was_held_to(
+    choice: str, functions: list[dict[str, Any]], said: str, name: str, args: dict[str, Any]
+) -> None:
+    model = Model(said)
+    terms = Terms(tools=ClientTools(functions=functions, choice=choice))
+    answer = await answered(model, terms)
+    assert answer.handed == [HandedCall(0, 0, ToolCall("", name, args))]
+    assert (answer.text, answer.finish_reason) == ("", "tool_calls")
+    ((messages, form, offered),) = model.sent
+    assert (form, offered) == (terms.form, False)
+    assert messages[-1]["role"] == "system"
+    told = messages[-1]["content"]
+    assert told.endswith(orjson.dumps(terms.form).decode())
+    # the tools that can be meant, and no others
+    meant = [choice] if choice != "required" else [one["function"]["name"] for one in functions]
+    assert re.findall(r"^- (\w+): (.*)$", told, re.MULTILINE) == [
+        (one, {"weather": "How the weather is.", "clock": "no description"}[one]) for one in meant
+    ]
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ('{"n": 3}', '{"n":3}'),
+        ('Here you are:\n```json\n{"n": 3}\n```\nDone.', '{"n":3}'),
+        ('It is {"n": 3}, I think.', '{"n":3}'),
+    ],
+)
+async def test_an_answer_in_the_form_asked_for_is_told_as_its_json_alone(said: str, text: str) -> None:
+    model = Model(said)
+    answer = await answered(model, Terms(schema=SCHEMA))
+    assert (answer.text, answer.handed, answer.finish_reason) == (text, [], "stop")
+    ((messages, form, offered),) = model.sent
+    assert (form, offered) == (SCHEMA, True)
+    assert messages[-1]["content"].endswith(orjson.dumps(SCHEMA).decode())
+
+
+@pytest.mark.parametrize(
+    ("said", "trouble"),
+    [("three", "it is not JSON"), ('{"n": "x"}', "n: 'x' is not of type 'integer'"), ("[3]", "the value: ")],
+)
+async def test_an_answer_without_the_form_is_asked_for_once_more_and_held_to_it(said: str, trouble: str) -> None:
+    model = Model(said, '{"n": 3}')
+    assert (await answered(model, Terms(schema=SCHEMA))).text == '{"n":3}'
+    messages, form, offered = model.sent[1]
+    assert (form, offered) == (SCHEMA, False)
+    assert messages[-2] == {"role": "assistant", "content": said}
+    assert trouble in messages[-1]["content"]
+    with pytest.raises(ModelError, match="does not have the form that was asked for"):
+        await answered(Model(said, said), Terms(schema=SCHEMA))
+
+
+@pytest.mark.parametrize("reason", ["length", "loop"])
+async def test_an_answer_that_was_cut_off_is_told_as_far_as_it_goes(reason: str) -> None:
+    model = Model(Reply('{"n": ', "", [], reason, "m"))
+    answer = await answered(model, Terms(schema=SCHEMA))
+    assert (answer.text, answer.finish_reason) == ('{"n": ', reason)
