@@ -79,6 +79,37 @@ async def test_a_call_that_cannot_be_read_is_made_again_for_each_turn_alone(tmp_
     assert await asking(extractor(model, tmp_path), model, [turn(0)]) == [None]
 
 
+class Forgetful(Model):
+    """Notes what the first turn of each call says, and nothing of the others."""
+
+    async def say(self, request: ChatRequest, *, seconds: float, patience: float, load: float = 0.0) -> str:
+        said = orjson.loads(await super().say(request, seconds=seconds, patience=patience, load=load))
+        return orjson.dumps({"facts": said["facts"][:1]}).decode()
+
+
+async def test_a_turn_of_which_a_shared_call_notes_nothing_is_read_alone_where_the_rules_found_something(
+    tmp_path: Path,
+) -> None:
+    model = Forgetful()
+    plain = Turn("r2", "ann", "s", 1_700_000_000_000, "I live in Lyon. Anna plays chess.")
+    found = await asking(extractor(model, tmp_path), model, [turn(0), turn(1), plain, turn(3)])
+    # the rules say nothing of turn 3 either
+    assert [[claim.source for claim in claims] for claims in found] == [["r0"], ["r1"], ["r2"], []]
+    assert [asked.count("Turn ") for asked in model.asked] == [1, 3, 1]
+
+
+class Inventive(Model):
+    """Notes what nobody has said."""
+
+    async def say(self, request: ChatRequest, *, seconds: float, patience: float, load: float = 0.0) -> str:
+        return (await super().say(request, seconds=seconds, patience=patience, load=load)).replace("chess", "golf")
+
+
+async def test_facts_of_which_none_stands_in_the_turn_are_no_reading_of_it(tmp_path: Path) -> None:
+    model = Inventive()
+    assert await asking(extractor(model, tmp_path), model, [turn(0), turn(1)]) == [None, None]
+
+
 class Scripted(Model):
     """Answers as the stories' scripted model does."""
 
