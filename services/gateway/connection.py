@@ -18,8 +18,12 @@ log = get_logger()
 MAX_URL = 65_535
 MAX_HEAD = 32_768
 MAX_HEADERS = 200
-# What may stand between two parts of a body: the frames of its chunks, and trailers, which nobody reads.
+# What may stand between the parts of a body: the frames of its chunks, and trailers, which nobody reads. Each byte of
+# the body makes room for some more, since a chunk of one byte has a frame of five.
 MAX_BETWEEN = 32_768
+FRAME_PER_BYTE = 8
+# Requests that may wait on a connection for the answer to an earlier one.
+MAX_WAITING = 100
 # Bytes a second that a body must come with, on the average once `patience` is over.
 SLOWEST = 8_192
 # A client that still writes does not read the refusal, and a connection closed on it would lose it: for so long, and so
@@ -37,7 +41,11 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser: Any = PlainParser(self)
+        # uvicorn sets it when a request begins, and what comes before is counted too
+        self.url = b""
         self._refused = False
+        # whose answer is on its way, or was the last one: `cycle` is the newest, which may have to wait for others
+        self._turn: Any = None
         # None: no request is on its way
         self._since: float | None = self.loop.time()
         self._heard = self._since
@@ -110,13 +118,22 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._refused or self.parser.wishes_upgrade or not self._check(complete=True):
             return
+        if len(self.pipeline) == MAX_WAITING:
+            self._refuse(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "too_many_requests",
+                f"more than {MAX_WAITING} requests wait for their turn",
+            )
+            return
         self._in_body, self._between = True, 0
         self._began, self._size = self._heard, 0
         super().on_headers_complete()
+        if not self.pipeline:
+            self._turn = self.cycle
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
-            self._between = 0
+            self._between = max(0, self._between - FRAME_PER_BYTE * len(body))
             self._size += len(body)
             super().on_body(body)
 
@@ -125,10 +142,15 @@ class Connection(HttpToolsProtocol):
             self._in_body, self._between, self._since = False, 0, None
             super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._turn = self.pipeline[-1][0]
+        super().on_response_complete()
+
     def _check(self, *, complete: bool) -> bool:
         """Whether the head is within its limits; if it is not, it is refused."""
         size = sum(len(name) + len(value) for name, value in self.headers or ())
-        if len(self.url or b"") > MAX_URL:
+        if len(self.url) > MAX_URL:
             self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG, "url_too_long", f"the URL is longer than {MAX_URL} bytes")
         elif not complete or size > MAX_HEAD or len(self.headers) > MAX_HEADERS:
             self._too_large(f"there are more than {MAX_HEADERS} headers, or they are", MAX_HEAD)
@@ -149,12 +171,14 @@ class Connection(HttpToolsProtocol):
         """Answers, if nothing was answered yet, and closes; what still comes is thrown away."""
         self._refused = True
         log.info("http.refused", status=int(status), code=code)
-        cycle = self.cycle
+        turn = self._turn
         # an answer that was given while its body still came stands
-        started = cycle is not None and cycle.response_started and (self._in_body or not cycle.response_complete)
-        if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
+        started = turn is not None and turn.response_started and (self._in_body or not turn.response_complete)
+        for each in (turn, *(waiting for waiting, _ in self.pipeline)):
+            if each is not None and not each.response_complete:
+                each.disconnected = True
+                each.message_event.set()
+        self.pipeline.clear()
         if self.transport.is_closing():
             return
         if not started:

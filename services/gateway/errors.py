@@ -33,8 +33,8 @@ CODES = frozenset({
     "not_a_backup", "not_answered", "not_empty", "not_found", "overloaded", "quota_exceeded", "request_timeout",
     "restore_running",
     "restore_unfinished", "reward_unavailable", "section_unavailable", "session_busy", "start_key", "stopping",
-    "stream_interrupted", "too_large", "too_many_uploads", "tool_unavailable", "truncated", "unauthorized",
-    "unknown_persona",
+    "stream_interrupted", "too_large", "too_many_requests", "too_many_uploads", "tool_unavailable", "truncated",
+    "unauthorized", "unknown_persona",
     "unknown_section", "unsupported", "unsupported_media_type", "unsupported_type", "url_too_long", "wrong_type",
 })  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.http_gateway import ADMIN_KEY, Site, client, gateway_settings, generating, serving
 
-from services.gateway.connection import MAX_BETWEEN, MAX_HEAD, MAX_HEADERS, MAX_URL, SLOWEST
+from services.gateway.connection import MAX_BETWEEN, MAX_HEAD, MAX_HEADERS, MAX_URL, MAX_WAITING, SLOWEST
 
 
 @pytest.fixture
@@ -66,6 +66,8 @@ CHUNKED = b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\
         (CHUNKED + b"2\r\n{}\r\n0\r\n", b"X-A: aaaaaaaaaaaaaaaaaaaaaaaa\r\n" * 1_000, (431, "headers_too_large")),
         (CHUNKED + b"2\r\n{}\r\n0\r\nX: ", b"a" * 65_536, (431, "headers_too_large")),
         (CHUNKED + b"2;", b"a" * 65_536, (431, "headers_too_large")),
+        (CHUNKED, b"1;" + b"a" * 1_000 + b"\r\n \r\n", (431, "headers_too_large")),
+        (b"", b"\r\n" * 30_000, (431, "headers_too_large")),
         (b"\x16\x03\x01\x02\x00\x01", b"\x00" * 100, (400, "bad_request")),
     ],
 )
@@ -129,6 +131,38 @@ async def test_a_connection_that_falls_silent_is_closed(site: Site, first: bytes
     writer.write(first)
     assert refusal(await said(reader)) == (408, "request_timeout")
     writer.close()
+
+
+async def test_requests_that_come_together_are_answered_in_their_order_and_too_many_are_refused(site: Site) -> None:
+    async def together(count: int) -> list[bytes]:
+        reader, writer = await connect(site)
+        one = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+        writer.write(HEAD + b"\r\n" + (one + b"\r\n") * (count - 1) + one + b"Connection: close\r\n\r\n")
+        raw = await said(reader)
+        writer.close()
+        return [part.split()[0] for part in raw.split(b"HTTP/1.1 ")[1:]]
+
+    assert await together(MAX_WAITING) == [b"401", *[b"200"] * MAX_WAITING]
+    assert await together(MAX_WAITING + 1) == [b"429"]
+
+
+async def test_what_is_refused_behind_a_running_answer_is_not_written_into_it(
+    redis_url: str, tmp_path: Path, site: Site
+) -> None:
+    async with generating(redis_url, tmp_path) as fake:
+        reader, writer = await connect(site)
+        body = json.dumps({"query": "slow"}).encode()
+        fields = f"Host: x\r\nAuthorization: Bearer {ADMIN_KEY}\r\nContent-Type: application/json"
+        head = f"POST /query HTTP/1.1\r\n{fields}\r\nAccept: text/event-stream\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        async with asyncio.timeout(20):
+            begun = await reader.readuntil(b"\nevent: ")
+        writer.write(HEAD + b"\r\n" + b"this is no request\r\n\r\n")
+        rest = await said(reader)
+        writer.close()
+        fake.gate.set()
+    assert begun.startswith(b"HTTP/1.1 200")
+    assert b"HTTP/1.1" not in rest
 
 
 async def test_a_head_that_comes_byte_by_byte_is_cut_off(site: Site) -> None:
