@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, assert_never
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.reward.database import TABLES, key_of
 from services.reward.experiments import Experiments, Refused
 from services.reward.export import (
     Filters,
@@ -25,7 +26,7 @@ from services.reward.export import (
 )
 from services.reward.reliability import report
 from services.reward.settings import RewardSettings
-from services.reward.store import TABLES, Store, key_of
+from services.reward.store import Store
 from shared.contracts import ToolRequest
 from shared.envelope import now_ms
 from shared.errors import SettingsError, ToolError, TransientError

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from services.reward.database import TABLES, key_of
 from services.reward.settings import RewardSettings
-from services.reward.store import TABLES, Store, key_of
+from services.reward.store import Store
 from shared.errors import Local2Error
 from shared.participant.file_lock import FileLock
 from shared.participant.kept import forget, noted, set_aside, sqlite_missing, sqlite_trouble

@@ -458,7 +458,7 @@ async def test_a_vote_that_is_changed_very_often_still_reaches_the_journal(redis
 def test_a_database_belongs_to_one_process_whatever_path_leads_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.reward.store._LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr("services.reward.database._LOCK_PATIENCE", 0.1)
     program = (
         "import sys, time; from pathlib import Path; from services.reward.store import Store;"
         "store = Store(Path(sys.argv[1])); print('open', flush=True); time.sleep(60)"

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from services.reward.database import TABLES
 from services.reward.manage import verdict_page
-from services.reward.store import FIRST, TABLES, Store, config_name
+from services.reward.store import FIRST, Store, config_name
 from services.reward.votes import Cast, Part, Vote
 from shared.contracts import VotePart
 from shared.errors import SettingsError
