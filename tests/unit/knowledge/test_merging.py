@@ -6,6 +6,7 @@ import random
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -120,6 +121,130 @@ def test_a_name_and_a_kind_are_those_used_most() -> None:
         say(3, "Müller", "likes", "tea"),
     )
     assert (fact.subject.name, fact.subject.kind, fact.object.kind) == ("Müller", "person", "thing")
+
+
+def test_how_far_a_fact_is_trusted_grows_with_its_sources_not_with_what_one_of_them_repeats() -> None:
+    def trusted(*claims: Claim) -> float:
+        return only(*claims).confidence
+
+    def tea(day: int, source: str = "", **values: Any) -> Claim:
+        return say(day, "Anna", "likes", "tea", source, **values)
+
+    assert [trusted(tea(1, by="person")), trusted(tea(1)), trusted(tea(1, speaker="assistant"))] == [1.0, 0.8, 0.5]
+    assert [trusted(tea(1, by="rules")), trusted(tea(1, by="rules", speaker="assistant"))] == [0.72, 0.45]
+    assert trusted(tea(1), tea(2)) == 0.96
+    # of one source the best reading counts, in either order
+    names = Names(1, ["anna", "annie"], [say(3, "Annie", "also called", "Anna")])
+    for first, second in ({"by": "rules"}, {}), ({}, {"by": "rules"}):
+        both = [tea(1, "r", **first), say(2, "Annie", "likes", "tea", "r", **second)]
+        assert [fact.confidence for fact in facts_of(both, names.entity)] == [0.8]
+    assert trusted(tea(1), tea(2, speaker="assistant")) == 0.9
+
+
+def test_why_a_fact_is_believed_is_said_in_sentences() -> None:
+    claims = [
+        say(1, "Anna", "lives in", "Lyon", quote="Anna is in Lyon now"),
+        say(2, "Anna", "lives in", "Lyon", by="rules"),
+        say(3, "Anna", "lives in", "Lyon", by="person", speaker="assistant"),
+        say(9, "Anna", "lives in", "Porto", speaker="user"),
+    ]
+    lyon, porto = facts_of(claims)
+    read = "The user said on 2026-01-10 that Anna lives in Porto (read by the model)."
+    assert lyon.why() == [
+        "The user said on 2026-01-02: “Anna is in Lyon now” (read by the model).",
+        "The user said on 2026-01-03 that Anna lives in Lyon (read by rule).",
+        "The assistant said on 2026-01-04 that Anna lives in Lyon (entered by hand).",
+        f"It ended on 2026-01-10: {read}",
+    ]
+    assert porto.why() == [read]
+    assert (lyon.id, lyon.said, porto.said) == (claims[0].id, claims[2].said, claims[3].said)
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (("I", "favourite colour", "blue"), "The user has the favourite colour blue: IS true"),
+        (("Eva", "is the sister of", "me"), "Eva is the sister of the user: IS true"),
+        (("Tom", "likes", "tea"), "Tom likes tea: IS true"),
+    ],
+)
+def test_a_fact_reads_like_a_sentence(said: tuple[str, str, str], line: str) -> None:
+    assert lines(say(1, *said)) == [f"{line} (said 2026-01-02)"]
+
+
+def home(day: int, place: str, relation: str = "lives in", **values: Any) -> Claim:
+    return say(day, "Tom", relation, place, **values)
+
+
+@pytest.mark.parametrize(
+    ("claims", "expected"),
+    [
+        # the earliest date since when something is so is kept, and one that is told later does not shorten it
+        ([home(1, "Rome", since="2020"), home(2, "Rome", since="2018"), home(3, "Rome", since="2022")],
+         ["Rome: IS true since 2018 (said 2026-01-04)"]),
+        # told of the same date or a later one it follows; without one, from the day on which it was said
+        ([home(1, "Rome", since="2020"), home(2, "Bonn", since="2020")],
+         ["Bonn: IS true since 2020 (said 2026-01-03)", "Rome: WAS true since 2020 until 2020 (said 2026-01-02)"]),
+        ([home(1, "Rome", since="2020"), home(2, "Bonn")],
+         ["Bonn: IS true (said 2026-01-03)", "Rome: WAS true since 2020 until 2026-01-03 (said 2026-01-02)"]),
+        # what was so and ended is so again: nothing is left of its first time
+        ([home(1, "Rome", since="2011"), home(2, "Bonn"), home(3, "Rome")],
+         ["Bonn: WAS true until 2026-01-04 (said 2026-01-03)", "Rome: IS true (said 2026-01-04)"]),
+        # what was so is history from the start, with the dates that it was told with
+        ([home(1, "Rome", "lived in", since="2001", until="2005")],
+         ["Rome: WAS true since 2001 until 2005 (said 2026-01-02)"]),
+        ([home(1, "Rome", "lived in", until="2005"), home(2, "Rome", "lived in")],
+         ["Rome: WAS true until 2005 (said 2026-01-03)"]),
+        ([home(1, "Rome", "lived in")], ["Rome: WAS true (said 2026-01-02)"]),
+        # and does not end what is so elsewhere
+        ([home(1, "Bonn"), home(2, "Rome", "lived in")],
+         ["Bonn: IS true (said 2026-01-02)", "Rome: WAS true (said 2026-01-03)"]),
+        # it is over since the date that it was told with
+        ([home(1, "Rome", since="2011"), home(2, "Rome", "no longer lives in", until="2024")],
+         ["Rome: WAS true since 2011 until 2024 (said 2026-01-03)"]),
+        # an end that is known beforehand
+        ([home(1, "Rome", until="2027")], ["Rome: IS true until 2027 (said 2026-01-02)"]),
+        # the assistant closes nothing that the user said, and what it was told first is corrected
+        ([home(1, "Rome", speaker="assistant"), home(2, "Bonn", speaker="assistant")],
+         ["Bonn: IS true (said 2026-01-03)", "Rome: WAS true until 2026-01-03 (said 2026-01-02)"]),
+        ([home(1, "Bonn"), home(2, "Rome", "lived in", speaker="assistant")],
+         ["Bonn: IS true (said 2026-01-02)", "Rome: WAS true (said 2026-01-03)"]),
+        ([home(1, "Bonn"), home(2, "Bonn", "no longer lives in", speaker="assistant")],
+         ["Bonn: IS true (said 2026-01-03)"]),
+    ],
+)  # fmt: skip
+def test_dates_say_since_when_and_until_when(claims: list[Claim], expected: list[str]) -> None:
+    assert lines(*claims) == [f"Tom lives in {one}" for one in expected]
+
+
+def test_a_bond_is_over_when_one_end_says_so_and_doubted_when_the_assistant_says_otherwise() -> None:
+    bond = say(1, "Tom", "married to", "Eva")
+    for other, state in (
+        (say(5, "Tom", "divorced", "Eva"), "was"),
+        (say(5, "Jan", "married to", "Tom"), "was"),
+        (say(5, "Eva", "married to", "Jan"), "was"),
+        (say(5, "Eva", "married to", "Jan", speaker="assistant"), "is"),
+    ):
+        found = {frozenset((f.subject.id, f.object.id)): f for f in facts_of([bond, other])}
+        assert found[frozenset(("tom", "eva"))].state == state, other
+        rest = [fact for ends, fact in found.items() if ends != {"tom", "eva"}]
+        assert [fact.state for fact in rest] == ([] if other.holds == "was" else ["doubted" if state == "is" else "is"])
+    # a relation that binds nobody leaves room for others
+    assert lines(say(1, "Tom", "likes", "tea"), say(2, "Tom", "likes", "milk"))[0].startswith("Tom likes milk: IS")
+
+
+def test_of_spellings_used_as_often_the_longer_one_is_shown_and_a_kind_says_more_than_none() -> None:
+    facts = facts_of([say(1, "Jose", "likes", "tea"), say(2, "José", "likes", "milk", subject_kind="person"),
+                      say(3, "I", "like", "tea", subject_kind="thing")])  # fmt: skip
+    assert {(fact.subject.id, fact.subject.name, fact.subject.kind) for fact in facts} == {
+        ("jose", "José", "person"),
+        ("@user", "the user", "person"),
+    }
+
+
+def test_two_names_of_one_entity_say_nothing_of_each_other() -> None:
+    names = Names(1, ["anna", "annie"], [alias := say(3, "Annie", "also called", "Anna")])
+    assert facts_of([say(1, "Annie", "likes", "Anna"), alias], names.entity) == []
 
 
 def test_of_one_turn_what_is_counts() -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from shared.participant import retention
 from shared.participant.retention import DAY_MS, Census, Kind, Retention, WatchedClock
 
 # A day in 2026, in ms.
@@ -26,6 +27,8 @@ class World:
         bus = SimpleNamespace(tell_time=self._told, now_ms=lambda: self.now)
         registry = SimpleNamespace(replicas=self._replicas)
         self._there = [SimpleNamespace(participant="keeper", replica=one) for one in replicas]
+        # of another participant, which keeps other things
+        self._there.append(SimpleNamespace(participant="another", replica="0"))
         context = SimpleNamespace(participant="keeper", replica="a", settings=self.settings, bus=bus, registry=registry)
         kind = Kind("things", "keep_days_things", self._census, self._remove)
         self.retention = Retention(cast(Any, context), [kind], self._answering, WatchedClock(lambda: self.seconds))
@@ -106,6 +109,48 @@ async def test_a_clock_that_is_slowly_corrected_is_believed() -> None:
     assert world.things == []
 
 
+async def test_what_becomes_due_goes_at_the_next_round_some_hours_later() -> None:
+    world = World(OLD)
+    await world.passes(20)
+    world.things.append(OLD)
+    await world.passes(5 * 60)
+    assert world.things == [OLD]
+    await world.passes(60 + 10)
+    assert world.things == []
+
+
+async def test_a_clock_that_was_put_right_is_asked_again_without_waiting_for_the_round() -> None:
+    world = World(OLD)
+    await world.passes(20)
+    world.things.append(OLD)
+    world.astray_ms = 2 * 60_000
+    await world.passes(9)
+    assert world.things == [OLD]
+    await world.passes(2)
+    assert world.things == []
+
+
+async def test_while_somebody_is_answered_each_step_waits_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(OLD, OLD - 1, OLD - 2)
+    world.busy = 1
+    waited: list[tuple[float, int]] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(seconds for seconds, _ in waited))
+
+    async def sleep(seconds: float) -> None:
+        waited.append((seconds, len(world.things)))
+        if not world.things:
+            world.busy = 0
+
+    monkeypatch.setattr(retention, "time", clock)
+    monkeypatch.setattr(retention, "asyncio", SimpleNamespace(sleep=sleep))
+    await world.passes(20)
+    left = [things for _, things in waited]
+    # half a minute for each at most, and no longer than somebody waits
+    assert sum(seconds for seconds, things in waited if things == 2) == 30.0
+    assert (left.count(1), left.count(0)) == (left.count(2), 1)
+    assert world.things == []
+
+
 async def test_one_replica_of_several_does_it() -> None:
     first, second = World(OLD, replicas=("a", "b")), World(OLD, replicas=("0", "a"))
     for world in (first, second):
@@ -146,8 +191,19 @@ async def test_what_fails_is_tried_again_at_the_next_look() -> None:
 async def test_what_would_go_is_shown_and_stays() -> None:
     world = World(OLD, FRESH, days=0)
     (kind,) = await world.retention.shown()
-    assert (kind["keep_days"], kind["kept"], kind["oldest"], kind["due"]) == (0, 2, OLD, 0)
+    assert kind == {
+        "kind": "things",
+        "participant": "keeper",
+        "setting": "keep_days_things",
+        "keep_days": 0,
+        "kept": 2,
+        "oldest": OLD,
+        "due": 0,
+    }
     for days, due in ((30, 1), (28, 2), (32, 0)):
         (kind,) = await world.retention.shown(days)
         assert (kind["keep_days"], kind["due"]) == (0, due)
+    world.settings.keep_days_things = 30
+    assert [(kind["keep_days"], kind["due"]) for kind in await world.retention.shown()] == [(30, 1)]
+    assert [(kind["keep_days"], kind["due"]) for kind in await world.retention.shown(0)] == [(30, 0)]
     assert world.things == [OLD, FRESH]
