@@ -68,7 +68,7 @@ class Ranked:
     wins: int
     ties: int
     losses: int
-    group: int = 1
+    group: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,7 @@ class _Finder(ast.NodeVisitor):
         if isinstance(value, ast.Constant):
             return
         text = self._text(node)
-        if _TELLING.search(text):
+        if _TELLING.search(text) or (isinstance(value, ast.Call) and _is_message(value)):
             return
         if not isinstance(value, ast.Yield | ast.YieldFrom):
             self._replace(node, "pass")
@@ -338,6 +338,13 @@ class _Finder(ast.NodeVisitor):
 
 def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _is_message(call: ast.Call) -> bool:
+    """Whether an exception is given its sentence."""
+    return (
+        ast.unparse(call.func) == "super().__init__" and all(_is_text(one) for one in call.args) and not call.keywords
+    )
 
 
 def _lua_line(line: str) -> Iterator[Callable[[Callable[[int, int, str], None], int], None]]:

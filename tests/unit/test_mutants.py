@@ -63,6 +63,7 @@ def test_each_change_is_one_that_could_be_a_mistake(source: str, wanted: set[str
         "assert x is not None",
         "class P(Protocol):\n    def f(self) -> int:\n        return 1",
         "def f() -> str:\n    return ''",
+        "super().__init__(f'the index of {user_id} is broken')",
     ],
 )
 def test_what_is_no_behaviour_is_left_alone(source: str) -> None:

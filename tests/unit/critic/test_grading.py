@@ -185,6 +185,8 @@ SCORES: list[tuple[str, int | None]] = [
     ("<think>At first sight [RESULT] 5</think>It is wrong. [RESULT] 1", 1),
     ("At first sight [RESULT] 5</think>\nIt is wrong. [RESULT] 1", 1),
     ("It is wrong. [RESULT] 1 <think>Or is it [RESULT] 5", 1),
+    ("<Thinking>At first sight:\n\n[RESULT] 5\n\nNo.\n</THINKING>\nIt is wrong. [RESULT] 1", 1),
+    ("It is wrong. [RESULT] 1\n<THINK>Or is it\n[RESULT] 5", 1),
 ]
 
 

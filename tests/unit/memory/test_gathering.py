@@ -173,6 +173,34 @@ async def test_who_gives_up_waiting_takes_nothing_from_the_others() -> None:
     assert store.batches == [("ann", ["0-0:A", "1-0:A", "2-0:A"]), ("ann", ["4-0:A"])]
 
 
+async def test_what_nobody_waits_for_any_more_is_no_write() -> None:
+    store = Store()
+    store.gate = asyncio.Event()
+    async with open_gathering(store.write, Pace(nobody)) as gathering:
+        first = started(gathering, [engram(0)])
+        await settled()
+        given_up = started(gathering, [engram(1), engram(2)])
+        await settled()
+        for task in given_up:
+            task.cancel()
+        store.gate.set()
+        await asyncio.gather(*first)
+        await settled()
+        # and the next one is written as ever
+        assert await gathering.put(engram(3), NO_VECTOR) == [engram(3)]
+    assert store.batches == [("ann", ["0-0:A"]), ("ann", ["3-0:A"])]
+
+
+async def test_after_a_failure_writes_are_single_and_double_with_each_success() -> None:
+    store = Store()
+    store.away = True
+    async with open_gathering(store.write, Pace(nobody)) as gathering:
+        assert await asyncio.gather(*started(gathering, [engram(0)]), return_exceptions=True)
+        store.away = False
+        await asyncio.gather(*started(gathering, [engram(number) for number in range(1, 2 * MOST)]))
+    assert store.sizes == [1, 1, 2, 4, 8, 16, 32, MOST]
+
+
 async def test_while_users_are_answered_writes_are_small_and_all_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     async def somebody() -> bool:
         return True

@@ -30,6 +30,12 @@ def files(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "keywords").glob("*.db"))
 
 
+def on_disk(tmp_path: Path, words: list[str]) -> list[str]:
+    """Those of the words, without their endings, that stand in any file."""
+    contents = [path.read_bytes() for path in (tmp_path / "keywords").iterdir()]
+    return [word for word in words if any(word.encode() in content for content in contents)]
+
+
 COFFEE = Entry("coffee", "I take my coffee with oat milk")
 LISBON = Entry("lisbon", "We moved to Lisbon in May")
 
@@ -202,15 +208,42 @@ def test_what_is_removed_is_not_on_the_disk_any_more(index: KeywordIndex, tmp_pa
     for number in range(40):
         # each write is a segment of its own in the index of words
         index.add("ann", [Entry(f"other {number}", f"another codeword {number}", "", "quince " * 100)])
+    secrets = ["xylophon", "zanzibar", "quetzalcoatl"]
+    assert on_disk(tmp_path, secrets) == secrets
     assert index.remove("ann", ["secret", "unknown"]) == 1
     while index.overwrite("ann"):
         pass
-    for path in (tmp_path / "keywords").iterdir():
-        content = path.read_bytes()
-        assert b"xylophone" not in content
-        assert b"zanzibar" not in content
-        assert b"quetzalcoatl" not in content
+    assert on_disk(tmp_path, secrets) == []
     assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
+
+
+@pytest.mark.parametrize("begun", ["ended", "user removed"])
+def test_what_is_removed_later_is_overwritten_as_well(index: KeywordIndex, tmp_path: Path, begun: str) -> None:
+    for number in range(40):
+        index.add("ann", [Entry(f"other {number}", f"another codeword {number}", "", "quince " * 100)])
+    index.remove("ann", ["other 1"])
+    index.overwrite("ann")
+    if begun == "ended":
+        while index.overwrite("ann"):
+            pass
+    else:
+        index.remove_user("ann")
+    # so few segments are not put together unless that is asked for
+    index.add("ann", [Entry("secret", "the codeword is xylophone")])
+    assert on_disk(tmp_path, ["xylophon"])
+    index.remove("ann", ["secret"])
+    while index.overwrite("ann"):
+        pass
+    assert on_disk(tmp_path, ["xylophon"]) == []
+    assert index.count("ann") == (39 if begun == "ended" else 0)
+
+
+def test_an_index_is_made_anew_of_what_it_is_given(index: KeywordIndex) -> None:
+    index.add("ann", [COFFEE])
+    index.add("bob", [COFFEE])
+    index.replace("ann", [LISBON])
+    assert ids(index.search("ann", "coffee in Lisbon", 5)) == ["lisbon"]
+    assert (index.count("ann"), index.count("bob")) == (1, 1)
 
 
 def test_overwriting_makes_no_file_and_can_be_repeated(index: KeywordIndex, tmp_path: Path) -> None:

@@ -108,6 +108,43 @@ def test_why_explains_the_score(found: list[Candidate], chosen: Weights) -> None
         assert 0 <= hit.score <= 1
 
 
+def test_why_tells_every_part_of_the_score() -> None:
+    weights = Weights(keyword=0.5, critic=0.02, winner=0.03, feedback=0.04, age=0.08, half_life_days=10, bound=0.1)
+    one = Candidate("e", 0.8, 2, 0.4, lift=0.05, score=4, won=False, feedback=-0.5, age_days=10)
+    (hit,) = rank([one], weights, top_k=1, min_score=LEAST)
+    assert hit.why == pytest.approx(
+        {
+            "similarity": 0.8,
+            "keyword_rank": 2,
+            "keyword_score": 0.4,
+            "lift": 0.05,
+            "relevance": 0.65,
+            "critic": 0.01,
+            "winner": -0.03,
+            "feedback": -0.02,
+            "age": -0.04,
+            "shift": -0.08,
+        }
+    )
+    assert (hit.relevance, hit.score) == (pytest.approx(0.65), pytest.approx(0.65 * 0.92))
+    # ratings and age change it by `bound` at most, and a score is told as 1 at most
+    (bounded,) = rank([replace(one, lift=0.6, feedback=1, won=True, score=5)], weights, top_k=1, min_score=LEAST)
+    assert (bounded.why["winner"], bounded.why["critic"], bounded.why["shift"]) == (0.03, 0.02, 0.05)
+    assert bounded.score == 1.0
+    (least,) = rank([replace(one, feedback=-1, score=1, age_days=1e6)], weights, top_k=1, min_score=LEAST)
+    assert least.why["shift"] == -0.1
+    (unknown,) = rank([Candidate("e", None, 1, 0.9)], weights, top_k=1, min_score=LEAST)
+    assert unknown.why == {
+        "similarity": None, "keyword_rank": 1, "keyword_score": 0.9, "lift": 0.0, "relevance": 0.9, "critic": 0.0,
+        "winner": 0.0, "feedback": 0.0, "age": 0.0, "shift": 0.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("top_k", "count"), [(2, 2), (1, 1), (0, 0), (-1, 0)])
+def test_no_more_are_told_than_were_asked_for(top_k: int, count: int) -> None:
+    assert len(best(Candidate("a", 0.8), Candidate("b", 0.7), Candidate("c", 0.6), top_k=top_k)) == count
+
+
 @given(candidates(), weights, st.data())
 def test_a_better_rating_never_makes_the_place_worse(
     found: list[Candidate], chosen: Weights, data: st.DataObject
@@ -226,6 +263,33 @@ def test_the_best_rated_stands_for_its_copies() -> None:
         Candidate("last", 0.79, text=STORY),
     ]
     assert best(*found) == ["good"]
+
+
+@pytest.mark.parametrize(
+    ("other", "copies"),
+    [
+        ("one two three four five", True),
+        ("five FOUR three, two: one", True),
+        # four of five words, of six in all
+        ("one two three four", True),
+        ("one two three four six", False),
+        ("one two three", False),
+        ("one two three four five six seven", False),
+    ],
+)
+def test_near_identical_texts_have_four_of_five_words_in_common(other: str, copies: bool) -> None:
+    found = [Candidate("a", 0.8, text="one two three four five"), Candidate("b", 0.7, text=other)]
+    assert best(*found) == (["a"] if copies else ["a", "b"])
+    assert best(*reversed(found)) == (["a"] if copies else ["a", "b"])
+
+
+def test_a_copy_that_is_rated_no_better_stands_behind_the_first() -> None:
+    found = [Candidate("first", 0.81, feedback=0.5, text=STORY), Candidate("equal", 0.80, feedback=0.5, text=STORY)]
+    assert best(*found) == ["first"]
+    # any of the ratings decides, age does not
+    plain, other = replace(found[0], feedback=None), replace(found[1], feedback=None, age_days=900)
+    for better in (replace(other, won=True), replace(other, score=5), replace(other, feedback=0.9)):
+        assert best(plain, better) == ["equal"]
 
 
 def test_a_changed_number_is_news_and_no_copy() -> None:

@@ -17,7 +17,7 @@ from services.reward.manage import verdict_page
 from services.reward.store import FIRST, Store, config_name
 from services.reward.votes import Cast, Part, Vote
 from shared.contracts import VotePart
-from shared.errors import SettingsError
+from shared.errors import SettingsError, TransientError
 
 
 @pytest.fixture
@@ -449,6 +449,22 @@ def test_a_file_that_is_no_database_is_told_by_its_name(tmp_path: Path) -> None:
     path.write_bytes(b"no database at all" * 100)
     with pytest.raises(SettingsError, match=r"p\.sqlite"):
         Store(path)
+
+
+def test_a_file_that_is_locked_just_now_is_tried_again_and_a_wrong_row_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.reward.store._BUSY_SECONDS", 0.01)
+    path = tmp_path / "p.sqlite"
+    with closing(Store(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(TransientError, match="cannot be used just now"):
+            store.put("responses", response())
+        other.execute("ROLLBACK")
+        assert store.put("responses", response())
+        with pytest.raises(sqlite3.IntegrityError):
+            store.put("responses", response("2-0:A", query=None))
+        assert (store.counts()["responses"], store.damage) == (1, None)
 
 
 def test_a_configuration_has_one_name_in_whatever_order_it_is_told() -> None:
