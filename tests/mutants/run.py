@@ -42,7 +42,7 @@ AREAS = {
         "generator": {"services/generator": "answering lane loop run steps"},
         "judging": {
             "services/critic": "critic grading judge jury pairs turns",
-            "services/reward": "export leaderboard ranking sequential service store votes",
+            "services/reward": "database export leaderboard ranking sequential service store votes",
         },
         "memory": {"services/memory": "gathering keywords ranking rerank"},
         "knowledge": {"services/knowledge": "claims merging names"},

@@ -454,7 +454,7 @@ def test_a_file_that_is_no_database_is_told_by_its_name(tmp_path: Path) -> None:
 def test_a_file_that_is_locked_just_now_is_tried_again_and_a_wrong_row_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.reward.store._BUSY_SECONDS", 0.01)
+    monkeypatch.setattr("services.reward.database._BUSY_SECONDS", 0.01)
     path = tmp_path / "p.sqlite"
     with closing(Store(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
