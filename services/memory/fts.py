@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 # Of the files' form and of the words in them: another number makes every index be built anew.
@@ -156,8 +156,9 @@ def search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> Found:
     else:
         expression, first = " OR ".join(map(_quoted, _rarest(there, counts))), 0
     found = db.execute(_BEST, (BEFORE_WEIGHT, expression, first, limit)).fetchall()
+    share = _sharing(rarity)
     hits = [
-        KeywordHit(id_, rank, _share(rarity, turn, before), vector, model)
+        KeywordHit(id_, rank, share(turn, before), vector, model)
         for rank, (id_, turn, before, vector, model) in enumerate(found, start=1)
     ]
     return Found(hits, rarity)
@@ -166,7 +167,8 @@ def search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> Found:
 def shares(db: sqlite3.Connection, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
     """The share of the words that each of the engrams has, of those that are there."""
     rows = db.execute(f"SELECT id, turn, before FROM engram WHERE id IN ({_marks(ids)})", list(ids))
-    return {id_: _share(rarity, turn, before) for id_, turn, before in rows}
+    share = _sharing(rarity)
+    return {id_: share(turn, before) for id_, turn, before in rows}
 
 
 # The turn before and the turn after each of some engrams, by their numbers.
@@ -188,11 +190,11 @@ def around(db: sqlite3.Connection, ids: Sequence[str], rarity: Mapping[str, floa
         names[n] = id_
         pairs += [(first, second) for first, second in ((earlier, n), (n, later)) if None not in (first, second)]
     unknown = {n for pair in pairs for n in pair} - names.keys()
-    others = []
+    share, others = _sharing(rarity), []
     query = f"SELECT n, id, turn, before, vector, model FROM engram WHERE n IN ({_marks(unknown)})"
     for n, id_, turn, before, vector, model in db.execute(query, list(unknown)):
         names[n] = id_
-        others.append(Neighbour(id_, _share(rarity, turn, before), vector, model))
+        others.append(Neighbour(id_, share(turn, before), vector, model))
     return Around(
         {names[second]: names[first] for first, second in pairs},
         {names[first]: names[second] for first, second in pairs},
@@ -270,16 +272,22 @@ def _narrowed(db: sqlite3.Connection, there: Sequence[str], counts: dict[str, in
     return expression, matching
 
 
-def _share(rarity: Mapping[str, float], turn: str, before: str) -> float:
-    """Of the words, by what they are worth, 0…1."""
+def _sharing(rarity: Mapping[str, float]) -> Callable[[str, str], float]:
+    """How much of the words a turn and the turn before it have, by what they are worth, 0…1."""
     if not rarity:
-        return 0.0
+        return lambda _turn, _before: 0.0
     # words stand between single spaces
-    turn, before = f" {turn} ", f" {before} "
-    found = 0.0
-    for word, value in rarity.items():
-        if f" {word} " in turn:
-            found += value
-        elif f" {word} " in before:
-            found += value * BEFORE_WEIGHT
-    return found / sum(rarity.values())
+    words = [(f" {word} ", value) for word, value in rarity.items()]
+    total = sum(rarity.values())
+
+    def share(turn: str, before: str) -> float:
+        turn, before = f" {turn} ", f" {before} "
+        found = 0.0
+        for word, value in words:
+            if word in turn:
+                found += value
+            elif word in before:
+                found += value * BEFORE_WEIGHT
+        return found / total
+
+    return share

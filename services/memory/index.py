@@ -17,7 +17,7 @@ import orjson
 
 from services.memory.catalog import Catalog
 from services.memory.engram import Engram
-from services.memory.keywords import Around, Entry, Found, KeywordHit, KeywordIndex, KeywordIndexDamaged, Neighbour
+from services.memory.keywords import Entry, KeywordHit, KeywordIndex, KeywordIndexDamaged, Neighbour
 from services.memory.store import Placed, Store
 from services.memory.text import keyword_text
 from services.memory.vectors import NOWHERE, Vector
@@ -119,44 +119,15 @@ class Index:
         await self._remove_user(user_id)
         await self._tell(MemoryChanged(user_id=user_id, all=True))
 
-    async def search(self, user_id: str, query: str, limit: int) -> Found:
-        return await self._looked(user_id, Found(), lambda: self._keywords.search(user_id, query, limit))
-
-    async def around(
-        self,
-        user_id: str,
-        ids: Sequence[str],
-        rarity: Mapping[str, float],
-        chosen: Callable[[Mapping[str, float]], Sequence[str]],
-    ) -> Around:
-        """The turns beside engrams that a search has found, as this replica knows them.
-
-        chosen: beside which, when the shares of the words are known that `ids` have; called in a thread, so that both
-        looks into the index are one change of threads.
-        """
-
-        def work() -> Around:
-            shares = self._keywords.shares(user_id, ids, rarity)
-            return self._keywords.around(user_id, chosen(shares), rarity)
-
-        return await self._looked(user_id, Around(), work)
-
-    async def windows(self, user_id: str, ids: Sequence[str], reach: int) -> list[list[str]]:
-        """What was said round each of the engrams, as this replica knows it."""
-        return await self._looked(user_id, [], lambda: self._keywords.windows(user_id, ids, reach))
-
-    async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
-        """What this replica knows of engrams that a search has found; the store is asked for the others."""
-        return await self._looked(user_id, {}, lambda: engrams_of(self._keywords.data(user_id, ids), user_id))
-
-    async def _looked(self, user_id: str, nothing: R, work: Callable[[], R]) -> R:
-        """What the work finds; nothing in a damaged index, which is repaired then."""
+    async def look(self, user_id: str, work: Callable[[KeywordIndex], R]) -> R | None:
+        """What the work finds in the words, as this replica knows them; in a thread. None in a damaged file, which is
+        repaired then."""
         try:
-            return await asyncio.to_thread(work)
+            return await asyncio.to_thread(work, self._keywords)
         except KeywordIndexDamaged as exc:
             log.error("keywords.damaged", reason=str(exc))
             self._context.keep_up("repair words", partial(self._repair, user_id))
-            return nothing
+            return None
 
     async def _tell(self, change: MemoryChanged) -> None:
         await self._context.bus.publish(MEMORY_CHANGED.of(change, user_id=change.user_id))

@@ -117,13 +117,11 @@ def lifted(
 
     before, after: by id the id of the turn before and of the turn after; those that are no candidates add nothing.
     """
-    alone = {name: _alone(one, weights) for name, one in candidates.items()}
-    result = {}
-    for name, one in candidates.items():
-        lift = weights.before * alone.get(before.get(name, ""), 0.0) + weights.after * alone.get(
-            after.get(name, ""), 0.0
-        )
-        result[name] = replace(one, lift=lift) if lift else one
+    result = dict(candidates)
+    for beside, part in ((before, weights.before), (after, weights.after)):
+        for name, other in beside.items():
+            if name in candidates and other in candidates and (lift := part * _alone(candidates[other], weights)):
+                result[name] = replace(result[name], lift=result[name].lift + lift)
     return result
 
 

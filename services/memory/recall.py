@@ -10,8 +10,8 @@ from itertools import zip_longest
 
 from services.memory.embedding import Embedder
 from services.memory.engram import Engram
-from services.memory.index import Index, similarities
-from services.memory.keywords import Found
+from services.memory.index import Index, engrams_of, similarities
+from services.memory.keywords import Found, KeywordIndex
 from services.memory.ranking import Candidate, Hit, Weights, lifted, min_score_for, promising, rank
 from services.memory.rerank import Reranker, RerankFailed
 from services.memory.settings import MemorySettings
@@ -73,6 +73,29 @@ class Recalled:
     log: list[list[Engram]] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Brought:
+    """What both searches bring. vector: of the query; None while there is none. degraded: see Recalled."""
+
+    near: Sequence[Near]
+    vector: Vector | None
+    words: Found
+    degraded: str | None
+
+    def candidates(self, shares: Mapping[str, float]) -> dict[str, Candidate]:
+        """shares: of the query's words, of those that the vectors alone have brought."""
+        similarity = {one.id: one.similarity for one in self.near}
+        if self.vector is not None:
+            similarity = similarities(self.words.hits, self.vector) | similarity
+        found = {
+            hit.id: Candidate(hit.id, similarity.get(hit.id), hit.rank, hit.score or None) for hit in self.words.hits
+        }
+        for one, value in similarity.items():
+            if one not in found:
+                found[one] = Candidate(one, value, keyword_score=shares.get(one) or None)
+        return found
+
+
 class Recall:
     def __init__(
         self, store: Store, index: Index, embedder: Embedder, rerankers: Mapping[str, Reranker] | None = None
@@ -117,7 +140,8 @@ class Recall:
 
     async def _round(self, user_id: str, hits: Sequence[tuple[Hit, Engram]]) -> list[list[Engram]]:
         """The conversations in which the hits stand, as far as they are near them."""
-        talks = await self._index.windows(user_id, [engram.id for _, engram in hits], _REACH)
+        ids = [engram.id for _, engram in hits]
+        talks = await self._index.look(user_id, lambda words: words.windows(user_id, ids, _REACH)) or []
         engrams = await self._engrams(user_id, [one for talk in talks for one in talk])
         found = [[engrams[one] for one in talk if one in engrams] for talk in talks]
         return [talk for talk in found if talk]
@@ -126,91 +150,60 @@ class Recall:
         """The best `count` for one query."""
         least = min_score_for(self._embedder.using) if settings.min_score is None else settings.min_score
         weights = settings.weights if hybrid else settings.weights.model_copy(update={"keyword": 0.0})
-        candidates, degraded = await self._candidates(user_id, query, weights, least, count, hybrid)
-        order = promising(candidates.values(), weights, min_score=least)
-        engrams: dict[str, Engram] = {}
+        brought = await self._brought(user_id, query, max(20, count * _PER_PLACE), hybrid)
+        step = count * _READ_PER_PLACE
+        most = max(_LEAST_AROUND, count * _AROUND_PER_PLACE)
+
+        def weighed(words: KeywordIndex) -> tuple[list[Candidate], dict[str, Engram]]:
+            """The relevant candidates, best first, and what is known of the first of them."""
+            order = _promising(_around(words, user_id, brought, weights, least, most), weights, least)
+            return order, engrams_of(words.data(user_id, [one.id for one in order[:step]]), user_id)
+
+        # one change of threads for all of it: one costs as much as ranking does
+        order, engrams = await self._index.look(user_id, weighed) or (
+            # the index has to be made anew: what the vectors have found is there all the same
+            _promising(brought.candidates({}), weights, least),
+            {},
+        )
         # an answer that only repeats what was remembered stands behind what it repeats
         said: list[Candidate] = []
         echoes: list[Candidate] = []
         hits: list[Hit] = []
-        now, at, step = now_ms(), 0, count * _READ_PER_PLACE
+        now, at = now_ms(), 0
         while at < len(order):
-            part = [candidates[one] for one, _ in order[at : at + step]]
+            part = order[at : at + step]
             at += step
-            for candidate, engram in await self._read(user_id, part, now):
-                engrams[engram.id] = engram
-                (echoes if engram.echo else said).append(candidate)
+            engrams |= await self._engrams(user_id, [one.id for one in part if one.id not in engrams])
+            # what has gone meanwhile is left out
+            for one in part:
+                if (engram := engrams.get(one.id)) is not None:
+                    (echoes if engram.echo else said).append(_judged(one, engram, now))
             hits = rank(said, weights, top_k=count, min_score=least)
             if len(hits) == count:
                 break
         if not hits:
             hits = rank(echoes, weights, top_k=count, min_score=least)
-        return Recalled([(hit, engrams[hit.id]) for hit in hits], degraded)
+        return Recalled([(hit, engrams[hit.id]) for hit in hits], brought.degraded)
 
-    async def _candidates(
-        self, user_id: str, query: str, weights: Weights, least: float, count: int, hybrid: bool
-    ) -> tuple[dict[str, Candidate], str | None]:
-        """What both searches bring, and the turns around the best of it; why it may be less than there is."""
-        limit = max(20, count * _PER_PLACE)
+    async def _brought(self, user_id: str, query: str, limit: int, hybrid: bool) -> _Brought:
+        """What both searches bring; they run at the same time."""
+
+        async def words() -> Found:
+            return await self._index.look(user_id, lambda words: words.search(user_id, query, limit)) or Found()
+
         if hybrid:
-            dense, words = await asyncio.gather(
-                self._dense(user_id, query, limit), self._index.search(user_id, query, limit)
-            )
+            (near, vector, degraded), found = await asyncio.gather(self._dense(user_id, query, limit), words())
         else:
-            dense, words = await self._dense(user_id, query, limit), Found()
-            if dense[1] is None:
-                # there are no vectors to go by
-                words = await self._index.search(user_id, query, limit)
-        near, vector, degraded = dense
-        by_word = {hit.id: hit for hit in words.hits}
-        similarity = {one.id: one.similarity for one in near}
-        if vector is not None:
-            similarity = similarities(words.hits, vector) | similarity
-        found: dict[str, Candidate] = {}
-
-        def beside(shares: Mapping[str, float]) -> list[str]:
-            """The best of what was found, now that the words of all of it are known."""
-            share = {**{hit.id: hit.score for hit in words.hits}, **shares}
-            for one in dict.fromkeys([*similarity, *by_word]):
-                rank = by_word[one].rank if one in by_word else None
-                found[one] = Candidate(one, similarity.get(one), rank, share.get(one) or None)
-            most = max(_LEAST_AROUND, count * _AROUND_PER_PLACE)
-            return [one for one, _ in promising(found.values(), weights, min_score=least)[:most]]
-
-        unknown = [one for one in similarity if one not in by_word]
-        around = await self._index.around(user_id, unknown, words.rarity, beside)
-        if not found:
-            # the index has to be made anew: what the vectors have found is there all the same
-            beside({})
-        if vector is not None:
-            similarity |= similarities(around.others, vector)
-        for one in around.others:
-            found.setdefault(one.id, Candidate(one.id, similarity.get(one.id), keyword_score=one.score or None))
-        return lifted(found, around.before, around.after, weights), degraded
-
-    async def _read(self, user_id: str, part: Sequence[Candidate], now: int) -> list[tuple[Candidate, Engram]]:
-        """The candidates with everything that the store knows of them; what has gone meanwhile is left out."""
-        engrams = await self._engrams(user_id, [one.id for one in part])
-        read = []
-        for one in part:
-            if one.id not in engrams:
-                continue
-            engram = engrams[one.id]
-            question, text = engram.said()
-            judged = replace(
-                one,
-                score=engram.score,
-                won=engram.pairwise_winner,
-                feedback=engram.reward,
-                age_days=max(0.0, (now - engram.time) / DAY_MS),
-                question=question,
-                text=text,
-            )
-            read.append((judged, engram))
-        return read
+            near, vector, degraded = await self._dense(user_id, query, limit)
+            # without a vector there is nothing else to go by
+            found = await words() if vector is None else Found()
+        return _Brought(near, vector, found, degraded)
 
     async def _engrams(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
-        engrams = await self._index.read(user_id, ids)
+        """What is known of engrams, of those that are there."""
+        if not ids:
+            return {}
+        engrams = await self._index.look(user_id, lambda words: engrams_of(words.data(user_id, ids), user_id)) or {}
         if missing := [one for one in ids if one not in engrams]:
             engrams |= await self._store.get(user_id, missing)
         return engrams
@@ -224,6 +217,40 @@ class Recall:
         except StoreUnavailable as exc:
             log.warning("recall.no_store", reason=str(exc))
             raise
+
+
+def _around(
+    words: KeywordIndex, user_id: str, brought: _Brought, weights: Weights, least: float, most: int
+) -> dict[str, Candidate]:
+    """What both searches bring, and the turns around the best `most` of it."""
+    rarity = brought.words.rarity
+    by_word = {hit.id for hit in brought.words.hits}
+    unknown = [one.id for one in brought.near if one.id not in by_word]
+    found = brought.candidates(words.shares(user_id, unknown, rarity))
+    best = [one.id for one in _promising(found, weights, least)[:most]]
+    around = words.around(user_id, best, rarity)
+    similarity = {} if brought.vector is None else similarities(around.others, brought.vector)
+    for one in around.others:
+        found.setdefault(one.id, Candidate(one.id, similarity.get(one.id), keyword_score=one.score or None))
+    return lifted(found, around.before, around.after, weights)
+
+
+def _promising(candidates: Mapping[str, Candidate], weights: Weights, least: float) -> list[Candidate]:
+    return [candidates[one] for one, _ in promising(candidates.values(), weights, min_score=least)]
+
+
+def _judged(one: Candidate, engram: Engram, now: int) -> Candidate:
+    """A candidate with everything that is known of it."""
+    question, text = engram.said()
+    return replace(
+        one,
+        score=engram.score,
+        won=engram.pairwise_winner,
+        feedback=engram.reward,
+        age_days=max(0.0, (now - engram.time) / DAY_MS),
+        question=question,
+        text=text,
+    )
 
 
 def _merged(each: Sequence[Sequence[tuple[Hit, Engram]]]) -> list[tuple[Hit, Engram]]:

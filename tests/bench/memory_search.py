@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from children import Child
 from tables import Target, table
 
 from services.memory.engram import Engram
-from services.memory.index import engrams_of, entry
-from services.memory.keywords import Around, Found, KeywordIndex
+from services.memory.index import entry
+from services.memory.keywords import KeywordIndex
 from services.memory.recall import Recall, Wanted
 from services.memory.settings import MemorySettings
 from services.memory.store import Store, open_store
@@ -119,18 +119,8 @@ class Words:
     def __init__(self, keywords: KeywordIndex) -> None:
         self._keywords = keywords
 
-    async def search(self, user_id: str, query: str, limit: int) -> Found:
-        return await asyncio.to_thread(self._keywords.search, user_id, query, limit)
-
-    async def around(
-        self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float], chosen: Callable[..., Sequence[str]]
-    ) -> Around:
-        return await asyncio.to_thread(
-            lambda: self._keywords.around(user_id, chosen(self._keywords.shares(user_id, ids, rarity)), rarity)
-        )
-
-    async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
-        return await asyncio.to_thread(lambda: engrams_of(self._keywords.data(user_id, ids), user_id))
+    async def look(self, _user_id: str, work: Callable[[KeywordIndex], Any]) -> Any:
+        return await asyncio.to_thread(work, self._keywords)
 
 
 class Vectors:

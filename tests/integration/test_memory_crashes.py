@@ -28,7 +28,7 @@ from support.mortal import replica
 from support.services import announced, running
 from support.waiting import eventually
 
-from services.memory.index import Index
+from services.memory.index import Index, engrams_of
 from services.memory.keeper import Keeper
 from services.memory.portable import exported
 from services.memory.service import app
@@ -364,7 +364,10 @@ async def test_what_two_replicas_annotate_at_once_is_the_same_in_both_and_in_the
 
             async def agreed() -> bool:
                 stored = {line["metadata"]["id"]: line for line in await client.exported()}
-                known = [await index.read("ann", ids) for index in indexes]
+                known = [
+                    engrams_of(await index.look("ann", lambda words: words.data("ann", ids)) or {}, "ann")
+                    for index in indexes
+                ]
                 return all({one: exported(engram) for one, engram in found.items()} == stored for found in known)
 
             await eventually(agreed, 15, "both replicas know what the store holds")

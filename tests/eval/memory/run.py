@@ -26,9 +26,9 @@ from services.cli.commands.eval_data import DEPTH, DataSet, Measures, Turn, load
 from services.demo_model.wheels import embedding_file
 from services.memory import recall
 from services.memory.engram import Engram, Note
-from services.memory.index import engrams_of, entry
+from services.memory.index import entry
 from services.memory.ingest import embedded_text
-from services.memory.keywords import Around, Found, KeywordIndex
+from services.memory.keywords import KeywordIndex
 from services.memory.previous import overdue
 from services.memory.ranking import Weights
 from services.memory.recall import Recall, Wanted
@@ -79,16 +79,8 @@ class Words:
 
     keywords: KeywordIndex
 
-    async def search(self, user_id: str, query: str, limit: int) -> Found:
-        return self.keywords.search(user_id, query, limit)
-
-    async def around(
-        self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float], chosen: Callable[..., Sequence[str]]
-    ) -> Around:
-        return self.keywords.around(user_id, chosen(self.keywords.shares(user_id, ids, rarity)), rarity)
-
-    async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
-        return engrams_of(self.keywords.data(user_id, ids), user_id)
+    async def look(self, _user_id: str, work: Callable[[KeywordIndex], Any]) -> Any:
+        return work(self.keywords)
 
 
 @dataclass

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.memory.engram import Engram
-from services.memory.index import engrams_of, entry
-from services.memory.keywords import Around, Found, KeywordIndex
+from services.memory.index import entry
+from services.memory.keywords import KeywordIndex
 from services.memory.recall import Recall, Recalled, Reranked, Wanted
 from services.memory.rerank import RerankFailed
 from services.memory.settings import MemorySettings
@@ -53,19 +54,8 @@ class Memory:
 
     # as the index
 
-    async def search(self, user_id: str, query: str, limit: int) -> Found:
-        return self.keywords.search(user_id, query, limit)
-
-    async def around(
-        self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float], chosen: Callable[..., Sequence[str]]
-    ) -> Around:
-        return self.keywords.around(user_id, chosen(self.keywords.shares(user_id, ids, rarity)), rarity)
-
-    async def windows(self, user_id: str, ids: Sequence[str], reach: int) -> list[list[str]]:
-        return self.keywords.windows(user_id, ids, reach)
-
-    async def read(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
-        return engrams_of(self.keywords.data(user_id, ids), user_id)
+    async def look(self, _user_id: str, work: Callable[[KeywordIndex], Any]) -> Any:
+        return work(self.keywords)
 
 
 @pytest.fixture
@@ -215,12 +205,8 @@ async def test_while_the_index_is_made_anew_the_vectors_alone_are_searched(
     asked, _ = memory.say("Which boat did you buy?", "The blue one.")
     memory.near = {asked: 0.7}
 
-    async def no_words(*_args: object) -> Found:
-        return Found()
+    async def nothing(*_args: object) -> None:
+        return None
 
-    async def nothing_around(*_args: object) -> Around:
-        return Around()
-
-    monkeypatch.setattr(memory, "search", no_words)
-    monkeypatch.setattr(memory, "around", nothing_around)
+    monkeypatch.setattr(memory, "look", nothing)
     assert await found(memory, "boat") == [asked]
