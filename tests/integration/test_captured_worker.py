@@ -249,6 +249,8 @@ def test_the_scripts_of_others_do_nothing_for_the_web(core: redis.Redis, web: re
         ("XADD", "local2:junk", "*", "a", "b"),
         ("SET", "local2:once:{local2:dead.letter}:local2:query.received:generator:1-1", "1-1"),
         ("CLIENT", "UNBLOCK", "1"),
+        # another database, of which no janitor knows
+        ("SELECT", "1"),
     ],
     ids=lambda command: " ".join(command[:2]),
 )
