@@ -122,7 +122,14 @@ async def machine(_world: World) -> list[Finding]:
 async def folder(world: World) -> list[Finding]:
     path = world.client.data_dir.absolute()
     if trouble := writable(path):
-        return [Finding("data folder", "missing", trouble, "set LOCAL2_DATA_DIR to a folder of yours")]
+        return [
+            Finding(
+                "data folder",
+                "missing",
+                trouble,
+                "give it room and rights, or set LOCAL2_DATA_DIR to a folder of yours",
+            )
+        ]
     existing = next(p for p in [path, *path.parents] if p.exists())
     free = shutil.disk_usage(existing).free
     text = f"{path}{'' if path.exists() else ' (made at the first start)'}, {_gib(free)} GiB free"
