@@ -13,7 +13,7 @@ from support.lives import unending
 from support.proxy import Proxy
 
 from shared.bus import Bus, ReplyError, order
-from shared.bus.keys import lane_key, once_key, queries_key, record_key, waiting_key
+from shared.bus.keys import earlier_lane_key, lane_key, once_key, queries_key, record_key, waiting_key
 from shared.contracts import QUERY_RECEIVED, QueryReceived
 from shared.records import lanes
 from shared.records.lanes import Accepted
@@ -22,13 +22,14 @@ STREAM = QUERY_RECEIVED.stream
 
 
 async def accept(
-    bus: Bus, *, once: str | None = None, respondents: tuple[str, ...] = ("A",), limit: int = 100, session: str = "s"
-) -> Accepted | None:
+    bus: Bus, *, once: str | None = None, respondents: tuple[str, ...] = ("A",), limit: int = 100, session: str = "s",
+    seconds: int = 600,
+) -> Accepted | None:  # fmt: skip
     payload = QueryReceived(session_id=session, query="q", user_id="u")
     message = QUERY_RECEIVED.of(payload, once=once or uuid.uuid4().hex, session_id=session, user_id="u")
     record = {"user_id": "u", "query": "q", "once": message.once or ""}
     return await lanes.accept(
-        bus, message, record, seconds=600, session_id=session, respondents=respondents, limit=limit
+        bus, message, record, seconds=seconds, session_id=session, respondents=respondents, limit=limit
     )
 
 
@@ -263,3 +264,61 @@ async def test_what_waits_in_a_lane_goes_by_itself_when_nobody_comes_back(bus: B
         assert await lanes.turn(bus, "s", respondent, second, "inbox") is not None
         assert raw.hlen(waiting_key("s", respondent)) == 1
     assert unending(raw) == []
+
+
+async def test_a_sessions_queries_are_listed_for_twice_as_long_as_they_are_kept(bus: Bus, raw: redis.Redis) -> None:
+    raw.zadd(queries_key("s"), {"1-0": 5})
+    first = await accepted(bus)
+    assert raw.zrange(queries_key("s"), 0, -1, withscores=True) == [(first.encode(), order(first)[0] + 1_200_000)]
+    assert 1_100 < raw.ttl(queries_key("s")) <= 1_200
+    # one that is kept for less shortens nothing
+    second = await accepted(bus, seconds=60)
+    assert raw.zscore(queries_key("s"), second) == order(second)[0] + 120_000
+    assert raw.zcard(queries_key("s")) == 2
+    assert raw.ttl(queries_key("s")) > 1_100
+
+
+async def test_whoever_leaves_is_neither_waiting_nor_running(bus: Bus, raw: redis.Redis) -> None:
+    first, second, third = [await accepted(bus) for _ in range(3)]
+    assert not await lanes.running(bus, "s")
+    assert await lanes.turn(bus, "s", "A", first, "inbox-1") is None
+    for waiting in (second, third):
+        assert await lanes.turn(bus, "s", "A", waiting, "inbox-2") == first
+    await lanes.leave(bus, "s", "A", second)
+    assert raw.hkeys(waiting_key("s", "A")) == [lanes.padded(third).encode()]
+    assert await lanes.running(bus, "s")
+    await lanes.leave(bus, "s", "A", first)
+    assert not await lanes.running(bus, "s")
+    assert await lanes.turn(bus, "s", "A", third, "inbox-2") is None
+    assert not raw.exists(waiting_key("s", "A"))
+
+
+async def test_who_waited_and_is_gone_is_cleared_with_its_place(bus: Bus, raw: redis.Redis) -> None:
+    group(raw)
+    first, second = await accepted(bus), await accepted(bus)
+    assert await lanes.turn(bus, "s", "A", first, "inbox-1") is None
+    assert await lanes.turn(bus, "s", "A", second, "inbox-2") == first
+    await lanes.leave(bus, "s", "A", first)
+    # the one whose turn it is never comes
+    finish(raw, second)
+    third = await accepted(bus)
+    assert await lanes.turn(bus, "s", "A", third, "inbox-3") is None
+    assert not raw.exists(waiting_key("s", "A"))
+
+
+async def test_the_place_that_the_last_release_gave_is_left_where_it_is_asked_for(bus: Bus, raw: redis.Redis) -> None:
+    query_id = await accepted(bus)
+    earlier = earlier_lane_key("s", "A")
+    raw.zadd(earlier, {f"q:{lanes.padded(query_id)}": 0, "q:other": 0})
+    await lanes.leave(bus, "s", "A", query_id)
+    assert raw.zcard(earlier) == 2
+    await lanes.leave(bus, "s", "A", query_id, earlier=True)
+    assert raw.zrange(earlier, 0, -1) == [b"q:other"]
+
+
+async def test_what_is_unfinished_is_told_of_several_sessions_in_its_order(bus: Bus) -> None:
+    ids = [await accepted(bus, session=session, respondents=("A", "B")) for session in ("s", "t", "s", "u")]
+    assert await lanes.unfinished_of(bus, ["t", "s", "nobody"], "A") == ids[:3]
+    await lanes.leave(bus, "s", "A", ids[0])
+    assert await lanes.unfinished_of(bus, ["s", "t"], "A") == ids[1:3]
+    assert await lanes.unfinished_of(bus, ["s"], "B") == [ids[0], ids[2]]
