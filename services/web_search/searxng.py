@@ -15,6 +15,8 @@ ADVICE = {
     403: "SearXNG's JSON format is disabled: add `json` to `search.formats` in its settings.yml",
     429: "SearXNG limits the rate: switch `server.limiter` off for this network",
 }
+# So many silent engines are named; an answer may have a hundred thousand.
+NAMED_ENGINES = 10
 
 
 class SearxNG:
@@ -67,10 +69,12 @@ def _pages(answer: dict[str, Any]) -> Iterator[tuple[object, object, object]]:
 
 def _silent_engines(answer: dict[str, Any]) -> list[str]:
     names = []
-    for engine in _list(answer.get("unresponsive_engines")):
+    engines = _list(answer.get("unresponsive_engines"))
+    for engine in engines[:NAMED_ENGINES]:
         name, *reason = engine if isinstance(engine, list) and engine else [engine]
         names.append(clean(f"{name} ({reason[0]})" if reason else str(name), MAX_TITLE))
-    return names
+    left = len(engines) - len(names)
+    return [*names, *([f"{left} more"] if left else [])]
 
 
 def _list(value: object) -> list[Any]:

@@ -37,20 +37,21 @@ _BRACKETED = (
     # Llama 2 and Mistral
     "INST", "AVAILABLE_TOOLS", "TOOL_CALLS", "TOOL_RESULTS", "TOOL_CONTENT", "SYSTEM_PROMPT", "MODEL_SETTINGS", "ARGS",
     "CALL_ID", "THINK", "IMG", "IMG_BREAK", "IMG_END", "PREFIX", "MIDDLE", "SUFFIX", r"(?:BEGIN_)?AUDIO", "TRANSCRIBE",
-    # GLM, BERT's heirs, InternLM, and the fillers of converted vocabularies
-    "gMASK", "sMASK", "MASK", "CLS", "SEP", r"PAD\d*", "UNK", r"UNUSED_TOKEN_\d+",
+    # EXAONE, GLM, BERT's heirs, InternLM, and the fillers of converted vocabularies
+    "BOS", "EOS", "gMASK", "sMASK", "MASK", "CLS", "SEP", r"PAD\d*", "UNK", r"UNUSED_TOKEN_\d+",
 )  # fmt: skip
 
 # The first character is looked for, the rest looked at; the space stands behind it.
 _MARKER = re.compile(
-    r"[<|>\[\]](?:"
+    r"[<|>\[\]◁](?:"
     r"(?<=<)(?=\|[^\s|]|\|{2}"  # <|im_end|>, <|turn>, <｜User｜>: ChatML, Gemma, Llama 3, Phi, Command-R …
     rf"|/?(?:{'|'.join(_ANGLED)})(?::[^\s<>]*)?>"
     r"|\][a-z_]+\[>)"  # MiniMax
     r"|(?<=[^\s|]\|)(?=>)"  # <turn|>, and the other end of those
     rf"|(?<=\[)(?=/?(?:{'|'.join(_BRACKETED)})\]|\|[^\s|\]]+\|\]|e~\[)"  # and EXAONE's [|user|]
     r"|(?<=\])(?=~!?b[\[\]])"
-    r"|(?<=>)(?=>[A-Z]+<<))"  # Falcon
+    r"|(?<=>)(?=>[A-Z]+<<)"  # Falcon
+    r"|(?<=◁)(?=/?think▷))"  # Kimi-VL
 )
 
 

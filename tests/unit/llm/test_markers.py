@@ -64,6 +64,7 @@ FAMILIES = {
         "<extra_id_1>", "[|user|]", "[|endofturn|]", "<seed:bos>", "</seed:think>", "<role>", "</role>", "<__media__>",
         "<reserved_106>", "<eoa>", "[UNUSED_TOKEN_146]", "[PAD151646]", "<fim_prefix>", "<CLS>", "<MASK_TOKEN>",
         "<REKA_IMG_TOKEN>", "<|kimi_image_placeholder|>", "<thinking>", "<tool_sep>", "<im_patch>",
+        "[BOS]", "[EOS]", "◁think▷", "◁/think▷",
     ],
 }  # fmt: skip
 MARKERS = sorted({marker for markers in FAMILIES.values() for marker in markers})

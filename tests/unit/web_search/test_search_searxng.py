@@ -44,6 +44,13 @@ async def test_engines_that_did_not_answer_are_an_error_not_nothing_found(engine
     )
 
 
+async def test_of_very_many_silent_engines_a_few_are_named(engine: Any, http: Any) -> None:
+    engine.answer = {"unresponsive_engines": [f"engine {n}" for n in range(50_000)]}
+    with pytest.raises(ToolError) as caught:
+        await SearxNG(http, engine.url, 5).search("x", 5)
+    assert str(caught.value).endswith("engine 8, engine 9, 49990 more")
+
+
 async def test_a_silent_engine_does_not_matter_when_others_found_something(engine: Any, http: Any) -> None:
     engine.answer = {"results": [page(1)], "unresponsive_engines": [["google", "CAPTCHA"]]}
     assert len(await SearxNG(http, engine.url, 5).search("x", 5)) == 1
