@@ -61,9 +61,10 @@ class Bell:
         self._rung: set[str] = set()
         self._followed = asyncio.Event()
 
-    def follow(self, stream: str, after: str = START) -> Follower:
-        """A follower of a journal from just after an id; close it when done."""
-        return Follower(self, stream, after)
+    def follow(self, stream: str, after: str = START, *, new: bool = False) -> Follower:
+        """A follower of a journal from just after an id; close it when done. new: nothing is expected to be there; a
+        read is saved when that is so."""
+        return Follower(self, stream, after, new=new)
 
     # ── who follows what ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -25,7 +25,7 @@ from shared.telemetry.logging import get_logger
 log = get_logger()
 
 _HAND_OVER_SECONDS = 2.0
-# A read of fewer streams than there are must not keep the others waiting.
+# A stream that holds as much as it may is left out of a read, which must not keep it waiting when it holds less again.
 _GLANCE = 0.05
 
 # A handler returns the commands that make its effects visible; they are written together with the acknowledgement.
@@ -167,22 +167,33 @@ class Consumer:
     async def _read(self, room: int) -> None:
         """New entries, at most as many as there is room for."""
         limits = {stream: self.slots.room_of(stream) for stream in self._turn}
-        streams = [stream for stream, limit in limits.items() if limit != 0][:room]
-        if len(streams) < len(self._turn):
-            self._turn.rotate(-room)
+        streams = [stream for stream, limit in limits.items() if limit != 0]
         if not streams:
             await asyncio.sleep(_GLANCE)
             return
-        block = self._bus.block if len(streams) == len(self._turn) else _GLANCE
+        # To wait for some of the streams only would keep the others waiting. With fewer slots than streams, what is
+        # there is taken in turn; where there is nothing, the next entry of any is waited for.
+        for start in range(0, len(streams), room) if room < len(streams) else ():
+            self._turn.rotate(-room)
+            if await self._take(streams[start : start + room], 1, None):
+                return
+        block = self._bus.block if len(streams) == len(limits) else _GLANCE
         # Redis knows one count for all streams of a read
-        count = min([room // len(streams), *(limit for stream in streams if (limit := limits[stream]) is not None)])
+        share = max(1, room // len(streams))
+        count = min([share, *(limit for stream in streams if (limit := limits[stream]) is not None)])
+        await self._take(streams, count, block)
+
+    async def _take(self, streams: Sequence[str], count: int, block: float | None) -> bool:
+        """Begins with at most so many new entries of each stream. block: seconds to wait for the first; None: not at
+        all. Whether there were any."""
+        waiting = () if block is None else ("BLOCK", int(block * 1000))
         self.slots.promised = count * len(streams)
         try:
             reply = await self._bus.reader.call(
-                *("XREADGROUP", "GROUP", self._group, self._replica, "COUNT", count),
-                *("BLOCK", int(block * 1000), "STREAMS", *streams, *(">" for _ in streams)),
+                *("XREADGROUP", "GROUP", self._group, self._replica, "COUNT", count, *waiting),
+                *("STREAMS", *streams, *(">" for _ in streams)),
                 retry=False,
-                block=block,
+                block=block or 0.0,
             )
         finally:
             self.slots.promised = 0
@@ -191,6 +202,7 @@ class Consumer:
             stream = name.decode()
             for entry in entries(items):
                 self._start(Found(stream, entry, 1))
+        return bool(reply)
 
     async def _recover(self) -> None:
         """Takes up what was read while the reply got lost: it is ours, but unseen."""
@@ -281,6 +293,7 @@ class Consumer:
         """The effects of an entry. Raises PermanentError when it was tried often enough."""
         if delivery.deliveries > self._max_deliveries:
             raise PermanentError(f"gave up after {delivery.deliveries - 1} deliveries")
+        await delivery.slot()
         while True:
             try:
                 return await self._routes[delivery.stream].handler(delivery)

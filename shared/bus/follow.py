@@ -39,9 +39,10 @@ class Feed(Protocol):
 
 
 class Follower:
-    """One reader's position in one stream, which goes on without gaps or repeats."""
+    """One reader's position in one stream, which goes on without gaps or repeats. new: the stream is not read before
+    the feed has been joined, which has it looked at then."""
 
-    def __init__(self, feed: Feed, stream: str, after: str) -> None:
+    def __init__(self, feed: Feed, stream: str, after: str, *, new: bool = False) -> None:
         self._feed = feed
         self.stream = stream
         # what was handed out last
@@ -52,7 +53,7 @@ class Follower:
         self._base: Id = (0, 0)
         self._bytes = 0
         # the stream may hold what nobody has offered
-        self._missing = True
+        self._missing = not new
         self._joined = False
         self._waiter: asyncio.Future[bool] | None = None
         self._page = _FIRST_PAGE

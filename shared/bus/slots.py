@@ -26,6 +26,12 @@ class Delivery:
     settling: bool = False
     broken: int = 0
 
+    async def slot(self) -> None:
+        """Waits for a slot, when there was none as it was taken: two came at once where one was waited for."""
+        if self not in self._slots.working:
+            async with self.parked():
+                pass
+
     @contextlib.asynccontextmanager
     async def parked(self) -> AsyncIterator[None]:
         """Gives the slot to other work while this entry waits for something (its claim is kept)."""
@@ -58,12 +64,13 @@ class Slots:
         self._unblock = unblock
 
     def take(self, delivery: Delivery) -> bool:
-        """False when it is held already."""
+        """False when it is held already. Beyond the room that is left it waits for a slot (see Delivery.slot)."""
         key = (delivery.stream, delivery.entry_id)
         if key in self.held:
             return False
         self.held[key] = delivery
-        self.working.add(delivery)
+        if len(self.working) < self.size:
+            self.working.add(delivery)
         return True
 
     def give_back(self, delivery: Delivery) -> None:

@@ -201,7 +201,7 @@ class McpServer:
         """The result, once it is there; meanwhile the client is told what is going on. Raises ApiError 504."""
         gateway = self._gateway
         now, until = asyncio.get_running_loop().time, loop_time_of(gateway, record)
-        follower = gateway.bell.follow(journal_key(record.query_id, "A"))
+        follower = gateway.bell.follow(journal_key(record.query_id, "A"), new=True)
         progress = _Progress()
         try:
             ended = False

@@ -170,7 +170,7 @@ def _stream(gateway: Gateway, record: QueryRecord, teller: Teller, left: Callabl
 async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> AsyncIterator[bytes]:
     now = asyncio.get_running_loop().time
     until = loop_time_of(gateway, record)
-    follower = gateway.bell.follow(journal_key(record.query_id, "A"))
+    follower = gateway.bell.follow(journal_key(record.query_id, "A"), new=True)
     try:
         yield teller.opening()
         while (left := until - now()) > 0:

@@ -100,7 +100,7 @@ async def ask(
         accepted = {"query_id": record.query_id, "session_id": record.session_id, "state": "queued"}
         return reply(accepted, 202, {"Location": f"/queries/{record.query_id}", **_ids(record)})
     if SSE in request.headers.get("accept", ""):
-        return _streaming(gateway, record, "A", START, follow=follow)
+        return _streaming(gateway, record, "A", START, follow=follow, new=True)
     return reply(await finished(request, gateway, record), headers=_ids(record))
 
 
@@ -114,10 +114,17 @@ def loop_time_of(gateway: Gateway, record: QueryRecord) -> float:
 
 
 def _streaming(
-    gateway: Gateway, record: QueryRecord, respondent: str, after: str, *, follow: bool, answered: bool = False
+    gateway: Gateway,
+    record: QueryRecord,
+    respondent: str,
+    after: str,
+    *,
+    follow: bool,
+    answered: bool = False,
+    new: bool = False,
 ) -> EventStream:
     settings = gateway.settings
-    follower = gateway.bell.follow(journal_key(record.query_id, respondent), after)
+    follower = gateway.bell.follow(journal_key(record.query_id, respondent), after, new=new)
     ending = Ending(loop_time_of(gateway, record), follow, settings.follow_seconds, answered)
     lost = partial(forgotten, gateway, record.query_id)
     return EventStream(gateway, journal_events(follower, ending, settings.keepalive, lost), _ids(record))
@@ -131,7 +138,7 @@ async def finished(
     Raises ApiError 504 at the deadline, 503 when the gateway stops, 404 when the query was deleted meanwhile, and what
     a failed query failed with.
     """
-    follower = gateway.bell.follow(journal_key(record.query_id, "A"))
+    follower = gateway.bell.follow(journal_key(record.query_id, "A"), new=True)
     lost = partial(forgotten, gateway, record.query_id)
     waiting = ended(follower, loop_time_of(gateway, record), gateway.settings.keepalive, lost)
     found = await gateway.race(waiting, gone(request.receive))

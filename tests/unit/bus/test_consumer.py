@@ -99,6 +99,103 @@ async def test_a_read_that_found_no_group_is_not_repeated_at_once_where_somebody
     assert waited == [3_600.0]
 
 
+class Reads:
+    """The reader's connection: each read is answered with what the test has put there."""
+
+    def __init__(self, *replies: dict[str, list[str]]) -> None:
+        self.replies = list(replies)
+        self.asked: list[tuple[list[str], int, int | None]] = []
+
+    async def call(self, *command: Any, **_options: Any) -> Reply:
+        words = list(command)
+        streams = words[words.index("STREAMS") + 1 :]
+        block = words[words.index("BLOCK") + 1] if "BLOCK" in words else None
+        self.asked.append((streams[: len(streams) // 2], words[words.index("COUNT") + 1], block))
+        found = self.replies.pop(0)
+        return [[name.encode(), [[one.encode(), []] for one in ids]] for name, ids in found.items()] or None
+
+
+def reading(
+    monkeypatch: pytest.MonkeyPatch, reads: Reads, routes: dict[str, Route], concurrency: int
+) -> tuple[Consumer, Bus]:
+    bus = Bus("redis://127.0.0.1:1", "test/1")
+    options: dict[str, Any] = {"concurrency": concurrency, "heartbeat": 3_600.0, "max_deliveries": 3, "drain": 1}
+    made = Consumer(bus, "g", "r1", routes, **options)
+    made._loop = asyncio.get_running_loop()
+
+    async def surely_ours(_delivery: Delivery) -> float:
+        return 0.0
+
+    def settled(delivery: Delivery, _effects: object, _until: float, told: Any) -> None:
+        told(delivery, [], None)
+
+    monkeypatch.setattr(bus.reader, "call", reads.call)
+    monkeypatch.setattr(made, "_check_claim", surely_ours)
+    monkeypatch.setattr(made._settling, "settle", settled)
+    return made, bus
+
+
+async def test_with_fewer_slots_than_streams_none_is_waited_for_while_another_has_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second, third = "local2:first", "local2:second", "local2:third"
+    reads = Reads({}, {third: ["3-1"]}, {}, {}, {}, {second: ["2-1"]})
+    reader, bus = reading(monkeypatch, reads, {one: Route(nothing) for one in (first, second, third)}, 2)
+    await reader._read(2)
+    # in turn and without waiting, until one has something
+    assert reads.asked == [([first, second], 1, None), ([third], 1, None)]
+    reads.asked.clear()
+    await reader._read(1)
+    # none has: the next entry of any is waited for
+    (*looks, waited) = reads.asked
+    assert sorted(one for streams, *_ in looks for one in streams) == [first, second, third]
+    assert {block for *_, block in looks} == {None}
+    assert (sorted(waited[0]), *waited[1:]) == ([first, second, third], 1, int(bus.block * 1000))
+    await asyncio.gather(*(one.task for one in reader.held.values() if one.task is not None))
+    assert reader.handled == 2
+
+
+async def test_what_comes_beside_the_one_that_was_waited_for_waits_for_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = "local2:first", "local2:second"
+    working, most, gate = 0, 0, asyncio.Event()
+
+    async def handler(_delivery: Delivery) -> list[Command]:
+        nonlocal working, most
+        working += 1
+        most = max(most, working)
+        await gate.wait()
+        working -= 1
+        return []
+
+    reads = Reads({}, {}, {first: ["1-1"], second: ["2-1"]})
+    reader, _ = reading(monkeypatch, reads, {first: Route(handler, limit=5), second: Route(handler)}, 2)
+    held = Delivery(first, "0-1", [], 1, reader.slots)
+    reader.slots.take(held)
+    await reader._read(reader.slots.room())
+    tasks = [one.task for one in reader.held.values() if one.task is not None]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (working, len(reader.held), reader.slots.room()) == (1, 3, -1)
+    gate.set()
+    await asyncio.gather(*tasks)
+    assert (reader.handled, most, list(reader.held.values()), reader.slots.room()) == (2, 1, [held], 1)
+
+
+async def test_what_waits_for_a_slot_and_is_taken_over_gives_nothing_away() -> None:
+    reader = consumer()
+    reader._loop = asyncio.get_running_loop()
+    held, waiting = delivery(reader), Delivery(STREAM, "2-1", [], 1, reader.slots)
+    assert reader.slots.take(held)
+    assert reader.slots.take(waiting)
+    waiting.task = asyncio.create_task(reader._handle(waiting))
+    await asyncio.sleep(0)
+    assert reader.slots.waiting() == [waiting]
+    waiting.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting.task
+    assert (list(reader.held.values()), reader.slots.room()) == ([held], 0)
+
+
 # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -68,6 +68,18 @@ async def caught_up(feed: Feed, *there: int) -> Follower:
     return follower
 
 
+async def test_a_stream_that_is_new_is_read_when_the_feed_has_been_joined_and_not_before() -> None:
+    feed = Feed(1, 2)
+    follower = Follower(feed, "stream", "0-0", new=True)
+    waiting = asyncio.create_task(follower.next())
+    while not feed.joined:
+        await asyncio.sleep(0)
+    assert feed.reads == []
+    # as a feed does once it hears what comes
+    follower.look()
+    assert numbers(await waiting) == [1, 2]
+
+
 async def test_what_is_there_is_read_and_then_what_comes_is_waited_for() -> None:
     feed = Feed(1, 2, 3)
     follower = follow(feed, "1-1")
