@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from services.gateway.schemas import JSON, MEANINGS, Problem
+from services.gateway.schemas import JSON, MEANINGS, PLACE, PROBLEM, Problem
 from services.gateway.shapes.events import BusEvent, JournalEvent
 from services.gateway.shapes.knowledge import ClaimLine
 from services.gateway.shapes.memory import EngramLine
@@ -18,8 +18,7 @@ from services.gateway.shapes.openai import ChatChunkEvent, ResponseEvent
 from services.gateway.shapes.operating import RestoreLine
 from services.gateway.shapes.preferences import PreferenceRow
 
-_PLACE = "#/components/schemas/{model}"
-# What a stream or a file is made of; no route has one of these as its body.
+# What a stream or a file is made of, and every refusal; no route has one of these as its body.
 _ITEMS: tuple[type[BaseModel], ...] = (
     JournalEvent,
     BusEvent,
@@ -29,13 +28,11 @@ _ITEMS: tuple[type[BaseModel], ...] = (
     ClaimLine,
     PreferenceRow,
     RestoreLine,
+    Problem,
 )
 # FastAPI's own words for a request that is refused; ours are others.
 _FOREIGN = ("HTTPValidationError", "ValidationError")
-_DEFAULT = {
-    "description": "Any other refusal, or a failure",
-    "content": {JSON: {"schema": {"$ref": _PLACE.format(model=Problem.__name__)}}},
-}
+_DEFAULT = {"description": "Any other refusal, or a failure", **PROBLEM}
 
 
 def operation_id(route: APIRoute) -> str:
@@ -60,7 +57,7 @@ def _made(app: FastAPI) -> dict[str, Any]:
         separate_input_output_schemas=False,
     )
     schemas: dict[str, Any] = document["components"]["schemas"]
-    _, found = models_json_schema([(item, "validation") for item in _ITEMS], ref_template=_PLACE)
+    _, found = models_json_schema([(item, "validation") for item in _ITEMS], ref_template=PLACE)
     schemas |= found["$defs"]
     for name in _FOREIGN:
         schemas.pop(name, None)

@@ -254,6 +254,8 @@ class Problem(BaseModel):
 JSON = "application/json"
 SSE = "text/event-stream"
 LINES = "application/x-ndjson"
+# Where the description has a model.
+PLACE = "#/components/schemas/{model}"
 
 MEANINGS: dict[int, str] = {
     400: "Malformed", 401: "No valid API key", 403: "Not for this key", 404: "Not there, or not yours",
@@ -263,6 +265,8 @@ MEANINGS: dict[int, str] = {
 }  # fmt: skip
 # How OpenAPI says what stands for a whole body that is no JSON.
 _WHOLE: dict[type, dict[str, Any]] = {bytes: {"type": "string", "format": "binary"}, str: {"type": "string"}}
+# Named by its place, because FastAPI builds what checks a model anew for every route that names the model itself.
+PROBLEM: dict[str, Any] = {"content": {JSON: {"schema": {"$ref": PLACE.format(model=Problem.__name__)}}}}
 
 
 def told(
@@ -289,13 +293,13 @@ def told(
         answer["content"][SSE] = _each(events)
     found: dict[int | str, dict[str, Any]] = {status: answer}
     for code in (*((401,) if key else ()), *problems):
-        found[code] = {"description": MEANINGS[code], "model": Problem}
+        found[code] = {"description": MEANINGS[code], **PROBLEM}
     return found
 
 
 def _each(shape: type[BaseModel]) -> dict[str, Any]:
     """A body that is a text with many such things in it: OpenAPI 3.2 says it by `itemSchema`, which 3.1 lacks."""
-    return {"schema": {"type": "string"}, "x-itemSchema": {"$ref": f"#/components/schemas/{shape.__name__}"}}
+    return {"schema": {"type": "string"}, "x-itemSchema": {"$ref": PLACE.format(model=shape.__name__)}}
 
 
 Respondent = Literal["A", "B"]

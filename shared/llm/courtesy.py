@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING
 
 from pydantic import AliasChoices, Field
 
@@ -18,7 +19,6 @@ from shared.bus import Bus, ReplyError
 from shared.bus.keys import CHORES
 from shared.contracts import QUERY_RECEIVED
 from shared.errors import TransientError
-from shared.llm.adapter import WiredChatModel
 from shared.llm.port import (
     ChatRequest,
     Delta,
@@ -29,6 +29,10 @@ from shared.llm.port import (
     TextDelta,
 )
 from shared.participant.settings import Settings
+
+if TYPE_CHECKING:
+    # the gateway and reward only count queries here: they have no model to talk to
+    from shared.llm.adapter import WiredChatModel
 
 # A call that is under way looks so often whether somebody has come, one that waits for its turn less often.
 _WATCH_SECONDS = 0.05

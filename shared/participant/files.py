@@ -6,15 +6,17 @@ The memory gives an address for each file that works once; what is on the bus is
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from shared.errors import Local2Error
 from shared.participant.tool_client import Caller, ToolClient
+
+if TYPE_CHECKING:
+    # more than a megabyte, in a gateway that may never see a file
+    import httpx
 
 OPERATION = "documents_manage"
 # What a refusal begins with that is over in a moment.
@@ -87,10 +89,8 @@ class Files:
             user_id, op="upload", name=name, type=content_type[:200], keep_seconds=keep_seconds, added=added
         )
         headers = {"content-type": content_type or "application/octet-stream"}
-        try:
+        with _on_the_way("brought"):
             response = await self._http.post(granted["url"], content=body, headers=headers)
-        except httpx.HTTPError as exc:
-            raise FilesUnavailable(f"the memory went away while the file was brought: {type(exc).__name__}") from exc
         if response.is_success:
             return response.status_code == 201, response.json()
         raise _refusal(response)
@@ -105,14 +105,12 @@ class Files:
         found = await self.operate(user_id, deadline, op="open", id=id, text=text, wait=wait)
         if not found["found"]:
             raise FilesRefused(404, "not_found", f"there is no such file: {id[:100]}")
-        try:
+        with _on_the_way("fetched"):
             async with self._http.stream("GET", found["url"]) as response:
                 if not response.is_success:
                     await response.aread()
                     raise _refusal(response)
                 yield found["file"], response
-        except httpx.HTTPError as exc:
-            raise FilesUnavailable(f"the memory went away while a file was fetched: {type(exc).__name__}") from exc
 
     async def fetch(
         self, user_id: str, id: str, *, text: bool = False, wait: float = 0.0, deadline: int | None = None
@@ -120,6 +118,17 @@ class Files:
         """The same as a whole."""
         async with self.opened(user_id, id, text=text, wait=wait, deadline=deadline) as (about, response):
             return Fetched(about, await response.aread())
+
+
+@contextmanager
+def _on_the_way(done: str) -> Iterator[None]:
+    """Raises FilesUnavailable when the memory goes away while a file is `done`."""
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPError as exc:
+        raise FilesUnavailable(f"the memory went away while a file was {done}: {type(exc).__name__}") from exc
 
 
 def _refusal(response: httpx.Response) -> FilesRefused:
@@ -132,6 +141,8 @@ def _refusal(response: httpx.Response) -> FilesRefused:
 
 @asynccontextmanager
 async def open_files(tools: ToolClient) -> AsyncIterator[Files]:
+    import httpx
+
     # Between participants: no proxy of the environment is asked, nobody sends them elsewhere,
     timeout = httpx.Timeout(_SECONDS, connect=5.0)
     # and without TLS, whose certificates need not be read then

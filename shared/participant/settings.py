@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import orjson
-import yaml
 from pydantic import AliasChoices, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -291,6 +290,9 @@ def _file() -> Path | None:
 
 
 def _sections(path: Path) -> dict[str, Any]:
+    # most processes have no such file, and save a megabyte
+    import yaml
+
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         return {str(name): {str(key): value for key, value in (own or {}).items()} for name, own in content.items()}
