@@ -189,6 +189,8 @@ class Deliberation(Payload):
 
 # Characters of it that are told with an answer.
 MOST_MATERIAL = 8_000
+# Characters of one tool's result in `response.generation`: no observer keeps more.
+MOST_RESULT = 200_000
 
 
 class ResponseGeneration(Payload):

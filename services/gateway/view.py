@@ -67,6 +67,8 @@ class View:
         shown["tool_calls"] = list(self._calls.values())
         if self._ended is not None:
             _finish(shown, self._ended)
+            # a large result is told where it came alone
+            shown["tool_calls"] = [self._with_result(call) for call in shown["tool_calls"]]
         shown["event_log"] = self._crossed()
         shown["events"] = [event["subject"] for event in shown["event_log"]]
         return shown
@@ -126,6 +128,13 @@ class View:
         )
         call.update(value)
         call.pop("step", None)
+
+    def _with_result(self, call: dict[str, Any]) -> dict[str, Any]:
+        if "result_in" not in call:
+            return call
+        told = self._calls.get(str(call.get("call_id")), {})
+        whole = {name: value for name, value in call.items() if name != "result_in"}
+        return {**whole, "result": told.get("result"), "data": told.get("data")}
 
     def _discard(self, valid: tuple[int, int]) -> None:
         for name, pieces in self._said.items():

@@ -23,8 +23,9 @@ from services.generator.loop import Answer, in_order, run_agent
 from services.generator.loop import Message as ChatMessage
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import partial_text, recall
+from services.generator.results import as_observed, as_told
 from services.generator.settings import GeneratorSettings
-from services.generator.steps import JournalSteps, Ports, show_transition
+from services.generator.steps import JournalSteps, Ports, show_transition, stepped
 from services.generator.terms import Terms
 from shared.bus import Command
 from shared.bus.keys import journal_key
@@ -36,6 +37,7 @@ from shared.contracts import (
     AnswerDialog,
     ChatTurnMessage,
     Deliberation,
+    Outgoing,
     QueryReceived,
     ResponseGeneration,
     SessionSummarise,
@@ -394,11 +396,12 @@ class Response:
         query, caller, answer = self._query, self._ports.caller, finished.answer
         if not answer.handed and not query.plain:
             await self._publish(finished)
+        large = self._ports.writer.large
         completed: dict[str, Any] = {
             "answer": answer.text,
             "said_before": answer.said_before,
             "thinking": answer.thinking,
-            "tool_calls": [record.model_dump(mode="json") for record in answer.tool_calls],
+            "tool_calls": [as_told(record, large) for record in answer.tool_calls],
             "usage": answer.usage.model_dump(),
             "finish_reason": answer.finish_reason,
             "model": answer.model,
@@ -424,7 +427,7 @@ class Response:
             query=query.query,
             answer=self._begun() + answer.text,
             thinking=answer.thinking,
-            tool_calls=answer.tool_calls,
+            tool_calls=[as_observed(record) for record in answer.tool_calls],
             model=answer.model,
             options=finished.options,
             own_options=self._settings.own_options,
@@ -516,6 +519,8 @@ class Response:
     async def _end(self, kind: EntryType, data: dict[str, Any]) -> None:
         writer = self._ports.writer
         await self._ports.crossed.settle()
-        await writer.append(kind, data, [closing(writer.key, self._settings.retention)])
+        last: list[Outgoing] = []
         if self._ports.machine.state != IDLE:
-            await show_transition(self._ports, "RESET", journal=False)
+            # the journal ends before it
+            _, last = stepped(self._ports, "RESET")
+        await writer.append(kind, data, [closing(writer.key, self._settings.retention)], messages=last)

@@ -15,7 +15,14 @@ from services.generator.deltas import DeltaPump
 from services.generator.loop import Message, Reply, in_order
 from services.generator.recall import Recall, reply_of, speaker, written
 from services.generator.settings import GeneratorSettings
-from shared.contracts import AGENT_TRANSITION, AgentTransition, ToolCallRecord, ToolResultMessage, canonical_tool
+from shared.contracts import (
+    AGENT_TRANSITION,
+    AgentTransition,
+    Outgoing,
+    ToolCallRecord,
+    ToolResultMessage,
+    canonical_tool,
+)
 from shared.envelope import age_ms
 from shared.llm.courtesy import Yielded
 from shared.llm.loops import without_loop
@@ -35,7 +42,7 @@ from shared.llm.port import (
     ThinkingDelta,
     ToolCall,
 )
-from shared.participant.machine import Machine
+from shared.participant.machine import Machine, Transition
 from shared.participant.service import Context
 from shared.participant.tool_client import Caller, ToolClient, Trail, new_token
 from shared.records.journal import EntryType, JournalWriter
@@ -409,12 +416,12 @@ class _Taken:
         return bool(self.text or self.thinking)
 
 
-async def show_transition(ports: Ports, action: str, *, journal: bool = True) -> None:
-    """A step of the state machine, in the journal and on the bus; silent while a journal is being replayed."""
+def stepped(ports: Ports, action: str) -> tuple[Transition, list[Outgoing]]:
+    """Takes a step of the state machine. It, and the message that shows it: none while a journal is being replayed."""
     step = ports.machine.step(action)
     ports.shown += 1
     if ports.shown <= ports.recall.states:
-        return
+        return step, []
     shown = AgentTransition(
         agent=ports.context.settings.name,
         replica=ports.context.replica,
@@ -423,9 +430,12 @@ async def show_transition(ports: Ports, action: str, *, journal: bool = True) ->
         action=step.action,
         to=step.after,
     )
-    message = AGENT_TRANSITION.of(shown, **ports.caller.headers())
-    if journal:
+    return step, [AGENT_TRANSITION.of(shown, **ports.caller.headers())]
+
+
+async def show_transition(ports: Ports, action: str) -> None:
+    """A step of the state machine, in the journal and on the bus; silent while a journal is being replayed."""
+    step, messages = stepped(ports, action)
+    if messages:
         data = {"from": step.before, "action": step.action, "to": step.after}
-        await ports.writer.append(EntryType.STATE, data, messages=[message])
-    else:
-        await ports.context.bus.publish(message)
+        await ports.writer.append(EntryType.STATE, data, messages=messages)

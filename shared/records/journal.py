@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from shared.bus import RING, Bus, BusFull, Command, Entry, ReplyError, Script, next_page, order
+from shared.bus.streams import entries
 from shared.contracts import Outgoing
 from shared.envelope import now_ms
 from shared.errors import Fenced, Local2Error
@@ -57,6 +58,8 @@ TERMINAL = frozenset({EntryType.COMPLETED, EntryType.FAILED, EntryType.CANCELLED
 LATE = frozenset({EntryType.CRITIQUE, EntryType.PAIRWISE, EntryType.REWARD})
 # What a result tells of the entries before its end. An answer of many thousand pieces is read without reading them.
 _TOLD = frozenset({EntryType.NOTICE})
+# A tool's result with more bytes is kept in its own entry alone, and read there.
+LARGE_RESULT = 65_536
 # They come by the thousand, and are read the fastest when they say nothing else.
 _DELTAS = frozenset({EntryType.THINKING, EntryType.ANSWER})
 _KNOWN = {kind.value.encode(): kind for kind in EntryType}
@@ -119,10 +122,11 @@ class JournalEntry:
             return order(self.id)
 
     def earlier(self) -> list[JournalEntry] | None:
-        """What is told of the entries before a terminal one; None when nothing is."""
+        """What is told of the entries before a terminal one, without the data of those that are read at their place;
+        None when nothing is."""
         try:
             return [
-                JournalEntry(str(entry_id), _known(str(kind)), int(time), orjson.dumps(value))
+                JournalEntry(str(entry_id), _known(str(kind)), int(time), b"" if value is None else orjson.dumps(value))
                 for entry_id, kind, time, value in orjson.loads(self.told)
             ]
         except (ValueError, TypeError):
@@ -177,7 +181,9 @@ class JournalWriter:
         self.key = key
         self._epoch = epoch
         self._number = number
-        self._told: list[tuple[str, str, int, dict[str, Any]]] = []
+        self._told: list[tuple[str, str, int, dict[str, Any] | None]] = []
+        # large results: the entry of each, by call id
+        self.large: dict[str, str] = {}
         self._crossed: list[Expected] = []
         self._noted: set[Crossing] = set()
         # those of them that no entry names yet
@@ -205,8 +211,8 @@ class JournalWriter:
             return writer, []
         before = [entry async for page in pages(bus, key, f"({epoch}-1") for entry in page]
         for entry in before:
-            if entry.type in _TOLD:
-                writer._tell(entry.id, entry.type, entry.time, entry.value())
+            if entry.type in _TOLD or entry.type is EntryType.TOOL_RESULT:
+                writer._tell(entry.id, entry.type, entry.time, entry.value(), len(entry.data))
             for crossing in entry.crossings():
                 writer._noted.add(crossing)
                 writer._crossed.append(Expected(*crossing))
@@ -334,12 +340,16 @@ class JournalWriter:
             found = await self._bus.range(self.key, entry_id, entry_id)
             if not found or found[0][1] != [p if isinstance(p, bytes) else str(p).encode() for p in written]:
                 raise Fenced(f"{self.key} belongs to another replica")
-        if kind in _TOLD:
-            self._tell(entry_id, kind, time, data)
+        self._tell(str(entry_id), kind, time, data, len(payload))
         return str(entry_id)
 
-    def _tell(self, entry_id: str, kind: str, time: int, data: dict[str, Any]) -> None:
-        self._told.append((entry_id, kind, time, data))
+    def _tell(self, entry_id: str, kind: str, time: int, data: dict[str, Any], size: int) -> None:
+        """Keeps what the end is to tell of an entry; `size`: bytes of its data."""
+        if kind in _TOLD:
+            self._told.append((entry_id, kind, time, data))
+        elif kind == EntryType.TOOL_RESULT and size > LARGE_RESULT:
+            self._told.append((entry_id, kind, time, None))
+            self.large[str(data.get("call_id"))] = entry_id
 
 
 # Adds the writer's next entry. KEYS: journal. ARGV: id, type, time, data, further fields. Only a claim makes a journal.
@@ -465,10 +475,21 @@ async def read_result(bus: Bus, key: str) -> AsyncIterator[list[JournalEntry]]:
     end = await read_end(bus, key)
     earlier = end[0].earlier() if end and end[0].type is EntryType.COMPLETED else None
     if earlier is not None:
-        yield earlier + end
+        yield await _whole(bus, key, earlier) + end
         return
     async for page in pages(bus, key):
         yield page
+
+
+async def _whole(bus: Bus, key: str, told: Sequence[JournalEntry]) -> list[JournalEntry]:
+    """The same entries, those that are told of without their data as they stand in the journal."""
+    reads = [("XRANGE", key, entry.id, entry.id) for entry in told if not entry.data]
+    if not reads:
+        return list(told)
+    # whoever wrote there: what cannot be read stays without
+    replies = [reply for reply in await bus.link.pipe_raw(reads) if not isinstance(reply, ReplyError)]
+    found = {one[0]: JournalEntry.parse(one) for reply in replies for one in entries(reply)}
+    return [found.get(entry.id, entry) for entry in told]
 
 
 def _complain(key: str, exc: ReplyError) -> None:

@@ -6,11 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import redis
 from support.http_gateway import gateway_settings, serving
 from support.stack import Stage, shown, stage
 
+from shared.bus.keys import journal_key
+from shared.contracts import MOST_RESULT, RESPONSE_GENERATION
 from shared.records.journal import EntryType
 
 ANSWERING = {"respond": {"text": "It is done."}}
@@ -117,3 +120,31 @@ async def test_who_asks_over_http_is_told_that_the_models_line_had_no_end(redis_
         assert len(on.server.requests) == 1, "it would come again"
     assert answer.status_code == 502
     assert answer.json()["error"]["message"] == "the model server sent 8 MB without the end of a line"
+
+
+async def test_a_large_result_is_kept_once_and_shown_whole(redis_url: str, raw: redis.Redis, tmp_path: Path) -> None:
+    said = "x" * (MOST_RESULT + 1)
+    calls = [{"name": "probe", "args": {"text": said}}, {"name": "probe", "args": {"text": "little"}}]
+    rules = [{"when": {"tool_results": 0}, "respond": {"tool_calls": calls}}, ANSWERING]
+    settings = gateway_settings(redis_url, tmp_path)
+    async with stage(redis_url, rules, probes=1, heartbeat=1.0, num_ctx=500_000) as on, serving(settings) as site:
+        told = (await site.http.post("/query", json={"query": "go"}, timeout=60)).json()
+        query_id = told["query_id"]
+        again = (await site.http.get(f"/queries/{query_id}")).json()
+        entries = raw.xrange(journal_key(query_id, "A"))
+        (published,) = await on.published(RESPONSE_GENERATION)
+    results = [call["result"] for call in told["tool_calls"]]
+    assert results == [call["result"] for call in again["tool_calls"]]
+    assert said in results[0]
+    assert all("result_in" not in call for call in told["tool_calls"])
+    types = {
+        entry_id.decode(): fields[b"type"].decode()
+        for entry_id, fields in entries
+        if len(fields[b"data"]) > MOST_RESULT
+    }
+    # its arguments are as large: in the request, and in the model's message
+    assert sorted(types.values()) == ["completed", "message", "tool.request", "tool.result"]
+    (end,) = [orjson.loads(fields[b"data"]) for _, fields in entries if fields[b"type"] == b"completed"]
+    assert [types.get(call.get("result_in")) for call in end["tool_calls"]] == ["tool.result", None]
+    assert (end["tool_calls"][0]["result"], "little" in end["tool_calls"][1]["result"]) == ("", True)
+    assert [len(call.result) for call in published.tool_calls] == [MOST_RESULT, len(results[1])]

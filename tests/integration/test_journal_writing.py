@@ -17,6 +17,7 @@ from shared.bus import Bus, order
 from shared.bus.keys import journal_key
 from shared.errors import Fenced, TransientError
 from shared.records.journal import (
+    LARGE_RESULT,
     Crossing,
     EntryType,
     JournalEnded,
@@ -24,6 +25,7 @@ from shared.records.journal import (
     append_after,
     closing,
     read_journal,
+    read_result,
 )
 
 KEY = journal_key("1-1", "A")
@@ -67,6 +69,37 @@ async def test_a_new_owner_finds_the_tokens_of_calls_and_no_client_does(bus: Bus
     _, before = await claim(bus, "r2")
     assert [entry.token for entry in before] == ["", "one", "two"]
     assert [entry.value() for entry in before[1:]] == [{"call_id": 0}, {"call_id": 1}]
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+async def test_a_large_result_is_kept_in_its_own_entry_and_read_there(taken_over: bool, bus: Bus) -> None:
+    writer, _ = await claim(bus, "r1", fresh=True)
+    large = {"call_id": "large", "result": "x" * LARGE_RESULT}
+    place = await writer.append(EntryType.TOOL_RESULT, large)
+    await writer.append(EntryType.TOOL_RESULT, {"call_id": "small", "result": "y" * 100})
+    if taken_over:
+        writer, _ = await claim(bus, "r2")
+    assert writer.large == {"large": place}
+    await writer.append(EntryType.COMPLETED, {"answer": "so"})
+    end = (await read_journal(bus, KEY))[-1]
+    assert len(end.told) < 200
+    (shown,) = [entries async for entries in read_result(bus, KEY)]
+    assert [(entry.id, entry.value()) for entry in shown] == [(place, large), (end.id, {"answer": "so"})]
+
+
+async def test_a_large_result_that_is_not_there_any_more_hides_nothing_else(bus: Bus, raw: redis.Redis) -> None:
+    writer, _ = await claim(bus, "r1", fresh=True)
+    place = await writer.append(EntryType.TOOL_RESULT, {"call_id": "large", "result": "x" * LARGE_RESULT})
+    await writer.append(EntryType.COMPLETED, {"answer": "so"})
+    (end,) = raw.xrevrange(KEY, count=1)
+    raw.xdel(KEY, place)
+    (shown,) = [entries async for entries in read_result(bus, KEY)]
+    assert [(entry.id, entry.value()) for entry in shown] == [(place, {}), (end[0].decode(), {"answer": "so"})]
+    # whatever somebody writes there
+    told = b'[["no id","tool.result",1,null]]'
+    raw.xadd(KEY, {"type": "completed", "time": 1, "data": b'{"answer":"other"}', "told": told})
+    (shown,) = [entries async for entries in read_result(bus, KEY)]
+    assert [entry.value() for entry in shown] == [{}, {"answer": "other"}]
 
 
 async def test_a_fresh_claim_on_a_journal_that_is_there_continues_it(bus: Bus) -> None:

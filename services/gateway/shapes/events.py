@@ -124,10 +124,18 @@ class PersonaDone(Shape):
     tool_trace: list[PersonaToolTrace] = Field(default=[])
 
 
+class CallEnded(ToolCallRecord):
+    """A call with its outcome."""
+
+    result_in: str = Field(
+        default="", description="The id of the event that has a large result, and large data: here they are left out"
+    )
+
+
 class Completed(Shape):
     answer: str
     thinking: str
-    tool_calls: list[ToolCallRecord]
+    tool_calls: list[CallEnded]
     usage: Usage
     finish_reason: str
     model: str

@@ -53,6 +53,26 @@ def test_what_was_said_before_a_tool_call_is_not_the_answer() -> None:
     assert shown["tool_calls"] == [{"tool": "web_search", "args": {"query": "x"}, "result": None, "call_id": "c"}]
 
 
+def test_a_large_result_is_shown_from_the_entry_that_has_it() -> None:
+    ended = {"tool": "t", "args": {}, "error": None, "duration_ms": 3}
+    shown = result(
+        RECORD,
+        journal(
+            (EntryType.TOOL_RESULT, {**ended, "call_id": "large", "result": "x" * 9, "data": [1], "step": 0}),
+            (EntryType.COMPLETED, {"answer": "so", "tool_calls": [
+                {**ended, "call_id": "small", "result": "y", "data": None},
+                {**ended, "call_id": "large", "result": "", "data": None, "result_in": "1-1"},
+                {**ended, "call_id": "gone", "result": "", "data": None, "result_in": "1-9"},
+            ]}),
+        ),
+    )  # fmt: skip
+    assert shown["tool_calls"] == [
+        {**ended, "call_id": "small", "result": "y", "data": None},
+        {**ended, "call_id": "large", "result": "x" * 9, "data": [1]},
+        {**ended, "call_id": "gone", "result": None, "data": None},
+    ]
+
+
 def test_a_restarted_call_takes_its_text_back_and_nothing_else() -> None:
     shown = result(
         RECORD,

@@ -339,16 +339,6 @@ export interface components {
             code: string;
             message: string;
         };
-        Fault: {
-            code: string;
-            message: string;
-            query_id?: string;
-            session_id?: string;
-            type?: string;
-            param?: string | null;
-        } & {
-            [key: string]: unknown;
-        };
         FeedbackBody: {
             query_id: string;
             sentiment?: ("positive" | "negative") | null;
@@ -662,9 +652,6 @@ export interface components {
                 [key: string]: unknown;
             };
             result_preview: string;
-        };
-        Problem: {
-            error: components["schemas"]["Fault"];
         };
         PromotionBody: {
             force?: boolean;
@@ -1136,6 +1123,18 @@ export interface components {
             event: string;
             data: components["schemas"]["BusEntry"];
         };
+        CallEnded: {
+            tool: string;
+            args: {
+                [key: string]: unknown;
+            };
+            result: string;
+            error?: string | null;
+            call_id: string;
+            duration_ms?: number;
+            data?: unknown;
+            result_in?: string;
+        };
         Cancelled: {
             answer: string;
             thinking: string;
@@ -1195,7 +1194,7 @@ export interface components {
         Completed: {
             answer: string;
             thinking: string;
-            tool_calls: components["schemas"]["ToolCallRecord"][];
+            tool_calls: components["schemas"]["CallEnded"][];
             usage: components["schemas"]["Usage"];
             finish_reason: string;
             model: string;
@@ -1265,6 +1264,16 @@ export interface components {
              */
             event: "failed";
             data: components["schemas"]["Failed"];
+        };
+        Fault: {
+            code: string;
+            message: string;
+            query_id?: string;
+            session_id?: string;
+            type?: string;
+            param?: string | null;
+        } & {
+            [key: string]: unknown;
         };
         JournalEvent: components["schemas"]["ClaimedEvent"] | components["schemas"]["RestartedEvent"] | components["schemas"]["StateEvent"] | components["schemas"]["ThinkingEvent"] | components["schemas"]["AnswerEvent"] | components["schemas"]["MessageEvent"] | components["schemas"]["NoticeEvent"] | components["schemas"]["ToolRequestEvent"] | components["schemas"]["ToolResultEvent"] | components["schemas"]["ContextTruncatedEvent"] | components["schemas"]["PersonaWorkingEvent"] | components["schemas"]["PersonaDoneEvent"] | components["schemas"]["CompletedEvent"] | components["schemas"]["FailedEvent"] | components["schemas"]["CancelledEvent"] | components["schemas"]["CritiqueEvent"] | components["schemas"]["PairwiseEvent"] | components["schemas"]["RewardEvent"];
         MessageEvent: {
@@ -1376,6 +1385,9 @@ export interface components {
             label?: boolean;
             score?: number;
         };
+        Problem: {
+            error: components["schemas"]["Fault"];
+        };
         Restarted: {
             persona?: string;
             round?: number;
@@ -1467,17 +1479,6 @@ export interface components {
                 [key: string]: unknown;
             };
             step: number;
-        };
-        ToolCallRecord: {
-            tool: string;
-            args: {
-                [key: string]: unknown;
-            };
-            result: string;
-            error?: string | null;
-            call_id: string;
-            duration_ms?: number;
-            data?: unknown;
         };
         ToolRequestEvent: {
             id: string;
