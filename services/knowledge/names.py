@@ -62,13 +62,11 @@ def named(text: str, *, by_assistant: bool = False) -> str | None:
     by_assistant: said by the assistant, whose `you` is the user and whose `I` is nobody.
     """
     key = key_of(text)
-    if key in _OF_THE_USER and key not in ("user",):
+    if key in _OF_THE_USER:
         return None if by_assistant and not key.endswith("user") else USER
-    if key == "user":
-        return USER
     if key in _BY_THE_ASSISTANT:
         return USER if by_assistant else None
-    if not key or key in _NOBODY or len(key) > MAX_NAME or not any(c.isalnum() for c in key):
+    if not key or key in _NOBODY or len(key) > MAX_NAME:
         return None
     return key
 

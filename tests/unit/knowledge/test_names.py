@@ -41,6 +41,8 @@ def test_two_names_stay_two(one: str, other: str) -> None:
     ("text", "by_assistant", "key"),
     [
         ("I", False, USER), ("my", False, USER), ("The user", False, USER), ("the user", True, USER),
+        ("user", False, USER), ("user", True, USER), ("your", True, USER), ("me", True, None), ("x" * MAX_NAME, False,
+        "x" * MAX_NAME), ("https://", False, "https"), ("\u0301\u0301", False, None),
         ("you", True, USER), ("I", True, None), ("you", False, None), ("she", False, None), ("", False, None),
         ("--", False, None), ("x" * (MAX_NAME + 1), False, None), ("Anna", True, "anna"),
     ],
@@ -59,7 +61,16 @@ def test_a_key_is_stable_and_no_name_has_the_users(text: str) -> None:
     assert "===" not in shown(text)
 
 
-@pytest.mark.parametrize(("text", "there"), [("My sister Anna's house", True), ("Hannah is here", False), ("", False)])
+@pytest.mark.parametrize(
+    ("text", "there"),
+    [
+        ("My sister Anna's house", True),
+        ("Hannah is here", False),
+        ("", False),
+        ("Anna", True),
+        ("sister/Anna–Lyon", True),
+    ],
+)
 def test_a_name_stands_in_a_text_word_by_word(text: str, there: bool) -> None:
     assert occurs("anna", text) is there
 
