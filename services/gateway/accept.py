@@ -194,12 +194,11 @@ async def _check_personas(gateway: Gateway, ask: Ask) -> None:
 async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_session: str) -> QueryRecord:
     settings, user = gateway.settings, origin.principal.user_id
     registry = gateway.context.registry
-    # both are remembered for a moment; when they are not, they share one round trip
-    backlog, shadows = await asyncio.gather(gateway.backlog(), registry.live("respondent-b"))
-    if backlog > settings.max_backlog:
+    if await gateway.backlog(settings.max_backlog) > settings.max_backlog:
         gateway.metrics.refused.labels("backlog").inc()
         raise ApiError(429, "overloaded", "too many queries are waiting; try again shortly", {"Retry-After": "5"})
     await _check_personas(gateway, ask)
+    shadows = await registry.live("respondent-b")
     session_id, random, after = fresh_session, False, ""
     if ask.kept:
         session_id = ask.kept
@@ -273,5 +272,5 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         kept = [word for pair in record.kept().items() for word in pair]
         key = earlier_record_key(found.query_id)
         await gateway.bus.link.pipe([("HSET", key, *kept), ("EXPIRE", key, settings.retention + int(seconds))])
-    gateway.metrics.accepted.labels(ask.mode).inc()
+    gateway.accepted(ask.mode, found.unfinished)
     return replace(record, query_id=found.query_id)

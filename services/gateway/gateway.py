@@ -44,6 +44,7 @@ class Gateway:
         self._connected: _Connected | None = None
         self._streams: set[asyncio.Task[Any]] = set()
         self._backlog = 0
+        self._uncounted = False
         self._backlog_until = float("-inf")
         self.stopping = False
         self.metrics = Metrics()
@@ -113,13 +114,21 @@ class Gateway:
         if (reason := await self.full()) is not None:
             raise BusFull(reason)
 
-    async def backlog(self) -> int:
-        """Queries that wait for a generator or are being answered, as of a moment ago."""
+    async def backlog(self, most: int) -> int:
+        """Queries that wait for a generator or are being answered: as of the last one that was accepted here, or, where
+        those were more than `most`, or could not be told, as of a moment ago."""
         now = asyncio.get_running_loop().time()
-        if now >= self._backlog_until:
+        if (self._uncounted or self._backlog > most) and now >= self._backlog_until:
             self._backlog_until = now + _BACKLOG_SECONDS
             self._backlog = await self.bus.backlog(QUERY_RECEIVED.stream, "generator")
         return self._backlog
+
+    def accepted(self, mode: str, unfinished: int | None) -> None:
+        """A query was accepted. unfinished: how many there were then, if that is known."""
+        self._uncounted = unfinished is None
+        if unfinished is not None:
+            self._backlog = unfinished
+        self.metrics.accepted.labels(mode).inc()
 
     async def metrics_text(self) -> bytes:
         """What a scrape is told. That the bus is away is part of it; failing would hide the rest."""

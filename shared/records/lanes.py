@@ -48,10 +48,19 @@ end
 
 # KEYS: stream, once, records; of a session also: its queries, its lanes, that of A first.
 # ARGV: most unfinished queries, seconds, group of A, number of words of the record, those words, the entry's words.
-# Returns the id; or the id of the earlier query with that once-key and its record; or nothing: there are too many.
+# Returns the id, and how many queries the group has not finished (-1: Redis has lost count); or the id of the earlier
+# query with that once-key and its record; or nothing: there are too many of the session.
 _ACCEPT = Script(
     _FINISHED
     + """
+local function unfinished(stream, group)
+  for _, row in ipairs(redis.pcall('XINFO', 'GROUPS', stream)) do
+    local g = {}
+    for i = 1, #row, 2 do g[row[i]] = row[i + 1] end
+    if g['name'] == group then return g['lag'] and g['pending'] + g['lag'] or -1 end
+  end
+  return redis.call('XLEN', stream)
+end
 local earlier = redis.call('GET', KEYS[2])
 if earlier then return {earlier, redis.call('HGETALL', KEYS[3] .. earlier)} end
 -- a key of another type is noticed before anything is written
@@ -82,7 +91,7 @@ if KEYS[4] then
     redis.call('EXPIRE', KEYS[i], 86400)
   end
 end
-return {id}
+return {id, unfinished(KEYS[1], ARGV[3])}
 """
 )
 
@@ -143,10 +152,12 @@ def plain(member: bytes) -> str:
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """`earlier`: the record of the query that came with the same once-key before; nothing new was accepted. It is empty
-    when the record is not there."""
+    when the record is not there. unfinished: how many queries of all sessions the generators have not finished, this
+    one included; None where Redis has lost count."""
 
     query_id: str
     earlier: dict[str, str] | None = None
+    unfinished: int | None = None
 
 
 async def accept(
@@ -173,7 +184,10 @@ async def accept(
     reply = await bus.link.call(*_ACCEPT(keys, limit, seconds, GROUPS["A"], len(words), *words, *entry))
     if not reply:
         return None
-    return Accepted(reply[0].decode(), pairs(reply[1]) if len(reply) > 1 else None)
+    query_id, told = reply[0].decode(), reply[1]
+    if isinstance(told, int):
+        return Accepted(query_id, unfinished=told if told >= 0 else None)
+    return Accepted(query_id, pairs(told))
 
 
 def pairs(raw: Sequence[bytes]) -> dict[str, str]:
