@@ -12,7 +12,7 @@ import pytest
 from shared.bus import Bus, Command, ConnectionLost, Consumer, Delivery, Reply, ReplyError, Route
 from shared.bus.link import MOST_TRIES, _load
 from shared.bus.port import Script
-from shared.bus.settling import EffectRefused, Settling
+from shared.bus.settling import EffectRefused
 from shared.errors import Fenced, PermanentError, TransientError
 
 STREAM = "local2:tool.request.probe"
@@ -194,47 +194,6 @@ async def test_what_waits_for_a_slot_and_is_taken_over_gives_nothing_away() -> N
     with pytest.raises(asyncio.CancelledError):
         await waiting.task
     assert (list(reader.held.values()), reader.slots.room()) == ([held], 0)
-
-
-# ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Writing:
-    """The connection, as settling sees it: each commit is answered by the test."""
-
-    transactions = True
-
-    def __init__(self) -> None:
-        self.commits: list[tuple[list[Command], asyncio.Future[list[Reply]]]] = []
-
-    def commit(
-        self, commands: Sequence[Command], *, until: float | None = None, retry: bool = True
-    ) -> asyncio.Future[list[Reply]]:
-        future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
-        self.commits.append((list(commands), future))
-        return future
-
-
-class OneBus:
-    def __init__(self) -> None:
-        self.link = Writing()
-
-
-async def test_an_entry_is_being_settled_from_the_moment_it_is_handed_in_until_the_outcome_is_known() -> None:
-    """Meanwhile it may not be pending any more: whoever renews claims must not take it for lost."""
-    bus, reader = OneBus(), consumer()
-    settling = Settling(bus, "g")  # type: ignore[arg-type]
-    one, told = delivery(reader), list[Any]()
-    settling.settle(one, [("SET", "a", "b")], 1.0, lambda *what: told.append(what))
-    assert one.settling
-    await asyncio.sleep(0)
-    ((commands, future),) = bus.link.commits
-    assert commands == [("SET", "a", "b"), ("XACK", STREAM, "g", "1-1")]
-    assert one.settling
-    future.set_result([b"OK", 1])
-    await asyncio.sleep(0)
-    assert not one.settling
-    assert told == [(one, [("SET", "a", "b")], None)]
 
 
 # ── scripts ──────────────────────────────────────────────────────────────────────────────────────────────────────

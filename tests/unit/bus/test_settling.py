@@ -1,0 +1,172 @@
+"""What entries have caused is written with their acknowledgements: together where it can be, and told to each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from shared.bus import BusFull, Command, ConnectionLost, Delivery, Reply, ReplyError
+from shared.bus.keys import nothing_key
+from shared.bus.settling import EffectRefused, Settling
+from shared.bus.slots import Slots
+from shared.errors import PermanentError
+
+STREAM = "local2:tool.request.probe"
+
+
+async def _nothing_to_unblock() -> bool:
+    return False
+
+
+def delivery(entry_id: str = "1-1", stream: str = STREAM, broken: int = 0) -> Delivery:
+    return Delivery(stream, entry_id, [], 1, Slots(1, {stream: None}, 3, _nothing_to_unblock), broken=broken)
+
+
+class Writing:
+    """The connection, as settling sees it: each commit is answered by the test."""
+
+    transactions = True
+
+    def __init__(self) -> None:
+        self.commits: list[tuple[list[Command], asyncio.Future[list[Reply]]]] = []
+        self.untils: list[float | None] = []
+
+    def commit(
+        self, commands: Sequence[Command], *, until: float | None = None, retry: bool = True
+    ) -> asyncio.Future[list[Reply]]:
+        future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+        self.commits.append((list(commands), future))
+        self.untils.append(until)
+        return future
+
+
+class OneBus:
+    def __init__(self) -> None:
+        self.link = Writing()
+
+
+async def test_an_entry_is_being_settled_from_the_moment_it_is_handed_in_until_the_outcome_is_known() -> None:
+    """Meanwhile it may not be pending any more: whoever renews claims must not take it for lost."""
+    bus = OneBus()
+    settling = Settling(bus, "g")  # type: ignore[arg-type]
+    one, told = delivery(), list[Any]()
+    settling.settle(one, [("SET", "a", "b")], 1.0, lambda *what: told.append(what))
+    assert one.settling
+    await asyncio.sleep(0)
+    ((commands, future),) = bus.link.commits
+    assert commands == [("SET", "a", "b"), ("XACK", STREAM, "g", "1-1")]
+    assert one.settling
+    future.set_result([b"OK", 1])
+    await asyncio.sleep(0)
+    assert not one.settling
+    assert told == [(one, [("SET", "a", "b")], None)]
+
+
+class Settler:
+    """Entries that are settled; what became of each by its id."""
+
+    def __init__(self) -> None:
+        self.bus = OneBus()
+        self._settling = Settling(self.bus, "g")  # type: ignore[arg-type]
+        self.told: dict[str, BaseException | None] = {}
+
+    def settles(
+        self, entry_id: str, *effects: Command, until: float = 1.0, stream: str = STREAM, broken: int = 0
+    ) -> None:
+        one = delivery(entry_id, stream, broken)
+        self._settling.settle(one, effects, until, lambda what, _, outcome: self.told.update({what.entry_id: outcome}))
+
+    async def commits(self) -> list[list[Command]]:
+        """What was written since, and is still to be answered."""
+        await asyncio.sleep(0)
+        return [commands for commands, future in self.bus.link.commits if not future.done()]
+
+    async def answer(self, outcome: list[Reply] | BaseException | None) -> None:
+        """Of the first write that waits; None: it was given up."""
+        future = next(future for _, future in self.bus.link.commits if not future.done())
+        if outcome is None:
+            future.cancel()
+        elif isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+        await asyncio.sleep(0)
+
+
+A, B, C = (("SET", name, "x") for name in "abc")
+
+
+async def test_what_one_tick_settles_is_one_write_with_the_acknowledgements_last() -> None:
+    on = Settler()
+    on.settles("1-1", A, B, until=5.0)
+    on.settles("2-1", until=3.0)
+    on.settles("1-2", C, until=4.0, stream="other")
+    acknowledged = [("XACK", STREAM, "g", "1-1", "2-1"), ("XACK", "other", "g", "1-2")]
+    assert await on.commits() == [[A, B, C, *acknowledged]]
+    # nothing may be written when the first of them may not be any more
+    assert on.bus.link.untils == [3.0]
+    on.settles("3-1")
+    assert (await on.commits())[1:] == [[("XACK", STREAM, "g", "3-1")]]
+    await on.answer([b"OK", b"OK", b"OK", 2, 1])
+    assert on.told == {"1-1": None, "2-1": None, "1-2": None}
+
+
+async def test_an_effect_that_is_refused_is_told_to_its_entry_alone() -> None:
+    on = Settler()
+    on.settles("1-1", A)
+    on.settles("2-1", B, C)
+    on.settles("3-1", A)
+    await on.commits()
+    await on.answer([b"OK", b"OK", ReplyError("WRONGTYPE no"), ReplyError("ERR later"), 1])
+    assert on.told["1-1"] is None
+    assert [type(on.told[name]) for name in ("2-1", "3-1")] == [EffectRefused, EffectRefused]
+    assert str(on.told["2-1"]) == "WRONGTYPE no"
+
+
+async def test_of_what_is_refused_together_each_is_tried_alone() -> None:
+    for refusal in (BusFull("OOM"), ReplyError("WRONGTYPE"), PermanentError("too large")):
+        on = Settler()
+        on.settles("1-1", A)
+        on.settles("2-1", B)
+        await on.commits()
+        await on.answer(refusal)
+        assert await on.commits() == [[A, ("XACK", STREAM, "g", "1-1")], [B, ("XACK", STREAM, "g", "2-1")]]
+        assert on.told == {}
+        await on.answer(refusal)
+        await on.answer([b"OK", 1])
+        assert on.told == {"1-1": refusal, "2-1": None}
+
+
+async def test_what_became_of_a_write_that_was_cut_off_is_not_known_of_any() -> None:
+    for cut, kind in ((None, ConnectionLost), (ConnectionLost("gone"), ConnectionLost)):
+        on = Settler()
+        on.settles("1-1", A)
+        on.settles("2-1", B)
+        await on.commits()
+        await on.answer(cut)
+        assert [type(outcome) for outcome in on.told.values()] == [kind, kind]
+        assert await on.commits() == []
+
+
+@pytest.mark.parametrize("transactions", [True, False])
+async def test_what_has_broken_a_connection_takes_nothing_else_along(transactions: bool) -> None:
+    on = Settler()
+    on.bus.link.transactions = transactions
+    on.settles("1-1", A)
+    on.settles("2-1", B, broken=1)
+    on.settles("3-1", C)
+    alone = [[command, ("XACK", STREAM, "g", name)] for name, command in (("1-1", A), ("2-1", B), ("3-1", C))]
+    together = [[A, C, ("XACK", STREAM, "g", "1-1", "3-1")], alone[1]]
+    assert await on.commits() == (together if transactions else alone)
+
+
+async def test_a_full_redis_refuses_a_script_with_all_that_it_stands_in() -> None:
+    on = Settler()
+    script = ("EVALSHA", "sha", 1, "key")
+    on.settles("1-1", A)
+    on.settles("2-1", script)
+    nothing = ("SET", nothing_key(STREAM), "", "XX")
+    assert await on.commits() == [[A, script, nothing, ("XACK", STREAM, "g", "1-1", "2-1")]]
