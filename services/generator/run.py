@@ -478,8 +478,8 @@ class Response:
             return []
         wish = SessionSummarise(session_id=query.session_id, user_id=query.user_id, until=until)
         headers = {"session_id": query.session_id, "user_id": query.user_id, "causation_id": self._message.envelope.id}
-        bus = self._ports.context.bus
-        return [bus.publishing(SESSION_SUMMARISE.of(wish, once=f"{query.session_id}:{until}", **headers))]
+        # asked twice it makes one summary: no key says that it was
+        return [self._ports.context.bus.publishing(SESSION_SUMMARISE.of(wish, **headers))]
 
     def _told(self, answer: Answer) -> str:
         """The answer as a client has it that keeps the history itself: behind what it gave as its beginning, and with

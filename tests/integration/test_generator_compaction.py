@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import redis
 from support.stack import Stage, stage
 from support.waiting import eventually
 
@@ -60,6 +61,13 @@ async def seen(on: Stage, query_id: str) -> dict[str, Any]:
     (message,) = [entry.value() for entry in await on.journal(query_id) if entry.type is EntryType.MESSAGE]
     context: dict[str, Any] = message["context"]
     return context
+
+
+async def test_no_key_says_that_a_summary_was_asked_for(redis_url: str, raw: redis.Redis) -> None:
+    """It would name the session for a day after that was deleted."""
+    async with stage(redis_url, [SUMS_UP, SHORT], num_ctx=4_096) as on:
+        await until_asked_for(on)
+    assert [key for key in raw.scan_iter() if b"summarise" in key] == [SESSION_SUMMARISE.stream.encode()]
 
 
 async def test_the_model_reads_a_summary_and_the_turns_since_and_the_session_keeps_all(redis_url: str) -> None:
