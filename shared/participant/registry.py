@@ -124,9 +124,10 @@ _SOON = 0.2
 
 
 class Registry:
-    """The live replicas and their tools, as of at most `freshness` seconds ago.
+    """The live replicas and their tools, as of at most `freshness` seconds ago: half a heartbeat, where that matters.
 
-    Where `run` runs, whoever asks finds the answer there already, instead of waiting for two round trips.
+    Where `run` runs, whoever asks finds the answer there already, instead of waiting for two round trips. Who was there
+    before Redis was away, or everybody asleep, counts for three heartbeats more: he could not say that he lives.
     """
 
     def __init__(self, bus: Bus, freshness: float) -> None:
@@ -135,6 +136,10 @@ class Registry:
         self._snapshot: list[ReplicaInfo] = []
         self._served: dict[str, dict[str, Any]] = {}
         self._taken = float("-inf")
+        # ms of the bus: when it was looked at, the pause after which absence proves nothing, and until when it does not
+        self._looked = 0
+        self._gap = int(4 * freshness * 1000)
+        self._in_doubt = 0
         self._lock = asyncio.Lock()
         self._wanted = asyncio.Event()
 
@@ -155,7 +160,7 @@ class Registry:
         if fresh or self._stale:
             async with self._lock:
                 if fresh or self._stale:
-                    self._snapshot = await self._read()
+                    self._snapshot = self._and_whom_nobody_saw_leave(*await self._read())
                     self._served = _served(self._snapshot)
                     self._taken = time.monotonic()
                     await self._remember(sorted(self._served))
@@ -165,13 +170,25 @@ class Registry:
     def _stale(self) -> bool:
         return time.monotonic() - self._taken > self._freshness
 
-    async def _read(self) -> list[ReplicaInfo]:
-        raw = [member.decode(errors="replace") for member in await self._bus.link.call("ZRANGE", REPLICAS, 0, -1)]
+    def _and_whom_nobody_saw_leave(self, found: list[ReplicaInfo], now: int) -> list[ReplicaInfo]:
+        if self._looked and not 0 <= now - self._looked <= self._gap:
+            self._in_doubt = now + self._gap + self._gap // 2
+        self._looked = now
+        if now >= self._in_doubt:
+            return found
+        there = {(info.participant, info.replica): info for info in (*self._snapshot, *found)}
+        return sorted(there.values(), key=_place)
+
+    async def _read(self) -> tuple[list[ReplicaInfo], int]:
+        """Those that say that they live, in their order, and the time of the bus in ms."""
+        index, (seconds, micros) = await self._bus.link.pipe([("ZRANGE", REPLICAS, 0, -1), ("TIME",)])
+        now = int(seconds) * 1000 + int(micros) // 1000
+        raw = [member.decode(errors="replace") for member in index]
         members = [member for member in raw if "/" in member]
         for member in set(raw) - set(members):
             not_understood(REPLICAS, member, "not the name of a replica: participant/replica")
         if not members:
-            return []
+            return [], now
         values = await self._bus.link.pipe_raw([("GET", replica_key(*member.split("/", 1))) for member in members])
         gone = [member for member, value in zip(members, values, strict=True) if value is None]
         if gone:
@@ -181,7 +198,7 @@ class Registry:
             for member, value in zip(members, values, strict=True)
             if isinstance(value, bytes) and (info := _parsed(member, value)) is not None
         ]
-        return sorted(found, key=lambda info: (info.participant, info.started, info.replica))
+        return sorted(found, key=_place), now
 
     async def _remember(self, names: Sequence[str]) -> None:
         """Notes the names of tools for the time when nobody serves them. A tool worker need not be allowed to.
@@ -234,6 +251,10 @@ class Registry:
     async def known(self, tool: str) -> bool:
         """True when a worker of this tool was ever announced."""
         return bool(await self._bus.link.call("SISMEMBER", KNOWN_TOOLS, tool))
+
+
+def _place(info: ReplicaInfo) -> tuple[str, int, str]:
+    return info.participant, info.started, info.replica
 
 
 def _served(replicas: Sequence[ReplicaInfo]) -> dict[str, dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 import redis
+from support.waiting import eventually
 
 from shared.bus import Bus
 from shared.bus.keys import KNOWN_TOOLS, REPLICAS, replica_key
@@ -180,6 +181,26 @@ async def test_it_is_kept_fresh_as_soon_as_somebody_has_asked(bus: Bus, raw: red
     keeping.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await keeping
+
+
+async def test_who_could_not_say_that_he_lives_counts_for_a_while(bus: Bus, raw: redis.Redis) -> None:
+    """After Redis was away, or everybody asleep, the first to look finds nobody in it: no tool is gone for that."""
+    registry = Registry(bus, 0.05)
+    await announce(bus, info(tools=[tool("fetch")]))
+    assert await registry.served("fetch") is not None
+    raw.delete(replica_key("probe", "r1"))
+    await asyncio.sleep(0.3)
+    assert [one.replica for one in await registry.replicas(fresh=True)] == ["r1"]
+    assert await registry.served("fetch") is not None
+    # who says that he lives is believed at once, who goes on saying nothing is not
+    await announce(bus, info(replica="r2"))
+    assert {one.replica for one in await registry.replicas(fresh=True)} == {"r1", "r2"}
+
+    async def gone() -> bool:
+        return [one.replica for one in await registry.replicas(fresh=True)] == ["r2"]
+
+    await eventually(gone)
+    assert await registry.served("fetch") is None
 
 
 async def test_what_stands_in_the_place_of_an_index_is_taken_away_and_nothing_else(bus: Bus, raw: redis.Redis) -> None:
