@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 import redis
+import uvloop
 
 # `support` holds the helpers that are no tests themselves.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -23,6 +25,8 @@ from shared.participant.settings import Settings
 from shared.telemetry.logging import configure
 
 HEARTBEAT = 0.2
+# The bus is tried on the event loop that all participants run on.
+_ON_UVLOOP = re.compile(r"/(integration/test_(bus|journal|registry)|unit/bus/)")
 # nobody reads the answers of a test before he asks on
 os.environ.setdefault("LOCAL2_YIELD_REST", "0")
 # what went wrong is in a failed test's output, without a line per message
@@ -32,6 +36,13 @@ hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any machine")
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Which event loop a test runs on."""
+    if _ON_UVLOOP.search(item.path.as_posix()):
+        return {"uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}
 
 
 @pytest.fixture(scope="session", autouse=True)
