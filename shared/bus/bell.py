@@ -20,11 +20,8 @@ from shared.bus.hash_slots import slot_of_key
 from shared.bus.link import Link
 from shared.bus.port import Reply, ReplyError
 from shared.bus.streams import Bus, order
-from shared.bus.wire import Server, Wire, open_wire
+from shared.bus.wire import Server, Wire
 from shared.errors import BusUnavailable
-from shared.telemetry.logging import get_logger
-
-log = get_logger()
 
 # The end of a script that adds an entry to KEYS[1]. What is large is announced only: Redis would keep a copy of it for
 # every listener. A user who may not publish has written all the same.
@@ -41,20 +38,17 @@ _ROUND = 0.5
 _BATCH = 500
 # A connection that has been silent is asked whether it lives.
 _SILENCE = 1.0
-_FIRST_BACKOFF = 0.02
-_MAX_BACKOFF = 0.5
 
 
 class Bell:
     """All followers of a process. Opens a connection when somebody follows; made by `open_bell`.
 
-    patience: seconds after which a connection that does not answer is replaced.
+    patience: seconds after which a connection that does not answer is replaced (see Link).
     """
 
-    def __init__(self, bus: Bus, tasks: asyncio.TaskGroup, patience: float) -> None:
+    def __init__(self, bus: Bus, patience: float) -> None:
         self.bus = bus
         self.patience = patience
-        self._tasks = tasks
         self._followers: dict[str, list[Follower]] = {}
         # one server has no address: it may be another one with every connection
         self._lines: dict[Address | None, _Line] = {}
@@ -100,13 +94,13 @@ class Bell:
         line = self._lines.get(address)
         if line is None:
             line = self._lines[address] = _Line(self, address)
-            line.task = self._tasks.create_task(line.run(), name="bell")
+            line.open()
         return line
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Nobody follows any more."""
         for line in self._lines.values():
-            line.task.cancel()
+            await line.__aexit__()
 
     # ── what is heard ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -148,7 +142,7 @@ class Bell:
         while True:
             await self._followed.wait()
             await asyncio.sleep(_ROUND)
-            self._settle()
+            await self._settle()
             quiet: dict[_Line, list[str]] = {}
             for stream in self._followers.keys() - self._rung:
                 if (line := self._line(stream)) is not None:
@@ -157,17 +151,15 @@ class Bell:
             # a node that does not answer must not keep the others from being asked
             await asyncio.gather(*(self._ask(streams) for streams in quiet.values()))
 
-    def _settle(self) -> None:
+    async def _settle(self) -> None:
         """Every stream is listened to where its slot is now."""
         for stream in list(self._followers):
             line = self._line(stream)
             if line is not None:
                 line.listen(stream)
-        for address, line in list(self._lines.items()):
-            line.check()
-            if isinstance(self.bus.link, ClusterLink) and address not in self.bus.link.masters:
-                line.task.cancel()
-                del self._lines[address]
+        if isinstance(self.bus.link, ClusterLink):
+            for address in self._lines.keys() - set(self.bus.link.masters):
+                await self._lines.pop(address).__aexit__()
 
     async def _ask(self, streams: Sequence[str]) -> None:
         with contextlib.suppress(TimeoutError, BusUnavailable):
@@ -197,19 +189,15 @@ def _before(at: Id) -> Id:
     return (0, 0) if at == (1, 1) else (epoch, number - 1)
 
 
-class _Line:
-    """The connection to one server: it opens itself again, and asks again for what is followed."""
-
-    task: asyncio.Task[None]
+class _Line(Link):
+    """The connection to one server. It carries subscriptions alone, and asks for them anew whenever it is opened."""
 
     def __init__(self, bell: Bell, address: Address | None) -> None:
+        super().__init__(Server(), name=f"{bell.bus.source}:bell", timeout=bell.patience)
         self._bell = bell
         self._address = address
-        self._wire: Wire | None = None
         # streams that ring here, as the server has confirmed
         self._listening: set[str] = set()
-        self._pinged = 0.0
-        self._reason = ""
 
     def listen(self, stream: str) -> bool:
         """Asks for a stream's rings; True when they come already."""
@@ -225,67 +213,37 @@ class _Line:
             self._listening.discard(stream)
             self._wire.send([("SUNSUBSCRIBE", stream)])
 
-    def check(self) -> None:
-        """Breaks a connection that does not answer."""
-        if self._wire is None:
-            return
-        now = asyncio.get_running_loop().time()
-        if self._wire.heard < self._pinged < now - self._bell.patience:
-            self._wire.abort()
-        elif now - self._wire.heard > _SILENCE and self._pinged <= self._wire.heard:
-            self._pinged = now
-            self._wire.send([("PING",)])
-
-    async def run(self) -> None:
-        """Connected until cancelled. As long as it is not, the streams are looked at."""
-        loop, delay = asyncio.get_running_loop(), 0.0
-        while True:
-            began = loop.time()
-            wire: Wire | None = None
-            try:
-                async with asyncio.timeout(self._bell.patience):
-                    wire, _ = await open_wire(
-                        await self._server(), [("CLIENT", "SETNAME", f"{self._bell.bus.source}:bell")]
-                    )
-                began = loop.time()
-                wire.receive = self._receive
-                self._wire = wire
-                wire.send([("SSUBSCRIBE", stream) for stream in self._bell.streams_of(self)])
-                self._reason = str(await wire.lost)
-            except Exception as exc:
-                # whatever a server answers, this goes on: nothing is lost, it is only later
-                self._report(str(exc) or type(exc).__name__)
-            finally:
-                self._wire = None
-                self._listening.clear()
-                if wire is not None:
-                    wire.abort()
-            lasted = loop.time() - began
-            delay = _FIRST_BACKOFF if lasted > _SILENCE else min(_MAX_BACKOFF, delay * 2 or _FIRST_BACKOFF)
-            await asyncio.sleep(delay)
-
-    async def _server(self) -> Server:
-        """The server to connect to now."""
+    async def server(self) -> Server:
         link = self._bell.bus.link
         if isinstance(link, ClusterLink):
             return await link.server(self._address)
         assert isinstance(link, Link)
         return await link.server()
 
-    def _report(self, reason: str) -> None:
-        """Once per new reason."""
-        if reason != self._reason:
-            log.warning("bus.bell_away", reason=reason)
-        self._reason = reason
+    async def _serve(self, wire: Wire, client_id: int) -> None:
+        wire.send([("SSUBSCRIBE", stream) for stream in self._bell.streams_of(self)])
+        try:
+            await super()._serve(wire, client_id)
+        finally:
+            # what rings meanwhile is found in the streams
+            self._listening.clear()
+
+    async def _watch(self, wire: Wire) -> None:
+        """Returns when a server that was asked whether it lives does not say so."""
+        asked = wire.heard
+        while wire.heard >= asked:
+            await asyncio.sleep(_SILENCE)
+            if self._loop.time() - wire.heard >= _SILENCE:
+                asked = self._loop.time()
+                wire.send([("PING",)])
+                await asyncio.sleep(self._patience)
 
     def _receive(self, replies: list[Reply]) -> None:
+        self._useful = True
         for reply in replies:
             self._take(reply)
 
     def _take(self, reply: Reply) -> None:
-        if isinstance(reply, Exception):
-            self._refused(str(reply))
-            return
         match reply:
             case [b"smessage", stream, message]:
                 self._bell.rang(stream.decode(), message)
@@ -297,26 +255,21 @@ class _Line:
             case [b"sunsubscribe", stream, _]:
                 # also when the slot goes to another master
                 self._listening.discard(stream.decode())
-            case _:
-                # an answer to PING
-                pass
-
-    def _refused(self, text: str) -> None:
-        if text.startswith("MOVED"):
-            self._bell.moved()
-        else:
-            # a user who may not listen: the streams are looked at
-            self._report(text)
+            case Exception() if str(reply).startswith("MOVED"):
+                self._bell.moved()
+            case Exception():
+                # a user who may not listen: the streams are looked at
+                self._report(str(reply), self.generation)
 
 
 @asynccontextmanager
 async def open_bell(bus: Bus, *, patience: float = 5.0) -> AsyncIterator[Bell]:
     """A bell for as long as the block runs."""
+    bell = Bell(bus, patience)
     async with asyncio.TaskGroup() as tasks:
-        bell = Bell(bus, tasks, patience)
         watching = tasks.create_task(bell.watch(), name="bell")
         try:
             yield bell
         finally:
             watching.cancel()
-            bell.close()
+            await bell.close()

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from shared.bus.endpoint import Address, Endpoint
 from shared.bus.hash_slots import EVERY, NOWHERE, SLOTS, name_of, slot_of, stages
 from shared.bus.link import Link, ended
-from shared.bus.port import Command, ConnectionLost, Reply, ReplyError, Script, as_values, checked, loading, refused
+from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, Script, checked, loading, refused
 from shared.bus.wire import Server
 from shared.errors import BusUnavailable
 from shared.telemetry.logging import get_logger
@@ -29,9 +29,11 @@ _NOT_NOW = ("BUSY", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONL
 _MAX_BACKOFF = 0.25
 # Two nodes that send each other what neither wants are not asked faster than this.
 _HOPS = 4
-# The map is read again this often while something is wrong, and all the same when nothing seems to be.
+# The map is read again this often while something is wrong, and all the same when nothing seems to be; and so soon once
+# there is somebody to ask.
 _UNEASY = 0.2
 _ROUTINE = 30.0
+_SOON = 0.01
 # A connection whose node has gone from the map may still answer what it was asked.
 _FAREWELL = 1.0
 _UNUSED = 5.0
@@ -49,7 +51,7 @@ class NodeLink(Link):
     def __init__(
         self, endpoint: Endpoint, address: Address, *, name: str, timeout: float, on_loss: Callable[[str], None]
     ) -> None:
-        super().__init__(endpoint.server(address), name=name, timeout=timeout)
+        super().__init__(endpoint.at(address), name=name, timeout=timeout)
         self.address = address
         self.used = 0.0
         self._on_loss = on_loss
@@ -130,7 +132,7 @@ class Lines:
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
 
-class ClusterLink:
+class ClusterLink(Port):
     """Sends commands to the masters of a cluster (see Port).
 
     `connected` is set once the map of slots has been read.
@@ -144,7 +146,7 @@ class ClusterLink:
         self._timeout = timeout
         self._owners: list[Address | None] = [None] * SLOTS
         self._masters: tuple[Address, ...] = ()
-        self._lines = Lines(self, name)
+        self.commands = Lines(self, name)
         self._others: list[Lines] = []
         self._doubt = asyncio.Event()
         self._asked = 0
@@ -163,7 +165,7 @@ class ClusterLink:
         await ended(self._task)
         # whoever waits for the map is told
         self.connected.set()
-        await self._lines.close()
+        await self.commands.close()
 
     @property
     def trouble(self) -> str:
@@ -171,46 +173,37 @@ class ClusterLink:
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def call(self, *command: Any, retry: bool = True, block: float = 0.0) -> Reply:
-        (reply,) = await self._carry((command,), retry=retry, block=block)
-        return checked(reply)
-
-    async def pipe(self, commands: Sequence[Command], *, retry: bool = True) -> list[Reply]:
-        replies = await self._in_order(commands, retry)
-        for reply in replies:
-            checked(reply)
-        return replies
-
-    async def pipe_raw(self, commands: Sequence[Command]) -> list[Reply]:
-        return as_values(await self._in_order(commands, True))
-
     def commit(
         self, commands: Sequence[Command], *, until: float | None = None, retry: bool = True
     ) -> asyncio.Future[list[Reply]]:
-        return asyncio.ensure_future(self._in_order(commands, retry, until=until, all_or_error=True))
+        return asyncio.ensure_future(self._staged(commands, retry, until=until, all_or_error=True))
 
-    def post(self, *command: Any) -> asyncio.Future[list[Reply]]:
-        return asyncio.ensure_future(self._in_order((command,), True))
+    def submit(
+        self, commands: Sequence[Command], retry: bool, *, block: float = 0.0, until: float | None = None
+    ) -> Awaitable[list[Reply]]:
+        return self._staged(commands, retry, block=block, until=until)
 
-    async def _in_order(
-        self, commands: Sequence[Command], retry: bool, *, until: float | None = None, all_or_error: bool = False
+    async def _staged(
+        self,
+        commands: Sequence[Command],
+        retry: bool,
+        *,
+        block: float = 0.0,
+        until: float | None = None,
+        all_or_error: bool = False,
     ) -> list[Reply]:
         """The replies of commands, errors as the parser makes them; or the first of these is raised, and nothing behind
         it is sent."""
         replies: list[Reply] = [None] * len(commands)
         for stage in stages(commands):
             part = [commands[place] for place in stage]
-            for place, reply in zip(stage, await self._carry(part, retry=retry, until=until), strict=True):
+            if len(part) == 1 and slot_of(part[0]) is None:
+                found = [await self._keyless(part[0], retry)]
+            else:
+                found = await self.carry(self.commands, part, retry=retry, block=block, until=until)
+            for place, reply in zip(stage, found, strict=True):
                 replies[place] = checked(reply) if all_or_error else reply
         return replies
-
-    async def _carry(
-        self, commands: Sequence[Command], *, retry: bool, block: float = 0.0, until: float | None = None
-    ) -> list[Reply]:
-        """The replies of commands that may be under way at the same time, errors as the parser makes them."""
-        if len(commands) == 1 and slot_of(commands[0]) is None:
-            return [await self._keyless(commands[0], retry)]
-        return await self.carry(self._lines, commands, retry=retry, block=block, until=until)
 
     async def carry(
         self,
@@ -310,7 +303,7 @@ class ClusterLink:
                 return _address(rest.partition(" ")[2], asked)
             case "NOSCRIPT":
                 # in front of the next try on the same connection; no retry, for the next try would ask again
-                for line in (self._lines, *self._others):
+                for line in (self.commands, *self._others):
                     for link in line.all():
                         if link.address == asked:
                             link.submit(loading(list(Script.known.values())), False).add_done_callback(_heard)
@@ -329,13 +322,13 @@ class ClusterLink:
             replies = await asyncio.gather(*(self._tell(address, command, retry) for address in self._masters))
             # of several numbers the lowest: what one of them does not have is missing
             return next((reply for reply in replies if refused(reply) is not None), min(replies))
-        links = sorted(self._lines.all(), key=lambda link: not link.connected.is_set())
+        links = sorted(self.commands.all(), key=lambda link: not link.connected.is_set())
         return await self._tell(links[0].address if links else self._masters[0], command, retry)
 
     async def _tell(self, address: Address, command: Command, retry: bool) -> Reply:
         while True:
             try:
-                (reply,) = await self._lines.to(address).submit((command,), False)
+                (reply,) = await self.commands.to(address).submit((command,), False)
                 return reply
             except ConnectionLost:
                 if not retry:
@@ -365,12 +358,7 @@ class ClusterLink:
     async def server(self, address: Address | None) -> Server:
         """A node as a server to connect to."""
         assert address is not None
-        return Server.parse(self._endpoint.server(address))
-
-    @property
-    def commands(self) -> Lines:
-        """The connections for commands."""
-        return self._lines
+        return self._endpoint.at(address)
 
     @property
     def masters(self) -> tuple[Address, ...]:
@@ -384,7 +372,7 @@ class ClusterLink:
 
     def at(self, address: Address) -> NodeLink:
         """The connection for commands to one node."""
-        return self._lines.to(address)
+        return self.commands.to(address)
 
     def connect(self, address: Address, name: str) -> NodeLink:
         link = NodeLink(self._endpoint, address, name=name, timeout=self._timeout, on_loss=self._lost)
@@ -415,50 +403,45 @@ class ClusterLink:
         """Keeps the map. Reads it again when there is doubt, and while a connection is away."""
         while True:
             self._doubt.clear()
-            found: list[tuple[int, int, Address]] = []
+            pause = _UNEASY
             try:
-                if found := await self._ask():
+                if (asked := self._someone()) is None:
+                    pause = _SOON
+                elif found := await self._slots(asked):
                     self._apply(found)
+                    if None not in self._owners and self._whole():
+                        pause, self._complaint = _ROUTINE, ""
             except Exception:
                 # without the map nothing goes on: whatever a node answers, another may do better
                 log.exception("bus.cluster_map_failed")
-            calm = bool(found) and None not in self._owners and self._whole()
-            if calm:
-                self._complaint = ""
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_ROUTINE if calm else _UNEASY):
+                async with asyncio.timeout(pause):
                     await self._doubt.wait()
             # a burst of redirections is one reason
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(_SOON)
 
     def _whole(self) -> bool:
-        links = [link for lines in (self._lines, *self._others) for link in lines.all()]
+        links = [link for lines in (self.commands, *self._others) for link in lines.all()]
         return all(link.connected.is_set() for link in links if link.address in self._masters)
 
-    async def _ask(self) -> list[tuple[int, int, Address]]:
-        """CLUSTER SLOTS of one node, each time another one; of those in the URL where no known one answers."""
-        links = [link for link in self._lines.all() if link.connected.is_set()]
+    def _someone(self) -> NodeLink | None:
+        """A node to ask, each time another one; where none is connected, those in the URL are tried."""
+        links = [link for link in self.commands.all() if link.connected.is_set()]
+        if not links:
+            for address in self._endpoint.addresses:
+                self.commands.to(address)
+            return None
         self._asked += 1
-        if links and (found := await self._slots(links[self._asked % len(links)])):
-            return found
-        for address in self._endpoint.addresses:
-            # for a moment only: what the URL says may be a name that stands for any of the nodes
-            async with NodeLink(
-                self._endpoint, address, name=f"{self._name}:map", timeout=self._timeout, on_loss=self._complain
-            ) as link:
-                if found := await self._slots(link):
-                    return found
-        return []
+        return links[self._asked % len(links)]
 
     async def _slots(self, link: NodeLink) -> list[tuple[int, int, Address]]:
-        """What one node knows; nothing when it does not answer in time."""
+        """The map as one node knows it; nothing when it does not answer in the time that its connection gives it."""
         try:
-            async with asyncio.timeout(max(self._timeout, 0.5)):
-                rows = await link.call("CLUSTER", "SLOTS", retry=False)
+            rows = await link.call("CLUSTER", "SLOTS", retry=False)
         except ReplyError as exc:
             self._complain(f"{link.address}: {exc}")
             return []
-        except (TimeoutError, ConnectionLost, BusUnavailable):
+        except (ConnectionLost, BusUnavailable):
             return []
         return [(int(first), int(last), _named(node, link.address)) for first, last, node, *_ in rows]
 
@@ -470,10 +453,10 @@ class ClusterLink:
         if set(masters) != set(self._masters):
             log.info("bus.cluster", masters=[str(address) for address in masters])
         self._owners, self._masters = owners, masters
-        for lines in (self._lines, *self._others):
+        for lines in (self.commands, *self._others):
             lines.keep(masters)
         for address in masters:
-            self._lines.to(address)
+            self.commands.to(address)
         self.connected.set()
 
 

@@ -21,11 +21,11 @@ from shared.bus.clock import BusClock
 from shared.bus.port import (
     Command,
     ConnectionLost,
+    Port,
     Reply,
     Script,
     any_refused,
     as_values,
-    checked,
     committed,
     loading,
     missing,
@@ -103,7 +103,7 @@ class _Batch:
         self.expires = expires
 
 
-class Link:
+class Link(Port):
     """A self-healing connection to one server (see Port and Reader).
 
     timeout: seconds without a sign of progress after which the connection is replaced. Where each answer takes longer,
@@ -117,8 +117,8 @@ class Link:
     # Further commands of the handshake, behind CLIENT ID.
     greeting: ClassVar[tuple[Command, ...]] = ()
 
-    def __init__(self, url: str, *, name: str, timeout: float = 5.0, clock: BusClock | None = None) -> None:
-        self._url = url
+    def __init__(self, server: Server, *, name: str, timeout: float = 5.0, clock: BusClock | None = None) -> None:
+        self._server = server
         self._name = name
         self._timeout = timeout
         self._clock = clock or BusClock()
@@ -144,8 +144,7 @@ class Link:
         return self
 
     def open(self) -> None:
-        """Begins to connect. Raises ValueError for a malformed URL."""
-        self._parsed = Server.parse(self._url)
+        """Begins to connect."""
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(self._run(), name=f"link {self._name}")
         self._task.add_done_callback(self._over)
@@ -180,22 +179,6 @@ class Link:
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def call(self, *command: Any, retry: bool = True, block: float = 0.0) -> Reply:
-        (reply,) = await self.submit((command,), retry, block=block)
-        return checked(reply)
-
-    async def pipe(self, commands: Sequence[Command], *, retry: bool = True) -> list[Reply]:
-        replies = await self.submit(commands, retry)
-        for reply in replies:
-            checked(reply)
-        return replies
-
-    async def pipe_raw(self, commands: Sequence[Command]) -> list[Reply]:
-        return as_values(await self.submit(commands, True))
-
-    def post(self, *command: Any) -> asyncio.Future[list[Reply]]:
-        return self.submit((command,), True)
-
     def commit(
         self, commands: Sequence[Command], *, until: float | None = None, retry: bool = True
     ) -> asyncio.Future[list[Reply]]:
@@ -211,7 +194,7 @@ class Link:
         atomic: bool = False,
         now: bool = False,
     ) -> asyncio.Future[list[Reply]]:
-        """The replies to come, error replies as the parser makes them; cancelled before it is sent, it never is.
+        """See Port. atomic: as one transaction, whose own replies are left out.
 
         now: there is nothing to come in this loop tick that should leave in the same write.
         """
@@ -338,7 +321,7 @@ class Link:
 
     async def server(self) -> Server:
         """The server to connect to now."""
-        return self._parsed
+        return self._server
 
     def _check(self, replies: list[Reply]) -> None:
         """Looks at the replies of the handshake. Raises ConnectionError when this is the wrong server."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from hashlib import sha1
 from typing import Any, ClassVar, Protocol
 
@@ -80,29 +80,41 @@ class Port(Protocol):
     """Sends commands in their order. After a lost connection they are sent again, unless `retry` is off: then
     ConnectionLost is raised, and whether they were carried out is not known.
 
-    transactions: whether `commit` is all or nothing.
+    transactions: whether `commit` is all or nothing. connected: set while there is somebody to send to.
     """
 
     transactions: ClassVar[bool]
-
-    @property
-    def connected(self) -> asyncio.Event: ...
+    connected: asyncio.Event
 
     @property
     def trouble(self) -> str:
         """Why a connection was lost or could not be made, the last time; empty while that is not so."""
 
-    async def call(self, *command: Any, retry: bool = True, block: float = 0.0) -> Reply:
-        """One command's reply. Raises ReplyError, BusFull, BusUnavailable, ConnectionLost.
+    def submit(
+        self, commands: Sequence[Command], retry: bool, *, block: float = 0.0, until: float | None = None
+    ) -> Awaitable[list[Reply]]:
+        """The replies to come, errors as the parser makes them; cancelled before it is sent, it never is.
 
-        block: seconds that the server may legitimately keep the reply back.
+        block: seconds that the server may legitimately keep the replies back.
+        until: the loop's time after which they are not sent (again); ConnectionLost is raised then.
         """
+
+    async def call(self, *command: Any, retry: bool = True, block: float = 0.0) -> Reply:
+        """One command's reply. Raises ReplyError, BusFull, BusUnavailable, ConnectionLost."""
+        (reply,) = await self.submit((command,), retry, block=block)
+        return checked(reply)
 
     async def pipe(self, commands: Sequence[Command], *, retry: bool = True) -> list[Reply]:
         """The replies of several commands, all of them carried out. The first error among them is raised."""
+        return [checked(reply) for reply in await self.submit(commands, retry)]
 
     async def pipe_raw(self, commands: Sequence[Command]) -> list[Reply]:
         """Like `pipe`, with errors as values (ReplyError) at their place."""
+        return as_values(await self.submit(commands, True))
+
+    def post(self, *command: Any) -> asyncio.Future[list[Reply]]:
+        """One command's reply to come, in a list, an error as the parser makes it."""
+        return asyncio.ensure_future(self.submit((command,), True))
 
     def commit(
         self, commands: Sequence[Command], *, until: float | None = None, retry: bool = True
@@ -114,13 +126,8 @@ class Port(Protocol):
         two nodes, they are carried out one after the other, and nothing behind one that was refused.
 
         Whoever waits in Redis for one of these writes is woken once, after the last of them, and reads them together.
-        They leave at once: for whoever has gathered a loop tick's commands himself.
-
-        until: the loop's time after which they are not sent (again); ConnectionLost is raised then.
+        They leave at once: for whoever has gathered a loop tick's commands himself. until: see `submit`.
         """
-
-    def post(self, *command: Any) -> asyncio.Future[list[Reply]]:
-        """One command's reply to come, in a list, an error as the parser makes it."""
 
 
 class Reader(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import ClassVar
 
 import hiredis
@@ -21,7 +22,7 @@ class SentinelLink(Link):
     greeting: ClassVar[tuple[Command, ...]] = (("ROLE",),)
 
     def __init__(self, endpoint: Endpoint, *, name: str, timeout: float = 5.0, clock: BusClock | None = None) -> None:
-        super().__init__(endpoint.server(endpoint.addresses[0]), name=name, timeout=timeout, clock=clock)
+        super().__init__(endpoint.server, name=name, timeout=timeout, clock=clock)
         self._endpoint = endpoint
 
     async def server(self) -> Server:
@@ -31,14 +32,15 @@ class SentinelLink(Link):
             try:
                 # one that does not answer must not use up the time of the others
                 async with asyncio.timeout(self._patience / (len(self._endpoint.addresses) + 1)):
-                    return Server.parse(self._endpoint.server(await self._master(place)))
+                    return self._endpoint.at(await self._master(place))
             except (OSError, TimeoutError, hiredis.HiredisError) as exc:
                 reasons.append(f"{place}: {str(exc) or type(exc).__name__}")
         raise ConnectionError(f"no sentinel knows a master that is up ({'; '.join(reasons)})")
 
     async def _master(self, place: Address) -> Address:
-        question = ("SENTINEL", "MASTER", self._endpoint.master)
-        wire, (told,) = await open_wire(Server.parse(self._endpoint.sentinel(place)), [question])
+        assert self._endpoint.sentinel is not None, "its URL names sentinels"
+        sentinel = replace(self._endpoint.sentinel, host=place.host, port=place.port)
+        wire, (told,) = await open_wire(sentinel, [("SENTINEL", "MASTER", self._endpoint.master)])
         wire.abort()
         if isinstance(told, hiredis.ReplyError):
             raise ConnectionError(str(told))

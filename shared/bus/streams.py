@@ -99,7 +99,7 @@ class Bus:
             if endpoint.kind == "sentinel":
                 links = [SentinelLink(endpoint, name=name, timeout=timeout, clock=self._clock) for name in names]
             else:
-                links = [Link(url, name=name, timeout=timeout, clock=self._clock) for name in names]
+                links = [Link(endpoint.server, name=name, timeout=timeout, clock=self._clock) for name in names]
             self.link, self.pulse, self.reader, self.tailer = links
             self._end_read = partial(links[1].unblock, links[2])
             self._opening = [*links]

@@ -58,6 +58,11 @@ class Server:
     def parse(cls, url: str) -> Server:
         """`redis://`, `rediss://` or `unix://`, as redis-py and redis-cli write them. Raises ValueError."""
         parts = urlsplit(url)
+        try:
+            port = parts.port or 6379
+        except ValueError:
+            # its own words show what stands there, which may be a password with its server left out
+            raise ValueError("the port is no number from 0 to 65535") from None
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         database = options.pop("db", "")
         username = options.pop("username", None) or (unquote(parts.username) if parts.username else None)
@@ -65,7 +70,7 @@ class Server:
         if parts.scheme == "unix":
             host, port, path = "localhost", 0, unquote(parts.path)
         else:
-            host, port, path = unquote(parts.hostname or "localhost"), parts.port or 6379, None
+            host, port, path = unquote(parts.hostname or "localhost"), port, None
             database = database or parts.path.strip("/")
         if database and not database.isdecimal():
             raise ValueError(f"the database must be a number, not {database!r}")

@@ -23,7 +23,7 @@ from services.gateway.sse import KEEP_ALIVE
 from shared.bus import Bus
 from shared.bus.keys import settings_key
 from shared.bus.link import Link
-from shared.bus.wire import Wire
+from shared.bus.wire import Server, Wire
 from shared.contracts import QUERY_CANCEL, SETTINGS_UPDATE, QueryCancel, SettingsUpdate
 from shared.envelope import Message
 from shared.errors import BusUnavailable
@@ -97,7 +97,7 @@ async def test_a_connection_whose_watchdog_fails_is_replaced(redis_url: str, mon
         await watched(self, wire)
 
     monkeypatch.setattr(Link, "_watch", failing_once)
-    async with Link(redis_url, name="t") as link:
+    async with Link(Server.parse(redis_url), name="t") as link:
         await eventually(lambda: link.generation == 2)
         assert await link.call("PING") == b"PONG"
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.cluster import Cluster, Node
 from support.consuming import GROUP, STREAM, Recorder, consuming
+from support.proxy import Proxy
 from support.waiting import always, eventually
 
 from shared.bus import Bell, Bus, BusFull, ConnectionLost, Delivery, ReplyError, Route, Script, Tail, open_bell
@@ -421,6 +422,15 @@ async def test_nodes_of_the_url_that_are_away_do_not_matter(cluster: Cluster) ->
     url = cluster.url.replace("@", "@127.0.0.1:1,", 1)
     async with Bus(url, "test/1", timeout=0.5) as bus:
         assert await asyncio.wait_for(bus.link.call("SET", "a", 1), 5) == b"OK"
+
+
+async def test_a_map_that_takes_longer_than_the_time_out_is_read_all_the_same(cluster: Cluster) -> None:
+    """A cluster on a machine that has too much to do answers, but later than usual."""
+    node = f"redis://{cluster.nodes[0].name}"
+    async with Proxy(node, latency=0.3) as proxy:
+        url = f"redis+cluster://:secret@127.0.0.1:{proxy.port}/"
+        async with Bus(url, "test/1", timeout=0.05) as bus:
+            assert await asyncio.wait_for(bus.link.call("SET", "a", 1), 60) == b"OK"
 
 
 def test_a_database_other_than_0_is_refused() -> None:

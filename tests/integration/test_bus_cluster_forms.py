@@ -6,28 +6,39 @@ import pytest
 
 from shared.bus.endpoint import Address, Endpoint
 from shared.bus.hash_slots import slot_of, slot_of_key, stages
+from shared.bus.wire import Server
 from shared.errors import SettingsError
 
 
 def test_a_cluster_url_names_any_number_of_nodes() -> None:
-    found = Endpoint.parse("redis+cluster://user:p%40ss@one:7001,two,[::1]:7003/?ssl_check_hostname=no")
+    found = Endpoint.parse("redis+cluster://user:p%40ss@one:7001,two,[::1]:7003/?socket_timeout=5")
     assert found.kind == "cluster"
     assert found.addresses == (Address("one", 7001), Address("two", 6379), Address("::1", 7003))
-    assert found.server(Address("::1", 1)) == "redis://user:p%40ss@[::1]:1/0?ssl_check_hostname=no"
-    assert Endpoint.parse("rediss+cluster://one/").server(Address("x", 1)) == "rediss://x:1/0"
+    assert found.at(Address("::1", 1)) == Server("::1", 1, username="user", password="p@ss")
+    tls = Endpoint.parse("rediss+cluster://one/?ssl_check_hostname=no").at(Address("x", 1)).tls
+    assert tls is not None
+    assert not tls.check_hostname
 
 
 def test_a_sentinel_url_names_the_master_and_may_have_a_password_for_the_sentinels() -> None:
     found = Endpoint.parse("redis+sentinel://:secret@a:1,b/mymaster/3?sentinel_password=other%2F")
-    assert (found.kind, found.master, found.database) == ("sentinel", "mymaster", 3)
+    assert (found.kind, found.master) == ("sentinel", "mymaster")
     assert found.addresses == (Address("a", 1), Address("b", 26379))
-    assert found.server(Address("m", 5)) == "redis://:secret@m:5/3"
-    assert found.sentinel(Address("b", 6)) == "redis://:other%2F@b:6/"
+    assert found.at(Address("m", 5)) == Server("m", 5, password="secret", database=3)
+    assert found.sentinel is not None
+    assert found.sentinel.greeting() == [("AUTH", "other/")]
+    found = Endpoint.parse("redis+sentinel://:secret@a/mymaster?db=2")
+    assert found.sentinel is not None
+    assert found.sentinel.greeting() == []
+    assert found.server.database == 2
 
 
 @pytest.mark.parametrize("url", ["redis://h:1/2", "rediss://h", "unix:///run/redis.sock?db=1"])
-def test_a_url_of_one_server_is_passed_on_as_it_is(url: str) -> None:
-    assert Endpoint.parse(url) == Endpoint("single", url)
+def test_a_url_of_one_server_is_read_as_such(url: str) -> None:
+    found, server = Endpoint.parse(url), Server.parse(url)
+    assert (found.kind, found.addresses) == ("single", ())
+    assert found.server.greeting() == server.greeting()
+    assert (found.server.host, found.server.path) == (server.host, server.path)
 
 
 @pytest.mark.parametrize(
@@ -35,12 +46,19 @@ def test_a_url_of_one_server_is_passed_on_as_it_is(url: str) -> None:
     [
         ("redis+cluster://h:1/1", "database 0 only"),
         ("redis+cluster://h:1/?db=2", "database 0 only"),
-        ("redis+cluster://:secret@h:0/", "out of range"),
-        ("redis+cluster://:secret@h:x/", "wrong address"),
-        ("redis+cluster://:secret@:6379/", "without a host"),
-        ("redis+cluster://", "one of these"),
-        ("redis-cluster://:secret@h:1/", "one of these"),
-        ("h:6379", "one of these"),
+        ("redis+cluster://:secret@h:0/", "no number from 1 to 65535"),
+        ("redis+cluster://:secret@h:x/", "no number from 1 to 65535"),
+        ("redis+cluster://:secret@:6379/", "has no host"),
+        ("redis+cluster://", "none of these"),
+        ("redis-cluster://:secret@h:1/", "none of these"),
+        ("h:6379", "none of these"),
+        # what there is to say of one server, in every form; the host may be what was left out
+        ("redis://there/first", "must be a number"),
+        ("redis://user:secret", "no number from 0 to 65535"),
+        ("redis+cluster://user:secret", "no number from 1 to 65535"),
+        ("redis+cluster://h:1/?colour=red", "unknown options: colour"),
+        ("redis+sentinel://h:1/mymaster?colour=red", "unknown options: colour"),
+        ("rediss://h/?ssl_ca_certs=/nowhere", "certificates that cannot be read"),
         ("redis+sentinel://:secret@h:1/", "name of the master"),
         ("redis+sentinel://:secret@h:1/mymaster/x", "name of the master"),
         ("redis+sentinel://h:1/mymaster/0/0", "name of the master"),

@@ -147,7 +147,7 @@ class Swallowing(Link):
 
 
 async def test_a_cancellation_that_is_swallowed_while_connecting_does_not_keep_a_link_from_closing() -> None:
-    async with Swallowing("redis://127.0.0.1:9/0", name="test/1") as link:
+    async with Swallowing(Server(port=9), name="test/1") as link:
         await asyncio.sleep(0.05)
         closing = asyncio.create_task(link.__aexit__())
         # not cancelled itself: that would cancel the link's task once more
