@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -17,6 +18,10 @@ DEFAULT_RATIO = 3.0
 MOST_RATIO = 6.0
 _PER_MESSAGE = 8
 _MAX_RESERVE = 8_192
+# A tool's result in the block that tool_message puts round it, and how much of it is left at least.
+_QUOTED = re.compile(r"(\[untrusted content from [^\n]*\n)(.*)(\n\[end of untrusted content[^\n]*\])", re.DOTALL)
+_LEAST_QUOTED = 400
+_LEFT_OUT_CHARS = 60
 # What an image takes of the window, as if it were text: about a thousand tokens at most models.
 _IMAGE_CHARS = 3_000
 
@@ -118,11 +123,16 @@ def fit(
     num_ctx: int,
     ratio: float = DEFAULT_RATIO,
 ) -> Fitted:
-    """Drops the oldest turns until prompt and reserve fit. System prompt, tools and the current query are never cut.
+    """Drops the oldest turns until prompt and reserve fit. System prompt, tools and the current query are never cut;
+    of the current tool results the longest are, and say so.
 
     history: turns, each a sequence of messages, oldest first. Raises ContextTooSmall.
     """
     fixed = estimate([*system, *current], tools, ratio)
+    excess = fixed - (num_ctx - reserve(num_ctx))
+    if excess > 0:
+        current = shortened(current, ceil(excess * ratio))
+        fixed = estimate([*system, *current], tools, ratio)
     if fixed >= num_ctx:
         raise ContextTooSmall(
             f"the question, the system prompt and the tool results need about {fixed} tokens, "
@@ -138,6 +148,32 @@ def fit(
         kept.insert(0, turn)
     messages = [*system, *(message for turn in kept for message in turn), *current]
     return Fitted(messages, len(history) - len(kept), len(kept), estimate(messages, tools, ratio))
+
+
+def shortened(messages: Sequence[Message], excess: int) -> list[Message]:
+    """The messages with at least so many characters less in the results of tools, the longest first, which say how much
+    is left out; as they are where the results are not that long."""
+    quoted = {
+        place: match
+        for place, message in enumerate(messages)
+        if message["role"] == "tool" and (match := _QUOTED.fullmatch(str(message.get("content"))))
+    }
+    lengths = sorted(len(match[2]) for match in quoted.values())
+    left, level = sum(lengths) - excess - _LEFT_OUT_CHARS * len(lengths), 0
+    for place, length in enumerate(lengths):
+        # the shorter ones stay whole, and leave what they do not need to the longer ones
+        level = left // (len(lengths) - place)
+        if length > level:
+            break
+        left -= length
+    if level < _LEAST_QUOTED:
+        return list(messages)
+    found = list(messages)
+    for place, match in quoted.items():
+        if (length := len(match[2])) > level:
+            note = f"\n[{length - level} of {length} characters left out]"
+            found[place] = {**messages[place], "content": f"{match[1]}{match[2][:level]}{note}{match[3]}"}
+    return found
 
 
 def split_turns(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:

@@ -18,8 +18,12 @@ from services.generator.context import (
     fit,
     measured_ratio,
     reserve,
+    shortened,
     split_turns,
 )
+from services.generator.loop import tool_message
+from shared.contracts import ToolCallRecord
+from shared.llm.port import ToolCall
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "d" * 200, "parameters": {}}}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -88,6 +92,49 @@ def test_a_long_turn_in_the_middle_hides_the_shorter_ones_before_it() -> None:
 def test_a_question_that_does_not_fit_is_refused_with_its_length() -> None:
     with pytest.raises(ContextTooSmall, match=r"about 33\d\d tokens, but the model's context is 1000"):
         fit([SYSTEM], [], [{"role": "user", "content": "y" * 10_000}], [], 1_000)
+
+
+def result(length: int, name: str = "files__read") -> dict[str, Any]:
+    text = ("line\n" * length)[:length]
+    return tool_message(
+        ToolCall(id="c", name=name, args={}), ToolCallRecord(tool=name, args={}, result=text, call_id="c")
+    )
+
+
+@given(st.lists(st.integers(0, 60_000), min_size=1, max_size=4), st.integers(8_000, 16_000), st.floats(2.0, 6.0))
+def test_tool_results_that_do_not_fit_are_cut_the_longest_first_and_say_so(
+    lengths: list[int], num_ctx: int, ratio: float
+) -> None:
+    current = [{"role": "user", "content": "q"}, *(result(length) for length in lengths)]
+    fitted = fit([SYSTEM], [turn(0, 10)], current, [], num_ctx, ratio)
+    room = num_ctx - reserve(num_ctx)
+    if estimate([SYSTEM, *current], [], ratio) <= room:
+        assert fitted.messages[-len(current) :] == current
+        return
+    assert fitted.tokens <= room
+    sent = [message["content"] for message in fitted.messages[-len(lengths) :]]
+    for message, length, text in zip(current[1:], lengths, sent, strict=True):
+        whole = message["content"]
+        assert text.partition("\n")[0] == whole.partition("\n")[0]
+        assert text.rpartition("\n")[2] == whole.rpartition("\n")[2]
+        assert text == whole or f" of {length} characters left out]\n[end" in text
+    cut = [len(text) for text, message in zip(sent, current[1:], strict=True) if text != message["content"]]
+    assert cut
+    # whoever was cut is as long as the others that were, and nobody who was not is longer
+    assert max(map(len, sent)) - min(cut) < 60
+
+
+def test_what_is_no_tools_result_is_never_cut() -> None:
+    said = [{"role": "user", "content": result(9_000)["content"]}, result(9_000, "search_memory")]
+    assert shortened(said, 5_000) == said
+    with pytest.raises(ContextTooSmall):
+        fit([SYSTEM], [], said, [], 2_000)
+
+
+def test_results_too_small_to_be_cut_stay_and_the_question_is_refused() -> None:
+    asked = {"role": "user", "content": "y" * 30_000}
+    with pytest.raises(ContextTooSmall):
+        fit([SYSTEM], [], [asked, result(5_000)], [], 8_000)
 
 
 def test_a_question_that_leaves_less_than_the_reserve_is_sent_all_the_same() -> None:
