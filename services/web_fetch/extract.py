@@ -14,7 +14,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.web_fetch.plain import plain_text, too_heavy
+from services.web_fetch.plain import lean, plain_text, too_heavy
 from services.web_fetch.tree import descriptions, heading_of, headings, links, parsed, title_of, whole_page
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ def extract(body: str, content_type: str, *, plain: bool = False) -> Extract:
     """
     is_html = content_type in HTML_TYPES or (not content_type and _LOOKS_LIKE_HTML.match(body[:2_000]))
     plain = plain or bool(is_html and too_heavy(body))
+    if plain and is_html and len(body) > PLAIN_CHARS:
+        body = lean(body)
     cut = plain and len(body) > PLAIN_CHARS
     if cut:
         body = body[:PLAIN_CHARS]

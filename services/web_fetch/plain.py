@@ -85,6 +85,11 @@ def _without_scripts(html: str) -> str:
     return "".join([*kept, html[at:]])
 
 
+def lean(html: str) -> str:
+    """The page without what is in its scripts and styles, where leaving these out is little work."""
+    return html if html.count("<") > MAX_BRACKETS else _without_scripts(html)
+
+
 def plain_text(html: str) -> tuple[str, str]:
     """Title and text, without scripts, menus, headers, footers and forms."""
     title = _TITLE.search(html, 0, _TITLE_WITHIN)

@@ -56,6 +56,13 @@ def test_tags_depth_and_attributes_are_counted_before_any_parsing(html: str, hea
     assert too_heavy(html) is heavy
 
 
+def test_a_script_does_not_take_the_place_of_the_text() -> None:
+    large = "<script>let a = '" + "x" * PLAIN_CHARS + "'</script>"
+    found = extract(f"<h1>Heading</h1>{large}<p>word{large}<p>end", "text/html", plain=True)
+    assert (found.text, found.cut) == ("Heading\nword\nend", False)
+    assert extract(f"<h1>Heading</h1>{large}<p>" + "a b " * PLAIN_CHARS, "text/html", plain=True).cut
+
+
 def test_of_a_heavy_page_the_beginning_is_read() -> None:
     found = extract("<h1>Heading</h1>" + "<p>word" * (PLAIN_CHARS // 7 + 1), "text/html")
     assert found.headed.startswith("Heading\nword\nword\n")
