@@ -11,8 +11,9 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
+from services.gateway.hour import Hour, Totals, totals
 from services.gateway.keys import Keys
-from services.gateway.metrics import Metrics, take
+from services.gateway.metrics import Metrics, Reading, take
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bell, Bus, BusFull
 from shared.contracts import QUERY_RECEIVED
@@ -48,6 +49,7 @@ class Gateway:
         self._backlog_until = float("-inf")
         self.stopping = False
         self.metrics = Metrics()
+        self.hour = Hour(self._totals)
         self.keys = Keys(self, settings)
 
     @property
@@ -132,12 +134,17 @@ class Gateway:
 
     async def metrics_text(self) -> bytes:
         """What a scrape is told. That the bus is away is part of it; failing would hide the rest."""
+        return self.metrics.text(await self._reading())
+
+    async def _totals(self) -> Totals:
+        return totals(self.metrics.families(await self._reading()))
+
+    async def _reading(self) -> Reading | None:
         try:
             async with self.reachable():
-                reading = await take(self.bus, self.context.registry)
+                return await take(self.bus, self.context.registry)
         except BusUnavailable:
-            reading = None
-        return self.metrics.text(reading)
+            return None
 
     # ── long requests ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from services.gateway.bus_state import BusReading, read_bus, read_starts
@@ -65,6 +66,12 @@ class Metrics:
         own = meter.text() if meter is not None else b""
         return generate_latest(self._registry) + generate_latest(shown) + own
 
+    def families(self, reading: Reading | None) -> Iterator[Metric]:
+        """The same as objects."""
+        meter = metrics.meter()
+        own = meter.registry.collect() if meter is not None else ()
+        return chain(self._registry.collect(), _Shown(reading).collect(), own)
+
 
 class _Shown(Collector):
     def __init__(self, reading: Reading | None) -> None:
@@ -77,6 +84,7 @@ class _Shown(Collector):
             yield from _of_streams(self._reading.bus)
             yield from _of_groups(self._reading.bus)
             yield from _of_replicas(self._reading)
+            yield from _of_generators(self._reading.replicas)
             yield from _of_judging(self._reading.replicas)
             yield from _of_knowledge(self._reading.replicas)
             yield from _of_redis(self._reading.bus)
@@ -137,6 +145,16 @@ def _of_replicas(reading: Reading) -> Iterator[Metric]:
         room.add_metric([name], sum(info.concurrency for info in found))
         starts.add_metric([name], started)
     yield from (live, busy, room, starts)
+
+
+def _of_generators(replicas: Sequence[ReplicaInfo]) -> Iterator[Metric]:
+    """What live generators have counted since they started; nothing before the first answer."""
+    generators = [info.facts for info in replicas if info.participant == "generator"]
+    told = [facts["first_words"] for facts in generators if "first_words" in facts]
+    if told:
+        count, spent = sum(one["count"] for one in told), sum(one["seconds"] for one in told)
+        text = "Seconds from accepting a query to the first sign of its answer, as live generators counted"
+        yield SummaryMetricFamily("local2_first_word_seconds", text, count_value=count, sum_value=spent)
 
 
 def _of_judging(replicas: Sequence[ReplicaInfo]) -> Iterator[Metric]:

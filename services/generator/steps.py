@@ -308,8 +308,14 @@ class JournalSteps:
         if self.ports.spoken:
             return
         self.ports.spoken = True
-        if self.ports.attempt == 1 and (meter := metrics.meter()) is not None:
-            meter.first_token(age_ms(self.ports.caller.query_id) / 1000)
+        if self.ports.attempt > 1:
+            return
+        seconds = max(0.0, age_ms(self.ports.caller.query_id) / 1000)
+        told = self.ports.context.facts.setdefault("first_words", {"count": 0, "seconds": 0.0})
+        told["count"] += 1
+        told["seconds"] += seconds
+        if (meter := metrics.meter()) is not None:
+            meter.first_token(seconds)
 
     # ── tools ────────────────────────────────────────────────────────────────────────────────────────────────
 

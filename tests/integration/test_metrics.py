@@ -134,6 +134,7 @@ def scraped(stack: HttpStack) -> Scraped:
             and found.value("gateway", "local2_answers_graded", score="4") >= 1
             and found.value("gateway", "local2_answers_rated", sentiment="negative") >= 1
             and found.value("gateway", "local2_judge_unread") >= 1
+            and found.value("gateway", "local2_first_word_seconds_count") >= 5
         )
         return found if done else None
 
@@ -190,6 +191,8 @@ def test_the_gateway_shows_the_bus(scraped: Scraped) -> None:
     assert scraped.value(of, "local2_replicas", participant="generator") == 2
     assert scraped.value(of, "local2_replica_starts_total", participant="generator") == 2
     assert scraped.value(of, "local2_replicas_concurrency", participant="generator") == 8
+    assert scraped.value(of, "local2_first_word_seconds_count") == 5
+    assert scraped.value(of, "local2_first_word_seconds_sum") > 0
     assert scraped.value(of, "local2_redis_memory_used_bytes") > 500_000
 
 

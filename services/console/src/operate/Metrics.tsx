@@ -1,31 +1,60 @@
-// The metrics that matter, over the last hour or as long as this place has been open.
+// The metrics that matter, over the last hour.
 
-import { Suspense, lazy, useSyncExternalStore } from "react";
-import { Note } from "./parts";
-import { SERIES, onSamples, samples } from "./samples";
+import { Suspense, lazy } from "react";
+import { useAsked, type Shapes } from "./asking";
+import { Note, Waiting } from "./parts";
 
 const Plot = lazy(() => import("./Plot"));
+// As often as the gateway looks, in ms.
+const EVERY = 15_000;
+
+interface Series {
+  key: keyof Shapes["HourSeries"];
+  name: string;
+  unit: string;
+  /** What an operator learns from it. */
+  about: string;
+  /** One unit of what is shown in units of what is told. */
+  scale?: number;
+}
+
+const SERIES: readonly Series[] = [
+  { key: "questions", name: "Questions", unit: "a minute", about: "Accepted by this gateway" },
+  { key: "first_word", name: "First word", unit: "s", about: "Mean until the first sign of an answer" },
+  { key: "questions_waiting", name: "Questions open", unit: "", about: "Waiting for a generator or in its hands" },
+  { key: "work_waiting", name: "Work waiting", unit: "messages", about: "Not yet read, over all participants" },
+  { key: "in_flight", name: "In flight", unit: "", about: "What all replicas work at now" },
+  { key: "requests", name: "Requests", unit: "a minute", about: "HTTP requests to this gateway" },
+  { key: "errors", name: "Errors", unit: "a minute", about: "Answers of 500 and more" },
+  { key: "streams", name: "Open streams", unit: "", about: "Browsers and clients that listen" },
+  { key: "dead_letters", name: "Dead letters", unit: "", about: "Messages that nobody could handle" },
+  { key: "redis_bytes", name: "Redis' memory", unit: "MB", about: "Used by everything that is kept there", scale: 1_000_000 },
+];
 
 export default function Metrics() {
-  const { times, values, wrong } = useSyncExternalStore(onSamples, samples);
+  const { found, wrong } = useAsked<Shapes["MetricsHour"]>("metrics/hour", EVERY);
   const shown = (value: number) => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 2 : 0 });
   return (
     <section>
       <h2>Metrics</h2>
-      <p className="dim">Since this place was opened, an hour at most. Prometheus gets them from <code>/metrics</code>.</p>
+      <p className="dim">The last hour, or since this gateway was started. Prometheus gets them from <code>/metrics</code>.</p>
       <Note>{wrong}</Note>
-      <div className="plots">
-        {SERIES.map(({ name, unit, about }, at) => {
-          const series = values[at] ?? [];
-          const last = series.findLast((value) => value !== null) ?? null;
-          return (
-            <figure key={name} className="plot">
-              <figcaption><b>{name}</b> <span className="plot-value">{last === null ? "–" : `${shown(last)} ${unit}`}</span><span className="dim">{about}</span></figcaption>
-              <Suspense fallback={<div className="plot-room" />}><Plot times={times} values={series} name={name} /></Suspense>
-            </figure>
-          );
-        })}
-      </div>
+      {!found && !wrong && <Waiting />}
+      {found?.times.length === 0 && <p>The gateway has just started. It looks every {found.every} seconds.</p>}
+      {found && found.times.length > 0 && (
+        <div className="plots">
+          {SERIES.map(({ key, name, unit, about, scale = 1 }) => {
+            const series = found.series[key].map((value) => (value === null ? null : value / scale));
+            const last = series.findLast((value) => value !== null) ?? null;
+            return (
+              <figure key={name} className="plot">
+                <figcaption><b>{name}</b> <span className="plot-value">{last === null ? "–" : `${shown(last)} ${unit}`}</span><span className="dim">{about}</span></figcaption>
+                <Suspense fallback={<div className="plot-room" />}><Plot times={found.times} values={series} name={name} /></Suspense>
+              </figure>
+            );
+          })}
+        </div>
+      )}
     </section>
   );
 }

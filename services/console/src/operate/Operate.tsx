@@ -4,7 +4,6 @@ import { Suspense, lazy, useEffect, type ComponentType } from "react";
 import * as Ariakit from "@ariakit/react";
 import { Waiting } from "./parts";
 import { PLACES, placeOf, type Place } from "./places";
-import { keepSampling } from "./samples";
 import "./operate.css";
 
 export interface PageProps {
@@ -31,7 +30,6 @@ const PAGES: Record<Place, ComponentType<PageProps>> = {
 export default function Operate({ page, onPage }: { page: string; onPage(page: string): void }) {
   const { place, rest } = placeOf(page);
   const Page = PAGES[place];
-  useEffect(keepSampling, []);
   // on a narrow screen the list is a line that scrolls
   useEffect(() => { void document.getElementById(place)?.scrollIntoView?.({ block: "nearest", inline: "nearest" }); }, [place]);
   return (

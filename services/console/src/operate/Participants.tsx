@@ -39,10 +39,12 @@ export default function Participants({ rest, onGo }: PageProps) {
 }
 
 function Load({ replicas }: { replicas: Replica[] }) {
-  const busy = sum(replicas, (one) => one.in_flight);
   const most = sum(replicas, (one) => one.concurrency);
   if (!most) return <>–</>;
-  return <span className="load" title={`${busy} at work, ${most} at most`}><svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect className="ground" width="100" height="10" /><rect className="value" width={Math.min(100, (100 * busy) / most)} height="10" /></svg> <span>{busy}/{most}</span></span>;
+  // what a replica holds beyond its places it has read, and works at next
+  const busy = sum(replicas, (one) => Math.min(one.in_flight ?? 0, one.concurrency ?? 0));
+  const next = sum(replicas, (one) => one.in_flight) - busy;
+  return <span className="load" title={`${busy} at work, ${most} at most${next ? `; ${next} more will be next` : ""}`}><svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect className="ground" width="100" height="10" /><rect className="value" width={Math.min(100, (100 * busy) / most)} height="10" /></svg> <span>{busy}/{most}{next > 0 && ` +${next}`}</span></span>;
 }
 
 function One({ name, part, participant, wrong, onGo }: { name: string; part: string; participant: Participant | undefined; wrong: string; onGo(page: string): void }) {

@@ -44,7 +44,7 @@ export default function Retention() {
           actions={(one) => (
             <form className="row-form" onSubmit={(event) => { event.preventDefault(); change(one, Number(new FormData(event.currentTarget).get("days"))); }}>
               <label htmlFor={`keep-${one.kind}`} className="hidden-text">Days that {one.kind} are kept</label>
-              <input id={`keep-${one.kind}`} name="days" type="number" min="0" max="36500" step="1" required defaultValue={one.keep_days} key={one.keep_days} />
+              <input id={`keep-${one.kind}`} name="days" type="number" min="0" max="36500" step="1" required defaultValue={one.keep_days} key={one.keep_days} /> <span aria-hidden="true">days</span>
               <button type="submit" className="tool">Set</button>
             </form>
           )}>

@@ -33,6 +33,7 @@ const ANSWERS: Record<string, unknown> = {
   "participants/critic/settings": settings,
   ready: { status: "not ready", parts: { model: { ok: false, reason: HOSTILE } } },
   "bus/streams": { streams: [{ subject: "query.received", length: 3, oldest_seconds: 1, groups: [{ name: "generator", consumers: 1, lag: 2, pending: 1 }] }] },
+  "metrics/hour": { every: 15, times: [1, 16], series: Object.fromEntries(["questions", "requests", "errors", "first_word", "questions_waiting", "work_waiting", "in_flight", "streams", "dead_letters", "redis_bytes"].map((key) => [key, key === "redis_bytes" ? [1, 2_500_000] : [2, null]])) },
   "dead-letters": { dead_letters: [{ id: "7-0", time: 1, stream: "x", group: "g", entry_id: "1-0", deliveries: 5, reason: HOSTILE, fields: { a: HOSTILE } }], total: 1, next: null },
   keys: { keys: [{ id: "k", name: HOSTILE, user_id: "ann", role: "user", created: 1, trusted: false }] },
   "memory/engrams": { engrams: [engram], cursor: null, total: 1 },
@@ -63,7 +64,6 @@ beforeEach(() => {
       sent.push({ method, path, body: typeof body === "string" ? JSON.parse(body) : undefined });
       if (refusal) return Promise.resolve(Response.json({ error: { code: "invalid_setting", message: refusal } }, { status: 422 }));
     }
-    if (name === "metrics") return Promise.resolve(new Response("local2_dead_letters 2\n"));
     if (name === "bus/events") {
       const text = entries.map((entry) => `id: ${entry.entry_id}\nevent: ${entry.subject}\ndata: ${JSON.stringify(entry)}\n\n`).join("");
       // it stays open, as the bus does
@@ -122,7 +122,17 @@ test("what a number of days removes is asked before it is set", async () => {
 
 test("metrics show the newest value of each series", async () => {
   await show("metrics");
-  await until(() => [...document.querySelectorAll(".plot")].some((one) => /Dead letters\s*2/.test(one.textContent ?? "")));
+  const says = (what: RegExp) => [...document.querySelectorAll(".plot")].some((one) => what.test(one.textContent ?? ""));
+  await until(() => says(/Dead letters\s*2/));
+  expect(says(/Redis' memory\s*2.5 MB/)).toBe(true);
+});
+
+test("a gateway that has just started says when there will be something", async () => {
+  const hour = ANSWERS["metrics/hour"];
+  ANSWERS["metrics/hour"] = { every: 15, times: [], series: {} };
+  await show("metrics");
+  await until(() => document.body.textContent?.includes("It looks every 15 seconds."));
+  ANSWERS["metrics/hour"] = hour;
 });
 
 test("a head sorts its column, in both directions, and a field filters", async () => {
@@ -139,6 +149,15 @@ test("a head sorts its column, in both directions, and a field filters", async (
   expect(head.closest("th")?.getAttribute("aria-sort")).toBe("descending");
   await type(document.querySelector<HTMLInputElement>("main input[type=search]")!, "mem");
   expect(names()).toEqual(["memory"]);
+});
+
+test("what a replica holds beyond its places is told apart from what it works at", async () => {
+  const known = ANSWERS["participants"];
+  ANSWERS["participants"] = { participants: [{ name: "web_fetch", replicas: [{ replica: "r1", state: "ready", in_flight: 6, concurrency: 5 }, { replica: "r2", state: "ready", in_flight: 1, concurrency: 5 }], work: [] }] };
+  await show("participants");
+  await until(() => document.querySelector(".load"));
+  expect(document.querySelector(".load")!.textContent).toBe(" 6/10 +1");
+  ANSWERS["participants"] = known;
 });
 
 test("settings send only what is different, and show a refusal at its field", async () => {
@@ -189,7 +208,7 @@ test("a verdict shows both answers and the wording that the judge had; older one
 
 test("what is on its way is not called empty", async () => {
   vi.stubGlobal("fetch", () => new Promise(() => {}));
-  for (const page of Object.keys(PLACES).filter((one) => one !== "metrics")) {
+  for (const page of Object.keys(PLACES)) {
     await show(page);
     await until(() => document.querySelector("main")?.textContent?.includes("Loading …"));
   }
