@@ -221,6 +221,16 @@ async def test_a_build_that_fails_says_what_it_needs_and_is_tried_again(checkout
     assert checkout.current
 
 
+async def test_a_build_that_fails_says_why_and_not_where_in_its_programs(checkout: Console, tmp_path: Path) -> None:
+    trace = "\n".join(f"npm error     at step{n} (node:net:{n}:7)" for n in range(30))
+    said = ["npm error code ECONNREFUSED", "npm error FetchError: connect to 127.0.0.1:9"]
+    told = "\n".join([*said, trace, "npm error }", "npm error", "read the log"])
+    _bin(tmp_path, f"cat <<'END'\n{told}\nEND\nexit 1")
+    with pytest.raises(CannotBuild) as refused:
+        await build(checkout, lambda _: None)
+    assert str(refused.value).splitlines()[1:] == [*said, "read the log"]
+
+
 async def test_an_old_node_is_not_used(checkout: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _bin(tmp_path, "true", version="v18.19.0")
     monkeypatch.setattr(console_build, "in_wheel", lambda: None)

