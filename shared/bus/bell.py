@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 
 from shared.bus.cluster import ClusterLink
 from shared.bus.endpoint import Address
-from shared.bus.follow import START, Follower, Id
+from shared.bus.follow import Feed, Follower, Id
 from shared.bus.hash_slots import slot_of_key
 from shared.bus.link import Link
 from shared.bus.port import Reply, ReplyError
@@ -40,43 +40,32 @@ _BATCH = 500
 _SILENCE = 1.0
 
 
-class Bell:
+class Bell(Feed):
     """All followers of a process. Opens a connection when somebody follows; made by `open_bell`.
 
     patience: seconds after which a connection that does not answer is replaced (see Link).
     """
 
     def __init__(self, bus: Bus, patience: float) -> None:
-        self.bus = bus
+        super().__init__(bus)
         self.patience = patience
-        self._followers: dict[str, list[Follower]] = {}
         # one server has no address: it may be another one with every connection
         self._lines: dict[Address | None, _Line] = {}
         self._rung: set[str] = set()
         self._followed = asyncio.Event()
 
-    def follow(self, stream: str, after: str = START, *, new: bool = False) -> Follower:
-        """A follower of a journal from just after an id; close it when done. new: nothing is expected to be there; a
-        read is saved when that is so."""
-        return Follower(self, stream, after, new=new)
-
     # ── who follows what ─────────────────────────────────────────────────────────────────────────────────────
 
     def join(self, follower: Follower) -> None:
-        followers = self._followers.setdefault(follower.stream, [])
-        followers.append(follower)
+        super().join(follower)
         self._followed.set()
         line = self._line(follower.stream)
         if line is not None and line.listen(follower.stream):
             follower.look()
 
-    def leave(self, follower: Follower) -> None:
-        followers = self._followers.get(follower.stream, [])
-        if follower in followers:
-            followers.remove(follower)
-        if not followers and self._followers.pop(follower.stream, None) is not None:
-            for line in self._lines.values():
-                line.forget(follower.stream)
+    def _left(self, stream: str) -> None:
+        for line in self._lines.values():
+            line.forget(stream)
         if not self._followers:
             self._followed.clear()
 

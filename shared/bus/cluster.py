@@ -85,21 +85,20 @@ class NodeLink(Link):
 
 
 class Lines:
-    """One connection per node, made at its first use. `most`: so many at most, the others are given up."""
+    """One connection per node, made at its first use. `single`: to one node at a time, the one before is given up."""
 
-    def __init__(self, cluster: ClusterLink, name: str, most: int | None = None) -> None:
+    def __init__(self, cluster: ClusterLink, name: str, *, single: bool = False) -> None:
         self._cluster = cluster
         self._name = name
-        self._most = most
+        self._single = single
         self._links: dict[Address, NodeLink] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
     def to(self, address: Address) -> NodeLink:
         link = self._links.get(address)
         if link is None:
-            if self._most is not None and len(self._links) >= self._most:
-                for other in list(self._links):
-                    self._retire(other)
+            for other in list(self._links) if self._single else ():
+                self._retire(other)
             link = self._links[address] = self._cluster.connect(address, self._name)
         link.used = time.monotonic()
         return link
@@ -145,7 +144,7 @@ class ClusterLink(Port):
         self._name = name
         self._timeout = timeout
         self._owners: list[Address | None] = [None] * SLOTS
-        self._masters: tuple[Address, ...] = ()
+        self.masters: tuple[Address, ...] = ()
         self.commands = Lines(self, name)
         self._others: list[Lines] = []
         self._doubt = asyncio.Event()
@@ -319,11 +318,11 @@ class ClusterLink(Port):
         if name == "SCAN":
             return await self._scan(command)
         if name in EVERY:
-            replies = await asyncio.gather(*(self._tell(address, command, retry) for address in self._masters))
+            replies = await asyncio.gather(*(self._tell(address, command, retry) for address in self.masters))
             # of several numbers the lowest: what one of them does not have is missing
             return next((reply for reply in replies if refused(reply) is not None), min(replies))
         links = sorted(self.commands.all(), key=lambda link: not link.connected.is_set())
-        return await self._tell(links[0].address if links else self._masters[0], command, retry)
+        return await self._tell(links[0].address if links else self.masters[0], command, retry)
 
     async def _tell(self, address: Address, command: Command, retry: bool) -> Reply:
         while True:
@@ -334,12 +333,12 @@ class ClusterLink(Port):
                 if not retry:
                     raise
                 await self._mapped()
-                if address not in self._masters:
-                    address = self._masters[0]
+                if address not in self.masters:
+                    address = self.masters[0]
 
     async def _scan(self, command: Command) -> Reply:
         """One master after the other: the cursor also says which."""
-        masters = sorted(self._masters, key=str)
+        masters = sorted(self.masters, key=str)
         inner, number = divmod(int(command[1]), len(masters))
         reply = await self._tell(masters[number], ("SCAN", inner, *command[2:]), True)
         if refused(reply) is not None:
@@ -360,19 +359,11 @@ class ClusterLink(Port):
         assert address is not None
         return self._endpoint.at(address)
 
-    @property
-    def masters(self) -> tuple[Address, ...]:
-        return self._masters
-
-    def lines(self, name: str, most: int | None = None) -> Lines:
-        """Connections of another kind, which follow the map too; close them when done."""
-        made = Lines(self, f"{self._name.rpartition(':')[0]}:{name}", most)
+    def line(self, name: str) -> Lines:
+        """A further connection, to whichever node it is needed to, which follows the map too; close it when done."""
+        made = Lines(self, f"{self._name.rpartition(':')[0]}:{name}", single=True)
         self._others.append(made)
         return made
-
-    def at(self, address: Address) -> NodeLink:
-        """The connection for commands to one node."""
-        return self.commands.to(address)
 
     def connect(self, address: Address, name: str) -> NodeLink:
         link = NodeLink(self._endpoint, address, name=name, timeout=self._timeout, on_loss=self._lost)
@@ -422,7 +413,7 @@ class ClusterLink(Port):
 
     def _whole(self) -> bool:
         links = [link for lines in (self.commands, *self._others) for link in lines.all()]
-        return all(link.connected.is_set() for link in links if link.address in self._masters)
+        return all(link.connected.is_set() for link in links if link.address in self.masters)
 
     def _someone(self) -> NodeLink | None:
         """A node to ask, each time another one; where none is connected, those in the URL are tried."""
@@ -450,9 +441,9 @@ class ClusterLink(Port):
         for first, last, address in rows:
             owners[first : last + 1] = [address] * (last - first + 1)
         masters = tuple(dict.fromkeys(address for _, _, address in rows))
-        if set(masters) != set(self._masters):
+        if set(masters) != set(self.masters):
             log.info("bus.cluster", masters=[str(address) for address in masters])
-        self._owners, self._masters = owners, masters
+        self._owners, self.masters = owners, masters
         for lines in (self.commands, *self._others):
             lines.keep(masters)
         for address in masters:

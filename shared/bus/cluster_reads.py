@@ -81,7 +81,7 @@ class ClusterReader:
         stream = command[-2]
         lines = self._lines.get(stream)
         if lines is None:
-            lines = self._lines[stream] = self._cluster.lines("groups", most=1)
+            lines = self._lines[stream] = self._cluster.line("groups")
         (reply,) = await self._cluster.carry(lines, [command], retry=False, block=block)
         return checked(reply)
 
@@ -122,7 +122,7 @@ class ClusterReader:
     async def _end(self, link: NodeLink) -> bool:
         with contextlib.suppress(TimeoutError, ConnectionLost, ReplyError, BusUnavailable):
             async with asyncio.timeout(_UNBLOCK_PATIENCE):
-                return await self._cluster.at(link.address).unblock(link)
+                return await self._cluster.commands.to(link.address).unblock(link)
         return False
 
 
@@ -131,7 +131,7 @@ class ClusterTailer:
 
     def __init__(self, cluster: ClusterLink) -> None:
         self._cluster = cluster
-        self._lines = cluster.lines("tail", most=1)
+        self._lines = cluster.line("tail")
         self._inbox: asyncio.Task[Reply] | None = None
         self._inbox_after: tuple[str, str] = ("", "")
         self._interrupted: asyncio.Future[None] | None = None
@@ -219,7 +219,7 @@ class ClusterTailer:
 
     def _reachable(self, stream: str) -> bool:
         owner = self._cluster.owner(slot_of_key(stream))
-        return owner is not None and self._cluster.at(owner).connected.is_set()
+        return owner is not None and self._cluster.commands.to(owner).connected.is_set()
 
     def _tidy(self, wanted: Mapping[str, str], now: float) -> None:
         """New streams are looked at at once; those that nobody follows any more are forgotten."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 from shared.bus.port import ReplyError
 from shared.bus.streams import Bus, Entry, order, size_of
@@ -25,17 +25,35 @@ _LARGEST_PAGE = 512
 _PAGE_BYTES = 262_144
 
 
-class Feed(Protocol):
-    """Tells followers of what is new."""
+class Feed(ABC):
+    """Tells the followers of streams what is new."""
 
-    bus: Bus
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self._followers: dict[str, list[Follower]] = {}
+
+    def follow(self, stream: str, after: str = START, *, new: bool = False) -> Follower:
+        """A follower of a stream from just after an id; close it when done. new: nothing is expected to be there; a
+        read is saved when that is so."""
+        return Follower(self, stream, after, new=new)
 
     def join(self, follower: Follower) -> None:
         """The follower has read its stream to the end: from now on it is offered what comes. Whatever may have come in
         between, it is told to look for."""
+        self._followers.setdefault(follower.stream, []).append(follower)
 
     def leave(self, follower: Follower) -> None:
         """It wants nothing more, and may never have joined."""
+        followers = self._followers.get(follower.stream, [])
+        if follower in followers:
+            followers.remove(follower)
+            if not followers:
+                del self._followers[follower.stream]
+                self._left(follower.stream)
+
+    @abstractmethod
+    def _left(self, stream: str) -> None:
+        """Nobody follows the stream any more."""
 
 
 class Follower:

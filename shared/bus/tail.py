@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 
-from shared.bus.follow import START, Follower
+from shared.bus.follow import START, Feed, Follower
 from shared.bus.port import ConnectionLost, ReplyError
 from shared.bus.streams import Bus, entries, order, size_of
 from shared.errors import BusUnavailable
@@ -22,23 +22,18 @@ _FIRST_RETRY = 0.005
 _GLANCE = 0.1
 
 
-class Tail:
+class Tail(Feed):
     """The process's one blocking read: of its `inbox`, and of what else is followed."""
 
     def __init__(self, bus: Bus, inbox: str) -> None:
-        self.bus = bus
+        super().__init__(bus)
         self.inbox = inbox
-        self._followers: dict[str, list[Follower]] = {}
         self._positions: dict[str, str] = {inbox: START}
         self._unreadable: dict[str, float] = {}
         self._interrupting: asyncio.Task[None] | None = None
         # versions of the set of streams: as wanted now, and as the read in progress knows it
         self._version = 0
         self._reading = 0
-
-    def follow(self, stream: str, after: str = START) -> Follower:
-        """A follower of a stream from just after an id; close it when done."""
-        return Follower(self, stream, after)
 
     async def newest(self, stream: str) -> str:
         """The id after which only entries written from now on come."""
@@ -49,7 +44,7 @@ class Tail:
         return self._positions.get(stream)
 
     def join(self, follower: Follower) -> None:
-        self._followers.setdefault(follower.stream, []).append(follower)
+        super().join(follower)
         read = self._positions.get(follower.stream)
         if read is None:
             self._positions[follower.stream] = follower.position
@@ -58,12 +53,9 @@ class Tail:
         elif order(read) > order(follower.position):
             follower.look()
 
-    def leave(self, follower: Follower) -> None:
-        followers = self._followers.get(follower.stream, [])
-        if follower in followers:
-            followers.remove(follower)
-        if not followers and self._followers.pop(follower.stream, None) is not None and follower.stream != self.inbox:
-            del self._positions[follower.stream]
+    def _left(self, stream: str) -> None:
+        if stream != self.inbox:
+            del self._positions[stream]
 
     def _interrupt(self) -> None:
         """Ends the read in progress, which does not know of a new stream yet."""

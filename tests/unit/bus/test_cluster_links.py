@@ -42,11 +42,11 @@ def cluster(masters: list[tuple[Address, ...]], **lost: int) -> tuple[ClusterLin
     """masters: those of each map that is read, one after the other."""
     link = ClusterLink(Endpoint.parse("redis+cluster://one:1/"), name="test")
     nodes = Nodes(**lost)
-    link._masters, *later = masters
+    link.masters, *later = masters
 
     async def mapped() -> None:
         if later:
-            link._masters = later.pop(0)
+            link.masters = later.pop(0)
 
     link.commands = cast(Lines, nodes)
     link._mapped = mapped  # type: ignore[method-assign]
