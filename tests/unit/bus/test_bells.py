@@ -1,0 +1,272 @@
+"""Following journals by rings, without a server: what a ring gives, and what is looked for without one."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from shared.bus import Command, ReplyError
+from shared.bus import bell as module
+from shared.bus.bell import Bell, _Line
+from shared.errors import BusUnavailable
+
+JOURNAL = "local2:journal:7-0:A"
+
+
+class Line:
+    """The connection to the server, of which the test says what it listens to."""
+
+    made: list[Line]
+
+    def __init__(self, _bell: Bell, address: Any) -> None:
+        self.address = address
+        self.listening: set[str] = set()
+        self.asked: list[str] = []
+        self.forgotten: list[str] = []
+        self.state = "new"
+        Line.made.append(self)
+
+    def open(self) -> None:
+        self.state = "open"
+
+    def listen(self, stream: str) -> bool:
+        self.asked.append(stream)
+        return stream in self.listening
+
+    def forget(self, stream: str) -> None:
+        self.forgotten.append(stream)
+
+    async def __aexit__(self) -> None:
+        self.state = "closed"
+
+
+class Server:
+    """Answers XREAD by stream; `asked` are the streams and positions of each write."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {}
+        self.asked: list[dict[str, str]] = []
+        self.fails: list[Exception] = []
+
+    async def pipe_raw(self, commands: list[Command]) -> list[Any]:
+        assert {command[:4] for command in commands} == {("XREAD", "COUNT", 1, "STREAMS")}
+        self.asked.append({command[4]: command[5] for command in commands})
+        if self.fails:
+            raise self.fails.pop()
+        return [self.answers.get(command[4]) for command in commands]
+
+
+class Follower:
+    def __init__(self, stream: str = JOURNAL, position: str = "0-0", *, waiting: bool = True) -> None:
+        self.stream, self.position, self.waiting = stream, position, waiting
+        self.offered: list[Any] = []
+        self.looks = 0
+
+    def offer(self, after: Any, found: Any, size: int) -> None:
+        self.offered.append((after, found, size))
+
+    def look(self) -> None:
+        self.looks += 1
+
+
+@pytest.fixture
+def bell(monkeypatch: pytest.MonkeyPatch) -> Bell:
+    Line.made = []
+    monkeypatch.setattr(module, "_Line", Line)
+    return Bell(cast(Any, SimpleNamespace(link=Server(), source="test/1")), 1.0)
+
+
+def join(bell: Bell, *followers: Follower) -> None:
+    for follower in followers:
+        bell.join(cast(Any, follower))
+
+
+def leave(bell: Bell, *followers: Follower) -> None:
+    for follower in followers:
+        bell.leave(cast(Any, follower))
+
+
+async def test_one_connection_is_opened_for_all_and_who_joins_what_rings_already_looks_once(bell: Bell) -> None:
+    first, second, other = Follower(), Follower(), Follower("other")
+    join(bell, first, other)
+    (line,) = Line.made
+    assert (line.state, line.address, line.asked) == ("open", None, [JOURNAL, "other"])
+    # what was written before its rings come is looked for when they do
+    assert (first.looks, other.looks) == (0, 0)
+    line.listening = {JOURNAL}
+    join(bell, second)
+    assert (first.looks, second.looks) == (0, 1)
+    assert bell.streams_of(cast(Any, line)) == [JOURNAL, "other"]
+    await bell.close()
+    assert line.state == "closed"
+
+
+async def test_a_stream_rings_until_its_last_follower_has_gone(bell: Bell) -> None:
+    first, second, other = Follower(), Follower(), Follower("other")
+    join(bell, first, second, other)
+    (line,) = Line.made
+    leave(bell, first)
+    bell.rang(JOURNAL, b"1-1 kind 5 {}")
+    assert (len(first.offered), len(second.offered), line.forgotten) == (0, 1, [])
+    assert bell._followed.is_set()
+    leave(bell, second, second, Follower("never"))
+    assert line.forgotten == [JOURNAL]
+    assert bell._followed.is_set()
+    leave(bell, other)
+    assert (line.forgotten, bell._followed.is_set()) == ([JOURNAL, "other"], False)
+    # who is rung and not there any more
+    bell.rang(JOURNAL, b"1-2 kind 5 {}")
+    assert not bell.look(JOURNAL)
+    assert len(second.offered) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "after", "at", "entry"),
+    [
+        (b"1-1 token 170 {}", (0, 0), (1, 1), ("1-1", [b"type", b"token", b"time", b"170", b"data", b"{}"])),
+        (b'2-1 t 1 {"a": 1}', (2, 0), (2, 1), ("2-1", [b"type", b"t", b"time", b"1", b"data", b'{"a": 1}'])),
+        (b"1-8 t 1 ", (1, 7), (1, 8), ("1-8", [b"type", b"t", b"time", b"1", b"data", b""])),
+    ],
+)
+async def test_a_ring_brings_the_entry_with_the_place_behind_which_it_comes(
+    message: bytes, after: Any, at: Any, entry: Any, bell: Bell
+) -> None:
+    follower, other = Follower(), Follower("other")
+    join(bell, follower, other)
+    bell.rang(JOURNAL, message)
+    assert follower.offered == [(after, ((at, entry),), len(message))]
+    assert (follower.looks, other.offered) == (0, [])
+
+
+@pytest.mark.parametrize("message", [b"1-5", b"1-5 token 170", b"", b"x t 1 {}", b"1-5x t 1 {}", b"\xff t 1 {}"])
+async def test_a_ring_that_brings_nothing_has_the_stream_looked_at(message: bytes, bell: Bell) -> None:
+    follower, other = Follower(), Follower("other")
+    join(bell, follower, other)
+    bell.rang(JOURNAL, message)
+    assert (follower.offered, follower.looks, other.looks) == ([], 1, 0)
+
+
+async def test_who_waits_is_asked_for_from_the_least_position(bell: Bell) -> None:
+    server = cast(Server, bell.bus.link)
+    followers = [Follower(position="1-10"), Follower(position="1-9"), Follower(position="1-1", waiting=False)]
+    busy, quiet, strange = Follower("busy", waiting=False), Follower("quiet"), Follower("strange")
+    join(bell, *followers, busy, quiet, strange)
+    server.answers = {JOURNAL: [b"something"], "strange": ReplyError("WRONGTYPE")}
+    await bell._ask_some([JOURNAL, "busy", "quiet", "strange", "nobody's"])
+    assert server.asked == [{JOURNAL: "1-9", "quiet": "0-0", "strange": "0-0"}]
+    assert [one.looks for one in (*followers, busy, quiet, strange)] == [1, 1, 1, 0, 0, 0]
+    await bell._ask_some(["busy"])
+    assert len(server.asked) == 1
+
+
+async def test_what_did_not_ring_between_two_rounds_is_looked_at_whatever_became_of_an_earlier_look(
+    bell: Bell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[asyncio.Event] = []
+
+    async def sleep(seconds: float) -> None:
+        assert seconds == 0.5
+        rounds.append(asyncio.Event())
+        await rounds[-1].wait()
+
+    async def round_() -> list[dict[str, str]]:
+        """What a round asks for."""
+        before = len(server.asked)
+        rounds[-1].set()
+        for _ in range(20):
+            await real(0)
+        return server.asked[before:]
+
+    real, server = asyncio.sleep, cast(Server, bell.bus.link)
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep, gather=asyncio.gather, timeout=asyncio.timeout))
+    watching = asyncio.create_task(bell.watch())
+    await real(0)
+    # nobody follows: there are no rounds
+    assert rounds == []
+    rings, quiet = Follower("rings"), Follower("quiet")
+    join(bell, rings, quiet)
+    for _ in range(5):
+        await real(0)
+    bell.rang("rings", b"1-1 t 1 {}")
+    assert await round_() == [{"quiet": "0-0"}]
+    # every stream is listened to again, where it is now
+    assert Line.made[0].asked == ["rings", "quiet", "rings", "quiet"]
+    server.fails = [BusUnavailable("away")]
+    assert await round_() == [{"rings": "0-0", "quiet": "0-0"}]
+    assert await round_() == [{"rings": "0-0", "quiet": "0-0"}]
+    leave(bell, rings, quiet)
+    assert await round_() == []
+    assert len(rounds) == 4
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_many_streams_are_asked_for_in_pieces(bell: Bell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BATCH", 2)
+    server = cast(Server, bell.bus.link)
+    names = [f"s{number}" for number in range(5)]
+    join(bell, *map(Follower, names))
+    await bell._ask(names)
+    assert [list(asked) for asked in server.asked] == [["s0", "s1"], ["s2", "s3"], ["s4"]]
+
+
+class Wire:
+    def __init__(self) -> None:
+        self.sent: list[Command] = []
+
+    def send(self, commands: list[Command]) -> None:
+        self.sent += commands
+
+
+class Told:
+    """A bell that notes what its connection tells it."""
+
+    bus = SimpleNamespace(source="test/1")
+    patience = 1.0
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+        self.followed = {JOURNAL}
+
+    def rang(self, stream: str, message: bytes) -> None:
+        self.heard.append(("rang", stream, message))
+
+    def look(self, stream: str) -> bool:
+        self.heard.append(("look", stream))
+        return stream in self.followed
+
+    def moved(self) -> None:
+        self.heard.append(("moved",))
+
+
+async def test_a_connection_listens_to_what_was_confirmed_and_forgets_what_nobody_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told, wire, said = Told(), Wire(), list[str]()
+    line = _Line(cast(Any, told), None)
+    monkeypatch.setattr(line, "_report", lambda text, _generation: said.append(text))
+    # not connected yet: it is asked for when it is
+    assert not line.listen(JOURNAL)
+    line.forget(JOURNAL)
+    line._wire = cast(Any, wire)
+    assert not line.listen(JOURNAL)
+    line._receive([[b"ssubscribe", JOURNAL.encode(), 1], [b"smessage", JOURNAL.encode(), b"1-1 t 1 {}"]])
+    assert told.heard == [("look", JOURNAL), ("rang", JOURNAL, b"1-1 t 1 {}")]
+    assert line.listen(JOURNAL)
+    assert wire.sent == [("SSUBSCRIBE", JOURNAL)]
+    # who asked for it has left before it was confirmed
+    line._receive([[b"ssubscribe", b"left", 2]])
+    assert wire.sent[1:] == [("SUNSUBSCRIBE", "left")]
+    assert not line.listen("left")
+    line.forget(JOURNAL)
+    line.forget(JOURNAL)
+    assert wire.sent[3:] == [("SUNSUBSCRIBE", JOURNAL)]
+    line._receive([[b"ssubscribe", JOURNAL.encode(), 1], [b"sunsubscribe", JOURNAL.encode(), 0]])
+    assert not line.listen(JOURNAL)
+    told.heard.clear()
+    line._receive([ReplyError("MOVED 1 x:1"), ReplyError("NOPERM no"), b"PONG", [b"something", b"else"]])
+    assert (told.heard, said) == ([("moved",)], ["NOPERM no"])
+    line._wire = None
