@@ -110,6 +110,7 @@ class NoBus:
     def __init__(self) -> None:
         self.settings = GeneratorSettings()
         self.bus = self
+        self.facts: dict[str, Any] = {}
 
     async def publish(self, *_messages: Any) -> None:
         pass
