@@ -20,16 +20,29 @@ CHAT_HEADER = "X-OpenWebUI-Chat-Id"
 _bearer = HTTPBearer(auto_error=False, description="An API key")
 
 
+async def known(request: Request) -> Principal | None:
+    """Whose key a request has; None for one without a valid key."""
+    gateway: Gateway = request.app.state.gateway
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return await gateway.keys.principal(key.strip() if scheme.lower() == "bearer" else "")
+
+
+def unauthorized(**headers: str) -> ApiError:
+    return ApiError(
+        401,
+        "unauthorized",
+        "a valid API key is needed: Authorization: Bearer KEY",
+        {"WWW-Authenticate": "Bearer", **headers},
+    )
+
+
 async def authenticated(request: Request, _documented: Annotated[Any, Depends(_bearer)]) -> Principal:
     gateway: Gateway = request.app.state.gateway
     if gateway.settings.auth == "off":
         _from_this_machine(request)
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    found = await gateway.keys.principal(key.strip() if scheme.lower() == "bearer" else "")
+    found = await known(request)
     if found is None:
-        raise ApiError(
-            401, "unauthorized", "a valid API key is needed: Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"}
-        )
+        raise unauthorized()
     name = request.headers.get(USER_HEADER, "")
     return found.named(name) if found.trusted and name else found
 

@@ -1,4 +1,5 @@
-"""Reading request bodies: size, content type, JSON and its depth are checked before anything is built from them."""
+"""Reading request bodies: whose they are, size, content type, JSON and its depth are checked before anything is built
+from them."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
+from services.gateway.auth import known, unauthorized
 from services.gateway.errors import ApiError
 
 MAX_BODY = 4 * 1024**2
+# Of whoever has no key: what opens a one-time link, and what is refused, is short.
+STRANGERS_BODY = 65_536
 # Of a file, and of a request with images in it.
 MAX_FILE_BODY = 32 * 1024**2
 # A client that still writes does not read the refusal, and a connection closed on it would lose it: so many times as
@@ -31,21 +35,25 @@ class JsonRequest(Request):
         return self._checked
 
     async def _read(self) -> bytes:
+        stranger = await known(self) is None
+        kept = STRANGERS_BODY if stranger else self.most
+        # the rest of the body is not read, so the connection cannot be used again
+        refusal = unauthorized(Connection="close") if stranger else _too_large(self.most)
         parts: list[bytes] = []
         size = 0
         try:
             async for part in self.stream():
                 size += len(part)
                 if size > _PATIENCE * self.most:
-                    raise _too_large(self.most)
-                if size > self.most:
+                    raise refusal
+                if size > kept:
                     parts.clear()
                 else:
                     parts.append(part)
         except ClientDisconnect as exc:
             raise ApiError(400, "bad_request", "the connection closed before the body was complete") from exc
-        if size > self.most:
-            raise _too_large(self.most)
+        if size > kept:
+            raise refusal
         body = b"".join(parts)
         if body and not _is_json(self.headers.get("content-type", "")):
             raise ApiError(415, "unsupported_media_type", "the body must be sent with Content-Type: application/json")
@@ -66,7 +74,6 @@ def _is_json(content_type: str) -> bool:
 
 
 def _too_large(most: int) -> ApiError:
-    # the rest of the body is not read, so the connection cannot be used again
     return ApiError(413, "body_too_large", f"the body is larger than {most} bytes", headers={"Connection": "close"})
 
 
