@@ -1,0 +1,414 @@
+"""The steps of an answer: what is asked of the model and of the tools, what is written, and what is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from services.generator import steps as module
+from services.generator.context import Conversation
+from services.generator.loop import Reply
+from services.generator.machine import IDLE, TABLE
+from services.generator.recall import Recall
+from services.generator.settings import GeneratorSettings
+from services.generator.steps import JournalSteps, Ports
+from shared.contracts import ToolCallRecord, ToolResultMessage
+from shared.llm.courtesy import Yielded
+from shared.llm.port import (
+    ChatRequest,
+    ContextOverflow,
+    EmptyAnswer,
+    Finish,
+    ModelFacts,
+    ModelOverloaded,
+    ModelRejected,
+    ModelUnavailable,
+    Notice,
+    StreamInterrupted,
+    TextDelta,
+    ThinkingDelta,
+    ToolCall,
+)
+from shared.participant.machine import Machine
+from shared.participant.tool_client import Caller, Trail
+from shared.records.journal import EntryType
+
+QUESTION = {"role": "user", "content": "What is new?"}
+DONE = Finish("stop", 100, 5, "served:1b")
+FORM = {"type": "object"}
+
+
+class Journal:
+    def __init__(self) -> None:
+        self.entries: list[tuple[EntryType, dict[str, Any]]] = []
+        self.tokens: list[str] = []
+
+    @property
+    def position(self) -> str:
+        return f"1-{len(self.entries)}"
+
+    async def append(self, kind: EntryType, data: dict[str, Any]) -> None:
+        self.entries.append((kind, data))
+
+    async def append_all(
+        self, items: Sequence[tuple[EntryType, dict[str, Any]]], tokens: Sequence[str] | None = None
+    ) -> None:
+        self.entries += items
+        self.tokens += tokens or []
+
+    def of(self, kind: EntryType) -> list[dict[str, Any]]:
+        return [data for each, data in self.entries if each is kind]
+
+
+class Model:
+    """Says what it was given for each call; an exception in it is raised at its place."""
+
+    def __init__(self, *calls: Sequence[Any]) -> None:
+        self._calls = list(calls)
+        self.requests: list[ChatRequest] = []
+        self.known = ModelFacts()
+        self.closed = 0
+
+    async def facts(self, _model: str) -> ModelFacts:
+        return self.known
+
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[Any, None]:
+        self.requests.append(request)
+        try:
+            for said in self._calls.pop(0):
+                if isinstance(said, Exception):
+                    raise said
+                yield said
+        finally:
+            self.closed += 1
+
+
+class Tools:
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    async def schemas(self) -> dict[str, dict[str, Any]]:
+        return {name: function(name) for name in ("web_search", "calculator", "mine")}
+
+    async def patience(self, name: str, _args: dict[str, Any], usual: float) -> float:
+        return usual + len(name)
+
+    async def call(self, name: str, args: dict[str, Any], **how: Any) -> ToolResultMessage:
+        self.asked.append({"name": name, "args": args, **how})
+        if args.get("breaks"):
+            raise StreamInterrupted("away")
+        return ToolResultMessage(
+            query_id="1-0", call_id=how["call_id"], tool="canonical", result="r", error=args.get("error"),
+            data={"n": 1}, duration_ms=7, request_id="9-0",
+        )  # fmt: skip
+
+
+def function(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": "d", "parameters": {}}}
+
+
+class Run:
+    """An answer's steps over a model that says so and so."""
+
+    def __init__(self, *calls: Sequence[Any], settings: dict[str, Any] | None = None, **steps: Any) -> None:
+        self.journal, self.model, self.tools = Journal(), Model(*calls), Tools()
+        self.crossed: list[tuple[Any, ...]] = []
+        self.recall = Recall()
+        context = SimpleNamespace(settings=GeneratorSettings(**(settings or {})), facts={}, replica="r1")
+        self.ports = Ports(
+            context=cast(Any, context), model=cast(Any, self.model), tools=cast(Any, self.tools),
+            writer=cast(Any, self.journal), recall=self.recall, machine=Machine(TABLE, IDLE), caller=Caller("1-0"),
+            crossed=cast(Any, SimpleNamespace(call=lambda *what: self.crossed.append(what))), response_id="1-0:A",
+            attempt=1,
+        )  # fmt: skip
+        history = steps.pop("history", [])
+        self.conversation = Conversation([{"role": "system", "content": "Be kind."}], history)
+        options = {"allowed": None, "options": {"seed": 1}, "model_name": "m", **steps}
+        self.steps = JournalSteps(ports=self.ports, conversation=self.conversation, **options)
+
+    async def asks(self, with_tools: bool = True, form: dict[str, Any] | None = None, step: int = 0) -> Reply:
+        return await self.steps.model(step, [QUESTION], with_tools=with_tools, form=form)
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses before another try, which pass at once."""
+    found: list[float] = []
+    real = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        found.append(seconds)
+        await real(0)
+
+    monkeypatch.setattr(module, "random", SimpleNamespace(uniform=lambda low, high: (low + high) / 2))
+    others = ("get_running_loop",)
+    monkeypatch.setattr(
+        module, "asyncio", SimpleNamespace(sleep=sleep, **{name: getattr(asyncio, name) for name in others})
+    )
+    return found
+
+
+async def test_a_reply_is_asked_for_as_it_is_set_and_written_whole() -> None:
+    call = ToolCall("c1", "calculator", {"x": 1})
+    run = Run(
+        [ThinkingDelta("hm"), TextDelta("I "), TextDelta("look."), call, DONE],
+        settings={"num_ctx": 4_096, "max_tokens": 500, "first_token_seconds": 11, "timeout_seconds": 22},
+        labels={"persona": "Skeptic"}, scope="0.1:", think=False,
+    )  # fmt: skip
+    reply = await run.asks()
+    (request,) = run.model.requests
+    assert (request.model, request.think, request.num_ctx, request.options) == ("m", False, 4_096, {"seed": 1})
+    assert (request.first_token_timeout, request.idle_timeout, request.max_tokens) == (11, 22, 500)
+    assert request.messages == [{"role": "system", "content": "Be kind."}, QUESTION]
+    assert (reply.content, reply.thinking, reply.tool_calls) == ("I look.", "hm", [call])
+    assert (reply.prompt_tokens, reply.completion_tokens, reply.model, reply.finish_reason) == (
+        100, 5, "served:1b", "stop",
+    )  # fmt: skip
+    (written,) = run.journal.of(EntryType.MESSAGE)
+    assert (written["step"], written["role"], written["scope"], written["persona"]) == (
+        0,
+        "assistant",
+        "0.1:",
+        "Skeptic",
+    )
+    assert written["context"]["window"] == 4_096
+    assert (written["context"]["turns"], written["context"]["cut"]) == (0, 0)
+    assert [data["text"] for data in run.journal.of(EntryType.THINKING)] == ["hm"]
+    assert "".join(data["text"] for data in run.journal.of(EntryType.ANSWER)) == "I look."
+    assert {data["persona"] for kind, data in run.journal.entries} == {"Skeptic"}
+    assert run.model.closed == 1
+    # the one answer has no scope
+    plain = Run([TextDelta("Hi."), Finish("length", None, None, "")])
+    reply = await plain.asks()
+    assert (reply.model, reply.finish_reason) == ("m", "length")
+    assert "scope" not in plain.journal.of(EntryType.MESSAGE)[0]
+
+
+async def test_tools_are_offered_by_name_and_the_clients_own_take_the_place_of_ours() -> None:
+    for allowed, names in (
+        (None, ["calculator", "web_search", "mine"]),
+        (frozenset({"web_search"}), ["web_search", "mine"]),
+        (frozenset[str](), ["mine"]),
+    ):
+        run = Run([TextDelta("x"), DONE], [TextDelta("x"), DONE], allowed=allowed, functions=[function("mine")])
+        await run.asks()
+        await run.asks(with_tools=False, step=1)
+        offered = [[one["function"]["name"] for one in request.tools] for request in run.model.requests]
+        assert offered == [names, []]
+
+
+async def test_a_recorded_reply_is_not_asked_for_again_and_its_measure_counts() -> None:
+    run = Run([TextDelta("new"), DONE], scope="0.1:")
+    known = Reply("old", "", [], "stop", "m", ratio=2.5)
+    run.recall.replies[("0.1:", 0)] = known
+    assert await run.asks() is known
+    assert (run.model.requests, run.journal.entries, run.conversation.ratio) == ([], [], 2.5)
+    run.recall.replies[("0.1:", 1)] = Reply("old", "", [], "stop", "m")
+    await run.asks(step=1)
+    assert run.conversation.ratio == 2.5
+    assert (await run.asks(step=2)).content == "new"
+
+
+async def test_text_of_a_call_that_nobody_will_finish_is_taken_back_once() -> None:
+    run = Run([TextDelta("a"), DONE], [TextDelta("b"), DONE])
+    run.recall.unsettled[module.speaker({})] = "1-7"
+    await run.asks(step=3)
+    await run.asks(step=4)
+    assert run.journal.of(EntryType.RESTARTED) == [{"step": 3, "discard_after": "1-7"}]
+
+
+@pytest.mark.parametrize("fault", [StreamInterrupted("cut"), ModelOverloaded("busy"), ModelUnavailable("away")])
+async def test_what_broke_off_is_asked_again_and_what_was_seen_of_it_taken_back(
+    fault: Exception, pauses: list[float]
+) -> None:
+    run = Run([fault], [TextDelta("half"), fault], [ThinkingDelta("hm"), fault], [TextDelta("whole"), DONE])
+    if isinstance(fault, StreamInterrupted):
+        with pytest.raises(StreamInterrupted):
+            await run.asks()
+        assert (len(run.model.requests), pauses) == (3, [])
+        return
+    assert (await run.asks()).content == "whole"
+    # doubled each time
+    assert pauses == [0.25, 0.5, 1.0]
+    (notice,) = run.journal.of(EntryType.NOTICE)
+    assert notice == {"code": "model_waiting", "message": f"waiting for the model: {fault}"}
+    # nothing was seen of the first try
+    before = [data["discard_after"] for data in run.journal.of(EntryType.RESTARTED)]
+    assert len(before) == 2
+    assert run.model.closed == 4
+
+
+async def test_pauses_grow_to_five_seconds(pauses: list[float]) -> None:
+    run = Run(*[[ModelOverloaded("busy")]] * 7, [TextDelta("x"), DONE])
+    await run.asks()
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+async def test_a_call_that_gave_way_to_others_is_made_again() -> None:
+    run = Run([Yielded("others wait")], [TextDelta("x"), DONE], settings={"yield_seconds": 30})
+    await run.asks()
+    first, second = (request.patience for request in run.model.requests)
+    assert 0 <= second <= first <= 30
+    assert first > 0
+    for put_off, most in ((5.0, 5.0), (99.0, 30.0), (0.0, 0.0)):
+        run = Run([TextDelta("x"), DONE], settings={"yield_seconds": 30}, put_off=put_off)
+        await run.asks()
+        assert most - 1 < run.model.requests[0].patience <= most or most == run.model.requests[0].patience == 0
+
+
+async def test_a_form_is_asked_for_without_tools_alone_and_not_where_the_server_refuses_it() -> None:
+    run = Run([TextDelta("x"), DONE], [TextDelta("x"), DONE], [ModelRejected("schema")], [TextDelta("y"), DONE])
+    await run.asks(form=FORM)
+    await run.asks(with_tools=False, form=FORM, step=1)
+    assert (await run.asks(with_tools=False, form=FORM, step=2)).content == "y"
+    assert [request.response_schema for request in run.model.requests] == [None, FORM, FORM, None]
+    refused = Run([ModelRejected("no such model")])
+    with pytest.raises(ModelRejected, match="no such model"):
+        await refused.asks()
+
+
+def turn(number: int) -> list[Any]:
+    return [{"role": "user", "content": f"q{number} " * 50}, {"role": "assistant", "content": "a " * 50}]
+
+
+async def test_a_history_that_does_not_fit_is_halved_until_it_does_and_clients_are_told() -> None:
+    history = [turn(number) for number in range(8)]
+    too_long = ContextOverflow("the prompt is too long")
+    run = Run([too_long], [too_long], [TextDelta("x"), DONE], history=history, settings={"num_ctx": 32_768})
+    await run.asks(with_tools=False)
+    sent = [(len(request.messages) - 2) // 2 for request in run.model.requests]
+    assert sent == [8, 4, 2]
+    told = run.journal.of(EntryType.CONTEXT_TRUNCATED)
+    assert [(data["dropped_turns"], data["kept_turns"], data["cut"]) for data in told] == [(4, 4, 4), (6, 2, 6)]
+    assert run.conversation.announced == 6
+    # with nothing left to cut, what to do is said
+    alone = Run([too_long], settings={"num_ctx": 8_192})
+    with pytest.raises(ContextOverflow, match="the prompt is too long; ask for less at once or raise num_ctx"):
+        await alone.asks()
+    small = Run([too_long])
+    small.model.known = ModelFacts(window=1_000)
+    with pytest.raises(ContextOverflow, match="start the model server with a larger context"):
+        await small.asks(with_tools=False)
+
+
+async def test_a_refusal_that_tells_the_length_teaches_how_long_a_text_is() -> None:
+    history = [turn(number) for number in range(8)]
+    run = Run([ContextOverflow("too long", prompt=1_500)], [TextDelta("x"), DONE], history=history)
+    await run.asks(with_tools=False)
+    first, second = run.model.requests
+    # nothing is halved: it was planned with a better measure
+    assert run.conversation.most is None
+    assert run.conversation.ratio < 2
+    assert len(second.messages) <= len(first.messages)
+
+
+@pytest.mark.parametrize(("window", "most"), [(None, 2_000), (100_000, 2_000), (1_000, 990), (270, 256)])
+async def test_no_longer_answer_is_asked_for_than_the_window_has_room_for(window: int | None, most: int) -> None:
+    run = Run([TextDelta("x"), DONE], settings={"max_tokens": 2_000})
+    run.model.known = ModelFacts(window=window)
+    await run.asks(with_tools=False)
+    asked = run.model.requests[0].max_tokens
+    assert asked is not None
+    # less what the prompt takes, but never so little that nothing can be said
+    assert most - (60 if window == 1_000 else 0) <= asked <= most
+
+
+async def test_an_answer_that_went_in_circles_is_told_without_them() -> None:
+    text = "It is so. " + "and on " * 400
+    run = Run([ThinkingDelta("hm"), TextDelta(text), Finish("loop", 100, 5, "m")], labels={"persona": "P"})
+    reply = await run.asks()
+    assert (reply.finish_reason, len(reply.content) < 60) == ("loop", True)
+    assert reply.content.startswith("It is so.")
+    kinds = [kind for kind, _ in run.journal.entries]
+    again = kinds.index(EntryType.RESTARTED)
+    assert kinds[again : again + 4] == [EntryType.RESTARTED, EntryType.THINKING, EntryType.ANSWER, EntryType.NOTICE]
+    restarted, thinking, answer, notice = (data for _, data in run.journal.entries[again : again + 4])
+    assert restarted == {"step": 0, "discard_after": "1-0", "persona": "P"}
+    assert (thinking["text"], answer["text"], answer["persona"]) == ("hm", reply.content, "P")
+    assert notice["code"] == "model_loops"
+    # of nothing but circles nothing is left
+    bare = Run([TextDelta("x" * 9_000), Finish("loop", 100, 5, "m")])
+    await bare.asks()
+    assert len(bare.journal.of(EntryType.THINKING)) == 0
+
+
+async def test_silence_is_a_reply_too() -> None:
+    run = Run([EmptyAnswer("nothing")])
+    reply = await run.asks()
+    assert (reply.content, reply.tool_calls, reply.finish_reason) == ("", [], "stop")
+    assert len(run.journal.of(EntryType.MESSAGE)) == 1
+
+
+async def test_calls_beyond_the_most_are_refused_and_not_lost() -> None:
+    calls = [ToolCall(f"c{n}", "calculator", {"n": n}) for n in range(4)]
+    run = Run([*calls, DONE], settings={"max_calls": 2})
+    reply = await run.asks()
+    assert [call.error for call in reply.tool_calls] == [
+        None,
+        None,
+        *["only the first 2 tool calls of a message are run"] * 2,
+    ]
+
+
+async def test_what_a_model_cannot_do_is_said_in_the_first_answer_of_a_conversation() -> None:
+    for history, told in (([], 1), ([turn(1)], 0)):
+        run = Run(*[[Notice("tools_unsupported"), TextDelta("x"), DONE]] * 2, history=history)
+        await run.asks()
+        await run.asks(step=1)
+        assert len(run.journal.of(EntryType.NOTICE)) == told
+
+
+async def test_the_first_words_are_measured_once_and_not_of_an_answer_taken_over() -> None:
+    for attempt, count in ((1, 1), (2, 0)):
+        run = Run([TextDelta("a"), TextDelta("b"), DONE], [TextDelta("c"), DONE])
+        run.ports.attempt = attempt
+        await run.asks()
+        await run.asks(step=1)
+        facts = run.ports.context.facts.get("first_words", {"count": 0})
+        assert facts["count"] == count
+
+
+async def test_calls_are_written_before_they_are_made_with_a_token_of_their_own() -> None:
+    run = Run(scope="0.1:", labels={"persona": "P"}, settings={"tool_timeout": 20}, arguments={"calculator": {"y": 2}})
+    run.recall.requested["1-0:A:0.1:3:1"] = "known"
+    run.recall.results["1-0:A:0.1:3:2"] = done = ToolCallRecord(tool="f", args={}, result="before", call_id="x")
+    calls = [ToolCall("c", "calculator", {"x": 1}), ToolCall("c", "calculator", {"y": 1}), ToolCall("c", "mine", {})]
+    found = await run.steps.tools(3, list(enumerate(calls)))
+    assert found[2] is done
+    requests = run.journal.of(EntryType.TOOL_REQUEST)
+    assert [(data["call_id"], data["tool"], data["args"], data["step"], data["persona"]) for data in requests] == [
+        ("1-0:A:0.1:3:0", "calculator", {"x": 1, "y": 2}, 3, "P"), ("1-0:A:0.1:3:2", "mine", {}, 3, "P"),
+    ]  # fmt: skip
+    first, second = run.tools.asked
+    assert first["token"] == run.journal.tokens[0] != run.journal.tokens[1]
+    assert (second["token"], second["args"]) == ("known", {"y": 1})
+    # who takes an answer over asks for it again
+    assert (first["attempt"], second["attempt"]) == (1, 2)
+    assert (first["timeout"], first["grace"], first["caller"]) == (30, 1.5, run.ports.caller)
+    (one, two) = run.journal.of(EntryType.TOOL_RESULT)
+    assert (one["call_id"], one["result"], one["data"], one["duration_ms"]) == ("1-0:A:0.1:3:0", "r", {"n": 1}, 7)
+    assert (one["tool"], one["args"], one["persona"], two["persona"]) == ("canonical", {"x": 1, "y": 2}, "P", "P")
+    assert [(tool, call_id, type(trail), request) for tool, call_id, trail, request in run.crossed] == [
+        ("calculator", "1-0:A:0.1:3:0", Trail, "9-0"), ("calculator", "1-0:A:0.1:3:1", Trail, "9-0"),
+    ]  # fmt: skip
+
+
+async def test_a_tool_that_is_not_offered_is_not_asked_and_what_broke_off_is_noted() -> None:
+    run = Run(allowed=frozenset({"calculator"}))
+    found = await run.steps.tools(
+        0, [(0, ToolCall("c", "web_search", {})), (1, ToolCall("c", "calculator", {"error": "e"}))]
+    )
+    assert [(one.result, one.error) for one in found] == [
+        ("[unknown tool: 'web_search']", "unknown tool: 'web_search'"), ("r", "e"),
+    ]  # fmt: skip
+    assert [one["name"] for one in run.tools.asked] == ["calculator"]
+    assert len(run.journal.of(EntryType.TOOL_RESULT)) == 2
+    broken = Run()
+    with pytest.raises(StreamInterrupted):
+        await broken.steps.tools(0, [(0, ToolCall("c", "calculator", {"breaks": True}))])
+    assert [(call_id, request) for _, call_id, _, request in broken.crossed] == [("1-0:A:0:0", "")]
+    assert broken.journal.of(EntryType.TOOL_RESULT) == []
