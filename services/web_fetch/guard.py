@@ -15,6 +15,8 @@ from services.web_fetch.url import check_port, split_authority
 
 # An address that does not answer must leave time for the next one of the same name.
 ATTEMPT_SECONDS = 4.0
+# A name may have thousands, of machines that have nothing to do with it.
+MOST_ADDRESSES = 16
 # All attempts of a resolver together.
 RESOLVE_SECONDS = 5.0
 
@@ -98,4 +100,4 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         # One private address among public ones is enough: a name that has both is an attempt, or a mistake.
         if (host, port) not in self._allowed and not all(map(is_public, addresses)):
             raise Blocked(f"{host} is not on the public internet")
-        return addresses
+        return addresses[:MOST_ADDRESSES]

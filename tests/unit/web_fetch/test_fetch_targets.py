@@ -243,6 +243,19 @@ def test_two_silent_addresses_are_passed_within_the_usual_time() -> None:
     assert WebFetchSettings().timeout > 2 * guard.ATTEMPT_SECONDS
 
 
+async def test_of_very_many_addresses_all_are_checked_and_a_few_are_tried(
+    fetcher: Any, detour: Any, names: Any
+) -> None:
+    many = [f"93.184.{n // 250}.{n % 250 + 1}" for n in range(2_000)]
+    detour.dead = set(many)
+    run = fetcher(network=detour, resolver=names(many_example=[many], mixed_example=[[*many, "10.0.0.1"]]))
+    with pytest.raises(ToolError, match="no connection to"):
+        await run(WebFetch(url="http://many.example/"))
+    assert [address for address, _ in detour.connected] == many[: guard.MOST_ADDRESSES]
+    with pytest.raises(ToolError, match=r"^blocked: mixed\.example"):
+        await run(WebFetch(url="http://mixed.example/"))
+
+
 async def test_every_address_that_is_dead_is_an_error(
     site: Any, reply: Any, fetcher: Any, detour: Any, names: Any
 ) -> None:
