@@ -91,7 +91,8 @@ class Claims:
 
         Raises TransientError when somebody else has still to make one.
         """
-        self._renewed = asyncio.get_running_loop().time()
+        # the first time there is nothing to be renewed; later this renews nothing
+        self._renewed = self._renewed or asyncio.get_running_loop().time()
         made = await self._bus.pulse.pipe_raw([grouping(name, self._group) for name in self._streams])
         for stream, reply in zip(self._streams, made, strict=True):
             if isinstance(reply, ReplyError) and reply.code == "NOPERM":
@@ -130,12 +131,13 @@ class Claims:
     async def _keep(self, stream: str, ids: Sequence[str]) -> list[str]:
         """Renews claims on one stream; those that are lost. Notes whether there is something to take over."""
         delivered = self._delivered.get(stream, "")
-        (reply,) = await self._bus.pulse.pipe_raw(
-            [KEEP((stream,), self._group, self._replica, HEIR, self._idle, delivered, *ids)]
-        )
-        if isinstance(reply, ReplyError):
-            if "NOGROUP" not in str(reply):
-                raise reply
+        try:
+            reply = await self._bus.pulse.call(
+                *KEEP((stream,), self._group, self._replica, HEIR, self._idle, delivered, *ids)
+            )
+        except ReplyError as exc:
+            if "NOGROUP" not in str(exc):
+                raise
             await self.begin()
             return list(ids)
         now, left, silent, last, lost, removed = reply
@@ -154,7 +156,8 @@ class Claims:
         return self._renewed + 2 * self._heartbeat
 
     async def ask(self, delivery: Delivery) -> float:
-        """After a long pause: the loop's time until which an entry is certainly ours. Raises Fenced."""
+        """After a long pause: the loop's time until which an entry is certainly ours. Raises Fenced; BusFull when Redis
+        takes no writes at all: nobody can renew a claim or take one over."""
         now = asyncio.get_running_loop().time()
         if delivery.entry_id in await self._keep(delivery.stream, [delivery.entry_id]):
             raise Fenced(f"{delivery.entry_id} was taken over")

@@ -33,7 +33,7 @@ _HOPS = 4
 # there is somebody to ask.
 _UNEASY = 0.2
 _ROUTINE = 30.0
-_SOON = 0.01
+_SOON = 0.05
 # A connection whose node has gone from the map may still answer what it was asked.
 _FAREWELL = 1.0
 _UNUSED = 5.0
@@ -409,7 +409,7 @@ class ClusterLink(Port):
                 async with asyncio.timeout(pause):
                     await self._doubt.wait()
             # a burst of redirections is one reason
-            await asyncio.sleep(_SOON)
+            await asyncio.sleep(0.01)
 
     def _whole(self) -> bool:
         links = [link for lines in (self.commands, *self._others) for link in lines.all()]

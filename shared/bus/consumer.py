@@ -338,16 +338,26 @@ class Consumer:
 
     async def _wait_for_space(self, delivery: Delivery, exc: BusFull) -> None:
         """While Redis is full an entry waits where it is: that is not its fault, and uses up no delivery."""
-        log.warning("bus.full", stream=delivery.stream, entry_id=delivery.entry_id, reason=str(exc))
-        await asyncio.sleep(self._heartbeat)
+        await self._pause(delivery, exc)
         await self._check_claim(delivery)
 
+    async def _pause(self, delivery: Delivery, exc: BusFull) -> None:
+        log.warning("bus.full", stream=delivery.stream, entry_id=delivery.entry_id, reason=str(exc))
+        await asyncio.sleep(self._heartbeat)
+
     async def _check_claim(self, delivery: Delivery) -> float:
-        """The loop's time until which the entry is certainly ours. Raises Fenced."""
-        if delivery.lost:
-            raise Fenced(f"{delivery.entry_id} was taken over")
-        until = self._claims.certain_until
-        return until if self._loop.time() < until else await self._claims.ask(delivery)
+        """The loop's time until which the entry is certainly ours. Waits where nobody can say so. Raises Fenced."""
+        while True:
+            if delivery.lost:
+                raise Fenced(f"{delivery.entry_id} was taken over")
+            until = self._claims.certain_until
+            if self._loop.time() < until:
+                return until
+            try:
+                return await self._claims.ask(delivery)
+            except BusFull as exc:
+                # what its handler has returned is kept meanwhile
+                await self._pause(delivery, exc)
 
     async def _bury(self, delivery: Delivery, reason: str) -> None:
         """Sets an entry aside, and tells whoever waits for it."""

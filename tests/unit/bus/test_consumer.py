@@ -9,7 +9,7 @@ from typing import Any
 import hiredis
 import pytest
 
-from shared.bus import Bus, Command, ConnectionLost, Consumer, Delivery, Reply, ReplyError, Route
+from shared.bus import Bus, BusFull, Command, ConnectionLost, Consumer, Delivery, Reply, ReplyError, Route
 from shared.bus.link import MOST_TRIES, _load
 from shared.bus.port import Script
 from shared.bus.settling import EffectRefused
@@ -57,6 +57,43 @@ async def test_an_entry_that_was_taken_over_while_it_waited_for_space_is_left_al
     one.lost = True
     with pytest.raises(Fenced):
         await reader._wait_for_space(one, TransientError("full"))  # type: ignore[arg-type]
+
+
+async def test_what_was_done_is_kept_while_nobody_can_renew_a_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk refuses every write, those of heartbeats too, for everybody: it may last for any time."""
+    reader = consumer(heartbeat=0.0)
+    reader._loop = asyncio.get_running_loop()
+    asked: list[str] = []
+
+    async def ask(one: Delivery) -> float:
+        asked.append(one.entry_id)
+        if len(asked) < 20:
+            raise BusFull("MISCONF no space is left")
+        return 7.0
+
+    monkeypatch.setattr(reader._claims, "ask", ask)
+    one = delivery(reader)
+    await reader._wait_for_space(one, BusFull("MISCONF no space is left"))
+    assert await reader._check_claim(one) == 7.0
+    assert len(asked) == 21
+
+
+async def test_groups_that_are_made_again_renew_no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = consumer(heartbeat=1.0)
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    monkeypatch.setattr("shared.bus.claims.asyncio.get_running_loop", lambda: loop)
+    monkeypatch.setattr(loop, "time", lambda: now, raising=False)
+
+    async def refused(_commands: Any) -> list[Reply]:
+        return [ReplyError("BUSYGROUP it is there")]
+
+    monkeypatch.setattr(reader._bus.pulse, "pipe_raw", refused)
+    await reader._claims.begin()
+    assert (first := reader._claims.certain_until) > now
+    now += 60
+    await reader._claims.begin()
+    assert reader._claims.certain_until == first
 
 
 async def test_another_number_of_slots_counts_at_once() -> None:
