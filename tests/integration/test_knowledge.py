@@ -190,15 +190,18 @@ INJECTED = (
 async def test_names_that_are_commands_are_names(redis_url: str, tmp_path: Path) -> None:
     async with knowing(redis_url, tmp_path) as client:
         await client.manage("add", "bob", subject="Tom", relation="lives in", object="Rome")
+        taken = 0
         for text in INJECTED:
             added = await client.managed("add", subject=text, relation="knows", object="Eva")
             if added.error is None:
-                lines = await client.search(text)
-                assert all(line.startswith("- ") for line in lines[1:])
-                assert lines[0] == HEADING
+                taken += 1
+                heading, *lines = await client.search(text)
+                assert heading == HEADING
+                assert lines
+                assert all(line.startswith("- ") for line in lines)
             assert (await client.managed("add", subject="Eva", relation=text, object="Tom")).error
             await client.search(text, places=(text,), user="bob")
-        assert list(await client.facts("bob")) == list(await client.facts("bob"))
+        assert taken > 2
         assert [text.split(":")[0] for text in (await client.facts("bob")).values()] == ["Tom lives in Rome"]
 
 
