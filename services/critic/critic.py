@@ -18,7 +18,7 @@ from services.critic.rubrics import DEFAULT, Rubric, rubric_for
 from services.critic.settings import CriticSettings
 from services.critic.turns import LeftOut, Turns
 from shared.bus import order
-from shared.bus.keys import grade_key, journal_key, verdict_key
+from shared.bus.keys import grade_key, verdict_key
 from shared.contracts import (
     AGENT_TRANSITION,
     CRITIQUE_RESULT,
@@ -36,8 +36,9 @@ from shared.envelope import Message
 from shared.participant.machine import Machine
 from shared.participant.sampling import one_in
 from shared.participant.service import Context
-from shared.records.journal import Crossing, EntryType, append_after
+from shared.records.journal import Crossing, EntryType
 from shared.records.sessions import Sessions
+from shared.records.steps import tell_after
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 
@@ -294,7 +295,7 @@ class Critic:
         if grade.judges:
             shown["judges"] = grade.judges
         crossed = Crossing(CRITIQUE_RESULT.name, entry_id)
-        await self._journal(response.response_id, EntryType.CRITIQUE, shown, crossed)
+        await self._tell(response, response.response_id, EntryType.CRITIQUE, shown, crossed)
 
     # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -324,7 +325,8 @@ class Critic:
         shown: dict[str, Any] = {"winner": found.winner, "reason": found.reason}
         shown |= {"score_a": a.score, "score_b": b.score} | ({"judges": found.judges} if found.judges else {})
         for half in (a, b):
-            await self._journal(half.response_id, EntryType.PAIRWISE, shown, Crossing(PAIRWISE_RESULT.name, entry_id))
+            crossed = Crossing(PAIRWISE_RESULT.name, entry_id)
+            await self._tell(response, half.response_id, EntryType.PAIRWISE, shown, crossed)
         return True
 
     async def _compared(self, response: ResponseGeneration, a: Half, b: Half) -> Comparison | None:
@@ -345,10 +347,10 @@ class Critic:
             await self._bus.link.call("SET", key, kept, "EX", self._context.settings.retention)
         return found
 
-    async def _journal(self, response_id: str, kind: EntryType, shown: dict[str, Any], message: Crossing) -> None:
-        query_id, _, respondent = response_id.rpartition(":")
-        key = journal_key(query_id, respondent)
-        await append_after(self._bus, key, kind, shown, message=message, once=kind.value)
+    async def _tell(
+        self, response: ResponseGeneration, name: str, kind: EntryType, shown: dict[str, Any], message: Crossing
+    ) -> None:
+        await tell_after(self._bus, response.session_id, name, kind, shown, message=message, once=kind.value)
 
     # ── states ───────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -40,6 +40,7 @@ _NAMESPACE = uuid.UUID("6f3c2f0e-9d0a-4f5e-8a53-6c6f63616c32")
 class Ask:
     """A validated query. `messages`: the client's own history; then there is no lane, and nothing is stored.
 
+    attachments: files, each with its id, and its name where that is known.
     chat: what the client calls the conversation. kept: the session that keeps the turn although the client has the
     history; empty: a fresh one.
     instead_of: the query of the session whose place it takes. system_prompt: instructions for this conversation, behind
@@ -59,7 +60,7 @@ class Ask:
     tools: list[str] | None = None
     deadline_seconds: float | None = None
     material: str | None = None
-    attachments: list[str] | None = None
+    attachments: list[dict[str, Any]] | None = None
     following: list[ChatTurnMessage] | None = None
     client_tools: ClientTools | None = None
     answer_schema: dict[str, Any] | None = None
@@ -237,7 +238,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         options=ask.options,
         tools=ask.tools,
         material=ask.material,
-        attachments=[{"id": id} for id in ask.attachments] if ask.attachments else None,
+        attachments=ask.attachments,
         following=ask.following,
         client_tools=ask.client_tools,
         answer_schema=ask.answer_schema,

@@ -162,7 +162,7 @@ def asked(body: ChatBody, known_models: Iterable[str], task: str = "") -> Ask:
     functions = [function for function, _ in body.offered().values()]
     return Ask(
         query=query,
-        attachments=last.attachments,
+        attachments=[{"id": file_id} for file_id in last.attachments or ()] or None,
         material=material or None,
         messages=before,
         following=following,

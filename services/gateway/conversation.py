@@ -13,6 +13,7 @@ from services.gateway.keys import Principal, digest
 from services.gateway.records import is_session_id, open_session
 from shared.bus.keys import queries_key
 from shared.records.sessions import Turn, shown
+from shared.records.steps import read_unanswered
 
 # Among so many sessions, those that their user used last, a history is looked for.
 _RECENT = 50
@@ -85,10 +86,11 @@ async def _bring(gateway: Gateway, user: Principal, session_id: str, sent: Seque
     # the client knows one conversation only
     needed = replace(needed, gone=[*needed.gone, *aside(whole, held)])
     listed = await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)
-    loose = {raw.decode() for raw in listed} - {turn.query_id for turn in whole} - used
+    loose = {raw.decode() for raw in listed} | (await read_unanswered(bus, session_id)).keys()
+    loose -= {turn.query_id for turn in whole} | used
     # somebody may be waiting for those that are not finished
     loose -= set(await still_read(bus, sorted(loose)))
     if gone := [*needed.gone, *sorted(loose)]:
         await forget_queries(gateway, user.user_id, session_id, gone)
-    if needed:
-        await gateway.sessions.bring(session_id, needed.gone, needed.added)
+    if gone or needed.added:
+        await gateway.sessions.bring(session_id, gone, needed.added)

@@ -12,6 +12,8 @@ from shared.bus import order
 from shared.bus.keys import journal_key, queries_key
 from shared.records import lanes
 from shared.records.journal import TERMINAL, EntryType, read_end
+from shared.records.sessions import SessionInfo
+from shared.records.steps import read_unanswered
 
 # Sessions used last in which is looked for what runs.
 _RECENT = 50
@@ -23,28 +25,36 @@ async def listed(
     gateway: Gateway, user: Principal, session_id: str | None, state: str | None, limit: int
 ) -> list[dict[str, Any]]:
     """At most `limit`, the newest, the oldest of them first; none of a session that is not the user's."""
-    ids = await _ids(gateway, user, session_id, state)
+    if session_id is None:
+        recent = await gateway.sessions.of_user(user.user_id, _RECENT)
+        ids = await lanes.unfinished_of(gateway.bus, [info.session_id for info in recent], "A")
+        kept: list[dict[str, Any]] = []
+    else:
+        info = await own_session(gateway, user, session_id) if is_session_id(session_id) else None
+        if info is None:
+            return []
+        ids, kept = await _of(gateway, info, state)
     shown = await asyncio.gather(*(_shown(gateway, user, query_id) for query_id in ids[-_MOST:]))
-    found = [one for one in shown if one is not None and _is(one["state"], state)]
-    return found[-limit:]
+    found = {one["query_id"]: one for one in [*kept, *shown] if one is not None and _is(one["state"], state)}
+    return sorted(found.values(), key=lambda one: order(one["query_id"]))[-limit:]
 
 
 def _is(state: str, wanted: str | None) -> bool:
     return wanted is None or state == wanted or (wanted == "running" and state == "queued")
 
 
-async def _ids(gateway: Gateway, user: Principal, session_id: str | None, state: str | None) -> list[str]:
-    bus = gateway.bus
-    if session_id is None:
-        recent = await gateway.sessions.of_user(user.user_id, _RECENT)
-        return await lanes.unfinished_of(bus, [info.session_id for info in recent], "A")
-    info = await own_session(gateway, user, session_id) if is_session_id(session_id) else None
-    if info is None:
-        return []
-    waiting = set(await lanes.unfinished(bus, info.session_id, "A"))
-    if state != "running":
-        waiting |= {raw.decode() for raw in await bus.link.call("ZRANGE", queries_key(info.session_id), 0, -1)}
-    return sorted(waiting, key=order)
+async def _of(gateway: Gateway, info: SessionInfo, state: str | None) -> tuple[list[str], list[dict[str, Any]]]:
+    """The session's queries of which something may be kept in their own name, and those without an answer, which it
+    keeps itself."""
+    bus, session_id = gateway.bus, info.session_id
+    waiting = set(await lanes.unfinished(bus, session_id, "A"))
+    if state == "running":
+        return sorted(waiting, key=order), []
+    waiting |= {raw.decode() for raw in await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)}
+    unanswered = await read_unanswered(bus, session_id)
+    kept = [{"query_id": query_id, "session_id": session_id, "accepted": order(query_id)[0], **why.model_dump()}
+            for query_id, why in unanswered.items()]  # fmt: skip
+    return sorted(waiting, key=order), kept
 
 
 async def _shown(gateway: Gateway, user: Principal, query_id: str) -> dict[str, Any] | None:

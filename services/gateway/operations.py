@@ -55,15 +55,16 @@ async def memory_files(gateway: Gateway) -> AsyncIterator[Files]:
         raise ApiError(exc.status, exc.code, str(exc), headers) from exc
 
 
-async def known_files(gateway: Gateway, user_id: str, ids: Sequence[str] | None) -> list[str] | None:
-    """The ids of files that belong to a question. Raises ApiError: 404 when one of them is not the user's."""
+async def known_files(gateway: Gateway, user_id: str, ids: Sequence[str] | None) -> list[dict[str, Any]] | None:
+    """The files that belong to a question, each once, with id and name. Raises ApiError: 404 when one of them is not
+    the user's."""
     if not ids:
         return None
     async with memory_files(gateway) as files:
-        missing = (await files.operate(user_id, op="get", ids=list(ids)))["missing"]
-    if missing:
-        raise ApiError(404, "not_found", f"attachments: there is no such file: {missing[0]}")
-    return list(dict.fromkeys(ids))
+        found = await files.operate(user_id, op="get", ids=list(dict.fromkeys(ids)))
+    if found["missing"]:
+        raise ApiError(404, "not_found", f"attachments: there is no such file: {found['missing'][0]}")
+    return [{"id": file["id"], "name": file["name"]} for file in found["files"]]
 
 
 def _unavailable(participant: str, why: str) -> ApiError:

@@ -114,7 +114,7 @@ def asked(body: ResponseBody, items: Sequence[Mapping[str, Any]], known_models: 
     functions = [function for function, _ in offered(body.tools or (), _OURS).values()]
     return Ask(
         query=query,
-        attachments=last.attachments,
+        attachments=[{"id": file_id} for file_id in last.attachments or ()] or None,
         material=material or None,
         messages=before,
         following=following,

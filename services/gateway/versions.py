@@ -20,6 +20,7 @@ from shared.bus import order
 from shared.bus.keys import queries_key
 from shared.records import lanes
 from shared.records.sessions import Turn, before
+from shared.records.steps import read_unanswered
 
 _LOOK = 0.02
 
@@ -66,12 +67,23 @@ async def place(gateway: Gateway, session_id: str, user_id: str, instead_of: str
     """After which query that one stands whose place is to be taken. Raises ApiError 404 and BusUnavailable."""
     if not is_query_id(instead_of):
         raise ApiError(400, "bad_query_id", "instead_of must be the id of a query, like 1700000000000-0")
-    turn, record = await asyncio.gather(gateway.sessions.turn(session_id, "A", instead_of), load(gateway, instead_of))
-    if turn is not None:
-        return turn.after or before(instead_of)
-    if record is None or (record.session_id, record.user_id) != (session_id, user_id):
+    asked = await _asked(gateway, session_id, user_id, instead_of)
+    if asked is None:
         raise not_found("query in this session")
-    return record.after or before(instead_of)
+    return asked[1]
+
+
+async def _asked(gateway: Gateway, session_id: str, user_id: str, query_id: str) -> tuple[str, str] | None:
+    """The words of a query of the session, and the query behind which it stands; None of any other."""
+    turn, record, unanswered = await asyncio.gather(
+        gateway.sessions.turn(session_id, "A", query_id),
+        load(gateway, query_id),
+        read_unanswered(gateway.bus, session_id),
+    )
+    if record is not None and (record.session_id, record.user_id) != (session_id, user_id):
+        record = None
+    found = turn or record or unanswered.get(query_id)
+    return (found.query, found.after or before(query_id)) if found else None
 
 
 async def give_way(gateway: Gateway, record: QueryRecord, instead_of: str) -> None:
@@ -81,10 +93,8 @@ async def give_way(gateway: Gateway, record: QueryRecord, instead_of: str) -> No
     between = (order(instead_of), order(record.query_id))
     waiting = [one for one in await lanes.unfinished(bus, session_id, "A") if between[0] <= order(one) < between[1]]
     await cancel_all(gateway, waiting)
-    turn, before_it = await asyncio.gather(
-        gateway.sessions.turn(session_id, "A", instead_of), load(gateway, instead_of)
-    )
-    words = turn.query if turn else before_it.query if before_it else record.query
+    asked = await _asked(gateway, session_id, record.user_id, instead_of)
+    words = asked[0] if asked else record.query
     if normal(words) == normal(record.query):
         return
     # what had been written of an answer becomes a turn when it has stopped
@@ -98,9 +108,10 @@ async def give_way(gateway: Gateway, record: QueryRecord, instead_of: str) -> No
     gone = in_its_place(turns, instead_of)
     # questions without an answer, in its place or behind it
     listed = {raw.decode() for raw in await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)}
+    listed |= (await read_unanswered(bus, session_id)).keys()
     loose = [one for one in listed - {turn.query_id for turn in turns} if between[0] <= order(one) < between[1]]
     loose = sorted(set(loose) - set(await still_read(bus, sorted(loose))), key=order)
     if leaving := [*gone, *loose]:
         await forget_queries(gateway, record.user_id, session_id, leaving)
         # the turns go last: until then an interrupted change can be repeated
-        await gateway.sessions.bring(session_id, gone, [])
+        await gateway.sessions.bring(session_id, leaving, [])

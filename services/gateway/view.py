@@ -69,7 +69,7 @@ class View:
             _finish(shown, self._ended)
             # a large result is told where it came alone
             shown["tool_calls"] = [self._with_result(call) for call in shown["tool_calls"]]
-        shown["event_log"] = self._crossed()
+        shown["event_log"] = event_log(self._record.query_id, [*self._named, *self._late])
         shown["events"] = [event["subject"] for event in shown["event_log"]]
         return shown
 
@@ -140,20 +140,20 @@ class View:
         for name, pieces in self._said.items():
             self._said[name] = [piece for piece in pieces if piece[0] <= valid]
 
-    def _crossed(self) -> list[dict[str, Any]]:
-        """The messages on the bus that the journal names, in order. Ids of one server are by one clock; of those that
-        came in the same millisecond the journal knows the order."""
-        accepted = self._record.query_id
-        known = sorted([*self._named, *self._late], key=lambda crossing: order(crossing.entry_id)[0])
-        return [
-            {
-                "subject": subject,
-                "t": max(0, order(entry_id)[0] - order(accepted)[0]) / 1000,
-                "stream": stream_key(subject),
-                "id": entry_id,
-            }
-            for subject, entry_id in [Crossing(QUERY_RECEIVED.name, accepted), *known]
-        ]
+
+def event_log(query_id: str, crossed: Iterable[Crossing]) -> list[dict[str, Any]]:
+    """The messages on the bus that a journal names, in order. Ids of one server are by one clock; of those that came in
+    the same millisecond the journal knows the order."""
+    known = sorted(crossed, key=lambda crossing: order(crossing.entry_id)[0])
+    return [
+        {
+            "subject": subject,
+            "t": max(0, order(entry_id)[0] - order(query_id)[0]) / 1000,
+            "stream": stream_key(subject),
+            "id": entry_id,
+        }
+        for subject, entry_id in [Crossing(QUERY_RECEIVED.name, query_id), *known]
+    ]
 
 
 def _finish(shown: dict[str, Any], entry: JournalEntry) -> None:

@@ -54,8 +54,10 @@ from shared.participant.files import Files
 from shared.participant.machine import Machine
 from shared.participant.service import Context
 from shared.participant.tool_client import Caller, ToolClient
+from shared.records.folding import Folding
 from shared.records.journal import EntryType, JournalEnded, JournalWriter, closing, read_journal, response_id
 from shared.records.sessions import Sessions, Turn
+from shared.records.steps import keep_ended, keeping, unanswered
 from shared.records.summaries import Summaries
 from shared.telemetry.logging import get_logger
 
@@ -118,23 +120,28 @@ async def open_response(parts: Parts, message: Message[QueryReceived], caller: C
         "replica": context.replica,
         "model": query.model or context.settings.model,
         "attempt": message.deliveries,
-    }
+    } | ({"attachments": query.attachments} if query.attachments else {})
     ttl = max(0, int(left)) + context.settings.retention
     key = journal_key(caller.query_id, caller.respondent_id)
     try:
         writer, before = await JournalWriter.claim(context.bus, key, data, ttl, fresh=message.deliveries == 1)
     except JournalEnded:
+        if not query.plain and context.settings.respondent_id == "A":
+            await keep_ended(context.bus, query, caller.query_id)
         return None
     known = recall(before)
     if known.terminal is not None:
         return None
+    folding = Folding(before)
+    folding.add(writer.position, EntryType.CLAIMED, data)
+    writer.on_entry = folding.add
     machine, attempt = Machine(TABLE, IDLE), message.deliveries
     model = parts.behind(message.parked) if query.plain else parts.model
     crossed = Crossed(context.bus, writer, caller)
     if before:
         await crossed.found(before)
     ports = Ports(context, model, parts.tools, writer, known, machine, caller, crossed, name, attempt)
-    return Response(parts, message, ports)
+    return Response(parts, message, ports, folding)
 
 
 async def open_turn(
@@ -186,8 +193,11 @@ async def wait_for_turn(parts: Parts, message: Message[QueryReceived], caller: C
 class Response:
     """One response whose journal is ours to write: its answer, and how it ends."""
 
-    def __init__(self, parts: Parts, message: Message[QueryReceived], ports: Ports) -> None:
+    def __init__(self, parts: Parts, message: Message[QueryReceived], ports: Ports, folding: Folding) -> None:
         self._parts = parts
+        self._folding = folding
+        # the text of the turn that was kept
+        self._turned: str | None = None
         self._message = message
         self._query = message.payload
         # what the model reads before the question
@@ -499,6 +509,7 @@ class Response:
         after = self._query.after
         turn = Turn(caller.query_id, self._query.query, answer, now_ms(), interrupted, ratio, noted, after)
         mixed = await self._ports.context.registry.mixed()
+        self._turned = answer
         return self._parts.sessions.appending(self._query.session_id, caller.respondent_id, turn, copied=mixed)
 
     async def _cancelled(self) -> None:
@@ -519,8 +530,19 @@ class Response:
     async def _end(self, kind: EntryType, data: dict[str, Any]) -> None:
         writer = self._ports.writer
         await self._ports.crossed.settle()
+        self._folding.add(writer.next_position, kind, data)
         last: list[Outgoing] = []
         if self._ports.machine.state != IDLE:
             # the journal ends before it
             _, last = stepped(self._ports, "RESET")
-        await writer.append(kind, data, [closing(writer.key, self._settings.retention)], messages=last)
+        also = [closing(writer.key, self._settings.retention), *self._kept(kind, data)]
+        await writer.append(kind, data, also, messages=last)
+
+    def _kept(self, kind: EntryType, data: dict[str, Any]) -> list[Command]:
+        """Keeps what happened with the session, for people: of its turns, and of questions that have no answer."""
+        query, caller = self._query, self._ports.caller
+        why = unanswered(query, kind, data) if self._turned is None else None
+        if query.plain or caller.respondent_id != "A" or (self._turned is None and why is None):
+            return []
+        events = self._folding.events(self._turned)
+        return [keeping(query.session_id, caller.query_id, events, self._ports.writer.crossed, why)]

@@ -18,7 +18,6 @@ from services.reward.settings import RewardSettings
 from services.reward.store import Store, config_name
 from services.reward.votes import changes
 from shared.bus import order
-from shared.bus.keys import journal_key
 from shared.contracts import (
     CRITIQUE_RESULT,
     MEMORY_FORGET,
@@ -45,8 +44,9 @@ from shared.participant.background import beside
 from shared.participant.retention import Retention
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
-from shared.records.journal import Crossing, EntryType, append_after, response_id
+from shared.records.journal import Crossing, EntryType, response_id
 from shared.records.sessions import Sessions
+from shared.records.steps import tell_after
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 
@@ -209,9 +209,9 @@ class Rewarding:
             (entry_id,) = await self._context.bus.publish(REWARD_EVENT.of(event, once=once, **headers))
             shown = {"reward": None if vote.withdrawn else vote.reward, "sentiment": vote.sentiment,
                      "thumb": vote.thumb, "stars": vote.stars, "comment": vote.comment}  # fmt: skip
-            key = journal_key(f.query_id, f.respondent_id)
             crossed, once = Crossing(REWARD_EVENT.name, entry_id), f"reward:{message.entry_id}"
-            await append_after(self._context.bus, key, EntryType.REWARD, shown, message=crossed, once=once)
+            bus = self._context.bus
+            await tell_after(bus, f.session_id, rated, EntryType.REWARD, shown, message=crossed, once=once)
         if (meter := metrics.meter()) is not None:
             meter.vote("withdrawn" if f.withdrawn else f.sentiment or "positive")
         log.info("reward.voted", reward=vote.reward, withdrawn=vote.withdrawn)

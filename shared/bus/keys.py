@@ -176,6 +176,10 @@ earlier_turns_key = _family("session:{<session>}:turns:<respondent>", "hash",
 summary_key = _family("session:{<session>}:summary", "hash",
     "what was said in its older turns, in the model's words: how many, until which query, the text",
     owner="generator", lasting="until its session, or a turn that it rests on, is gone")
+steps_key = _family("session:{<session>}:steps", "hash",
+    "what happened in each of its queries, behind the query's id: the journal, shortened (at most 64 kB); behind id "
+    "and `critique`, `pairwise` or `reward` what was thought of it later, or why it is `unanswered`",
+    owner="generator, critic, reward", lasting="with its session")
 deleted_key = _family("session:{<session>}:deleted", "string",
     "the newest query there was when the session was deleted: none up to it may bring anything back",
     owner="gateway", expires="a week")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -188,6 +188,8 @@ class JournalWriter:
         self._noted: set[Crossing] = set()
         # those of them that no entry names yet
         self._unwritten: list[Expected] = []
+        # told of every entry as it is written: its id, type and data
+        self.on_entry: Callable[[str, EntryType, dict[str, Any]], None] = lambda *_: None
 
     @classmethod
     async def claim(
@@ -229,6 +231,11 @@ class JournalWriter:
     def position(self) -> str:
         """The id of the last entry written."""
         return f"{self._epoch}-{self._number}"
+
+    @property
+    def next_position(self) -> str:
+        """The id of the entry that comes next."""
+        return f"{self._epoch}-{self._number + 1}"
 
     async def append(
         self, kind: EntryType, data: dict[str, Any], also: Sequence[Command] = (), *, messages: Sequence[Outgoing] = ()
@@ -299,6 +306,7 @@ class JournalWriter:
         self._number += 1
         if (meter := metrics.meter()) is not None:
             meter.journal(kind.value)
+        self.on_entry(self.position, kind, data)
         if create:
             # claims of the same replica at the same time must not look like each other
             extra = ("claim", uuid.uuid4().hex)

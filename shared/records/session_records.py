@@ -4,24 +4,27 @@ nothing."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.bus import Bus, Command, Script, order
-from shared.bus.keys import earlier_turns_key, session_key, turns_key, user_sessions_key
+from shared.bus.keys import earlier_turns_key, session_key, steps_key, turns_key, user_sessions_key
 from shared.contracts import RespondentId
 from shared.records.lanes import RESPONDENTS, number, pairs
-from shared.records.sessions import MAX_TURNS, WRITING_TURNS, kept, object_or_nothing
+from shared.records.sessions import MAX_TURNS, WRITING_TURNS, id_or_nothing, kept, object_or_nothing
+from shared.telemetry.unread import not_understood
 
 SESSION_ID = r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}$"
 QUERY_ID = r"^[0-9]{1,15}-[0-9]{1,10}$"
 _SCAN = 500
+_STEP = r"^[0-9]{1,15}-[0-9]{1,10}( (critique|pairwise|reward|unanswered))?$"
 _FEW = ("noted", "after")
 
 # A page of the turns of each respondent, with the session as it is at that moment.
-# KEYS: session, turns of each respondent, turns as a hash of each. ARGV: turns of each, then after which, of each.
+# With A's come what happened in them; with the first of all also what happened in queries without an answer.
+# KEYS: session, turns of each respondent, turns as a hash of each, steps. ARGV: turns of each, after which, of each.
 _READ = Script("""
 local found = {redis.call('HGETALL', KEYS[1])}
 local number = #ARGV - 1
@@ -30,18 +33,36 @@ for i = 1, number do
   -- all of a hash comes with the first page
   found[1 + number + i] = ARGV[1 + i] == '-' and redis.call('HGETALL', KEYS[1 + number + i]) or {}
 end
+local steps, told = KEYS[#KEYS], {}
+local function tell(id)
+  for _, what in ipairs({'', ' critique', ' pairwise', ' reward', ' unanswered'}) do
+    local value = redis.call('HGET', steps, id .. what)
+    if value then told[#told + 1] = id .. what told[#told + 1] = value end
+  end
+end
+for _, member in ipairs(found[2]) do
+  local ms, seq = string.match(member, '^(%d+)-(%d+) ')
+  if ms then tell(string.format('%.0f-%.0f', ms, seq)) end
+end
+if ARGV[2] == '-' then
+  local unanswered = redis.call('HSCAN', steps, 0, 'MATCH', '* unanswered', 'COUNT', 100000)[2]
+  for i = 1, #unanswered, 2 do tell(string.match(unanswered[i], '^%S*')) end
+end
+found[2 + 2 * number] = told
 return found
 """)
 
-# Adds what is not there. KEYS: session, turns of each respondent, turns as a hash of each.
-# ARGV: user, title, created, updated, whether it is pinned, its settings or nothing, then per respondent a number of
-# turns and so many ids and turns.
+# Adds what is not there. KEYS: session, turns of each respondent, turns as a hash of each, steps.
+# ARGV: user, title, created, updated, whether it is pinned, its settings or nothing, the chosen turn or nothing, then a
+# number of fields of steps, so many names and values, per respondent a number of turns, and so many ids and turns.
 # Returns -1 when the session is another user's, else the number of turns that were added.
 _WRITE = Script(
     WRITING_TURNS
     + """
 local owner = redis.call('HGET', KEYS[1], 'user_id')
 if owner and owner ~= ARGV[1] then return -1 end
+-- one that is there already has gone on by itself
+if not owner and ARGV[7] ~= '' then redis.call('HSET', KEYS[1], 'tip', ARGV[7]) end
 redis.call('HSETNX', KEYS[1], 'user_id', ARGV[1])
 redis.call('HSETNX', KEYS[1], 'title', ARGV[2])
 redis.call('HSETNX', KEYS[1], 'created', ARGV[3])
@@ -50,7 +71,11 @@ if ARGV[6] ~= '' then redis.call('HSETNX', KEYS[1], 'settings', ARGV[6]) end
 if tonumber(redis.call('HGET', KEYS[1], 'updated') or '0') < tonumber(ARGV[4]) then
   redis.call('HSET', KEYS[1], 'updated', ARGV[4])
 end
-local added, at, respondents = 0, 7, (#KEYS - 1) / 2
+local added, at, respondents = 0, 9, (#KEYS - 2) / 2
+for _ = 1, tonumber(ARGV[8]) do
+  redis.call('HSETNX', KEYS[#KEYS], ARGV[at], ARGV[at + 1])
+  at = at + 2
+end
 for k = 2, 1 + respondents do
   migrate(KEYS[k + respondents], KEYS[k])
   local number = tonumber(ARGV[at])
@@ -83,7 +108,10 @@ class TurnRecord(_Model):
 
 
 class SessionRecord(_Model):
-    """`used`: its place in the user's list; times are in ms since the epoch."""
+    """`used`: its place in the user's list; times are in ms since the epoch. `tip`: the turn that its user has chosen.
+
+    steps: what happened in its queries, as `shared.records.steps` keeps it.
+    """
 
     session_id: str = Field(pattern=SESSION_ID)
     user_id: str = Field(min_length=1, max_length=200)
@@ -93,6 +121,8 @@ class SessionRecord(_Model):
     used: int = Field(ge=0)
     pinned: bool = False
     settings: dict[str, Any] | None = None
+    tip: str | None = Field(default=None, pattern=QUERY_ID)
+    steps: dict[Annotated[str, Field(pattern=_STEP)], Any] = Field(default={})
     turns: dict[RespondentId, list[TurnRecord]]
 
 
@@ -100,6 +130,7 @@ def _keys(session_id: str) -> list[str]:
     return [
         session_key(session_id),
         *(key(session_id, r) for key in (turns_key, earlier_turns_key) for r in RESPONDENTS),
+        steps_key(session_id),
     ]
 
 
@@ -130,11 +161,11 @@ async def read_sessions(bus: Bus, ids: Sequence[str]) -> AsyncIterator[list[dict
         raw = await bus.link.pipe([_READ(_keys(one), MAX_TURNS, *after) for one, after in wanted.items()])
         found: list[dict[str, Any]] = []
         going_on: dict[str, list[str]] = {}
-        for session_id, (info, *turns) in zip(wanted, raw, strict=True):
+        for session_id, (info, *turns, steps) in zip(wanted, raw, strict=True):
             if not info:
                 continue
             pages, hashes = turns[: len(RESPONDENTS)], turns[len(RESPONDENTS) :]
-            found.append(_record(session_id, pairs(info), pages, hashes))
+            found.append(_record(session_id, pairs(info), pages, hashes, steps))
             if any(len(page) == MAX_TURNS for page in pages):
                 going_on[session_id] = [_after(page[-1]) if page else "+" for page in pages]
         places = await bus.link.pipe([("ZSCORE", user_sessions_key(r["user_id"]), r["session_id"]) for r in found])
@@ -144,7 +175,9 @@ async def read_sessions(bus: Bus, ids: Sequence[str]) -> AsyncIterator[list[dict
         wanted = going_on
 
 
-def _record(session_id: str, info: dict[str, str], pages: Sequence[Any], hashes: Sequence[Any]) -> dict[str, Any]:
+def _record(
+    session_id: str, info: dict[str, str], pages: Sequence[Any], hashes: Sequence[Any], steps: Sequence[bytes]
+) -> dict[str, Any]:
     turns = {}
     for respondent, page, older in zip(RESPONDENTS, pages, hashes, strict=True):
         if found := kept(page, older):
@@ -157,8 +190,20 @@ def _record(session_id: str, info: dict[str, str], pages: Sequence[Any], hashes:
         "updated": number(info, "updated"),
         **({"pinned": True} if info.get("pinned") == "1" else {}),
         **({"settings": settings} if (settings := object_or_nothing(info.get("settings", ""))) else {}),
+        **({"tip": tip} if (tip := id_or_nothing(info.get("tip", ""))) else {}),
+        **({"steps": told} if (told := _told(steps)) else {}),
         "turns": turns,
     }
+
+
+def _told(steps: Sequence[bytes]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in zip(steps[::2], steps[1::2], strict=True):
+        try:
+            found[name.decode()] = orjson.loads(value)
+        except ValueError as exc:
+            not_understood("the steps of a session", repr(name), type(exc).__name__, value)
+    return found
 
 
 def _after(member: bytes) -> str:
@@ -189,7 +234,11 @@ async def write_sessions(bus: Bus, records: Sequence[SessionRecord]) -> list[int
 
 def _writing(record: SessionRecord) -> Command:
     parts: list[Any] = [record.user_id, record.title, record.created, record.updated, int(record.pinned)]
-    parts.append(orjson.dumps(record.settings) if record.settings else "")
+    parts += [orjson.dumps(record.settings) if record.settings else "", record.tip or ""]
+    parts += [
+        len(record.steps),
+        *(part for name, value in record.steps.items() for part in (name, orjson.dumps(value))),
+    ]
     for respondent in RESPONDENTS:
         turns = record.turns.get(respondent, [])
         parts.append(len(turns))

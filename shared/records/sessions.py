@@ -14,7 +14,15 @@ from typing import Any
 import orjson
 
 from shared.bus import Bus, Command, Script, order
-from shared.bus.keys import deleted_key, earlier_turns_key, session_key, summary_key, turns_key, user_sessions_key
+from shared.bus.keys import (
+    deleted_key,
+    earlier_turns_key,
+    session_key,
+    steps_key,
+    summary_key,
+    turns_key,
+    user_sessions_key,
+)
 from shared.contracts import QUERY_RECEIVED
 from shared.envelope import now_ms
 from shared.errors import DecodeError
@@ -31,7 +39,7 @@ _PINNED = 4_000_000_000_000_000
 _DELETED_SECONDS = 7 * 86_400
 
 # Whether a query belongs to a session that was deleted: `mark` is the last query that did. Both are ids of one stream.
-_DELETED = """
+DELETED = """
 local function deleted(mark, id)
   if not mark then return false end
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
@@ -61,7 +69,7 @@ end
 # Makes a session if it is new. KEYS: session, deleted. ARGV: user, title, now ms, the query it is for or nothing.
 # Returns the session; nothing when that query's session was deleted, and no other has come in its place.
 _OPEN = Script(
-    _DELETED
+    DELETED
     + """
 if redis.call('EXISTS', KEYS[1]) == 0 then
   if deleted(redis.call('GET', KEYS[2]), ARGV[4]) then return {} end
@@ -74,7 +82,7 @@ return redis.call('HGETALL', KEYS[1])
 # Keeps a turn, unless its session was deleted meanwhile. KEYS: session, turns, turns as a hash, deleted.
 # ARGV: query id, turn, now ms, whether the hash is still read by somebody.
 _APPEND = Script(
-    _DELETED
+    DELETED
     + WRITING_TURNS
     + """
 if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[4]), ARGV[1]) then return 0 end
@@ -95,16 +103,17 @@ redis.call('HSET', KEYS[1], unpack(ARGV))
 return redis.call('HGETALL', KEYS[1])
 """)
 
-# Takes turns out of a session and adds others; a summary that covers one of them goes too. KEYS: session, summary, then
-# per respondent turns and turns as a hash. ARGV: number of ids, the ids, then ids and turns of the first respondent.
+# Takes turns out of a session and adds others; what happened in those that leave, and a summary that covers one of
+# them, go too. KEYS: session, summary, steps, then per respondent turns and turns as a hash. ARGV: number of ids, the
+# ids, then ids and turns of the first respondent.
 _BRING = Script(
-    _DELETED
+    DELETED
     + WRITING_TURNS
     + """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 local number = tonumber(ARGV[1])
 local reach = redis.call('HGET', KEYS[2], 'until')
-for k = 3, #KEYS, 2 do
+for k = 4, #KEYS, 2 do
   for i = 2, 1 + number do
     local ms, seq = string.match(ARGV[i], '^(%d+)-(%d+)$')
     local front = string.format('%015.0f-%010.0f ', ms, seq)
@@ -112,8 +121,12 @@ for k = 3, #KEYS, 2 do
     redis.call('HDEL', KEYS[k + 1], ARGV[i])
   end
 end
+for i = 2, 1 + number do
+  redis.call('HDEL', KEYS[3], ARGV[i], ARGV[i] .. ' unanswered', ARGV[i] .. ' critique', ARGV[i] .. ' pairwise',
+             ARGV[i] .. ' reward')
+end
 redis.call('HDEL', KEYS[1], 'tip')
-for i = 2 + number, #ARGV, 2 do keep(KEYS[3], ARGV[i], ARGV[i + 1]) end
+for i = 2 + number, #ARGV, 2 do keep(KEYS[4], ARGV[i], ARGV[i + 1]) end
 for i = 2, #ARGV do
   -- behind the ids that leave, each second one is a turn
   local id = i <= 1 + number or (i - number) % 2 == 0
@@ -223,12 +236,13 @@ class SessionInfo:
             number(values, "updated"),
             values.get("pinned") == "1",
             values.get("named") == "1",
-            _id_or_nothing(values.get("tip", "")),
+            id_or_nothing(values.get("tip", "")),
             object_or_nothing(values.get("settings", "")),
         )
 
 
-def _id_or_nothing(text: str) -> str:
+def id_or_nothing(text: str) -> str:
+    """An id of a query; empty where it is none."""
     try:
         order(text)
     except ValueError:
@@ -334,7 +348,7 @@ class Sessions:
             await self._bus.link.call("SET", deleted_key(session_id), last, "EX", _DELETED_SECONDS)
         await self._bus.link.pipe(
             [
-                ("UNLINK", session_key(session_id), summary_key(session_id), *turns),
+                ("UNLINK", session_key(session_id), summary_key(session_id), steps_key(session_id), *turns),
                 ("ZREM", user_sessions_key(info.user_id), session_id),
             ]
         )
@@ -442,7 +456,10 @@ class Sessions:
         words = [word for turn in added for word in (turn.query_id, turn.dump())]
         keys = [key(session_id, r) for r in RESPONDENTS for key in (turns_key, earlier_turns_key)]
         await self._bus.link.call(
-            *_BRING((session_key(session_id), summary_key(session_id), *keys), len(gone), *gone, *words)
+            *_BRING(
+                (session_key(session_id), summary_key(session_id), steps_key(session_id), *keys),
+                *(len(gone), *gone, *words),
+            )
         )
 
     def appending(self, session_id: str, respondent_id: str, turn: Turn, *, copied: bool = False) -> list[Command]:

@@ -236,7 +236,7 @@ def first_page_and_sign_in(visit: Visit) -> None:
 
 
 def an_answer_with_its_grade_and_the_engram(visit: Visit) -> None:
-    """S8: the grade with the judge's words, and the memory that carries it."""
+    """S8: the critic panel shows the grade, the memory inspector shows the annotated engram."""
     page = visit.open()
     ask(page, "What is the capital of France?")
     turn = answered(page, "Paris")
@@ -246,6 +246,8 @@ def an_answer_with_its_grade_and_the_engram(visit: Visit) -> None:
     assert turn.locator(".badge.good").first.inner_text() == "5/5"
     turn.locator(".badge.good").first.click()
     turn.get_by_text("in plain words").wait_for()
+    turn.locator(".badge.verdict").wait_for(timeout=60_000)
+    verdict = turn.locator(".badge.verdict").inner_text()
     visit.shot(page, "answer")
     page.get_by_role("button", name="What is remembered about me").click()
     page.get_by_role("tab", name="Conversations").click()
@@ -256,6 +258,7 @@ def an_answer_with_its_grade_and_the_engram(visit: Visit) -> None:
     page.keyboard.press("Escape")
     turn.locator(".details-line").click()
     page.get_by_text("query.received").wait_for()
+    page.get_by_text("critique.result").wait_for()
     visit.shot(page, "waterfall")
     page.keyboard.press("Escape")
     turn.get_by_role("button", name="Good answer").click()
@@ -267,6 +270,107 @@ def an_answer_with_its_grade_and_the_engram(visit: Visit) -> None:
     again.locator(".badge.good").first.wait_for()
     assert again.get_by_role("button", name="Good answer").get_attribute("aria-pressed") == "true"
     again.locator("summary", has_text="Thought").wait_for()
+    address = page.url
+    # the critic's panel: the grade with its words, the comparison, and both answers
+    rows = panel(page, "critic", "What is the capital of France?")
+    grade = rows.filter(has_text="grade").filter(has_text="5/5").first
+    grade.wait_for(timeout=60_000)
+    rows.filter(has_text="comparison").first.wait_for(timeout=60_000)
+    rows.filter(has_text="comparison").first.get_by_role("button").click()
+    detail = page.locator("tr.detail")
+    detail.locator(".two .card").nth(1).wait_for()
+    assert detail.locator(".two .card", has_text="Paris").count() == 2
+    visit.shot(page, "critic")
+    # the memory's panel: A's engram with the grade, the vote and what the comparison said; B's answer is not in it
+    rows = panel(page, "memory", "What is the capital of France?")
+    known = rows.locator("td")
+    for name, words in (("Respondent", "A"), ("Score", "5/5"), ("Sentiment", "positive"), ("Winner", verdict)):
+        cell = rows.first.locator(f"td[data-name='{name}']")
+        deadline = time.monotonic() + 60
+        while cell.inner_text() != words:
+            assert time.monotonic() < deadline, f"{name}: {cell.inner_text()!r} is not {words!r}"
+            page.get_by_role("button", name="Refresh").click()
+            page.wait_for_timeout(500)
+    assert known.filter(has_text="B").count() == 0
+    rows.first.get_by_role("button", name="Open").click()
+    page.locator("tr.detail", has_text="in plain words").wait_for()
+    visit.shot(page, "memory-inspector")
+    # a vote that is pressed again is withdrawn, in every tab and after a reload
+    page.goto(address)
+    again = answered(page, "Paris")
+    other = visit.open(path=address[len(visit.stack.url) :])
+    tab = answered(other, "Paris")
+    until(page, "document.querySelectorAll('.star.on').length === 5")
+    again.get_by_role("button", name="Good answer").click()
+    again.get_by_text("Withdrawn").wait_for()
+    until(other, "!document.querySelector('[aria-label=\"Good answer\"][aria-pressed=true]')")
+    assert tab.locator(".star.on").count() == 5
+    again.get_by_role("button", name="5 of 5 stars").click()
+    until(page, "!document.querySelector('.star.on')")
+    with visit.stack.api() as http:
+        session = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('session')")
+        query = http.get(f"/sessions/{session}").json()["turns"][0]["query_id"]
+        deadline = time.monotonic() + 30
+        while http.get(f"/queries/{query}").json().get("reward") is not None:
+            assert time.monotonic() < deadline, "the vote is not withdrawn"
+            time.sleep(0.1)
+    page.reload()
+    answered(page, "Paris").locator(".badge.good").first.wait_for()
+    assert page.locator(".star.on, [aria-label='Good answer'][aria-pressed=true]").count() == 0
+
+
+def panel(page: Any, place: str, words: str) -> Any:
+    """The rows of a table of Operate that have these words."""
+    page.goto(page.url.partition("#")[0] + f"#operate={place}")
+    loaded(page)
+    rows = page.locator("main table.grid > tbody > tr:not(.detail)", has_text=words)
+    rows.first.wait_for(timeout=60_000)
+    return rows
+
+
+def a_conversation_a_week_later(visit: Visit) -> None:
+    """When its journals, records and results have gone, a conversation is shown as on its day."""
+    page = visit.open()
+    ask(page, "What major AI news broke this week?")
+    page.locator(".sources a").first.wait_for(timeout=60_000)
+    until(page, "!document.querySelector('article.turn.running')", 60)
+    ask(page, "What is the capital of France?")
+    turn = answered(page, "Paris")
+    turn.locator(".badge.good").first.wait_for(timeout=60_000)
+    turn.locator(".badge.verdict").wait_for(timeout=60_000)
+    turn.get_by_role("button", name="4 of 5 stars").click()
+    turn.get_by_text("Thank you").wait_for()
+    page.wait_for_timeout(500)
+    page.reload()
+    before = as_people_see_it(page)
+    with visit.stack.api() as http:
+        session = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('session')")
+        turns = http.get(f"/sessions/{session}").json()["turns"]
+        assert len(turns) == 2
+        with redis.Redis(unix_socket_path=str(visit.stack.redis)) as bus:
+            for one in turns:
+                gone = list(bus.scan_iter(f"local2:*{one['query_id']}*"))
+                assert gone
+                bus.unlink(*gone)
+            bus.unlink(f"local2:queries:{{local2:query.received}}:{session}")
+        for one in turns:
+            assert http.get(f"/queries/{one['query_id']}").status_code == 404
+            http.delete(f"/memory/engrams/{one['query_id']}:A")
+    page.reload()
+    assert as_people_see_it(page) == before
+    page.locator(".details-line").last.click()
+    page.get_by_text("critique.result").wait_for()
+    visit.shot(page, "a-week-later")
+
+
+def as_people_see_it(page: Any) -> list[str]:
+    """The text of each turn with everything in it opened."""
+    answered(page, "Paris")
+    page.locator(".star.on").nth(3).wait_for()
+    for summary in page.locator("article.turn details:not([open]) > summary").all():
+        summary.click()
+    page.locator(".hits a").first.wait_for()
+    return list(page.locator("article.turn").all_inner_texts())
 
 
 def everything_that_an_answer_can_have(visit: Visit) -> None:
@@ -486,7 +590,23 @@ def files_palette_and_keys(visit: Visit) -> None:
     page.locator(".attached li", has_text="notes.txt").wait_for()
     until(page, "!document.querySelector('.attached .dim')")
     visit.shot(page, "attached")
+    ask(page, "What is the capital of France?")
+    turn = answered(page, "Paris")
+    turn.locator(".question .attached li", has_text="notes.txt").wait_for()
+    page.reload()
+    turn = answered(page, "Paris")
+    turn.locator(".question .attached li", has_text="notes.txt").wait_for()
+    # asked again, in the same words or others, it comes with its files
+    turn.get_by_role("button", name="Ask again", exact=True).click()
+    with page.expect_request("**/query?*") as asked:
+        page.get_by_role("menuitem", name="The same again").click()
+    assert len(asked.value.post_data_json["attachments"]) == 1
+    page.get_by_text("2 of 2").wait_for()
+    turn = answered(page, "Paris")
+    turn.get_by_role("button", name="Edit and ask again").click()
+    page.locator(".composer .attached li", has_text="notes.txt").wait_for()
     page.get_by_role("button", name="Remove notes.txt").click()
+    page.get_by_role("button", name="Leave it as it was").click()
     page.keyboard.press("Control+k")
     page.get_by_role("combobox", name="Command").fill("dark")
     visit.shot(page, "palette")
@@ -734,6 +854,7 @@ def every_width_and_both_colours(visit: Visit) -> None:
 CHECKS: list[Callable[[Visit], None]] = [
     first_page_and_sign_in,
     an_answer_with_its_grade_and_the_engram,
+    a_conversation_a_week_later,
     everything_that_an_answer_can_have,
     tools_and_memories,
     one_truth_in_two_tabs,

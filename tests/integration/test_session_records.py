@@ -12,9 +12,12 @@ from pydantic import ValidationError
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
-from shared.bus.keys import earlier_turns_key, turns_key
+from shared.bus.keys import earlier_turns_key, steps_key, turns_key
+from shared.records.journal import Crossing, EntryType
+from shared.records.lanes import pairs
 from shared.records.session_records import SessionRecord, read_sessions, session_ids, write_sessions
 from shared.records.sessions import MAX_TURNS, Sessions, Turn
+from shared.records.steps import Unanswered, keeping, read_steps, read_unanswered, tell_after
 
 _text = st.text(max_size=20)
 _ids = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,20}\Z")
@@ -110,6 +113,51 @@ async def test_a_pinned_session_arrives_pinned_with_its_settings_and_in_its_plac
     assert [info.settings for info in found] == [{"temperature": 0.5}, {}]
 
 
+async def test_the_chosen_version_arrives_where_the_session_has_not_gone_on(bus: Bus, elsewhere: Bus) -> None:
+    sessions = Sessions(bus)
+    await sessions.open("s", "ann", "t")
+    for turn in (Turn("1-0", "q", "one", 1), Turn("2-0", "q", "two", 2, after="0-9")):
+        await bus.link.pipe(sessions.appending("s", "A", turn))
+    info = await sessions.info("s")
+    assert info is not None
+    await sessions.change(info, tip="1-0")
+    copied = list((await everything(bus)).values())
+    await write(elsewhere, copied)
+    arrived = await Sessions(elsewhere).info("s")
+    assert arrived is not None
+    assert arrived.tip == "1-0"
+    await elsewhere.link.pipe(Sessions(elsewhere).appending("s", "A", Turn("3-0", "more", "three", 3)))
+    await write(elsewhere, copied)
+    arrived = await Sessions(elsewhere).info("s")
+    assert arrived is not None
+    assert arrived.tip == ""
+
+
+async def test_what_happened_in_every_query_arrives_with_it(bus: Bus, elsewhere: Bus) -> None:
+    sessions = Sessions(bus)
+    await sessions.open("s", "ann", "t")
+    said = Crossing("critique.result", "7-0")
+    events = [("1-1", "thinking", {"text": "Well \u2028 …"}), ("1-2", "completed", {"model": "m"})]
+    failed = Unanswered(query="q?", state="failed", error={"code": "model_missing", "message": "no"})
+    for number in range(1, MAX_TURNS + 4):
+        await bus.link.pipe([*sessions.appending("s", "A", Turn(f"{number}-0", "q", "a", number)),
+                             keeping("s", f"{number}-0", events, [said])])  # fmt: skip
+        await tell_after(bus, "s", f"{number}-0:A", EntryType.CRITIQUE, {"score": 5}, message=said, once="critique")
+    await bus.link.call(*keeping("s", "99-0", events, [], failed))
+    pages = [page async for page in read_sessions(bus, ["s"])]
+    assert [len(record["steps"]) for (record,) in pages] == [2 * MAX_TURNS + 2, 6]
+    for _ in range(2):
+        for page in pages:
+            await write(elsewhere, page)
+    key = steps_key("s")
+    assert pairs(await elsewhere.link.call("HGETALL", key)) == pairs(await bus.link.call("HGETALL", key))
+    told = await read_steps(elsewhere, "s", Turn("53-0", "q", "a", 53), "53-0")
+    assert told == await read_steps(bus, "s", Turn("53-0", "q", "a", 53), "53-0")
+    assert told is not None
+    assert [kind for _, kind, _ in told.events] == ["thinking", "completed", "critique"]
+    assert await read_unanswered(elsewhere, "s") == {"99-0": failed}
+
+
 async def test_a_turn_is_kept_byte_for_byte(bus: Bus, elsewhere: Bus) -> None:
     turn = Turn("5-1", "naïve\u2028?", "\x00 \U0001f600 ", 7, True, 3.0000000000000004)
     version = Turn("5-2", "naïve?", "yes", 8, noted="5-1", after="4-9")
@@ -193,6 +241,7 @@ async def test_a_session_that_is_deleted_meanwhile_is_left_out(bus: Bus) -> None
         {"session_id": "a}{b"}, {"session_id": ""}, {"user_id": ""}, {"created": -1}, {"updated": "7"}, {"used": None},
         {"turns": {"C": []}}, {"turns": {"A": [{"query_id": "x", "query": "q", "answer": "a", "time": 1}]}},
         {"turns": {"A": [{"query_id": "1-0", "query": "q", "answer": 5, "time": 1}]}}, {"lane": "q"},
+        {"tip": "none"}, {"steps": {"1-0 lane": {}}}, {"steps": {"x": {}}},
     ],
 )  # fmt: skip
 def test_a_record_of_another_form_is_refused(wrong: dict[str, Any]) -> None:

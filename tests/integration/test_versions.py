@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from support.http_gateway import gateway_settings, serving
 from support.openai_place import Place, open_place
 from support.waiting import eventually
 
+from shared.bus import order
 from shared.bus.keys import journal_key, record_key, session_key
 from shared.contracts import QUERY_FORGET, RESPONSE_GENERATION
 from shared.errors import BusUnavailable
 from shared.records.journal import EntryType
-from shared.records.sessions import MAX_TURNS, Sessions, Turn
+from shared.records.sessions import MAX_TURNS, Sessions, Turn, before
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -48,6 +52,9 @@ class Chat:
         answer = await self.http.get(f"/sessions/{self.name}")
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
+
+    async def listed(self) -> list[dict[str, Any]]:
+        return list((await self.http.get("/queries", params={"session_id": self.name})).json()["queries"])
 
     async def held(self) -> list[tuple[str, str]]:
         return [(turn["query"], turn["answer"]) for turn in (await self.shown())["turns"]]
@@ -147,7 +154,7 @@ async def test_a_repeated_request_asks_once_and_finishes_what_was_broken_off(
     with monkeypatch.context() as patch:
         patch.setattr(Sessions, "bring", broken_off)
         assert (await chat.http.post("/query", json=body, headers=key)).status_code == 503
-    (asked,) = (await chat.http.get("/queries", params={"session_id": chat.name})).json()["queries"]
+    (asked,) = await chat.listed()
     answers = [await chat.http.post("/query", json=body, headers=key) for _ in range(2)]
     assert [answer.json()["query_id"] for answer in answers] == [asked["query_id"]] * 2
     assert [query for query, _ in await chat.held()] == ["after"]
@@ -164,7 +171,7 @@ async def test_a_question_that_is_still_answered_stops(chat: Chat, words: str) -
     assert chat.read == [words]
 
     async def ended() -> list[str]:
-        listed = (await chat.http.get("/queries", params={"session_id": chat.name})).json()["queries"]
+        listed = await chat.listed()
         return [one["query_id"] for one in listed if one["state"] in ("queued", "running")]
 
     assert not await ended()
@@ -178,17 +185,58 @@ async def test_a_question_that_failed_is_asked_again_in_its_place(chat: Chat) ->
     await chat.ask("one")
     chat.place.rules({"respond": {"status": 400, "error": "no"}})
     await chat.ask("two", status=400)
-    (failed,) = [
-        one["query_id"]
-        for one in (await chat.http.get("/queries", params={"session_id": chat.name})).json()["queries"]
-        if one["state"] == "failed"
-    ]
+    (failed,) = [one["query_id"] for one in await chat.listed() if one["state"] == "failed"]
     chat.says("You asked: <<query>>")
     again = await chat.ask("two", instead_of=failed)
     assert chat.read == ["one", "You asked: one", "two"]
     assert [query for query, _ in await chat.held()] == ["one", "two"]
-    listed = (await chat.http.get("/queries", params={"session_id": chat.name})).json()["queries"]
+    listed = await chat.listed()
     assert [one["after"] is not None for one in listed if one["query_id"] == again] == [True]
+
+
+async def test_of_two_tabs_that_edit_at_once_the_later_question_stands(chat: Chat) -> None:
+    one = await chat.ask("one")
+    two = await chat.ask("two")
+    await chat.ask("three")
+    asked = await asyncio.gather(
+        *(chat.ask(words, instead_of=two, status=202, wait=False) for words in ("this", "that"))
+    )
+    last = max(asked, key=order)
+    # of the other one nothing is left
+    await chat.place.on.ended(last)
+    await chat.place.on.idle()
+    held = [turn["query_id"] for turn in (await chat.shown())["turns"]]
+    assert held == [one, last]
+    assert (await chat.shown())["tip"] == last
+    # the same words at once are versions of one place, of which none is lost
+    again = await asyncio.gather(*(chat.ask("one", instead_of=one, status=202, wait=False) for _ in range(2)))
+    for query_id in again:
+        await chat.place.on.ended(query_id)
+    await chat.place.on.idle()
+    turns = (await chat.shown())["turns"]
+    stopped = [one["query_id"] for one in await chat.listed() if one["state"] == "cancelled"]
+    assert {turn["query_id"] for turn in turns} | set(stopped) == {*held, *again}
+    assert {turn["after"] for turn in turns if turn["query_id"] in again} == {before(one)}
+
+
+async def test_another_gateway_shows_the_same_versions_and_goes_on_from_the_chosen_one(
+    chat: Chat, tmp_path: Path
+) -> None:
+    first = await chat.ask("one")
+    behind = await chat.ask("two")
+    await chat.ask("one", instead_of=first)
+    assert (await chat.http.patch(f"/sessions/{chat.name}", json={"version": first})).status_code == 200
+    shown = await chat.shown()
+    async with serving(gateway_settings(chat.place.on.settings.redis_url, tmp_path, bus_wait=30.0)) as started:
+        chat.http = started.http
+        assert await chat.shown() == shown
+        assert shown["tip"] == behind
+        await chat.ask("three")
+        assert chat.read[:4] == ["one", "You asked: one", "two", "You asked: two"]
+        corrected = await chat.ask("other words", instead_of=behind)
+    chat.http = chat.place.site.http
+    assert (await chat.shown())["tip"] == corrected
+    assert [query for query, _ in await chat.held()] == ["one", "one", "other words"]
 
 
 async def test_only_a_query_of_the_same_session_can_be_replaced(chat: Chat) -> None:

@@ -13,6 +13,7 @@ from services.gateway.deletion import STEP, end_session
 from services.gateway.errors import ApiError, not_found
 from services.gateway.finding import find
 from services.gateway.gateway import Gateway, GatewayDep
+from services.gateway.happened import happened
 from services.gateway.incoming import IncomingSessions, take_in
 from services.gateway.keys import Principal
 from services.gateway.records import is_query_id, is_session_id, own_session
@@ -25,6 +26,7 @@ from services.gateway.shapes.sessions import (
     SessionShown,
     SessionsTaken,
     SessionTitle,
+    TurnTold,
 )
 from services.gateway.versions import tip_of
 from shared.bus.keys import schema_key, settings_key
@@ -159,6 +161,35 @@ async def show_session(
         "messages": messages,
     }
     return reply(shown)
+
+
+_TOLD = {
+    "query_id": "1700000000000-0",
+    "session_id": "geography-1",
+    "journal": [
+        {"id": "1-4", "event": "thinking", "data": {"text": "The user asks for a capital."}},
+        {"id": "1-9", "event": "completed", "data": {"answer": "Paris.", "model": "gemma4:e4b"}},
+    ],
+    "event_log": [
+        {"subject": "query.received", "t": 0.0, "stream": "local2:query.received", "id": "1700000000000-0"}
+    ],
+}  # fmt: skip
+
+
+@router.get(
+    "/sessions/{session_id}/turns/{query_id}",
+    summary="What happened in a turn: thinking, tools, what was said of it later; as long as the session is kept",
+    responses=told("Its journal, shortened, also when the journal itself has expired", TurnTold, _TOLD, 400, 404, 503),
+)
+async def show_turn(session_id: str, query_id: str, gateway: GatewayDep, user: UserDep) -> Response:
+    if not is_query_id(query_id):
+        raise ApiError(400, "bad_query_id", "a turn has the id of its query, like 1700000000000-0")
+    async with gateway.reachable():
+        info = await _owned(gateway, user, session_id)
+        found = await happened(gateway, info, query_id)
+    if found is None:
+        raise not_found("turn in this session")
+    return reply(found)
 
 
 async def _system_prompt(gateway: Gateway) -> str:

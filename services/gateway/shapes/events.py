@@ -19,6 +19,13 @@ class _Member(Shape):
     round: int = 0
 
 
+class Attached(Shape):
+    """A file of the question."""
+
+    id: str
+    name: str = ""
+
+
 class Claimed(Shape):
     """A replica has become the journal's writer."""
 
@@ -29,6 +36,7 @@ class Claimed(Shape):
     replica: str = ""
     model: str | None = None
     attempt: int = 1
+    attachments: list[Attached] = Field(default=[])
 
 
 class Restarted(_Member):

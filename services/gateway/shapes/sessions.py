@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from services.gateway.schemas import ChatSettings
+from services.gateway.shapes.queries import Crossed
 from services.gateway.shapes.shape import Shape
 from shared.contracts import ChatTurnMessage
 
@@ -61,6 +62,23 @@ class SessionShown(SessionChanged):
     total: int = Field(description="Turns of the whole session")
     earlier: str | None = Field(description="`before` of the next page; null at the beginning")
     messages: list[ChatTurnMessage] = Field(description="As the model will see them before the next query")
+
+
+class JournalKept(Shape):
+    """An entry of a journal, as `JournalEvent` has it; pieces of text are joined, and what is very long is cut."""
+
+    id: str
+    event: str = Field(description="Its type. Ignore unknown ones")
+    data: dict[str, Any]
+
+
+class TurnTold(Shape):
+    query_id: str
+    session_id: str
+    journal: list[JournalKept] = Field(
+        description="What happened, oldest first, and what was thought of it later; nothing where nothing is kept"
+    )
+    event_log: list[Crossed] = Field(description="The messages that crossed the bus for it, in order")
 
 
 class SessionDeleted(Shape):

@@ -94,7 +94,7 @@ export async function follow(path: string, { signal, after = "", onEvent, onAliv
 }
 
 /** The number of events of one connection; null when the server says that there are no more. */
-export async function readOnce(
+async function readOnce(
   path: string, last: string, signal: AbortSignal, onEvent: (event: RawEvent) => void, onWaiting: (ms: number) => void = () => {}, onAlive: () => void = () => {},
 ): Promise<number | null> {
   const attempt = new AbortController();

@@ -444,6 +444,13 @@ export interface components {
             answer: string;
             time: number;
         };
+        JournalKept: {
+            id: string;
+            event: string;
+            data: {
+                [key: string]: unknown;
+            };
+        };
         JudgeGrade: {
             model: string;
             score?: number | null;
@@ -1032,6 +1039,12 @@ export interface components {
             time: number;
             interrupted: boolean;
         };
+        TurnTold: {
+            query_id: string;
+            session_id: string;
+            journal: components["schemas"]["JournalKept"][];
+            event_log: components["schemas"]["Crossed"][];
+        };
         Usage: {
             prompt_tokens?: number;
             completion_tokens?: number;
@@ -1128,6 +1141,10 @@ export interface components {
             event: "answer";
             data: components["schemas"]["Piece"];
         };
+        Attached: {
+            id: string;
+            name?: string;
+        };
         BusEntry: {
             subject: string;
             entry_id: string;
@@ -1198,6 +1215,7 @@ export interface components {
             replica?: string;
             model?: string | null;
             attempt?: number;
+            attachments?: components["schemas"]["Attached"][];
         };
         ClaimedEvent: {
             id: string;

@@ -17,6 +17,7 @@ export type Session = Shapes["SessionListed"];
 export type SessionShown = Shapes["SessionShown"];
 export type StoredFile = Shapes["StoredFile"];
 export type TurnShown = Shapes["TurnShown"];
+export type TurnTold = Shapes["TurnTold"];
 export type Usage = Shapes["Usage"];
 export type Critique = Shapes["CritiqueShown"];
 export type Pairwise = Shapes["PairwiseShown"];

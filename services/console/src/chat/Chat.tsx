@@ -32,7 +32,7 @@ export function Chat({ conversation, ready, developer, composer, onError }: Chat
   const settings = useMemo(() => (id === null ? fresh : kept ? fromServer(kept) : USUAL), [id, fresh, kept]);
   const [editing, setEditing] = useState<Turn | null>(null);
   const [options, setOptions] = useState<"" | "chat" | "again">("");
-  const [again, setAgain] = useState<Turn | null>(null);
+  const [chosen, choose] = useState<Turn | null>(null);
   const [looked, look] = useState<Turn | null>(null);
   const field = useRef<ComposerHandle>(null);
   const model = ready?.parts["model"];
@@ -54,14 +54,18 @@ export function Chat({ conversation, ready, developer, composer, onError }: Chat
     if (before === null) await conversation.set(toServer(own));
   }, [conversation, settings]);
 
+  const again = useCallback(
+    async (turn: Turn, own = settings) => ask({ query: turn.query, files: await conversation.filesOf(turn) }, own, turn), [ask, conversation, settings],
+  );
+
   const actions = useMemo<TurnActions>(() => ({
-    edit: (turn) => { setEditing(turn); field.current?.put(turn.query); },
-    again: (turn) => void ask({ query: turn.query }, undefined, turn).catch(onError),
+    edit: (turn) => void conversation.filesOf(turn).then((files) => { setEditing(turn); field.current?.put(turn.query, files); }, onError),
+    again: (turn) => void again(turn).catch(onError),
     choose: (store) => void conversation.choose(store).catch(onError),
-    againWith: (turn) => { setAgain(turn); setOptions("again"); },
+    againWith: (turn) => { choose(turn); setOptions("again"); },
     stop: (turn) => void conversation.cancel(turn).catch(onError),
     waterfall: look,
-  }), [ask, conversation, onError]);
+  }), [again, conversation, onError]);
 
   const open = conversation.open;
   const empty = !conversation.turns.length && !conversation.loading;
@@ -90,11 +94,11 @@ export function Chat({ conversation, ready, developer, composer, onError }: Chat
       <ChatSettingsDialog
         open={options !== ""} settings={settings} usual={model?.model ?? ""} action={options === "again" ? "Ask again" : "Done"} onClose={() => setOptions("")}
         onDone={(next) => {
-          if (options === "again" && again) void ask({ query: again.query }, next, again).catch(onError);
+          if (options === "again" && chosen) void again(chosen, next).catch(onError);
           else change(next);
         }}
       />
-      <Waterfall turn={looked} onClose={() => look(null)} />
+      <Waterfall sessionId={id} turn={looked} onClose={() => look(null)} />
     </main>
   );
 }

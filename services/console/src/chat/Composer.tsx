@@ -6,14 +6,15 @@ import { Icon } from "../ui/icons";
 import type { ChatSettings } from "./ChatSettings";
 import type { Ask } from "./conversation";
 import { keep, kept } from "./kept";
+import type { FileOf } from "./turn";
 
 const MOST_CHARS = 400_000;
 const MOST_FILES = 16;
 
 export interface ComposerHandle {
   focus(): void;
-  /** Puts a text there to be changed and sent. */
-  put(text: string): void;
+  /** Puts a text with its files there, to be changed and sent. */
+  put(text: string, files?: readonly FileOf[]): void;
 }
 
 interface ComposerProps {
@@ -46,8 +47,9 @@ export function Composer({ ref, sessionId, settings, waiting, onAsk, onStop, onS
 
   useImperativeHandle(ref, () => ({
     focus: () => field.current?.focus({ preventScroll: true }),
-    put: (words) => {
+    put: (words, known = []) => {
       write(words);
+      setFiles(known.map((file) => ({ ...file, trouble: "" })));
       field.current?.focus();
     },
   }));
@@ -64,13 +66,13 @@ export function Composer({ ref, sessionId, settings, waiting, onAsk, onStop, onS
   }
 
   async function send() {
-    const ids = files.filter((file) => file.id).map((file) => file.id);
+    const own = files.filter((file) => file.id).map(({ id, name }) => ({ id, name }));
     if (!text.trim() || loading) return;
     const before = { text, files };
     write("");
     setFiles([]);
     try {
-      await onAsk({ query: text, ...(ids.length ? { attachments: ids } : {}) });
+      await onAsk({ query: text, files: own });
     } catch (error) {
       // refused: nothing that was written is lost
       write(before.text);

@@ -46,7 +46,10 @@ export const TurnView = memo(function TurnView({ store, conversation, actions, d
   return (
     <article className={over ? "turn" : "turn running"} aria-label="Question and answer" aria-busy={!over}>
       <div className="question-row">
-        <div className="question" dir="auto">{turn.query}</div>
+        <div className="question" dir="auto">
+          {turn.query}
+          {turn.files.length > 0 && <ul className="attached" aria-label="Files of the question">{turn.files.map(({ id, name }) => <li key={id}><Icon name="clip" /> {name}</li>)}</ul>}
+        </div>
         <div className="question-actions">
           <CopyButton text={turn.query} label="Copy the question" />
           <IconButton icon="edit" label="Edit and ask again" onClick={() => actions.edit(turn)} />
@@ -106,11 +109,12 @@ function CopyButton({ text, label }: { text: string; label: string }) {
 
 function summary(turn: Turn, window: number): string {
   const { prompt_tokens: prompt = 0, completion_tokens: completion = 0 } = turn.usage;
+  const share = window && prompt ? Math.round((100 * Math.min(window, prompt + completion)) / window) : 0;
   return [
     turn.model,
     prompt || completion ? `${(prompt + completion).toLocaleString("en")} tokens` : "",
-    window && prompt ? `${Math.round((100 * Math.min(window, prompt + completion)) / window)} % of the window` : "",
+    share > 0 ? `${share} % of the window` : "",
     turn.finish === "length" ? "cut at the length limit" : "",
-    turn.detail === "expired" ? "its steps are not kept any more" : "",
+    turn.detail === "expired" ? "its steps were not kept" : "",
   ].filter(Boolean).join(" · ");
 }

@@ -1,19 +1,19 @@
 import { useEffect, useState } from "react";
 import { call } from "../api/http";
-import type { QueryResult } from "../api/types";
+import type { TurnTold } from "../api/types";
 import { Dialog, duration } from "../ui/parts";
 import { textOf, type Turn } from "./turn";
 
 /** What crossed the bus for a question, and when. */
-export function Waterfall({ turn, onClose }: { turn: Turn | null; onClose(): void }) {
-  const [result, setResult] = useState<QueryResult | null>(null);
+export function Waterfall({ sessionId, turn, onClose }: { sessionId: string | null; turn: Turn | null; onClose(): void }) {
+  const [result, setResult] = useState<TurnTold | null>(null);
   const [trouble, setTrouble] = useState("");
   useEffect(() => {
     setResult(null);
     setTrouble("");
-    if (!turn) return;
-    call<QueryResult>("GET", `queries/${turn.queryId}`).then(setResult, (error: Error) => setTrouble(error.message));
-  }, [turn]);
+    if (!turn || sessionId === null) return;
+    call<TurnTold>("GET", `sessions/${encodeURIComponent(sessionId)}/turns/${turn.queryId}`).then(setResult, (error: Error) => setTrouble(error.message));
+  }, [sessionId, turn]);
   const log = result?.event_log ?? [];
   const whole = Math.max(0.001, ...log.map((one) => one.t));
   return (

@@ -1,11 +1,11 @@
 // One session as the server has it: its turns, what runs, asking, following, stopping.
 
 import { ApiError, call } from "../api/http";
-import { follow, readOnce, sleep } from "../api/events";
-import type { ChatSettings, QueryBody, QueryListed, QueryResult, Reward, SessionShown, TurnShown, WholeEngram } from "../api/types";
+import { follow, sleep } from "../api/events";
+import type { ChatSettings, QueryBody, QueryListed, Reward, SessionShown, TurnShown, TurnTold } from "../api/types";
 import { Store } from "./store";
 import { inItsPlace, newestBehind, parents } from "./versions";
-import { apply, isAfter, isOver, judge, newTurn, type Turn } from "./turn";
+import { apply, isAfter, isOver, newTurn, type FileOf, type Turn } from "./turn";
 
 const PAGE = 50;
 const TRIES = 4;
@@ -13,7 +13,7 @@ const TRIES = 4;
 const LOOK = 2_500;
 // When a comparison may be there, in ms after the critique.
 const COMPARED = [3_000, 15_000];
-// Journals are read by so many at a time: a browser has six connections to a server.
+// Turns are asked for by so many at a time: a browser has six connections to a server.
 const READERS = 2;
 // Of so many turns is looked at again what is thought of them.
 const JUDGED_AGAIN = 10;
@@ -31,7 +31,7 @@ export class TurnStore extends Store {
   readonly key = `t${(TurnStore.#count += 1)}`;
 }
 
-export type Ask = Pick<QueryBody, "query"> & Partial<QueryBody>;
+export type Ask = Pick<QueryBody, "query"> & Partial<Omit<QueryBody, "attachments">> & { files?: readonly FileOf[] };
 
 export class Conversation extends Store {
   sessionId: string | null = null;
@@ -50,6 +50,8 @@ export class Conversation extends Store {
   #stop = new AbortController();
   #reading = 0;
   #waiting: TurnStore[] = [];
+  /** Questions without an answer that stand on pages which are not here yet. */
+  #before: QueryListed[] = [];
   #following: TurnStore | null = null;
   /** A question has taken the place of another one: turns may have left the session. */
   #replaced = false;
@@ -71,6 +73,7 @@ export class Conversation extends Store {
     const stop = (this.#stop = new AbortController());
     Object.assign(this, { sessionId, title: "", settings: null, chosen: null, turns: [], earlier: null, connection: "", loading: sessionId !== null });
     this.#waiting = [];
+    this.#before = [];
     this.#following = null;
     this.changed();
     if (sessionId === null) return;
@@ -110,7 +113,7 @@ export class Conversation extends Store {
     const name = encodeURIComponent(id);
     const newest = this.turns.findLast(({ turn }) => turn.state === "completed" || turn.interrupted)?.turn.queryId;
     const look = (all: boolean) => Promise.all([
-      call<{ queries: QueryListed[] }>("GET", `queries?session_id=${name}${all ? "" : "&state=running"}`),
+      call<{ queries: QueryListed[] }>("GET", `queries?session_id=${name}${all ? "&limit=200" : "&state=running"}`),
       call<SessionShown>("GET", `sessions/${name}?limit=${all ? PAGE : 1}`),
     ]);
     let [listed, shown] = await look(whole);
@@ -131,6 +134,7 @@ export class Conversation extends Store {
     if (JSON.stringify(this.settings) !== JSON.stringify(shown.settings)) this.settings = shown.settings;
     const left = more && this.#drop(shown, listed.queries);
     if (whole) this.earlier = shown.earlier;
+    if (whole) this.#before = listed.queries.filter((one) => this.earlier && one.state !== "completed" && isAfter(this.earlier, one.query_id));
     const added = shown.turns.filter((one) => !this.#known(one.query_id)).map(fromSession);
     for (const one of listed.queries) {
       if (this.#known(one.query_id) || one.state === "completed" || added.some((turn) => turn.queryId === one.query_id)) continue;
@@ -184,9 +188,12 @@ export class Conversation extends Store {
       const path = `sessions/${encodeURIComponent(this.sessionId)}?limit=${PAGE}&before=${encodeURIComponent(this.earlier)}`;
       const { turns, earlier } = await call<SessionShown>("GET", path);
       if (signal.aborted) return false;
+      const here = (one: QueryListed) => !earlier || !isAfter(earlier, one.query_id);
+      const unanswered = this.#before.filter(here);
+      this.#before = this.#before.filter((one) => !here(one));
       this.earlier = earlier;
+      this.#insert([...turns.filter((one) => !this.#known(one.query_id)).map(fromSession), ...unanswered.filter((one) => !this.#known(one.query_id)).map(fromList)]);
       this.shifted = true;
-      this.turns = [...turns.filter((one) => !this.#known(one.query_id)).map((one) => new TurnStore(fromSession(one))), ...this.turns];
       return true;
     } finally {
       this.loading = false;
@@ -223,20 +230,20 @@ export class Conversation extends Store {
 
   /** Asks; in the place of a turn, where one is given. Raises ApiError when the query was not accepted; then nothing is
       left of it on the page. */
-  async ask(asked: Ask, insteadOf: Turn | null = null): Promise<void> {
+  async ask({ files = [], ...asked }: Ask, insteadOf: Turn | null = null): Promise<void> {
     const { signal } = this.#stop;
     const replaced = insteadOf?.queryId ? this.turns.find(({ turn }) => turn.queryId === insteadOf.queryId) : undefined;
     const place = replaced ? parents(this.turns)[this.turns.indexOf(replaced)]! : -1;
     const after = replaced ? (this.turns[place]?.turn.queryId || "0-0") : this.chosen;
     const { chosen } = this;
     this.chosen = null;
-    const turn = newTurn(asked.query, { time: Date.now(), mode: asked.mode ?? "chat", after });
+    const turn = newTurn(asked.query, { time: Date.now(), mode: asked.mode ?? "chat", after, files });
     const store = new TurnStore(turn);
     this.shifted = false;
     this.turns = [...this.turns, store];
     this.#told();
     try {
-      const body = { ...asked, ...(this.sessionId ? { session_id: this.sessionId } : {}), ...(replaced ? { instead_of: replaced.turn.queryId } : {}) };
+      const body = { ...asked, ...(this.sessionId ? { session_id: this.sessionId } : {}), ...(replaced ? { instead_of: replaced.turn.queryId } : {}), ...(files.length ? { attachments: files.map(({ id }) => id) } : {}) };
       const accepted = await accept(body, (text) => this.#say(text), signal);
       turn.queryId = accepted.query_id;
       if (signal.aborted) return;
@@ -351,14 +358,22 @@ export class Conversation extends Store {
     }
   }
 
-  async #judgement(store: TurnStore): Promise<boolean> {
+  /** The turn as its session tells it. Raises ApiError. */
+  async #asTold({ turn }: TurnStore): Promise<Turn> {
+    const { query, queryId, after, time, mode, interrupted } = turn;
+    const { journal } = await call<TurnTold>("GET", `sessions/${encodeURIComponent(this.sessionId!)}/turns/${queryId}`);
+    const fresh = newTurn(query, { queryId, after, time, mode, interrupted });
+    for (const { event, id, data } of journal) apply(fresh, event, id, data);
+    return fresh;
+  }
+
+  async #judgement(store: TurnStore): Promise<void> {
     try {
-      judge(store.turn, await call<QueryResult>("GET", `queries/${store.turn.queryId}`));
+      const { critique, pairwise, reward } = await this.#asTold(store);
+      Object.assign(store.turn, { critique, pairwise, reward });
       store.changed();
-      return true;
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      return error.status !== 404;
     }
   }
 
@@ -381,6 +396,13 @@ export class Conversation extends Store {
     }
   }
 
+  /** A question's files, also of a turn of which no more than its words is here. */
+  async filesOf(turn: Turn): Promise<readonly FileOf[]> {
+    const store = this.turns.find((one) => one.turn === turn);
+    if (store && turn.detail === "none" && isOver(turn) && turn.queryId) await this.#read(store);
+    return turn.files;
+  }
+
   /** Asks for everything else that is known of a turn that is looked at. */
   detail(store: TurnStore): void {
     if (store.asked === "asked" || !store.turn.queryId || !isOver(store.turn)) return;
@@ -401,43 +423,24 @@ export class Conversation extends Store {
     });
   }
 
-  /** The turn from its journal, in the order in which it happened; where that has expired, what is remembered of it. */
+  /** Takes over what the session tells of the turn: everything, in the order in which it happened; or no more than what
+      was thought of it, of an answer of an earlier release. */
   async #read(store: TurnStore): Promise<void> {
     const { turn } = store;
     const { signal } = this.#stop;
-    const fresh = newTurn(turn.query, { queryId: turn.queryId, after: turn.after, time: turn.time, mode: turn.mode, interrupted: turn.interrupted });
     try {
-      const [seen, judged] = await Promise.all([
-        readOnce(`queries/${turn.queryId}/events`, "", signal, (event) => apply(fresh, event.type, event.id, JSON.parse(event.data))),
-        this.#judgement(store),
-      ]);
+      const fresh = await this.#asTold(store);
       if (signal.aborted) return;
-      if (seen && judged && isOver(fresh)) {
-        const { critique, pairwise, reward } = turn;
-        Object.assign(turn, fresh, { critique, pairwise, reward });
-      }
+      const { critique, pairwise, reward } = fresh;
+      if (isOver(fresh)) Object.assign(turn, fresh);
+      else if (isOver(turn)) Object.assign(turn, { critique, pairwise, reward, detail: "expired" });
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof ApiError && error.status === 404) await this.#remembered(store);
+      if (!(error instanceof ApiError)) throw error;
+      if (error.status === 404) turn.detail = "expired";
       else store.asked = "not";
     }
     store.changed();
-  }
-
-  async #remembered(store: TurnStore): Promise<void> {
-    const { turn } = store;
-    turn.detail = "expired";
-    try {
-      const { annotations, model, reward, sentiment } = await call<WholeEngram>("GET", `memory/engrams/${encodeURIComponent(`${turn.queryId}:A`)}`);
-      const said = annotations as unknown as Pick<QueryResult, "critique" | "pairwise">;
-      // whether it was a thumb or stars is not remembered
-      const vote = reward === null ? null : { reward, sentiment, stars: null, comment: null };
-      judge(turn, { critique: said.critique ?? null, pairwise: said.pairwise ?? null, reward: vote });
-      turn.model = model ?? null;
-    } catch (error) {
-      // it was forgotten, or the memory is away
-      if (!(error instanceof ApiError)) throw error;
-    }
   }
 }
 
@@ -465,7 +468,7 @@ function fromList({ query_id, after, query, state, mode, accepted, error }: Quer
 }
 
 /** Sends the query until it is accepted or refused: the same key makes sure that it is asked once. */
-async function accept(body: Ask, onConnection: (text: string) => void, signal: AbortSignal): Promise<{ query_id: string; session_id: string }> {
+async function accept(body: QueryBody, onConnection: (text: string) => void, signal: AbortSignal): Promise<{ query_id: string; session_id: string }> {
   const once = Array.from(crypto.getRandomValues(new Uint8Array(16)), (n) => n.toString(16).padStart(2, "0")).join("");
   for (let attempt = 1; ; attempt += 1) {
     try {

@@ -1,7 +1,7 @@
 // One question and everything that happened to it, as plain data. Pure: journal entries in, state out.
 
 import type { components } from "../api/schema";
-import type { Call, Critique, Failure, JournalEvent, Pairwise, QueryResult, Reward, Usage } from "../api/types";
+import type { Call, Critique, Failure, JournalEvent, Pairwise, Reward, Usage } from "../api/types";
 
 /** A piece of text with the id of its entry, so that void ones can be taken out. */
 export interface Piece {
@@ -18,8 +18,15 @@ export type Part = Thinking | Said | Tool | Note | Persona;
 
 export type State = "queued" | "running" | "completed" | "failed" | "cancelled";
 
+/** A file of the question. */
+export interface FileOf {
+  id: string;
+  name: string;
+}
+
 export interface Turn {
   query: string;
+  files: readonly FileOf[];
   queryId: string;
   /** The turn before it is the newest one that was not accepted after this query; null: the one before it in the session. */
   after: string | null;
@@ -51,7 +58,7 @@ const TERMINAL: ReadonlySet<string> = new Set(["completed", "failed", "cancelled
 
 export function newTurn(query: string, values: Partial<Turn> = {}): Turn {
   return {
-    query, queryId: "", after: null, state: "queued", time: 0, mode: "chat", parts: [], pieces: [], trail: [], last: "", model: null, finish: null,
+    query, files: [], queryId: "", after: null, state: "queued", time: 0, mode: "chat", parts: [], pieces: [], trail: [], last: "", model: null, finish: null,
     usage: { prompt_tokens: 0, completion_tokens: 0 }, error: null, critique: null, pairwise: null, reward: null, interrupted: false,
     detail: "none", ...values,
   };
@@ -83,6 +90,7 @@ export function apply(turn: Turn, type: string, id: string, data: unknown): void
   switch (entry.event) {
     case "claimed":
       turn.model = entry.data.model ?? turn.model;
+      if (entry.data.attachments?.length) turn.files = entry.data.attachments.map(({ id: file, name }) => ({ id: file, name: name || "a file" }));
       break;
     case "state":
       if (!turn.trail.length) turn.trail.push(entry.data.from);
@@ -110,7 +118,7 @@ export function apply(turn: Turn, type: string, id: string, data: unknown): void
       note(turn, `The oldest turns no longer fit the model's context: ${entry.data.dropped_turns} left out, ${entry.data.kept_turns} kept.`);
       break;
     case "restarted":
-      discard(turn, entry.data.discard_after || "0-0");
+      discard(scopeOf(turn, entry.data), entry.data.discard_after || "0-0");
       note(turn, "The model was started again; its unfinished text was discarded.");
       break;
     case "persona.working":
@@ -143,13 +151,6 @@ export function apply(turn: Turn, type: string, id: string, data: unknown): void
       break;
     default: // a newer server may say more than this page knows
   }
-}
-
-/** What others have said of the answer meanwhile. */
-export function judge(turn: Turn, result: Pick<QueryResult, "critique" | "pairwise" | "reward">): void {
-  turn.critique = result.critique ?? null;
-  turn.pairwise = result.pairwise ?? null;
-  turn.reward = result.reward ?? null;
 }
 
 interface Scope { parts: Part[]; pieces: Piece[] }
@@ -196,7 +197,6 @@ function discard(scope: Scope, after: string): void {
   scope.pieces = scope.pieces.filter(kept);
   for (const part of scope.parts) {
     if (part.kind === "thinking") part.pieces = part.pieces.filter(kept);
-    if (part.kind === "persona") discard(part, after);
   }
   scope.parts = scope.parts.filter((part) => part.kind !== "thinking" || part.pieces.length);
 }

@@ -9,17 +9,21 @@ test("a message is said in a line", () => {
   expect(summaryOf(entry("response.generation", { answer: "Paris.", thinking: "I know it.", tool_calls: [{}, {}] }))).toBe("Paris. · thought: I know it. · 2 tools");
   expect(summaryOf(entry("agent.transition", { from: "IDLE", action: "ASK", to: "BUSY" }))).toBe("IDLE → BUSY (ASK)");
   expect(summaryOf(entry("tool.result.web_search", { result: "x", duration_ms: 5, error: "no network" }))).toBe("failed (5 ms): no network");
-  expect(summaryOf(entry("tool.request.web_search", { args: { query: "news" } }))).toBe('asks for {"query":"news"}');
+  expect(summaryOf(entry("tool.request.web_search", { args: { query: "news" } }))).toBe("asks for query news");
   expect(summaryOf(entry("critique.result", { score: 0, feedback: "wrong" }))).toBe("0 of 5: wrong");
   expect(summaryOf(entry("critique.result", { score: null, feedback: "unread" }))).toBe("no grade: unread");
   expect(summaryOf(entry("settings.update", { participant: "critic", values: { attempts: 5 } }))).toBe("critic: attempts");
-  expect(summaryOf(entry("tool.schema", { function: { name: "web_search" } }))).toBe('"web_search"');
+  expect(summaryOf(entry("tool.schema", { function: { name: "web_search" } }))).toBe("web_search");
+  expect(summaryOf(entry("memory.classify", { id: "7-0:A", user_id: "ann" }))).toBe("what 7-0:A is about is to be told");
+  expect(summaryOf(entry("knowledge.read", { response_id: "7-0:A", user_id: "ann" }))).toBe("facts of 7-0:A are to be read");
   expect(summaryOf(entry("pairwise.result", { winner: "tie", reason: "same" }))).toBe("as good as each other: same");
 });
 
 test("a payload of any form has a summary", () => {
   for (const payload of [null, "text", 3, [1], { query: 5 }]) expect(typeof summaryOf(entry("query.received", payload))).toBe("string");
-  expect(summaryOf(entry("new.subject", { a: 1 }))).toBe('{"a":1}');
+  expect(summaryOf(entry("new.subject", { a: 1 }))).toBe("a 1");
+  expect(summaryOf(entry("query.forget", { user_id: "ann", session_id: "", queries: ["1-0", "2-0"], at: 5, why: { a: 1 }, all: [1, 2, 3, 4], none: [] })))
+    .toBe("user id ann · queries 1-0, 2-0 · at 5 · why a · all 4 of them · none none");
   expect(beginning("x".repeat(500))).toHaveLength(161);
 });
 

@@ -19,7 +19,7 @@ export function beginning(text: string, length = BEGINNING): string {
 export function summaryOf(entry: BusEntry): string {
   const payload = payloadOf(entry);
   const { subject } = entry;
-  if (subject.startsWith("tool.request.")) return beginning(`asks for ${JSON.stringify(payload["args"] ?? {})}`);
+  if (subject.startsWith("tool.request.")) return beginning(`asks for ${fieldsOf(payload["args"] ?? {})}`);
   if (subject.startsWith("tool.result.")) {
     const took = typeof payload["duration_ms"] === "number" ? ` (${payload["duration_ms"]} ms)` : "";
     return payload["error"] ? beginning(`failed${took}: ${words(payload["error"])}`) : beginning(`${count(payload["data"]) ? `${count(payload["data"])} found` : "done"}${took}: ${words(payload["result"])}`);
@@ -44,9 +44,24 @@ export function summaryOf(entry: BusEntry): string {
     case "memory.save": return beginning(words(payload["topic"]) || words(payload["content"]) || words(payload["query"]));
     case "dead.letter": return beginning(`${words(payload["stream"])}: ${words(payload["reason"])}`);
     case "query.cancel": return `stops ${words(payload["query_id"])}`;
-    case "tool.schema": return beginning(JSON.stringify((payload["function"] as Payload | undefined)?.["name"] ?? payload));
-    default: return beginning(JSON.stringify(entry.payload) ?? "");
+    case "tool.schema": return words((payload["function"] as Payload | undefined)?.["name"]) || fieldsOf(entry.payload);
+    case "memory.classify": return `what ${words(payload["id"])} is about is to be told`;
+    case "knowledge.read": return `facts of ${words(payload["response_id"])} are to be read`;
+    default: return fieldsOf(entry.payload);
   }
+}
+
+/** Of a message that has no words of its own here: its fields, as people read them. */
+function fieldsOf(payload: unknown): string {
+  if (typeof payload !== "object" || payload === null || Array.isArray(payload)) return beginning(JSON.stringify(payload) ?? "");
+  const parts = Object.entries(payload).filter(([, value]) => value !== null && value !== "").map(([name, value]) => `${name.replaceAll("_", " ")} ${said(value)}`);
+  return beginning(parts.join(" · "));
+}
+
+function said(value: unknown): string {
+  if (Array.isArray(value)) return value.length > 3 ? `${value.length} of them` : value.map(said).join(", ") || "none";
+  if (typeof value === "object" && value !== null) return Object.keys(value).join(", ") || "none";
+  return String(value);
 }
 
 function changed(payload: Payload): string {

@@ -1,0 +1,193 @@
+"""What happened in the queries of a session, for as long as the session is there: journals end a day after their query.
+
+Each query's journal is kept shortened (`shared.records.folding`) under its id in one hash of the session, and beside it
+what others said of the answer later. It is written with the journal's terminal entry, once; removed with the turn or
+the session; and nothing brings it back that comes later than that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict
+
+from shared.bus import Bus, Command, Script, order
+from shared.bus.keys import deleted_key, journal_key, session_key, steps_key, turns_key
+from shared.contracts import QueryReceived
+from shared.errors import DecodeError
+from shared.records.folding import Event, Folding, bounded, parse
+from shared.records.journal import (
+    LATE,
+    TERMINAL,
+    Crossing,
+    EntryType,
+    append_after,
+    read_journal,
+)
+from shared.records.lanes import padded
+from shared.records.sessions import DELETED, Sessions, Turn
+from shared.telemetry.unread import not_understood
+
+# Only A's answers are shown to people.
+_SHOWN = "A"
+_UNANSWERED = "unanswered"
+# More than a session has queries without an answer: one look finds them all.
+_SCAN = 100_000
+
+# Keeps what happened in a query. KEYS: session, deleted, steps. ARGV: query id, record, why it has no answer or ''.
+_KEEP = Script(
+    DELETED
+    + """
+if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[2]), ARGV[1]) then return 0 end
+if ARGV[3] ~= '' then redis.call('HSETNX', KEYS[3], ARGV[1] .. ' unanswered', ARGV[3]) end
+return redis.call('HSETNX', KEYS[3], ARGV[1], ARGV[2])
+"""
+)
+
+# Keeps what is thought of an answer whose turn is there. KEYS: session, deleted, steps, turns. ARGV: query id, how its
+# turn begins, what it is, value.
+_JUDGE = Script(
+    DELETED
+    + """
+if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[2]), ARGV[1]) then return 0 end
+if #redis.call('ZRANGEBYLEX', KEYS[4], '[' .. ARGV[2], '(' .. ARGV[2] .. '\\255', 'LIMIT', 0, 1) == 0 then return 0 end
+redis.call('HSET', KEYS[3], ARGV[1] .. ' ' .. ARGV[3], ARGV[4])
+return 1
+"""
+)
+
+
+class Unanswered(BaseModel):
+    """A question without an answer. `error`: of a failed one."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    query: str
+    mode: str = "chat"
+    after: str | None = None
+    state: Literal["failed", "cancelled"]
+    error: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What happened in a query, oldest first, and the messages of it that crossed the bus."""
+
+    events: list[Event] = field(default_factory=list)
+    crossed: list[Crossing] = field(default_factory=list)
+
+
+def keeping(
+    session_id: str, query_id: str, events: Sequence[Event], crossed: Sequence[Crossing], why: Unanswered | None = None
+) -> Command:
+    """Keeps what happened in a query; a repeat changes nothing. why: there is no answer, and so no turn."""
+    keys = (session_key(session_id), deleted_key(session_id), steps_key(session_id))
+    return _KEEP(keys, query_id, bounded(events, crossed), why.model_dump_json() if why else "")
+
+
+def unanswered(query: QueryReceived, kind: EntryType, data: Mapping[str, Any]) -> Unanswered | None:
+    """A question that ended so, without an answer; None where it has one, or where its client keeps the history."""
+    if kind is EntryType.COMPLETED or query.messages is not None:
+        return None
+    said = {"query": query.query, "mode": query.mode, "after": query.after}
+    if kind is EntryType.CANCELLED:
+        return Unanswered(state="cancelled", **said)
+    error = {name: str(data.get(name, "")) for name in ("code", "message")}
+    return Unanswered(state="failed", error=error, **said)
+
+
+async def keep_ended(bus: Bus, query: QueryReceived, query_id: str) -> None:
+    """Keeps what happened in a query whose journal has ended: its owner may have died before it could."""
+    journal = await read_journal(bus, journal_key(query_id, _SHOWN))
+    end = next((entry for entry in journal if entry.type in TERMINAL), None)
+    if end is None:
+        return
+    turn = await Sessions(bus).turn(query.session_id, _SHOWN, query_id)
+    why = None if turn else unanswered(query, EntryType(end.type), end.value())
+    if turn or why:
+        events = Folding(one for one in journal if one.type not in LATE).events(turn.answer if turn else None)
+        await bus.link.call(*keeping(query.session_id, query_id, events, end.crossings(), why))
+
+
+async def tell_after(
+    bus: Bus,
+    session_id: str,
+    response: str,
+    kind: EntryType,
+    data: dict[str, Any],
+    *,
+    message: Crossing,
+    once: str,
+) -> None:
+    """Adds what another participant says of a response after its end (critique, pairwise, reward): to its journal, and
+    for people to its session, where the newest of each kind stays.
+
+    message: what it has published of it. once: a name under which the journal has it at most one time.
+    """
+    query_id, _, respondent = response.rpartition(":")
+    await append_after(bus, journal_key(query_id, respondent), kind, data, message=message, once=once)
+    if respondent != _SHOWN:
+        return
+    # an answer that another program wrote is in no session
+    with contextlib.suppress(ValueError, DecodeError):
+        keys = (session_key(session_id), deleted_key(session_id), steps_key(session_id), turns_key(session_id, _SHOWN))
+        place, value = f"{padded(query_id)} ", orjson.dumps([data, tuple(message)])
+        await bus.link.call(*_JUDGE(keys, query_id, place, kind.value, value))
+
+
+async def read_steps(bus: Bus, session_id: str, turn: Turn | None, query_id: str) -> Told | None:
+    """What is kept of a query of the session, with what was thought of its answer; None when nothing is.
+
+    turn: the query's, which has the answer's text.
+    """
+    fields = [query_id, *(f"{query_id} {kind.value}" for kind in _LATE)]
+    record, *late = await bus.link.call("HMGET", steps_key(session_id), *fields)
+    try:
+        events, crossed = parse(record) if record is not None else ([], [])
+    except ValueError as exc:
+        not_understood(steps_key(session_id), query_id, str(exc), record)
+        events, crossed = [], []
+    if turn is not None:
+        events = [(one, kind, {"answer": turn.answer, **data} if kind in TERMINAL else data)
+                  for one, kind, data in events]  # fmt: skip
+    judged = [(kind, *said) for kind, raw in zip(_LATE, late, strict=True) if (said := _said(query_id, raw))]
+    place = (0, 0)
+    for kind, data, message in sorted(judged, key=lambda one: order(one[2].entry_id)):
+        # two streams may have given the same id
+        place = max((place[0], place[1] + 1), order(message.entry_id))
+        events.append((f"{place[0]}-{place[1]}", kind.value, data))
+        crossed.append(message)
+    return Told(events, crossed) if events else None
+
+
+_LATE = tuple(sorted(LATE))
+
+
+def _said(query_id: str, raw: bytes | None) -> tuple[dict[str, Any], Crossing] | None:
+    if raw is None:
+        return None
+    try:
+        data, (subject, entry_id) = orjson.loads(raw)
+        order(entry_id)
+        return dict(data), Crossing(str(subject), str(entry_id))
+    except (TypeError, ValueError) as exc:
+        not_understood("the steps of a session", query_id, type(exc).__name__, raw)
+        return None
+
+
+async def read_unanswered(bus: Bus, session_id: str) -> dict[str, Unanswered]:
+    """The session's questions without an answer, by their ids."""
+    _, raw = await bus.link.call("HSCAN", steps_key(session_id), 0, "MATCH", f"* {_UNANSWERED}", "COUNT", _SCAN)
+    found: dict[str, Unanswered] = {}
+    for name, value in zip(raw[::2], raw[1::2], strict=True):
+        query_id = name.decode(errors="replace").partition(" ")[0]
+        try:
+            order(query_id)
+            found[query_id] = Unanswered.model_validate_json(value)
+        except ValueError as exc:
+            not_understood("the steps of a session", query_id, type(exc).__name__, value)
+    return found

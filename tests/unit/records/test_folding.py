@@ -1,0 +1,166 @@
+"""A journal as it is kept with its session: what it says, that it says nothing twice, and how large it may be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.records.folding import MOST_BYTES, Event, Folding, bounded, parse
+from shared.records.journal import Crossing, EntryType, JournalEntry
+
+CALL = {"call_id": "c", "tool": "web_search", "args": {"query": "x"}, "step": 0}
+RESULT = {"call_id": "c", "tool": "web_search", "args": {"query": "x"}, "result": "a page", "error": None, "data": [1]}
+
+
+def folded(*entries: tuple[str, str, dict[str, Any]], answer: str | None = None) -> list[tuple[str, str, Any]]:
+    folding = Folding()
+    for entry_id, kind, data in entries:
+        folding.add(entry_id, EntryType(kind) if kind in set(EntryType) else kind, data)
+    return folding.events(answer)
+
+
+def message(*calls: str, **labels: Any) -> dict[str, Any]:
+    return {"step": 0, "role": "assistant", "content": "said", "thinking": "thought", "prompt_tokens": 7,
+            "tool_calls": [{"id": "1", "name": name, "args": {"a": 1}} for name in calls], **labels}  # fmt: skip
+
+
+def test_pieces_are_joined_a_result_stands_where_it_was_asked_for_and_the_answer_is_its_turns() -> None:
+    assert folded(
+        ("1-0", "claimed", {"query_id": "q", "session_id": "s", "replica": "r", "model": "m"}),
+        ("1-1", "state", {"from": "IDLE", "action": "RECEIVE", "to": "RECEIVING"}),
+        ("1-2", "thinking", {"text": "I "}),
+        ("1-3", "thinking", {"text": "look."}),
+        ("1-4", "answer", {"text": "One "}),
+        ("1-5", "answer", {"text": "moment."}),
+        ("1-6", "message", message("web_search")),
+        ("1-7", "tool.request", CALL),
+        ("1-8", "notice", {"code": "n", "message": "Mind."}),
+        ("1-9", "tool.result", RESULT),
+        ("1-10", "answer", {"text": "It is so."}),
+        ("1-11", "message", message()),
+        ("1-12", "completed", {"answer": "It is so.", "thinking": "…", "tool_calls": [RESULT], "usage": {"a": 1},
+                               "model": "m", "finish_reason": "stop", "said_before": ["One moment."]}),
+        answer="It is so.",
+    ) == [
+        ("1-0", "claimed", {"query_id": "q", "session_id": "s", "model": "m"}),
+        ("1-1", "state", {"from": "IDLE", "action": "RECEIVE", "to": "RECEIVING"}),
+        ("1-2", "thinking", {"text": "I look."}),
+        ("1-4", "answer", {"text": "One moment."}),
+        ("1-6", "message", {"step": 0, "role": "assistant", "prompt_tokens": 7, "content": "",
+                            "tool_calls": [{"name": "web_search"}]}),
+        ("1-7", "tool.result", RESULT),
+        ("1-8", "notice", {"code": "n", "message": "Mind."}),
+        ("1-11", "message", {"step": 0, "role": "assistant", "prompt_tokens": 7, "content": "", "tool_calls": []}),
+        ("1-12", "completed", {"usage": {"a": 1}, "finish_reason": "stop", "model": "m"}),
+    ]  # fmt: skip
+
+
+def test_text_that_a_restart_voids_is_not_kept_and_that_of_others_is() -> None:
+    pia = {"persona": "Pia", "round": 1}
+    events = folded(
+        ("1-1", "thinking", {"text": "kept"}),
+        ("1-2", "tool.request", CALL),
+        ("1-3", "thinking", {"text": "Pia's", **pia}),
+        ("1-4", "thinking", {"text": "void"}),
+        ("1-5", "answer", {"text": "void"}),
+        ("2-0", "claimed", {"query_id": "q", "session_id": "s"}),
+        ("2-1", "restarted", {"step": 1, "discard_after": "1-2"}),
+        ("2-2", "thinking", {"text": "new"}),
+    )
+    assert [(kind, data.get("text")) for _, kind, data in events] == [
+        ("thinking", "kept"), ("tool.request", None), ("thinking", "Pia's"), ("claimed", None), ("restarted", None),
+        ("thinking", "new"),
+    ]  # fmt: skip
+
+
+def test_members_of_a_committee_who_speak_at_once_have_one_text_each() -> None:
+    ann, bea = {"persona": "Ann", "round": 1}, {"persona": "Bea", "round": 1}
+    pieces = [(f"1-{n}", "answer", {"text": str(n), **(ann if n % 2 else bea)}) for n in range(1, 9)]
+    done = [
+        ("1-9", "message", message("x", **ann)),
+        ("2-0", "persona.done", {**ann, "response": "1357", "thinking": "t"}),
+    ]
+    told = folded(("1-0", "persona.working", ann), *pieces, *done, answer="the Self's")
+    assert [(kind, data.get("text"), data.get("persona")) for _, kind, data in told] == [
+        ("persona.working", None, "Ann"), ("answer", "1357", "Ann"), ("answer", "2468", "Bea"),
+        ("message", None, "Ann"), ("persona.done", None, "Ann"),
+    ]  # fmt: skip
+    assert told[-1][2] == ann
+
+
+def test_what_a_failed_answer_had_written_stays_and_an_answer_of_other_words_than_its_turn() -> None:
+    failed = folded(("1-1", "answer", {"text": "half"}), ("1-2", "failed", {"code": "c", "message": "m"}))
+    assert [kind for _, kind, _ in failed] == ["answer", "failed"]
+    assert folded(("1-1", "completed", {"answer": "b"}), answer="a b") == [("1-1", "completed", {"answer": "b"})]
+    assert folded(("1-1", "cancelled", {"answer": "a"}), answer="a") == [("1-1", "cancelled", {})]
+
+
+def test_behind_the_end_is_only_what_others_add_and_what_nobody_knows_is_left_out() -> None:
+    events = folded(
+        ("1-1", "hologram", {"text": "?"}),
+        ("1-2", "thinking", {"text": 5}),
+        ("1-3", "failed", {"code": "c", "message": "m"}),
+        ("1-4", "failed", {"code": "again", "message": "m"}),
+        ("9-0", "critique", {"score": 5}),
+    )
+    assert [kind for _, kind, _ in events] == ["failed", "critique"]
+    journal = [JournalEntry("1-1", EntryType.NOTICE, 0, b"no json"), JournalEntry("1-2", EntryType.STATE, 0, b"[]")]
+    assert Folding(journal).events() == [("1-1", "notice", {}), ("1-2", "state", {})]
+
+
+_json = st.recursive(
+    st.none() | st.integers(-(2**53), 2**53) | st.builds(str.__mul__, st.text(max_size=5), st.integers(0, 2_000)),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=5),
+    max_leaves=10,
+)
+
+
+@given(data=st.lists(_json, max_size=6), most=st.sampled_from([400, 5_000]))
+@settings(max_examples=50, deadline=None)
+def test_a_record_is_never_larger_than_it_may_be_and_keeps_the_end(data: list[Any], most: int) -> None:
+    end = ("2-0", "completed", {"model": "m"})
+    events: list[Event] = [*((f"1-{n}", "tool.result", {"data": one}) for n, one in enumerate(data)), end]
+    record = bounded(events, [Crossing("agent.transition", "3-0")] * 5, most)
+    assert len(record) <= most
+    told, _ = parse(record)
+    assert told[-1] == end
+
+
+def test_what_is_small_is_kept_whole_and_what_is_cut_says_so() -> None:
+    small = [("1-1", "thinking", {"text": "é" * 9_000})]
+    assert parse(bounded(small, [])) == (small, [])
+    events: list[Event] = [
+        ("1-1", "thinking", {"text": "x" * 90_000}),
+        ("1-2", "tool.result", {"data": [{"title": "t"}] * 5_000}),
+    ]
+    record = bounded(events, [Crossing("tool.request.x", "5-0")])
+    assert MOST_BYTES // 100 < len(record) <= MOST_BYTES
+    (_, _, thinking), (_, _, result) = parse(record)[0]
+    assert thinking["text"] == "x" * 16_000 + "… (74,000 characters more are not kept)"
+    assert result["data"] == [{"title": "t"}] * 200
+
+
+@pytest.mark.parametrize(
+    "record", [b"", b"{", b"[]", b"{}", b'{"events":[["1-0","x"]],"crossed":[]}', b'{"events":[[1,2,3]],"crossed":[]}',
+               b'{"events":[["x","state",{}]],"crossed":[]}', b'{"events":[],"crossed":[["s","later"]]}'],
+)  # fmt: skip
+def test_what_is_no_record_is_refused(record: bytes) -> None:
+    with pytest.raises(ValueError):
+        parse(record)
+
+
+def test_a_record_is_plain_json() -> None:
+    record = orjson.loads(bounded([("1-0", "state", {"to": "IDLE"})], [Crossing("agent.transition", "5-0")]))
+    assert record == {"events": [["1-0", "state", {"to": "IDLE"}]], "crossed": [["agent.transition", "5-0"]]}
+
+
+def test_the_console_s_example_is_kept_as_it_stands_there() -> None:
+    console = Path(__file__).parents[3] / "services/console/src/chat/folding.json"
+    example = orjson.loads(console.read_bytes())
+    events = folded(*map(tuple, example["journal"]), answer=example["answer"])
+    assert [list(event) for event in events] == example["kept"]
