@@ -98,7 +98,8 @@ class Stack:
 def memory_report(memory: dict[str, tuple[float, float]]) -> tuple[str, list[Target]]:
     rows = [[name, f"{rss:.1f} MB", f"{uss:.1f} MB"] for name, (rss, uss) in memory.items()]
     targets = [
-        Target(f"idle memory of {name}", rss, _LIMITS.get(name, _LIMIT), " MB") for name, (rss, _) in memory.items()
+        Target(f"idle memory of {name}", rss, _LIMITS.get(name, _LIMIT), " MB", steady=True)
+        for name, (rss, _) in memory.items()
     ]
     return table("Memory, two seconds after being ready", ["participant", "resident", "its own"], rows), targets
 
@@ -164,8 +165,10 @@ def report(result: Streamed) -> tuple[str, list[Target]]:
     for asked, bound in ((("short", 1), 3.0), (("paced", STREAMS), 6.0)):
         added = (result[asked]["api"]["p50"] - result[asked]["model"]["p50"]) * 1e3
         label = f"added time to first token, {asked[1]} stream{'s' if asked[1] > 1 else ''} (median)"
-        targets.append(Target(label, added, bound, " ms"))
+        targets.append(Target(label, added, bound, " ms", steady=True))
     if (flood := result.get(FLOOD)) is not None:
         share = flood["api"]["tokens"] / flood["model"]["tokens"]
-        targets.append(Target(f"tokens/s of {STREAMS} streams, against the model server", share, 0.6, " ×", False))
+        targets.append(
+            Target(f"tokens/s of {STREAMS} streams, against the model server", share, 0.6, " ×", False, True)
+        )
     return text, targets

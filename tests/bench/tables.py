@@ -12,13 +12,15 @@ FAR = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`most`: the value must not be larger; else it must not be smaller."""
+    """`most`: the value must not be larger; else it must not be smaller. steady: it differs so little between runs that
+    something has broken where it is far off."""
 
     name: str
     value: float
     bound: float
     unit: str
     most: bool = True
+    steady: bool = False
 
     @property
     def met(self) -> bool:
@@ -27,6 +29,8 @@ class Target:
     @property
     def far(self) -> bool:
         """Missed by so much that something has broken, and not merely become slower."""
+        if not self.steady:
+            return False
         return self.value > FAR * self.bound if self.most else self.value < self.bound / FAR
 
     def __str__(self) -> str:

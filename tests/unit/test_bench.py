@@ -22,6 +22,8 @@ def test_a_target_that_is_missed_by_far_is_told_from_one_that_is_missed(
     monkeypatch.delitem(sys.modules, "tables", raising=False)
     from tables import Target
 
-    target = Target("added time", value, 6.0, " ms", most)
+    # what differs from run to run is never that
+    assert not Target("added time", value, 6.0, " ms", most).far
+    target = Target("added time", value, 6.0, " ms", most, steady=True)
     assert str(target).split()[0] == shown
     assert (target.met, target.far) == (shown == "PASS", shown == "FAR")
