@@ -22,6 +22,9 @@ MAX_FILE_BODY = 32 * 1024**2
 # A client that still writes does not read the refusal, and a connection closed on it would lose it: so many times as
 # much is read and thrown away.
 _PATIENCE = 2
+# Each takes time and up to a hundred bytes when it is read, and a body of ten millions would hold up everybody for
+# seconds. A comma in a text counts for one: no model reads a text with so many.
+MOST_VALUES = 1_000_000
 # Far deeper than any real arguments, and shallow enough for every JSON writer on the way.
 MAX_DEPTH = 64
 
@@ -62,6 +65,8 @@ class JsonRequest(Request):
     async def json(self) -> Any:
         """Strict JSON: no NaN, no lone surrogates. Raises orjson.JSONDecodeError."""
         body = await self.body()
+        if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
+            raise ApiError(413, "body_too_large", f"the body has more than {MOST_VALUES} values")
         value = orjson.loads(body)
         if too_deep(body, value):
             raise ApiError(400, "bad_json", f"the body is nested more than {MAX_DEPTH} levels deep")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.body import MAX_FILE_BODY, STRANGERS_BODY, ImageRequest
+from services.gateway.body import MAX_FILE_BODY, MOST_VALUES, STRANGERS_BODY, ImageRequest
 from services.gateway.errors import ApiError
 from services.gateway.keys import Principal
 
@@ -21,12 +21,12 @@ class Keys:
 
 
 def posted(key: str, size: int, *, content: bytes = b" ") -> ImageRequest:
-    """A request with a body that comes in parts, each made when it is read."""
+    """A request with a body that comes in parts, each made when it is read: `content` again and again."""
     left = size
 
     async def receive() -> dict[str, Any]:
         nonlocal left
-        part = content * min(PART, left)
+        part = content * max(1, min(PART, left) // len(content))
         left -= len(part)
         return {"type": "http.request", "body": part, "more_body": left > 0}
 
@@ -58,3 +58,17 @@ async def test_who_has_a_key_sends_as_much_as_the_route_takes() -> None:
     with pytest.raises(ApiError) as caught:
         await posted("good", MAX_FILE_BODY + 1).body()
     assert (caught.value.status_code, caught.value.code) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize("unit", [b"{},", b"[" * 3 + b"]" * 3 + b","])
+async def test_a_body_of_too_many_values_is_not_even_read(unit: bytes) -> None:
+    said = b"[" + unit * (MOST_VALUES // sum(map(unit.count, (b",", b"[", b"{"))) - 1) + b"0]"
+    assert len(await received(said).json()) > 100_000
+    with pytest.raises(ApiError) as caught:
+        # would be no JSON
+        await received(said + unit * 2).json()
+    assert (caught.value.status_code, caught.value.code) == (413, "body_too_large")
+
+
+def received(content: bytes) -> ImageRequest:
+    return posted("good", len(content), content=content)
