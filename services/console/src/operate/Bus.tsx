@@ -5,7 +5,7 @@ import { Dialog, age, duration } from "../ui/parts";
 import { Entries, StateSwitch } from "./Activity";
 import { useAsked, useTail, usePolled, type BusEntry, type Shapes } from "./asking";
 import type { PageProps } from "./Operate";
-import { Grid, Json, Note, Waiting, sum, type Column } from "./parts";
+import { Grid, Json, Note, Waiting, counted, sum, type Column } from "./parts";
 import { fits, isState, participantOf, respondentOf, spansOf, summaryOf, withLog, type Wanted } from "./summary";
 
 const SHOWN = 200;
@@ -38,7 +38,7 @@ export default function Bus({ rest, onGo }: PageProps) {
           <button type="button" className="tool" aria-pressed={held !== null} onClick={() => hold(held ? null : entries)}>{held ? "Go on" : "Hold"}</button>
           {Object.values(wanted).some(Boolean) && <button type="button" className="tool" onClick={() => setWanted(NOTHING)}>Show all</button>}
           <StateSwitch on={states} all={fitting} onChange={showStates} />
-          <span className="dim" role="status">{shown.length > SHOWN ? `the newest ${SHOWN} of ${shown.length}` : shown.length === 1 ? "1 message" : `${shown.length} messages`}</span>
+          <span className="dim" role="status">{shown.length > SHOWN ? `the newest ${SHOWN} of ${shown.length}` : counted(shown.length, "message")}</span>
         </div>
         <Note>{said}</Note>
         {shown.length ? <Entries id="bus-events" entries={shown.slice(0, SHOWN)} onQuestion={(id) => onGo(`bus/${id}`)} onOnly={(only) => setWanted({ ...NOTHING, ...only })} />
@@ -58,7 +58,7 @@ function Waterfall({ entries, question, onClose }: { entries: readonly BusEntry[
   const whole = Math.max(1, ...spans.map(({ start, length }) => start + length));
   return (
     <Dialog open={question !== null} onClose={onClose} title="One question, from its arrival to its judge" wide>
-      <p className="dim"><code>{question}</code> · {spans.length} messages in {duration(whole)}</p>
+      <p className="dim"><code>{question}</code> · {counted(spans.length, "message")} in {duration(whole)}</p>
       {spans.length === 0 ? (found || wrong) && <p>None of its messages is on the bus any more: they are removed when all their readers have handled them. Whoever asked the question still sees when they passed.</p> : (
         <div className="table" role="region" aria-label="Messages of the question" tabIndex={0}>
           <table className="waterfall grid">

@@ -6,7 +6,7 @@ import { sleep } from "../api/events";
 import type { Readiness } from "../api/types";
 import { usePolled, type Shapes } from "./asking";
 import type { PageProps } from "./Operate";
-import { Note, State, Waiting, sum } from "./parts";
+import { Note, State, Waiting, counted, sum } from "./parts";
 import { Facts } from "./Participants";
 import { advice, warningsOf } from "./advice";
 
@@ -53,7 +53,7 @@ export default function Health({ onGo }: PageProps) {
       </ul>
       <h3>What participants say</h3>
       <Note>{wrong}</Note>
-      {found && warnings.length === 0 && <p className="dim">Nothing is amiss. {waiting ? `${waiting} messages wait for their readers.` : "No work waits."}</p>}
+      {found && warnings.length === 0 && <p className="dim">Nothing is amiss. {waiting ? `${counted(waiting, "message")} not read yet.` : "No work waits."}</p>}
       {warnings.length > 0 && <ul className="health">
         {warnings.map(({ participant, words, todo }) => (
           <li key={`${participant} ${words}`} className="card">

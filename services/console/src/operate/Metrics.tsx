@@ -2,7 +2,7 @@
 
 import { Suspense, lazy } from "react";
 import { useAsked, type Shapes } from "./asking";
-import { Note, Waiting } from "./parts";
+import { Note, Waiting, When } from "./parts";
 
 const Plot = lazy(() => import("./Plot"));
 // As often as the gateway looks, in ms.
@@ -45,10 +45,13 @@ export default function Metrics() {
         <div className="plots">
           {SERIES.map(({ key, name, unit, about, scale = 1 }) => {
             const series = found.series[key].map((value) => (value === null ? null : value / scale));
-            const last = series.findLast((value) => value !== null) ?? null;
+            const at = series.findLastIndex((value) => value !== null);
+            const last = series[at] ?? null;
+            // the newest that is known may be of an hour ago
+            const old = last !== null && at < series.length - 1;
             return (
               <figure key={name} className="plot">
-                <figcaption><b>{name}</b> <span className="plot-value">{last === null ? "–" : `${shown(last)} ${unit}`}</span><span className="dim">{about}</span></figcaption>
+                <figcaption><b>{name}</b> <span className="plot-value">{last === null ? "–" : `${shown(last)} ${unit}`}{old && <span className="dim"> at <When ms={found.times[at]! * 1000} /></span>}</span><span className="dim">{about}</span></figcaption>
                 <Suspense fallback={<div className="plot-room" />}><Plot times={found.times} values={series} name={name} /></Suspense>
               </figure>
             );

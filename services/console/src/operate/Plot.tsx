@@ -27,8 +27,9 @@ export default function Plot({ times, values, name }: PlotProps) {
         width: box.clientWidth || 260, height: HEIGHT, legend: { show: false }, cursor: { show: false }, padding: [10, 8, 0, 0],
         // a minute at least: around a single moment it would show days
         scales: { x: { range: (_plot, least, most) => [Math.min(least ?? 0, (most ?? 0) - 60), most ?? 0] }, y: { range: (_plot, least, most) => [Math.min(0, least ?? 0), (most ?? 0) > 0 ? (most ?? 0) * 1.1 : 1] } },
+        // no line between moments of which nothing is known: points then say where something was
         axes: [{ ...axis, size: 26, space: 70, values: (_plot, splits) => clocks(splits) }, { ...axis, size: 44, space: 28 }],
-        series: [{}, { stroke: colour("--accent"), width: 1.5, spanGaps: true, points: { show: false } }],
+        series: [{}, { stroke: colour("--accent"), width: 1.5, spanGaps: false, points: { show: (plot) => plot.data[1]!.some((value) => value === null), size: 4 } }],
       }, latest.current, box);
     };
     draw();

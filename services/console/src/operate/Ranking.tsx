@@ -4,7 +4,7 @@ import { useEffect, useState } from "react";
 import { call, request } from "../api/http";
 import { save } from "../chat/exporting";
 import { trouble, useAsked, useWork, type Shapes } from "./asking";
-import { Note, Refresh, Waiting, percent } from "./parts";
+import { Note, Refresh, Waiting, counted, percent } from "./parts";
 import { axisOf, signed } from "./ranking";
 
 type Board = Shapes["Ranking"];
@@ -31,7 +31,7 @@ export default function Ranking() {
         )}
         {shown && <><Strengths title="By the judge" board={shown.judge} empty="Nothing has been compared yet. Two configurations have to answer the same questions: start a respondent B (local2 run --respondent-b) or an experiment." />
           <Strengths title="By people" board={shown.people} empty="There are too few votes yet: configurations are compared once answers of at least two of them were rated in Chat." /></>}
-        {board && !intent && board.agreement.share !== null && <p className="dim">Judge and people agree on {percent(board.agreement.share)} of {board.agreement.cases} answers{board.agreement.kappa === null ? "" : ` (kappa ${board.agreement.kappa.toFixed(2)})`}.</p>}
+        {board && !intent && board.agreement.share !== null && <p className="dim">Judge and people agree on {percent(board.agreement.share)} of {counted(board.agreement.cases, "answer")}{board.agreement.kappa === null ? "" : ` (kappa ${board.agreement.kappa.toFixed(2)})`}.</p>}
       </section>
       <Judge />
       <Training />
@@ -55,7 +55,7 @@ function Strengths({ title, board, empty }: { title: string; board: Board; empty
         </div>
       ))}
       {board.rows.length > 0 && (
-        <p className="dim">Strength with its 95 % interval, in log-odds; 0 is the mean of a group. {board.comparisons} comparisons in {board.clusters} {board.resampled}s. {board.note}</p>
+        <p className="dim">Strength with its 95 % interval, in log-odds; 0 is the mean of a group. {counted(board.comparisons, "comparison")} in {counted(board.clusters, board.resampled)}. {board.note}</p>
       )}
       {board.disagreement !== null && <p className="dim">The two orders disagree in {percent(board.disagreement)}.{board.bias === null ? "" : ` Standing first is worth ${signed(board.bias)} [${signed(board.bias_low ?? 0)}, ${signed(board.bias_high ?? 0)}] log-odds.`}</p>}
     </>
@@ -144,7 +144,7 @@ function Training() {
     const rows = text.split("\n").filter(Boolean).length;
     if (!rows) return `No rows: ${response.headers.get("X-No-Rows") || "nothing has been collected yet"}`;
     save(`local2-${format}.jsonl`, text, "application/x-ndjson");
-    return rows === 1 ? "One row is saved." : `${rows} rows are saved.`;
+    return `${counted(rows, "row")} saved.`;
   });
   return (
     <section>

@@ -125,6 +125,9 @@ test("metrics show the newest value of each series", async () => {
   const says = (what: RegExp) => [...document.querySelectorAll(".plot")].some((one) => what.test(one.textContent ?? ""));
   await until(() => says(/Dead letters\s*2/));
   expect(says(/Redis' memory\s*2.5 MB/)).toBe(true);
+  // the newest that is known is not of this moment
+  expect(says(/Dead letters\s*2\s+at /)).toBe(true);
+  expect(says(/2.5 MB at/)).toBe(false);
 });
 
 test("a gateway that has just started says when there will be something", async () => {

@@ -51,7 +51,7 @@ export function Grid<T>({ name, id, rows, keyOf, columns, order: first, detail, 
         <div className="grid-tools">
           {searched && <><label htmlFor={field} className="hidden-text">Filter {name}</label><input id={field} type="search" placeholder="Filter" autoComplete="off" value={words} onChange={(event) => setWords(event.target.value)} /></>}
           {children}
-          <span className="dim grid-count" role="status">{words ? `${shown.length} of ${counted(rows.length)}` : counted(rows.length)}</span>
+          <span className="dim grid-count" role="status">{words ? `${shown.length} of ` : ""}{counted(rows.length, "row")}</span>
         </div>
       )}
       {rows.length === 0 ? <p className="dim">{empty}</p> : (
@@ -106,7 +106,6 @@ export function Grid<T>({ name, id, rows, keyOf, columns, order: first, detail, 
   );
 }
 
-const counted = (rows: number): string => (rows === 1 ? "1 row" : `${rows.toLocaleString("en")} rows`);
 const shownText = (value: Cell): string => (isMissing(value) ? "–" : String(value));
 
 /** What stands where something is on its way. */
@@ -166,5 +165,6 @@ export function When({ ms }: { ms: number }) {
   return <time dateTime={at.toISOString()} title={at.toISOString()}>{shown}</time>;
 }
 
+export const counted = (number: number, what: string): string => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 export const percent = (share: number): string => `${Math.round(share * 100)} %`;
 export const sum = <T,>(items: readonly T[], value: (item: T) => number | null | undefined): number => items.reduce((total, item) => total + (value(item) ?? 0), 0);
