@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from shared.bus.endpoint import Address, Endpoint
 from shared.bus.hash_slots import EVERY, NOWHERE, SLOTS, name_of, slot_of, stages
-from shared.bus.link import Link, ended
+from shared.bus.link import MOST_PATIENCE, Link, ended
 from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, Script, checked, loading, refused
 from shared.bus.wire import Server
 from shared.errors import BusUnavailable
@@ -142,7 +142,7 @@ class ClusterLink(Port):
     def __init__(self, endpoint: Endpoint, *, name: str, timeout: float = 5.0) -> None:
         self._endpoint = endpoint
         self._name = name
-        self._timeout = timeout
+        self._timeout = self._patience = timeout
         self._owners: list[Address | None] = [None] * SLOTS
         self.masters: tuple[Address, ...] = ()
         self.commands = Lines(self, name)
@@ -426,14 +426,19 @@ class ClusterLink(Port):
         return links[self._asked % len(links)]
 
     async def _slots(self, link: NodeLink) -> list[tuple[int, int, Address]]:
-        """The map as one node knows it; nothing when it does not answer in the time that its connection gives it."""
+        """The map as one node knows it; nothing when it does not answer in time: the next is given twice as much."""
         try:
-            rows = await link.call("CLUSTER", "SLOTS", retry=False)
+            async with asyncio.timeout(self._patience):
+                rows = await link.call("CLUSTER", "SLOTS", retry=False)
+        except TimeoutError:
+            self._patience = min(max(MOST_PATIENCE, self._timeout), 2 * self._patience)
+            return []
         except ReplyError as exc:
             self._complain(f"{link.address}: {exc}")
             return []
         except (ConnectionLost, BusUnavailable):
             return []
+        self._patience = self._timeout
         return [(int(first), int(last), _named(node, link.address)) for first, last, node, *_ in rows]
 
     def _apply(self, rows: list[tuple[int, int, Address]]) -> None:

@@ -42,7 +42,7 @@ CONDITIONS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "N
 _FIRST_BACKOFF = 0.02
 _MAX_BACKOFF = 0.5
 # Seconds; a server that answers later than this is of no use.
-_MOST_PATIENCE = 5.0
+MOST_PATIENCE = 5.0
 # Seconds after which a task that goes on is cancelled again.
 _AGAIN = 0.5
 # Longer than an answer takes nearby; from far away, flushes follow each other at this interval.
@@ -280,7 +280,7 @@ class Link(Port):
             self._requeue()
             # a server that takes connections and serves nothing is not asked faster than one that is away
             delay = _FIRST_BACKOFF if self._useful else min(_MAX_BACKOFF, delay * 2 or _FIRST_BACKOFF)
-            most = max(_MOST_PATIENCE, self._timeout)
+            most = max(MOST_PATIENCE, self._timeout)
             self._patience = min(most, self._patience * 2) if slow and not self._useful else self._timeout
             await asyncio.sleep(delay)
 
