@@ -4,7 +4,7 @@ from shared.bus.bell import RING, Bell, open_bell
 from shared.bus.consumer import Consumer, Route
 from shared.bus.follow import START, Follower, next_page
 from shared.bus.link import Link
-from shared.bus.port import BusFull, Command, ConnectionLost, Port, Reply, ReplyError, Script
+from shared.bus.port import TOGETHER, BusFull, Command, ConnectionLost, Port, Reply, ReplyError, Script
 from shared.bus.slots import Delivery, Limit
 from shared.bus.streams import Bus, Entry, GroupState, StreamState, grouping, order
 from shared.bus.tail import Tail, newest
@@ -12,6 +12,7 @@ from shared.bus.tail import Tail, newest
 __all__ = [
     "RING",
     "START",
+    "TOGETHER",
     "Bell",
     "Bus",
     "BusFull",

@@ -264,7 +264,10 @@ class Consumer:
                     effects = await self._attempt(delivery)
                 else:
                     await self._reconsider(delivery, error)
-                self._settling.settle(delivery, effects, await self._check_claim(delivery), self._settled)
+                until = self._claims.certain_until
+                if delivery.lost or self._loop.time() >= until:
+                    until = await self._check_claim(delivery)
+                self._settling.settle(delivery, effects, until, self._settled)
                 handed_in = True
             except EffectRefused as exc:
                 await self._note(delivery, str(exc))

@@ -47,6 +47,10 @@ MOST_PATIENCE = 5.0
 _AGAIN = 0.5
 # Longer than an answer takes nearby; from far away, flushes follow each other at this interval.
 _LATE = 0.01
+# What waits leaves beside so many unanswered flushes when it is this large (bytes): Redis, and whom it wakes, work on
+# the one while the next is prepared.
+_WORTH = 8_000
+_ABREAST = 4
 # What is not even carried this fast (bytes a second) is taken for lost.
 _SLOWEST = 1_000_000
 # A large message that breaks the connection this often is refused by something on the way.
@@ -123,6 +127,8 @@ class Link(Port):
         self._timeout = timeout
         self._clock = clock or BusClock()
         self._queue: deque[_Unit] = deque()
+        # bytes of what has been added since the last flush
+        self._queued = 0
         self._inflight: deque[_Batch] = deque()
         self._wire: Wire | None = None
         self._flush_scheduled = False
@@ -196,7 +202,7 @@ class Link(Port):
     ) -> asyncio.Future[list[Reply]]:
         """See Port. atomic: as one transaction, whose own replies are left out.
 
-        now: there is nothing to come in this loop tick that should leave in the same write.
+        now: there is nothing to come that should leave in the same write.
         """
         future: asyncio.Future[list[Reply]] = self._loop.create_future()
         if self._closing:
@@ -204,15 +210,16 @@ class Link(Port):
             return future
         packed = b"".join([hiredis.pack_command(command) for command in commands])
         self._queue.append(_Unit(packed, len(commands), future, retry, block, until, atomic))
-        if now and not self._inflight:
+        self._queued += len(packed)
+        if now and (not self._inflight or (self._queued >= _WORTH and len(self._inflight) < _ABREAST)):
             self._flush()
         else:
             self._schedule()
         return future
 
     def _schedule(self) -> None:
-        # While a flush is unanswered, what comes up waits for the next one: the server would not get to it earlier, and
-        # a busy link would spend most of its time on system calls for a few commands each.
+        # While a flush is unanswered, what comes up waits for the next one: a busy link would spend most of its time on
+        # system calls for a few commands each.
         if self._wire is None or self._flush_scheduled:
             return
         if not self._inflight:
@@ -223,10 +230,11 @@ class Link(Port):
 
     def _tick(self) -> None:
         self._flush_scheduled = False
-        self._flush()
+        if not self._inflight:
+            self._flush()
 
     def _flush(self) -> None:
-        if self._wire is not None and not self._inflight and (units := self._taken()):
+        if self._wire is not None and (units := self._taken()):
             self._send(self._wire, units)
 
     def _hurry(self) -> None:
@@ -249,6 +257,7 @@ class Link(Port):
                 continue
             units.append(unit)
         self._queue.clear()
+        self._queued = 0
         return units
 
     def _send(self, wire: Wire, units: list[_Unit]) -> None:

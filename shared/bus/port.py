@@ -14,6 +14,10 @@ from shared.errors import BusUnavailable, Local2Error, TransientError
 Command = tuple[Any, ...]
 Reply = Any
 
+# Messages that come up in one loop tick are written so many at a time: Redis, and whoever reads them, begin on these
+# while the next ones are prepared.
+TOGETHER = 16
+
 # A server that has no room in its memory, or none on its disk (MISCONF), refuses writes and goes on reading.
 _FULL = ("OOM", "MISCONF")
 
@@ -126,7 +130,7 @@ class Port(Protocol):
         two nodes, they are carried out one after the other, and nothing behind one that was refused.
 
         Whoever waits in Redis for one of these writes is woken once, after the last of them, and reads them together.
-        They leave at once: for whoever has gathered a loop tick's commands himself. until: see `submit`.
+        They leave at once, for whoever gathers commands himself (see TOGETHER). until: see `submit`.
         """
 
 

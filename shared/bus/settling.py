@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from shared.bus.keys import nothing_key
-from shared.bus.port import BusFull, Command, ConnectionLost, Reply, ReplyError
+from shared.bus.port import TOGETHER, BusFull, Command, ConnectionLost, Reply, ReplyError
 from shared.bus.slots import Delivery
 from shared.bus.streams import Bus
 from shared.errors import Local2Error, PermanentError
@@ -22,7 +22,7 @@ class EffectRefused(Local2Error):
 
 
 class Settling:
-    """What the entries of one loop tick have caused is written in one transaction, their acknowledgements last."""
+    """What entries of one loop tick have caused is written in one transaction, their acknowledgements last."""
 
     def __init__(self, bus: Bus, group: str) -> None:
         self._bus = bus
@@ -40,6 +40,8 @@ class Settling:
             self._loop.call_soon(self._flush)
         self._waiting.append((delivery, effects, until, settled))
         delivery.settling = True
+        if len(self._waiting) == TOGETHER:
+            self._flush()
 
     def _flush(self) -> None:
         items, self._waiting = self._waiting, []

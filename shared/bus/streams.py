@@ -32,6 +32,10 @@ RETENTION = 86_400
 _ONCE_AT_LEAST = 60
 # What is kept for whoever may look at it, beyond what somebody still needs, takes about so many bytes of a stream.
 _KEPT_BYTES = 32_000_000
+# Every so many entries of an event stream cut it, and each that makes up a good part of so many times this size:
+# looking at the beginning each time costs Redis as much as the entry itself.
+_UNCUT = 32
+_UNCUT_BYTES = 10_000
 # The most entries of a work stream that stay a while though they are finished.
 OBSERVED = 1_000
 # Removed at once: so many entries, and no more of large ones than are so many bytes.
@@ -103,6 +107,8 @@ class Bus:
             self.link, self.pulse, self.reader, self.tailer = links
             self._end_read = partial(links[1].unblock, links[2])
             self._opening = [*links]
+        # event stream → entries since it was last cut, a large one counted as several
+        self._uncut: dict[str, int] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Bus:
@@ -155,9 +161,16 @@ class Bus:
         if message.once is not None:
             key = once_key(stream, message.once)
             return PUBLISH_ONCE((stream, key), self._once_seconds(message), keep or 0, *fields)
-        if keep is not None:
+        if keep is not None and self._cutting(stream, len(message.envelope.payload)):
             return ("XADD", stream, "MAXLEN", "~", keep, "*", *fields)
         return ("XADD", stream, "*", *fields)
+
+    def _cutting(self, stream: str, size: int) -> bool:
+        """Whether an entry of this size (in bytes) is one that cuts its event stream; a process's first always is."""
+        uncut = self._uncut.get(stream, _UNCUT) + 1 + size // _UNCUT_BYTES
+        cutting = uncut >= _UNCUT
+        self._uncut[stream] = 0 if cutting else uncut
+        return cutting
 
     def _once_seconds(self, message: Outgoing) -> int:
         """How long a message is known: as long as what is kept of its query."""

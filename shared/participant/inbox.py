@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from shared.bus import START, Tail
+from shared.bus import START, Command, Tail
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 from shared.telemetry.unread import not_understood
 
 log = get_logger()
 
-# More than a replica ever has calls under way: what it has read is of no use to anybody.
-_LENGTH = 1_000
+# Answers of this size (in bytes) and more are bounded by whoever writes them.
+_LARGE = 32_000
 _BYTES = 32_000_000
 
 
-def inbox_length(size: int) -> int:
-    """How many entries an inbox keeps, of one size. What is lost by it is found where its worker has stored it."""
-    return max(1, min(_LENGTH, _BYTES // (size + 1)))
+def inbox_bound(size: int) -> Command:
+    """The part of an XADD that bounds an inbox by bytes, before an answer of this size is added.
+
+    What a replica has read goes with its heartbeat, and of small answers there are no more than it has calls under way.
+    What is lost by the bound is found where its worker has stored it.
+    """
+    return () if size < _LARGE else ("MAXLEN", "~", max(1, _BYTES // size))
 
 
 # Is given an entry's id and fields.

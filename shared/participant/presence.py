@@ -9,7 +9,6 @@ from collections.abc import Callable
 from shared.bus import Bus, BusFull, Command, ReplyError
 from shared.bus.keys import schema_key, starts_key
 from shared.errors import TransientError
-from shared.participant.inbox import inbox_length
 from shared.participant.registry import ReplicaInfo, announcing, leaving, mend, still_there
 from shared.telemetry.logging import get_logger
 
@@ -67,7 +66,7 @@ class Presence:
     def _opening(self) -> list[Command]:
         return [
             ("SET", schema_key(self._participant), self.described),
-            ("XADD", self._inbox, "MAXLEN", "~", inbox_length(0), "*", "type", "started"),
+            ("XADD", self._inbox, "*", "type", "started"),
             ("EXPIRE", self._inbox, _INBOX_SECONDS),
         ]
 

@@ -36,7 +36,7 @@ from shared.contracts import (
 from shared.envelope import Envelope, Message
 from shared.errors import DecodeError, ToolError
 from shared.participant.deadlines import Deadlines
-from shared.participant.inbox import inbox_length
+from shared.participant.inbox import inbox_bound
 from shared.participant.registry import outside
 from shared.participant.service import Context, Service, Subscription, Work, bound, receive
 from shared.participant.settings import Settings
@@ -342,7 +342,7 @@ class ToolWork(Generic[A]):
         if request.reply_to:
             commands.append(
                 (
-                    *("XADD", request.reply_to, "NOMKSTREAM", "MAXLEN", "~", inbox_length(len(result)), "*"),
+                    *("XADD", request.reply_to, "NOMKSTREAM", *inbox_bound(len(result)), "*"),
                     *("type", "tool.result", "call_id", request.call_id, "token", request.token, "payload", result),
                 )
             )
@@ -350,7 +350,7 @@ class ToolWork(Generic[A]):
             told = Envelope(
                 self._results.name,
                 result,
-                time=bus.now_ms(),
+                time=0,
                 correlation_id=request.query_id,
                 causation_id=envelope.id,
                 session_id=request.session_id,

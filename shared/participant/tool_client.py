@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from pydantic_core import PydanticSerializationError
 
-from shared.bus import ConnectionLost, ReplyError
+from shared.bus import TOGETHER, ConnectionLost, ReplyError
 from shared.bus.keys import result_key
 from shared.contracts import (
     LONGEST_CALL,
@@ -217,10 +217,12 @@ class ToolClient:
         call = _Call(tool, call_id, token.encode(), caller, timeout, until, self._loop.create_future(), request, trail)
         calls = self._waiting.setdefault(call_id, set())
         calls.add(call)
-        # what is asked in one loop tick leaves in one write
+        # what is asked in one loop tick leaves together
         if not self._sending:
             self._loop.call_soon(self._flush)
         self._sending.append(call)
+        if len(self._sending) == TOGETHER:
+            self._flush()
         slot = self._deadlines.add(call, min(until, began + _PATIENCE))
         try:
             answer = await call.future

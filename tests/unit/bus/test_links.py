@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import hiredis
 import pytest
 
 from shared.bus import Command, Link, Reply, ReplyError
 from shared.bus.clock import BusClock
+from shared.bus.link import _Batch, _Unit
+from shared.bus.wire import Wire
 from shared.errors import PermanentError
 
 
@@ -88,3 +90,42 @@ async def test_whoever_waits_on_a_link_that_ends_by_a_fault_is_told_and_so_is_wh
             await asyncio.wait_for(faulty.call("PING"), 30)
         with pytest.raises(PermanentError, match="fault of this program"):
             await faulty.call("PING")
+
+
+class Unanswered(Link):
+    """A link to a server that takes everything and answers nothing yet; `flushes`: how many units left in each."""
+
+    def opened(self) -> Unanswered:
+        self.flushes: list[int] = []
+        self._loop = asyncio.get_running_loop()
+        self._wire = cast(Wire, object())
+        return self
+
+    def _send(self, _wire: Wire, units: list[_Unit]) -> None:
+        self.flushes.append(len(units))
+        self._inflight.append(_Batch(units, b"1", 0.0, 0.0))
+
+    def close(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+
+
+async def test_what_is_large_enough_leaves_beside_unanswered_flushes_and_the_rest_waits_for_an_answer() -> None:
+    """Redis, and whom it wakes, work on the one while the next is prepared; few commands are not worth the calls."""
+    slow = Unanswered("redis://127.0.0.1:1", name="test", timeout=1.0).opened()
+    small, large = ("SET", "x", "y"), ("SET", "x", "y" * 9_000)
+    slow.commit([small])
+    assert slow.flushes == [1]
+    for _ in range(3):
+        slow.commit([small])
+    assert slow.flushes == [1]
+    # small ones that have become many go along
+    slow.commit([large])
+    assert slow.flushes == [1, 4]
+    for _ in range(10):
+        slow.commit([large])
+    assert slow.flushes == [1, 4, 1, 1]
+    # what may share its write with others of the tick waits, however large
+    slow.post(*large)
+    assert slow.flushes == [1, 4, 1, 1]
+    slow.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shared.bus import BusFull, Command, ConnectionLost, Delivery, Reply, ReplyError
+from shared.bus import TOGETHER, BusFull, Command, ConnectionLost, Delivery, Reply, ReplyError
 from shared.bus.keys import nothing_key
 from shared.bus.settling import EffectRefused, Settling
 from shared.bus.slots import Slots
@@ -112,6 +112,23 @@ async def test_what_one_tick_settles_is_one_write_with_the_acknowledgements_last
     assert (await on.commits())[1:] == [[("XACK", STREAM, "g", "3-1")]]
     await on.answer([b"OK", b"OK", b"OK", 2, 1])
     assert on.told == {"1-1": None, "2-1": None, "1-2": None}
+
+
+async def test_what_a_tick_brings_is_settled_so_many_at_a_time_each_entry_once() -> None:
+    """Redis begins on the first of them while the next ones are being worked on."""
+    on = Settler()
+    for number in range(2 * TOGETHER + 3):
+        on.settles(f"{number}-1", A)
+    assert len(on.bus.link.commits) == 2
+    sizes = [TOGETHER, TOGETHER, 3]
+    written = await on.commits()
+    assert [len(commands) - 1 for commands in written] == sizes
+    everything = [f"{number}-1" for number in range(2 * TOGETHER + 3)]
+    assert [entry_id for commands in written for entry_id in commands[-1][3:]] == everything
+    for size in sizes:
+        await on.answer([b"OK"] * size + [size])
+    assert on.told == dict.fromkeys(everything)
+    assert len(on.bus.link.commits) == 3
 
 
 async def test_an_effect_that_is_refused_is_told_to_its_entry_alone() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from shared.bus import Command, ConnectionLost, Reply, ReplyError
+from shared.bus import TOGETHER, Command, ConnectionLost, Reply, ReplyError
 from shared.bus.port import BusFull
 from shared.contracts import Outgoing, ToolResultMessage
 from shared.participant.tool_client import Caller, ToolClient
@@ -104,3 +104,19 @@ async def test_a_request_whose_stream_is_none_fails_and_those_beside_it_are_made
         await refused
     assert (await answered).result == "done"
     assert len(process.commits) == 1
+
+
+async def test_many_requests_of_one_tick_leave_so_many_at_a_time_each_of_them_once() -> None:
+    process = Process()
+    names = [f"tool{number}" for number in range(TOGETHER + 4)]
+    asked = asking(ToolClient(process), *names)  # type: ignore[arg-type]
+    await sent(process, 2)
+    assert [len(commands) for commands, _, _ in process.commits] == [TOGETHER, 4]
+    commands = [command for commands, _, _ in process.commits for command in commands]
+    assert [command[1] for command in commands] == [f"tool.request.{name}" for name in names]
+    for those, _, writing in process.commits:
+        writing.set_result([b"1-1"] * len(those))
+    for command in commands:
+        process.answer(command)
+    assert [answer.tool for answer in await asyncio.gather(*asked)] == names
+    assert len(process.commits) == 2
