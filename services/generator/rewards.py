@@ -142,9 +142,7 @@ class Rewards:
 
     async def serve(self) -> None:
         """Says that somebody reads for the group: else the bus no longer keeps entries for it. Reads nothing."""
-        await self._bus.link.call(
-            *("XREADGROUP", "GROUP", self._group, _FOLLOWER, "COUNT", 1, "STREAMS", _STREAM, "0"), retry=False
-        )
+        await self._bus.link.call("XREADGROUP", "GROUP", self._group, _FOLLOWER, "COUNT", 1, "STREAMS", _STREAM, "0")
 
 
 async def follow_rewards(context: Context[Any], rewards: Rewards) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from support.proxy import Proxy
 from support.services import running
 from support.stack import Stage, respondent, stage
 from support.waiting import eventually
@@ -53,6 +55,19 @@ async def test_votes_are_counted_by_configuration_and_intent_once_however_many_r
         (rows, again) = await shown(on)
     assert rows == again
     assert (rows[0]["config"], rows[0]["intent"], rows[1]["intent"]) == (CONFIG, "question", "code")
+
+
+async def test_a_connection_that_breaks_meanwhile_is_no_fault_of_whoever_follows(redis_url: str) -> None:
+    async with Proxy(redis_url) as proxy, Bus(proxy.url, "test/far") as bus:
+        rewards = Rewards(bus, "generator", "A", 60)
+        await rewards.position()
+        proxy.freeze()
+        serving = asyncio.create_task(rewards.serve())
+        # so that it is on its way
+        await asyncio.sleep(0.05)
+        proxy.cut()
+        proxy.thaw()
+        await asyncio.wait_for(serving, 60)
 
 
 async def test_the_last_vote_on_an_answer_counts(redis_url: str) -> None:
