@@ -12,11 +12,12 @@ from services.knowledge.claims import Claim, Turn, claim, once, sentences
 from services.knowledge.dates import MONTHS
 from services.knowledge.relations import ALIAS, KIN, PARTNERS, kinship
 
-_PART = r"[A-ZÀ-ÖØ-Þ][\w'’-]*"
+# "I" is nobody's name.
+_PART = r"(?!I\b)[A-ZÀ-ÖØ-Þ][\w'’-]*"
 NAME = rf"{_PART}(?: (?:(?:de|da|di|du|la|le|of|the|van|von|der|den) ){{0,2}}{_PART}){{0,4}}"
 _SMALL = r"[a-zà-öø-ÿ][\w'’-]*(?: [a-zà-öø-ÿ][\w'’-]*){0,2}"
 _MONTH = "|".join(month.capitalize() for month in MONTHS)
-_DATE = rf"(?:(?:\d{{1,2}} )?(?:{_MONTH})(?: \d{{1,2}})?(?:,? \d{{4}})?|\d{{4}}|(?:last|this) (?:year|month))"
+_DATE = rf"(?:(?:\d{{1,2}} )?(?:{_MONTH})(?: \d{{1,2}}\b)?(?:,? \d{{4}})?|\d{{4}}|(?:last|this) (?:year|month))"
 _WORDS = [*KIN, *PARTNERS, "mom", "mum", "dad", "neighbor", "best friend", "coworker", "fiancé", "fiancée"]
 _KIN = rf"(?:(?:older|younger|little|big|twin|best) )?(?:{'|'.join(sorted(_WORDS, key=len, reverse=True))})"
 _WHO = rf"(?P<who>I|[Mm]y {_KIN},? {NAME},?|{NAME})"
@@ -53,7 +54,13 @@ _FAVOURITE = re.compile(
     rf"^[Mm]y (?:favou?rite|preferred) (?P<thing>{_SMALL}) is (?P<what>{NAME}|{_SMALL})(?=$|[.,;!])"
 )
 _PET = re.compile(rf"\bI have an? (?P<thing>{_SMALL}) (?:called|named) (?P<name>{NAME})")
-_IF = re.compile(r"^(?:if|suppose|imagine|maybe|perhaps|would|could|should|let's say|what if)\b", re.IGNORECASE)
+_IF = re.compile(
+    r"^(?:if|suppos(?:e|ing)|imagine|assum(?:e|ing)|pretend|maybe|perhaps|would|could|should|what if|I wish"
+    r"|let['’]s (?:say|pretend|assume))\b",
+    re.IGNORECASE,
+)
+# What begins there are somebody's words, perhaps another one's.
+_QUOTED = re.compile(r":\s|[\"“„«»]")
 _PAST = re.compile(r"lived|worked|used to|no longer|divorced")
 _CLAUSE = re.compile(r",? (?:and|but|while|whereas) (?=(?:I|[Mm]y|[A-ZÀ-Þ])\b|[Mm]y )|; ")
 
@@ -77,6 +84,7 @@ def _plain(sentence: str) -> str:
 
 def _clause(turn: Turn, clause: str, quote: str) -> Iterator[Claim | None]:
     clause = re.sub(r"^(?:please )?(?:remember|note|know)(?: that)?:? ", "", clause, flags=re.IGNORECASE)
+    clause = _QUOTED.split(clause, maxsplit=1)[0]
     for pattern in _KINS:
         for found in pattern.finditer(clause):
             relation = kinship(found["kin"])
