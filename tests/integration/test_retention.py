@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,17 @@ from services.knowledge.store import TABLES, Store
 from shared.bus.keys import gone_key
 
 DAY_MS = 86_400_000
+
+
+def age_files(folder: Path, at: int) -> None:
+    """As if all of them had come then (ms)."""
+    for library in folder.rglob("library.db"):
+        with closing(sqlite3.connect(library, timeout=20)) as db, db:
+            db.execute("UPDATE file SET added = ?", (at,))
+
+
+def has_file(folder: Path, content: bytes) -> bool:
+    return any(one.is_file() and one.read_bytes() == content for one in folder.rglob("*"))
 
 
 async def test_what_is_old_is_shown_then_set_then_gone(
@@ -69,7 +82,9 @@ async def test_what_is_old_is_shown_then_set_then_gone(
             found = (await http.get("/retention")).json()["kinds"]
             return next(one["kept"] for one in found if one["kind"] == kind) == count
 
-        for kind, count in (("sessions", 3), ("engrams", 1)):
+        assert has_file(tmp_path, b"words")
+        age_files(tmp_path, ages["old"])
+        for kind, count in (("sessions", 3), ("engrams", 1), ("notes", 1), ("files", 0)):
             done = await local2(monkeypatch, site, "retention", "set", kind, "30", "--yes")
             assert done.exit_code == 0, done.output
             assert f"{kind}: 30 days" in done.output
@@ -77,10 +92,10 @@ async def test_what_is_old_is_shown_then_set_then_gone(
         left = (await http.get("/sessions")).json()["sessions"]
         assert [one["session_id"] for one in left] == ["pinned", "fresh"]
         engrams = (await memory.engrams("admin")).values()
-        assert sorted(one["query"] or one["content"] for one in engrams) == [
-            "fresh answer?", "fresh note", "old note", "pinned note",
-        ]  # fmt: skip
+        assert sorted(one["query"] or one["content"] for one in engrams) == ["fresh answer?", "fresh note"]
         assert (await http.get("/sessions/old")).status_code == 404
+        assert (await http.get(f"/files/{file.json()['id']}")).status_code == 404
+        assert not has_file(tmp_path, b"words")
 
         async def is_told() -> bool:
             return bool(raw.exists(gone_key("admin", "old")))
