@@ -48,8 +48,8 @@ _WHOLE = "whole"
 # How long it is believed that a collection is not there, and which spaces there are, when other replicas may make new
 # ones.
 _BELIEVED = 5.0
-# Collections whose handles are kept, a kilobyte each, and what is not there of them.
-_HANDLES = 4_096
+# Collections whose handles are kept, 40 kB each, and what is not there of them.
+_HANDLES = 1_000
 # Collections whose vectors an embedded store keeps in memory and whose files it keeps open: 160 kB and five files each,
 # or more.
 _OPEN = 64
@@ -97,7 +97,7 @@ class _Known:
 class Collections:
     """connect: opens Chroma, at the first use. shared: other replicas may make and remove collections too.
 
-    earlier_topics: Chroma's own collections that the last release kept topics in, as everybody's were listed last.
+    earlier_topics: the names of collections that the last release kept topics in, as everybody's were listed last.
     """
 
     def __init__(self, connect: Callable[[], Any], prefix: str, *, shared: bool) -> None:
@@ -111,7 +111,7 @@ class Collections:
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._spaces: dict[str, Space] = {}
         self._spaces_at = float("-inf")
-        self.earlier_topics: list[Any] = []
+        self.earlier_topics: list[str] = []
 
     def client(self) -> Any:
         # two threads that open the same folder at once get in each other's way
@@ -137,12 +137,16 @@ class Collections:
         found = {name: (self._handle(name), one) for name, one in named.items()}
         return {name: Collection(handle, one) for name, (handle, one) in found.items() if handle is not None}
 
-    def everybody(self) -> list[tuple[str, Collection]]:
-        """All collections of engrams, each with whose it is. It takes a millisecond for each: not for a search."""
-        listed = list(self.own())
-        self.earlier_topics = [one for one in listed if one.metadata["kind"] == TOPICS]
-        engrams = [one for one in listed if one.metadata["kind"] == "engrams"]
-        return [(one.metadata["user_id"], Collection(one, _space(one.metadata))) for one in engrams]
+    def everybody(self) -> Iterator[tuple[str, Collection]]:
+        """All collections of engrams, each with whose it is. It takes some milliseconds for each: not for a search.
+
+        Their handles come one after the other and are not kept: those of 10,000 users would fill 400 MB.
+        """
+        listed = [(one.name, one.metadata) for one in self.own()]
+        self.earlier_topics = [name for name, about in listed if about["kind"] == TOPICS]
+        for name, about in listed:
+            if about["kind"] == "engrams" and (handle := self.handle(name)) is not None:
+                yield about["user_id"], Collection(handle, _space(about))
 
     def each(self, user_id: str, work: Callable[[Collection], R], space: Space | None = None) -> list[R]:
         """The work on every collection of the user, or on that of one space; one that another replica has removed is
@@ -251,13 +255,16 @@ class Collections:
                 self._known.move_to_end(name)
         if known is None or (known.handle is None and self._shared and time.monotonic() - known.at > _BELIEVED):
             at = time.monotonic()
-            try:
-                handle = self.client().get_collection(name, embedding_function=None)
-            except NotFoundError:
-                handle = None
-            known = _Known(handle, at)
+            known = _Known(self.handle(name), at)
             self._keep(name, known)
         return known.handle
+
+    def handle(self, name: str) -> Any | None:
+        """Chroma's own collection of that name, asked anew; None where there is none."""
+        try:
+            return self.client().get_collection(name, embedding_function=None)
+        except NotFoundError:
+            return None
 
     def _made(self, user_id: str, space: Space) -> Any:
         """Chroma's own collection for such vectors of the user, which is there then."""

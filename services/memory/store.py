@@ -232,11 +232,13 @@ class Store:
     async def earlier_topics(self) -> list[tuple[str, list[Engram]]]:
         """The topics of the last release that were there when everything was read, by their collections' names."""
 
-        def read(handle: Any) -> tuple[str, list[Engram]]:
+        def read(name: str) -> tuple[str, list[Engram]]:
+            if (handle := self._collections.handle(name)) is None:
+                return name, []
             user_id = handle.metadata["user_id"]
-            return handle.name, [one for page in pages(handle, ("metadatas",)) for one in _topics(page, user_id)]
+            return name, [one for page in pages(handle, ("metadatas",)) for one in _topics(page, user_id)]
 
-        return await self.reading(lambda: [read(one) for one in self._collections.earlier_topics])
+        return await self.reading(lambda: [read(name) for name in self._collections.earlier_topics])
 
     async def drop(self, name: str) -> None:
         """Removes a collection, whatever it holds."""

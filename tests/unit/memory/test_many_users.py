@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+
+from chromadb.api.models.Collection import Collection as Handle
 
 from services.memory.chroma import Collections, embedded
 from services.memory.damage import _WRITTEN, DATABASE, damage_of
@@ -40,3 +43,23 @@ def test_whether_a_store_is_damaged_is_not_asked_once_for_each_collection(tmp_pa
     store.close()
     assert damage_of(tmp_path) is None
     assert "CORRELATED" not in plan(tmp_path, _WRITTEN)
+
+
+def test_who_goes_through_everybody_holds_the_collection_of_one_user_at_a_time(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    for number in range(12):
+        store.upsert(f"user-{number}", SPACE, RECORD)
+    store.close()
+
+    def handles() -> int:
+        return sum(isinstance(one, Handle) for one in gc.get_objects())
+
+    store = opened(tmp_path)
+    others, held, users = handles(), 0, set()
+    for user_id, collection in store.everybody():
+        assert collection.space == SPACE
+        users.add(user_id)
+        held = max(held, handles() - others)
+    assert users == {f"user-{number}" for number in range(12)}
+    assert held <= 2
+    store.close()
