@@ -12,18 +12,20 @@ from shared.telemetry.unread import not_understood
 
 log = get_logger()
 
-# Answers of this size (in bytes) and more are bounded by whoever writes them.
-_LARGE = 32_000
+# Answers of this size (in bytes) and more are bounded by whoever writes them: to more than a replica ever has calls
+# under way, and to so many bytes. Removing a second's worth of smaller ones takes Redis a millisecond.
+_LARGE = 1_000
+_LENGTH = 1_000
 _BYTES = 32_000_000
 
 
 def inbox_bound(size: int) -> Command:
-    """The part of an XADD that bounds an inbox by bytes, before an answer of this size is added.
+    """The part of an XADD that bounds an inbox when an answer of this size is added.
 
-    What a replica has read goes with its heartbeat, and of small answers there are no more than it has calls under way.
+    What a replica has read goes with its heartbeat, and meanwhile no more small answers come than it has asked for.
     What is lost by the bound is found where its worker has stored it.
     """
-    return () if size < _LARGE else ("MAXLEN", "~", max(1, _BYTES // size))
+    return () if size < _LARGE else ("MAXLEN", "~", max(1, min(_LENGTH, _BYTES // size)))
 
 
 # Is given an entry's id and fields.

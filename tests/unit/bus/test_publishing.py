@@ -42,7 +42,8 @@ def test_a_message_that_is_published_once_says_the_bound_to_the_script() -> None
 
 
 def test_only_large_answers_bound_an_inbox() -> None:
-    assert inbox_bound(31_999) == ()
-    assert inbox_bound(32_000) == ("MAXLEN", "~", 1_000)
+    assert inbox_bound(999) == ()
+    assert inbox_bound(1_000) == ("MAXLEN", "~", 1_000)
+    assert inbox_bound(64_000) == ("MAXLEN", "~", 500)
     assert inbox_bound(20_000_000) == ("MAXLEN", "~", 1)
     assert inbox_bound(64_000_000) == ("MAXLEN", "~", 1)
