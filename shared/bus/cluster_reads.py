@@ -177,7 +177,7 @@ class ClusterTailer:
             await asyncio.wait(either, timeout=max(0.0, following - now), return_when=asyncio.FIRST_COMPLETED)
         return None
 
-    def interrupt(self) -> bool:
+    async def unblock(self) -> bool:
         """Ends the call in progress; False when there is none."""
         if self._interrupted is None or self._interrupted.done():
             return False

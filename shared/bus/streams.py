@@ -96,7 +96,7 @@ class Bus:
             clusters = [ClusterLink(endpoint, name=name, timeout=timeout) for name in names[:2]]
             groups, tail = ClusterReader(clusters[0]), ClusterTailer(clusters[0])
             self.link, self.pulse, self.reader, self.tailer = *clusters, groups, tail
-            self._end_read = groups.unblock
+            self._end_read, self._end_tail = groups.unblock, tail.unblock
             self._opening = [*clusters, groups, tail]
         else:
             links: list[Link]
@@ -105,7 +105,7 @@ class Bus:
             else:
                 links = [Link(endpoint.server, name=name, timeout=timeout, clock=self._clock) for name in names]
             self.link, self.pulse, self.reader, self.tailer = links
-            self._end_read = partial(links[1].unblock, links[2])
+            self._end_read, self._end_tail = (partial(links[1].unblock, link) for link in links[2:])
             self._opening = [*links]
         # event stream → entries since it was last cut, a large one counted as several
         self._uncut: dict[str, int] = {}
@@ -144,10 +144,7 @@ class Bus:
 
     async def end_tailing(self) -> bool:
         """Ends the read of the tail that is in progress; False when it does not wait in Redis."""
-        if isinstance(self.tailer, ClusterTailer):
-            return self.tailer.interrupt()
-        assert isinstance(self.pulse, Link)
-        return await self.pulse.unblock(self.tailer)
+        return await self._end_tail()
 
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────
 

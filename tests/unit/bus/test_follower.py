@@ -214,7 +214,8 @@ async def test_a_wait_ends_in_time_and_a_slow_read_too() -> None:
     feed.range = never  # type: ignore[method-assign]
     follower.look()
     assert await follower.next(within=0.05) == []
-    assert loop.time() - began >= 0.1
+    # its clock counts milliseconds
+    assert loop.time() - began > 0.09
     follower.close()
     assert feed.left == [follower]
 
