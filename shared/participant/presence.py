@@ -45,7 +45,7 @@ class Presence:
         self.described = described
         self.full: str | None = None
 
-    async def arrive(self, *, patient: bool = True) -> None:
+    async def arrive(self, *, patient: bool) -> None:
         """Opens the inbox and describes the settings, before anybody asks.
 
         patient: a Redis that is full is waited for; else the heartbeat makes up for it when there is room.

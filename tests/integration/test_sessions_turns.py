@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from shared.bus import Bus
-from shared.bus.keys import earlier_turns_key, turns_key
+from shared.bus.keys import earlier_turns_key, turns_key, user_sessions_key
 from shared.contracts import QUERY_RECEIVED
 from shared.records.sessions import MAX_TURNS, Sessions, Turn
 
@@ -155,6 +155,17 @@ async def test_the_first_user_owns_a_session(bus: Bus) -> None:
     assert (info.user_id, info.title) == ("alice", "first question")
     assert await sessions.of_user("mallory", 10) == []
     assert [one.session_id for one in await sessions.of_user("alice", 10)] == ["s"]
+
+
+async def test_a_session_that_cannot_be_read_does_not_hide_the_users_others(bus: Bus, raw: redis.Redis) -> None:
+    sessions = Sessions(bus)
+    for name in ("old", "new"):
+        await sessions.open(name, "alice", name)
+    await sessions.open("others", "bob", "mine")
+    key = user_sessions_key("alice")
+    between = raw.zscore(key, "new")
+    raw.zadd(key, {"no {id}": between, b"\xff": between + 1, "others": between + 2, "gone": between + 3})
+    assert [one.session_id for one in await sessions.of_user("alice", 10)] == ["new", "old"]
 
 
 async def test_respondents_have_histories_of_their_own(bus: Bus) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from shared.bus.endpoint import Address
+from shared.bus.endpoint import Address, Endpoint
 from shared.bus.wire import Server
+from shared.errors import SettingsError
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,22 @@ def test_a_url_is_read_as_other_clients_write_it(url: str, wanted: dict[str, Any
 def test_what_a_url_cannot_say_is_refused_in_a_sentence(url: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Server.parse(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://me:secret@there/first", "the URL of Redis is wrong: .*must be a number.*; expected: "),
+        ("http://me:secret@there", "the URL of Redis is wrong: it is none of these; expected: "),
+        ("redis+cluster://", "the URL of Redis is wrong"),
+        ("nothing", "the URL of Redis is wrong"),
+        ("rediss://me:secret@there?ssl_ca_certs=/no/such/file", "certificates that cannot be read"),
+    ],
+)
+def test_a_wrong_setting_is_told_with_what_is_expected_and_without_the_password(url: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said) as refused:
+        Endpoint.parse(url)
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
