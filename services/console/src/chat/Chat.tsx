@@ -149,7 +149,7 @@ function Turns({ conversation, actions, developer, window }: { conversation: Con
       >
         <div ref={lane} className="lane">
           {conversation.earlier && <button type="button" className="earlier quiet" onClick={() => void conversation.showEarlier().catch(() => {})}>Earlier turns</button>}
-          <Virtualizer ref={list} scrollRef={scroller} shift={conversation.shifted} startMargin={conversation.earlier ? 44 : 0} bufferSize={600} keepMounted={groups.length ? [groups.length - 1] : []}>
+          <Virtualizer ref={list} scrollRef={scroller} shift={conversation.shifted} startMargin={conversation.earlier ? 44 : 0} bufferSize={200} keepMounted={groups.length ? [groups.length - 1] : []}>
             {groups.map((row) => <Versions key={row.versions[0]!.key} row={row} conversation={conversation} actions={actions} developer={developer} window={window} />)}
           </Virtualizer>
         </div>

@@ -26,8 +26,8 @@ interface TurnViewProps {
   window: number;
 }
 
-// A turn that only flies by while somebody scrolls is not asked for.
-const LOOKED_AT = 150;
+// A turn that only flies by while somebody scrolls is not asked for, and has nothing to press. In ms.
+const LOOKED_AT = 250;
 
 /** A turn on the page: the question, what happened, the answer, and what can be done with it. */
 export const TurnView = memo(function TurnView({ store, conversation, actions, developer, window }: TurnViewProps) {
@@ -36,9 +36,13 @@ export const TurnView = memo(function TurnView({ store, conversation, actions, d
   const { turn } = store;
   const over = isOver(turn);
   const text = textOf(turn.pieces);
+  const [looked, look] = useState(!over);
   useEffect(() => {
     if (!over) return undefined;
-    const timer = setTimeout(() => conversation.detail(store), LOOKED_AT);
+    const timer = setTimeout(() => {
+      look(true);
+      conversation.detail(store);
+    }, LOOKED_AT);
     return () => clearTimeout(timer);
   }, [over, conversation, store]);
   const found = over ? sources(turn) : [];
@@ -51,8 +55,12 @@ export const TurnView = memo(function TurnView({ store, conversation, actions, d
           {turn.files.length > 0 && <ul className="attached" aria-label="Files of the question">{turn.files.map(({ id, name }) => <li key={id}><Icon name="clip" /> {name}</li>)}</ul>}
         </div>
         <div className="question-actions">
-          <CopyButton text={turn.query} label="Copy the question" />
-          <IconButton icon="edit" label="Edit and ask again" onClick={() => actions.edit(turn)} />
+          {looked && (
+            <>
+              <CopyButton text={turn.query} label="Copy the question" />
+              <IconButton icon="edit" label="Edit and ask again" onClick={() => actions.edit(turn)} />
+            </>
+          )}
         </div>
       </div>
       <div className="steps"><Steps parts={turn.parts} over={over} answering={text !== ""} /></div>
@@ -72,16 +80,20 @@ export const TurnView = memo(function TurnView({ store, conversation, actions, d
       )}
       {over && (
         <footer className="turn-foot">
-          {text && <CopyButton text={text} label="Copy the answer" />}
-          {refused
-            ? <button type="button" className="quiet" onClick={() => actions.again(turn)}><Icon name="again" /> Try again</button>
-            : <Menu label="Ask again" icon="again" choices={[
-              { name: "The same again", icon: "again", act: () => actions.again(turn) },
-              { name: "With another model or settings …", icon: "tune", act: () => actions.againWith(turn) },
-            ]} />}
-          {turn.queryId && turn.state !== "failed" && <Rating turn={turn} onVoted={(reward) => conversation.voted(turn.queryId!, reward, true)} />}
-          <Badges turn={turn} open={judged} onToggle={() => setJudged(!judged)} />
-          <button type="button" className="quiet details-line" onClick={() => actions.waterfall(turn)}>{summary(turn, window) || "Details"}</button>
+          {looked && (
+            <>
+              {text && <CopyButton text={text} label="Copy the answer" />}
+              {refused
+                ? <button type="button" className="quiet" onClick={() => actions.again(turn)}><Icon name="again" /> Try again</button>
+                : <Menu label="Ask again" icon="again" choices={[
+                  { name: "The same again", icon: "again", act: () => actions.again(turn) },
+                  { name: "With another model or settings …", icon: "tune", act: () => actions.againWith(turn) },
+                ]} />}
+              {turn.queryId && turn.state !== "failed" && <Rating turn={turn} onVoted={(reward) => conversation.voted(turn.queryId!, reward, true)} />}
+              <Badges turn={turn} open={judged} onToggle={() => setJudged(!judged)} />
+              <button type="button" className="quiet details-line" onClick={() => actions.waterfall(turn)}>{summary(turn, window) || "Details"}</button>
+            </>
+          )}
         </footer>
       )}
       {judged && <Words turn={turn} />}

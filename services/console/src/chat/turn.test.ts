@@ -92,3 +92,17 @@ describe("a journal as a turn", () => {
     expect(sources(turn)).toEqual([{ url: "https://b.example", title: "B" }]);
   });
 });
+
+it("joins what has come to what was joined before, and begins anew when some of it is void", () => {
+  const turn = newTurn("?");
+  let text = "";
+  for (let n = 1; n <= 50; n += 1) {
+    apply(turn, "answer", `2-${n}`, { text: `${n} ` });
+    text += `${n} `;
+    expect(textOf(turn.pieces)).toBe(text);
+  }
+  apply(turn, "restarted", "2-51", { discard_after: "2-3" });
+  expect(textOf(turn.pieces)).toBe("1 2 3 ");
+  apply(turn, "answer", "2-52", { text: "again" });
+  expect(textOf(turn.pieces)).toBe("1 2 3 again");
+});

@@ -64,7 +64,16 @@ export function newTurn(query: string, values: Partial<Turn> = {}): Turn {
   };
 }
 
-export const textOf = (pieces: readonly Piece[]): string => pieces.map((piece) => piece.text).join("");
+// What was joined of a list that grows: a long answer has tens of thousands of pieces.
+const joined = new WeakMap<readonly Piece[], { count: number; text: string }>();
+
+/** The text of pieces. A list of them is only added to, or replaced by another one. */
+export function textOf(pieces: readonly Piece[]): string {
+  let { count, text } = joined.get(pieces) ?? { count: 0, text: "" };
+  for (; count < pieces.length; count += 1) text += pieces[count]!.text;
+  joined.set(pieces, { count, text });
+  return text;
+}
 
 export const isOver = (turn: Turn): boolean => TERMINAL.has(turn.state);
 

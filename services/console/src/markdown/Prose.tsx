@@ -1,10 +1,10 @@
 import { memo, useLayoutEffect, useRef } from "react";
 import { clean } from "../trusted";
-import { Blocks, type Block } from "./blocks";
+import { Blocks, grouped, type Block } from "./blocks";
 import { dress } from "./dress";
 
-// From so many blocks on, those out of sight are not laid out.
-const LONG = 40;
+// From so many groups of blocks on, those out of sight are not laid out.
+const LONG = 3;
 
 interface ProseProps {
   text: string;
@@ -16,13 +16,21 @@ interface ProseProps {
 export const Prose = memo(function Prose({ text, over }: ProseProps) {
   const blocks = useRef<Blocks>(null);
   blocks.current ??= new Blocks();
-  const shown = blocks.current.of(text, over);
+  const groups = grouped(blocks.current.of(text, over));
   return (
-    <div className={shown.length > LONG ? "prose long" : "prose"} dir="auto">
-      {shown.map((block, at) => <BlockView key={block.start} block={block} over={over || at < shown.length - 1} />)}
+    <div className={groups.length >= LONG ? "prose long" : "prose"} dir="auto">
+      {groups.map((group, at) => <Group key={group[0]!.start} blocks={group} over={over || at < groups.length - 1} />)}
     </div>
   );
 });
+
+/** Blocks that are left out of sight together: the browser watches every place that it may leave out, in each frame. */
+const Group = memo(
+  function Group({ blocks, over }: { blocks: readonly Block[]; over: boolean }) {
+    return <div className="group">{blocks.map((block, at) => <BlockView key={block.start} block={block} over={over || at < blocks.length - 1} />)}</div>;
+  },
+  (one, other) => one.over === other.over && one.blocks.length === other.blocks.length && one.blocks.every((block, at) => block === other.blocks[at]),
+);
 
 const BlockView = memo(
   function BlockView({ block, over }: { block: Block; over: boolean }) {

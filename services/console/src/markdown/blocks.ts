@@ -42,6 +42,14 @@ export class Blocks {
   }
 }
 
+// Some screens of text: fewer are more places to watch, more are laid out together.
+const GROUP = 20;
+
+/** Blocks in groups; those of a text that grows stay in theirs. */
+export function grouped(blocks: readonly Block[]): Block[][] {
+  return Array.from({ length: Math.ceil(blocks.length / GROUP) }, (_, at) => blocks.slice(at * GROUP, (at + 1) * GROUP));
+}
+
 /** The blocks of the outermost level from a place on. */
 function split(text: string, from: number): Block[] {
   const source = text.slice(from);

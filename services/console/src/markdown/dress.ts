@@ -5,9 +5,9 @@ import { clean } from "../trusted";
 const TEXTS = "p, li, h3, h4, h5, h6, blockquote, td, th";
 // Beyond this, colours cost more than they tell.
 const MOST_COLOURED = 60_000;
-// Once it is there, code is coloured where it is put: a promise for each piece costs more than its colours.
-type Highlighter = typeof import("./highlight");
-let highlighter: Highlighter | null = null;
+// Colours do not move anything: they come when the page has nothing better to do, at the latest after so many ms.
+const COLOURED_WITHIN = 1_000;
+const uncoloured = new Set<HTMLElement>();
 
 const make = <K extends keyof HTMLElementTagNameMap>(tag: K, className: string, ...children: (Node | string)[]) => {
   const element = document.createElement(tag);
@@ -58,15 +58,30 @@ function frame(pre: HTMLPreElement, over: boolean): void {
     pre.replaceWith(box);
     box.append(pre);
   }
-  const text = code.textContent ?? "";
-  if (!over || !language || text.length > MOST_COLOURED) return;
-  const colour = ({ coloured }: Highlighter) => {
-    const html = coloured(text, language);
-    // it may be another text by now
-    if (html !== null && code.textContent === text) code.replaceChildren(clean(html));
-  };
-  if (highlighter) colour(highlighter);
-  else void import("./highlight").then((loaded) => colour((highlighter = loaded)));
+  if (!over || !language || (code.textContent ?? "").length > MOST_COLOURED) return;
+  if (!uncoloured.size) whenIdle();
+  uncoloured.add(code);
+}
+
+/** Colours what waits for it, as much as there is time for, and goes on when there is time again. */
+function whenIdle(): void {
+  void import("./highlight").then(({ coloured }) => {
+    const go = (time?: IdleDeadline) => {
+      for (const code of uncoloured) {
+        uncoloured.delete(code);
+        const language = code.closest("pre")?.dataset["language"];
+        // it may have left the page by now
+        const html = language && code.isConnected ? coloured(code.textContent ?? "", language) : null;
+        if (html !== null) code.replaceChildren(clean(html));
+        if (time && time.timeRemaining() <= 0) break;
+      }
+      if (uncoloured.size) requestIdleCallback(go, { timeout: COLOURED_WITHIN });
+    };
+    // not every browser says when it is idle
+    if (typeof requestIdleCallback === "function") requestIdleCallback(go, { timeout: COLOURED_WITHIN });
+    else setTimeout(go);
+    // without colours it can be read as well
+  }).catch(() => uncoloured.clear());
 }
 
 /** Puts a text on the clipboard and says so on the button for a moment. */

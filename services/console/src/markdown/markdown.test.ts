@@ -1,7 +1,7 @@
 // @vitest-environment jsdom
 import { describe, expect, it } from "vitest";
 import { clean } from "../trusted";
-import { Blocks } from "./blocks";
+import { Blocks, grouped } from "./blocks";
 import { md } from "./markdown";
 
 function shown(text: string): HTMLElement {
@@ -91,4 +91,20 @@ describe("a text that grows", () => {
     blocks.of("One.\n\nTwo.\n\nThree.\n\n", false);
     expect(blocks.of("Other.", false).map((block) => block.text)).toEqual(["Other."]);
   });
+});
+
+it("keeps blocks in their groups while the text grows", () => {
+  const blocks = new Blocks();
+  const paragraphs = Array.from({ length: 95 }, (_, n) => `Paragraph ${n}.`);
+  let before: ReturnType<typeof grouped> = [];
+  for (let count = 1; count <= paragraphs.length; count += 7) {
+    const text = paragraphs.slice(0, count).join("\n\n");
+    const now = grouped(blocks.of(text, false));
+    expect(now.flat().map((block) => block.text.trim())).toEqual(paragraphs.slice(0, count));
+    // all but the last are whole: none of their blocks is another one
+    for (const [at, group] of before.slice(0, -1).entries()) group.forEach((block, n) => expect(now[at]![n]).toBe(block));
+    before = now;
+  }
+  expect(before.length).toBeGreaterThan(3);
+  expect(grouped([])).toEqual([]);
 });
