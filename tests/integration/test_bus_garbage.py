@@ -64,7 +64,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpStack]:
     with http_stack(tmp_path_factory.mktemp("stack"), RULES, gateways=1, generators=1) as running:
         for name, settings in OTHERS.items():
             running.people.start(name, **settings)
-        until(lambda: not _missing(running), 40, "the others are ready")
+        until(lambda: not _missing(running), 60, "the others are ready")
         yield running
 
 

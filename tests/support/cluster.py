@@ -17,18 +17,19 @@ from redis.exceptions import RedisError
 
 from services.cli.launch.redis_servers import server_binary
 from shared.bus.hash_slots import SLOTS, slot_of_key
+from tests.support.waiting import PATIENCE
 
 _LAST_PORT = 55_500
 
 
 def wait_for(fact: Callable[[], Any], timeout: float, what: str) -> Any:
     """The first true value of `fact`; an error of Redis is none."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + PATIENCE * timeout
     while True:
         with contextlib.suppress(RedisError, OSError):
             if value := fact():
                 return value
-        assert time.monotonic() < deadline, f"did not happen within {timeout:g} s: {what}"
+        assert time.monotonic() < deadline, f"did not happen within {PATIENCE * timeout:g} s: {what}"
         time.sleep(0.02)
 
 

@@ -19,6 +19,7 @@ from support.services import TESTS
 from support.stack import Participant, Participants
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
+from tests.support.waiting import PATIENCE
 
 ADMIN_KEY = "the-stack's-admin-key"
 HEARTBEAT = 0.3
@@ -37,8 +38,8 @@ def free_port() -> int:
 
 
 def until(fact: Callable[[], Any], timeout: float, what: str, every: float = 0.02) -> Any:
-    """The first true value of `fact`; a refused connection is none."""
-    deadline = time.monotonic() + timeout
+    """The first true value of `fact`; a refused connection is none. timeout: in seconds of a free machine."""
+    deadline = time.monotonic() + PATIENCE * timeout
     last: object = None
     while True:
         try:
@@ -46,7 +47,7 @@ def until(fact: Callable[[], Any], timeout: float, what: str, every: float = 0.0
                 return value
         except httpx.HTTPError as exc:
             last = exc
-        assert time.monotonic() < deadline, f"did not happen within {timeout:g} s: {what} ({last})"
+        assert time.monotonic() < deadline, f"did not happen within {PATIENCE * timeout:g} s: {what} ({last})"
         time.sleep(every)
 
 
