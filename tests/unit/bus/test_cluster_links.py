@@ -9,8 +9,9 @@ import pytest
 
 from shared.bus import Bell, Bus, ConnectionLost
 from shared.bus.bell import _Line
-from shared.bus.cluster import ClusterLink, Lines
+from shared.bus.cluster import ClusterLink, Lines, NodeLink, Unsent
 from shared.bus.endpoint import Address, Endpoint
+from shared.bus.link import _Unit
 
 ONE, TWO = Address("one", 1), Address("two", 2)
 
@@ -75,6 +76,23 @@ async def test_connections_that_are_about_to_end_do_not_outlive_their_cluster() 
     lines._leaving.add(cast(Any, leaving))
     await asyncio.wait_for(lines.close(), 60)
     assert leaving.cancelled()
+
+
+async def test_what_a_leaving_connection_has_not_sent_goes_elsewhere_while_answers_are_still_waited_for() -> None:
+    endpoint = Endpoint.parse("redis+cluster://one:1/")
+    link = NodeLink(endpoint, ONE, name="test", timeout=60.0, on_loss=lambda reason: None)
+    link._task = asyncio.create_task(cast(Any, asyncio.Event().wait()))
+    link.connected.set()
+    link._inflight.append(cast(Any, "a batch that has been sent"))
+    unsent: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+    link._queue.append(_Unit(b"", 1, unsent, True, 0.0, None, False))
+    leaving = asyncio.create_task(link.retire())
+    with pytest.raises(Unsent):
+        await asyncio.wait_for(unsent, 60)
+    assert not leaving.done()
+    # its answer has come
+    link._inflight.clear()
+    await asyncio.wait_for(leaving, 60)
 
 
 async def test_a_slot_that_has_moved_is_told_to_the_map() -> None:
