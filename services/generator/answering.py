@@ -9,16 +9,8 @@ from functools import partial
 
 from services.generator.attachments import AttachmentMissing, AttachmentsUnavailable
 from services.generator.identities import UnknownPersona
-from services.generator.run import (
-    Cancelled,
-    Ending,
-    Failure,
-    Parts,
-    Response,
-    open_response,
-    open_turn,
-    wait_for_turn,
-)
+from services.generator.opening import open_response, open_turn, wait_for_turn
+from services.generator.run import Cancelled, Ending, Failure, Parts, Response
 from services.generator.watch import Watch, watched_answer
 from shared.bus.keys import cancel_key
 from shared.contracts import QueryReceived

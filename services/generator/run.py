@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import date
@@ -14,21 +13,19 @@ from services.generator.attachments import Wanted, attached, history_with_files,
 from services.generator.committee import PERSONA_ARGUMENTS, PERSONA_TOOLS, Seat, Session, deliberate
 from services.generator.compaction import Past, due
 from services.generator.context import Conversation, split_turns
-from services.generator.crossed import Crossed
 from services.generator.grades import last_low_grade
 from services.generator.handed import as_the_model_reads, handed_id
 from services.generator.identities import Identities, load_identities
 from services.generator.lane import Lanes
 from services.generator.loop import Answer, in_order, run_agent
 from services.generator.loop import Message as ChatMessage
-from services.generator.machine import IDLE, TABLE
-from services.generator.recall import partial_text, recall
+from services.generator.machine import IDLE
+from services.generator.recall import partial_text
 from services.generator.results import as_observed, as_told
 from services.generator.settings import GeneratorSettings
 from services.generator.steps import JournalSteps, Ports, show_transition, stepped
 from services.generator.terms import Terms
 from shared.bus import Command
-from shared.bus.keys import journal_key
 from shared.contracts import (
     ANSWER_DIALOG,
     MOST_MATERIAL,
@@ -51,14 +48,12 @@ from shared.llm.port import (
     ToolCall,
 )
 from shared.participant.files import Files
-from shared.participant.machine import Machine
 from shared.participant.service import Context
-from shared.participant.tool_client import Caller, ToolClient
+from shared.participant.tool_client import ToolClient
 from shared.records.folding import Folding
-from shared.records.journal import EntryType, JournalEnded, JournalWriter, closing, read_journal, response_id
+from shared.records.journal import EntryType, closing, read_journal
 from shared.records.sessions import Sessions, Turn
-from shared.records.steps import keep_ended, keeping, unanswered
-from shared.records.summaries import Summaries
+from shared.records.steps import keeping, unanswered
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -107,87 +102,12 @@ class Cancelled:
 Ending = Finished | Failure | Cancelled
 
 
-async def open_response(parts: Parts, message: Message[QueryReceived], caller: Caller, left: float) -> Response | None:
-    """Becomes the writer of the response's journal; None when that has ended: its owner died between the last entry and
-    the acknowledgement. `left`: seconds until the query's deadline."""
-    context, query = parts.context, message.payload
-    name = response_id(caller.query_id, caller.respondent_id)
-    data = {
-        "query_id": caller.query_id,
-        "response_id": name,
-        "session_id": query.session_id,
-        "respondent_id": caller.respondent_id,
-        "replica": context.replica,
-        "model": query.model or context.settings.model,
-        "attempt": message.deliveries,
-    } | ({"attachments": query.attachments} if query.attachments else {})
-    ttl = max(0, int(left)) + context.settings.retention
-    key = journal_key(caller.query_id, caller.respondent_id)
-    try:
-        writer, before = await JournalWriter.claim(context.bus, key, data, ttl, fresh=message.deliveries == 1)
-    except JournalEnded:
-        if not query.plain and context.settings.respondent_id == "A":
-            await keep_ended(context.bus, query, caller.query_id)
-        return None
-    known = recall(before)
-    if known.terminal is not None:
-        return None
-    folding = Folding(before)
-    folding.add(writer.position, EntryType.CLAIMED, data)
-    writer.on_entry = folding.add
-    machine, attempt = Machine(TABLE, IDLE), message.deliveries
-    model = parts.behind(message.parked) if query.plain else parts.model
-    crossed = Crossed(context.bus, writer, caller)
-    if before:
-        await crossed.found(before)
-    ports = Ports(context, model, parts.tools, writer, known, machine, caller, crossed, name, attempt)
-    return Response(parts, message, ports, folding)
-
-
-async def open_turn(
-    parts: Parts, message: Message[QueryReceived], caller: Caller, opening: Callable[[], Awaitable[Response | None]]
-) -> tuple[Response | None, Past]:
-    """What `opening` gives, and what the query's session holds, when the turn is the query's.
-
-    Raises PermanentError when the session is not the user's.
-    """
-    query = message.payload
-    if query.messages is not None:
-        return await opening(), Past()
-    # side by side in one group: their first commands leave in one write
-    doing: list[Callable[[], Any]] = [
-        opening,
-        partial(parts.sessions.turns, query.session_id, caller.respondent_id, after=query.after),
-        partial(Summaries(parts.context.bus).read, query.session_id),
-    ]
-    if message.deliveries == 1:
-        doing.append(partial(check_owner, parts, query, caller.query_id))
-    response, turns, summary, *_ = await in_order(doing)
-    if summary is not None and not (parts.context.settings.compacts and summary.tells_of(turns, query.after)):
-        summary = None
-    return response, Past(turns, summary)
-
-
 async def check_owner(parts: Parts, query: QueryReceived, query_id: str) -> None:
     """Raises PermanentError when the session is not the user's. One that was deleted after the query was accepted does
     not come back."""
     owner = await parts.sessions.open(query.session_id, query.user_id, query.query, query_id)
     if owner not in (None, query.user_id):
         raise PermanentError(f"session {query.session_id} belongs to another user")
-
-
-async def wait_for_turn(parts: Parts, message: Message[QueryReceived], caller: Caller, cancel_flag: str) -> bool:
-    """True when the query may be answered now, False when it was cancelled before."""
-    query = message.payload
-    flagged = parts.context.bus.link.call("EXISTS", cancel_flag)
-    if query.messages is not None:
-        return not await flagged
-    place = (query.session_id, caller.query_id)
-    stopped, mine = await asyncio.gather(flagged, parts.lanes.mine(*place))
-    if not stopped and not mine:
-        async with message.parked():
-            await parts.lanes.wait(*place)
-    return not stopped
 
 
 class Response:
