@@ -20,9 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import redis
 from frames import frames_of_a_long_answer, frames_of_five_hundred_turns
-from operate import every_page_of_operate, every_width_and_both_colours, loaded
+from judged import a_conversation_a_week_later, an_answer_with_its_grade_and_the_engram
+from operate import every_page_of_operate, every_width_and_both_colours
 from stage import AXE, BUILT, FLAGS, HOSTILE, ROOT, NotRun, Visit, answered, ask, running, until
 
 # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -47,125 +47,6 @@ def first_page_and_sign_in(visit: Visit) -> None:
     other.get_by_role("button", name="Sign in").click()
     other.get_by_role("dialog").wait_for(state="detached")
     stranger.context.close()
-
-
-def an_answer_with_its_grade_and_the_engram(visit: Visit) -> None:
-    """S8: the critic panel shows the grade, the memory inspector shows the annotated engram."""
-    page = visit.open()
-    ask(page, "What is the capital of France?")
-    turn = answered(page, "Paris")
-    turn.locator("summary", has_text="Thought").click()
-    turn.get_by_text("The user asks for the capital").wait_for()
-    turn.locator(".badge.good").first.wait_for(timeout=60_000)
-    assert turn.locator(".badge.good").first.inner_text() == "5/5"
-    turn.locator(".badge.good").first.click()
-    turn.get_by_text("in plain words").wait_for()
-    visit.shot(page, "answer")
-    page.get_by_role("button", name="What is remembered about me").click()
-    page.get_by_role("tab", name="Conversations").click()
-    card = page.locator("#engram-list .card", has_text="capital of France").first
-    card.locator(".badge.good").wait_for(timeout=30_000)
-    visit.shot(page, "memory")
-    visit.axe(page)
-    page.keyboard.press("Escape")
-    turn.locator(".details-line").click()
-    page.get_by_text("query.received").wait_for()
-    page.get_by_text("critique.result").wait_for()
-    visit.shot(page, "waterfall")
-    page.keyboard.press("Escape")
-    turn.get_by_role("button", name="Good answer").click()
-    turn.get_by_text("Thank you").wait_for()
-    turn.get_by_role("button", name="5 of 5 stars").click()
-    until(page, "document.querySelectorAll('.star.on').length === 5")
-    compared(visit, page)
-    page.reload()
-    again = answered(page, "Paris")
-    again.locator(".badge.good").first.wait_for()
-    assert again.get_by_role("button", name="Good answer").get_attribute("aria-pressed") == "true"
-    again.locator("summary", has_text="Thought").wait_for()
-    again.locator(".badge.verdict").wait_for()
-    # the critic's panel: the grade with its words, the comparison, and both answers
-    rows = panel(page, "critic", "What is the capital of France?")
-    grade = rows.filter(has_text="grade").filter(has_text="5/5").first
-    grade.wait_for(timeout=60_000)
-    rows.filter(has_text="comparison").first.wait_for(timeout=60_000)
-    rows.filter(has_text="comparison").first.get_by_role("button").first.click()
-    page.locator("tr.detail .two .card", has_text="Paris").nth(1).wait_for()
-    visit.shot(page, "critic")
-
-
-def compared(visit: Visit, page: Any) -> None:
-    """Waits until the newest answer of the session that is shown has been compared with the other respondent's."""
-    told(visit, page, "pairwise", {})
-
-
-def told(visit: Visit, page: Any, kind: str, wanted: dict[str, Any]) -> None:
-    """Waits until the newest turn of the session that is shown tells of this."""
-    session = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('session')")
-    with visit.stack.api() as http:
-        query = http.get(f"/sessions/{session}").json()["turns"][-1]["query_id"]
-        deadline = time.monotonic() + 90
-        while True:
-            journal = http.get(f"/sessions/{session}/turns/{query}").json()["journal"]
-            if any(one["event"] == kind and wanted.items() <= one["data"].items() for one in journal):
-                return
-            assert time.monotonic() < deadline, f"no {kind} {wanted}"
-            time.sleep(0.2)
-
-
-def panel(page: Any, place: str, words: str) -> Any:
-    """The rows of a table of Operate that have these words."""
-    page.goto(page.url.partition("#")[0] + f"#operate={place}")
-    loaded(page)
-    rows = page.locator("main table.grid > tbody > tr:not(.detail)", has_text=words)
-    rows.first.wait_for(timeout=60_000)
-    return rows
-
-
-def a_conversation_a_week_later(visit: Visit) -> None:
-    """When its journals, records and results have gone, a conversation is shown as on its day."""
-    page = visit.open()
-    ask(page, "What major AI news broke this week?")
-    page.locator(".sources a").first.wait_for(timeout=60_000)
-    until(page, "!document.querySelector('article.turn.running')", 60)
-    ask(page, "What is the capital of France?")
-    turn = answered(page, "Paris")
-    turn.get_by_role("button", name="4 of 5 stars").click()
-    told(visit, page, "critique", {"score": 5})
-    told(visit, page, "reward", {"stars": 4})
-    compared(visit, page)
-    page.reload()
-    before = as_people_see_it(page)
-    with visit.stack.api() as http:
-        session = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('session')")
-        turns = http.get(f"/sessions/{session}").json()["turns"]
-        assert len(turns) == 2
-        with redis.Redis(unix_socket_path=str(visit.stack.redis)) as bus:
-            for one in turns:
-                gone = list(bus.scan_iter(f"local2:*{one['query_id']}*"))
-                assert gone
-                bus.unlink(*gone)
-            bus.unlink(f"local2:queries:{{local2:query.received}}:{session}")
-        for one in turns:
-            assert http.get(f"/queries/{one['query_id']}").status_code == 404
-            http.delete(f"/memory/engrams/{one['query_id']}:A")
-    page.reload()
-    assert as_people_see_it(page) == before
-    page.locator(".details-line").last.click()
-    page.get_by_text("critique.result").wait_for()
-    visit.shot(page, "a-week-later")
-
-
-def as_people_see_it(page: Any) -> list[str]:
-    """The text of each turn with everything in it opened."""
-    answered(page, "Paris")
-    page.locator(".star.on").nth(3).wait_for()
-    closed = page.locator("article.turn details:not([open]) > summary")
-    for _ in range(50):
-        if closed.count():
-            closed.first.click()
-    page.locator(".hits a").first.wait_for()
-    return list(page.locator("article.turn").all_inner_texts())
 
 
 def everything_that_an_answer_can_have(visit: Visit) -> None:

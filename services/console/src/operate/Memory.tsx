@@ -66,7 +66,7 @@ export default function Memory() {
 
 function Whole({ id }: { id: string }) {
   const { found, wrong } = useAsked<WholeEngram>(`memory/engrams/${encodeURIComponent(id)}`);
-  const judged = (found?.annotations ?? {}) as Record<string, { feedback?: unknown; reason?: unknown }>;
+  const judged = (found?.annotations ?? {}) as Record<string, { critique?: unknown; reason?: unknown }>;
   return (
     <>
       <Note>{wrong}</Note>
@@ -74,7 +74,7 @@ function Whole({ id }: { id: string }) {
         <>
           {found.query && <p dir="auto" className="wrapped"><b>{found.query}</b></p>}
           <p dir="auto" className="wrapped">{found.answer || found.content}</p>
-          {typeof judged["critique"]?.feedback === "string" && <p className="dim wrapped" dir="auto">Judge: {judged["critique"].feedback}</p>}
+          {typeof judged["critique"]?.critique === "string" && <p className="dim wrapped" dir="auto">Judge: {judged["critique"].critique}</p>}
           {typeof judged["pairwise"]?.reason === "string" && <p className="dim wrapped" dir="auto">Comparison: {judged["pairwise"].reason}</p>}
           <p className="dim">{[found.model, found.intent, found.entities.join(", "), found.tainted ? "holds text from the web" : ""].filter(Boolean).join(" · ")}</p>
           <Json value={found} />

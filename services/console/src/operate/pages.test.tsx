@@ -37,7 +37,7 @@ const ANSWERS: Record<string, unknown> = {
   "dead-letters": { dead_letters: [{ id: "7-0", time: 1, stream: "x", group: "g", entry_id: "1-0", deliveries: 5, reason: HOSTILE, fields: { a: HOSTILE } }], total: 1, next: null },
   keys: { keys: [{ id: "k", name: HOSTILE, user_id: "ann", role: "user", created: 1, trusted: false }] },
   "memory/engrams": { engrams: [engram], cursor: null, total: 1 },
-  "memory/engrams/1-0%3AA": { ...engram, model: "m", annotations: { critique: { feedback: HOSTILE } } },
+  "memory/engrams/1-0%3AA": { ...engram, model: "m", annotations: { critique: { critique: HOSTILE } } },
   "knowledge/facts": { facts: [fact], cursor: null, total: 1 },
   "knowledge/graph": { nodes: [fact.subject, fact.object], edges: [{ id: "f", from: "a", to: "b", relation: HOSTILE, state: "is", since: null, until: null, confidence: 1 }] },
   "preferences/verdicts": { verdicts: [comparison, verdict], cursor: "3 grade:1-0:A" },

@@ -127,6 +127,9 @@ function Topics() {
   );
 }
 
+/** What the second respondent answered nobody has read: it stands in the critic's log, not in what is known of a person. */
+const wasSaid = (one: Engram) => one.respondent_id !== "B";
+
 function Engrams() {
   const [engrams, setEngrams] = useState<Engram[]>([]);
   const [cursor, setCursor] = useState<string | null>(null);
@@ -134,8 +137,7 @@ function Engrams() {
   const [said, run] = useSaid();
   const load = useCallback((after: string | null) => run(async () => {
     const page = await call<{ engrams: Engram[]; cursor: string | null; total: number }>("GET", `memory/engrams?limit=${PAGE}${after ? `&cursor=${encodeURIComponent(after)}` : ""}`);
-    // what the second respondent said stands in the critic's log, not in what is known of a person
-    const own = page.engrams.filter((one) => one.respondent_id !== "B");
+    const own = page.engrams.filter(wasSaid);
     setEngrams((known) => (after ? [...known, ...own] : own));
     setCursor(page.cursor);
     return page.total ? "" : "Nothing is remembered yet.";
@@ -143,9 +145,10 @@ function Engrams() {
   useEffect(() => void load(null), [load]);
   const search = () => words.trim() ? run(async () => {
     const { hits, degraded } = await call<{ hits: Engram[]; degraded: string | null }>("GET", `memory?limit=${PAGE}&query=${encodeURIComponent(words.trim())}`);
-    setEngrams(hits);
+    const own = hits.filter(wasSaid);
+    setEngrams(own);
     setCursor(null);
-    return degraded ?? (hits.length ? "" : "Nothing fits.");
+    return degraded ?? (own.length ? "" : "Nothing fits.");
   }) : load(null);
   return (
     <>
@@ -173,7 +176,7 @@ function EngramCard({ engram, onForget }: { engram: Engram; onForget(): Promise<
   const [whole, setWhole] = useState<WholeEngram | null>(null);
   const title = engram.kind === "turn" ? engram.query : (engram.topic ?? engram.content ?? engram.query);
   const colour = colourOf(engram.score);
-  const judged = (whole?.annotations ?? {}) as Record<string, { feedback?: string; reason?: string }>;
+  const judged = (whole?.annotations ?? {}) as Record<string, { critique?: string; reason?: string }>;
   return (
     <li className="card">
       <details onToggle={(event) => {
@@ -181,7 +184,7 @@ function EngramCard({ engram, onForget }: { engram: Engram; onForget(): Promise<
       }}>
         <summary dir="auto">{title}</summary>
         <p className="plain" dir="auto">{whole?.answer || whole?.content || engram.answer || engram.content}</p>
-        {judged["critique"]?.feedback && <p className="dim">critic: {judged["critique"].feedback}</p>}
+        {judged["critique"]?.critique && <p className="dim">critic: {judged["critique"].critique}</p>}
         {judged["pairwise"]?.reason && <p className="dim">compared: {judged["pairwise"].reason}</p>}
       </details>
       <p className="known">
