@@ -30,6 +30,7 @@ async def happened(gateway: Gateway, info: SessionInfo, query_id: str) -> dict[s
     return {
         "query_id": query_id,
         "session_id": info.session_id,
+        "open_to_votes": there,
         "journal": [{"id": entry_id, "event": kind, "data": data} for entry_id, kind, data in told.events],
         "event_log": event_log(query_id, dict.fromkeys(told.crossed)),
     }

@@ -156,12 +156,15 @@ def a_conversation_a_week_later(visit: Visit) -> None:
     turn = answered(page, "Paris")
     turn.get_by_role("button", name="4 of 5 stars").click()
     told(visit, page, "critique", {"score": 5})
-    told(visit, page, "reward", {"stars": 4})
+    with visit.stack.api() as http:
+        session = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('session')")
+        query = http.get(f"/sessions/{session}").json()["turns"][-1]["query_id"]
+        http.post("/feedback", json={"query_id": query, "stars": 4, "comment": "Well put."}).raise_for_status()
+    told(visit, page, "reward", {"stars": 4, "comment": "Well put."})
     compared(visit, page)
     page.reload()
     before = as_people_see_it(page)
     with visit.stack.api() as http:
-        session = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('session')")
         turns = http.get(f"/sessions/{session}").json()["turns"]
         assert len(turns) == 2
         with redis.Redis(unix_socket_path=str(visit.stack.redis)) as bus:
@@ -175,6 +178,11 @@ def a_conversation_a_week_later(visit: Visit) -> None:
             http.delete(f"/memory/engrams/{one['query_id']}:A")
     page.reload()
     assert as_people_see_it(page) == before
+    # its vote is remembered, and no other one is offered
+    assert "Well put." in before[-1]
+    turn = page.locator("article.turn").last
+    turn.get_by_role("img", name="Your vote: 4 of 5 stars").wait_for()
+    assert page.get_by_role("button", name="Good answer").count() == 0
     page.locator(".details-line").last.click()
     page.get_by_text("critique.result").wait_for()
     visit.shot(page, "a-week-later")

@@ -511,6 +511,7 @@ async def test_the_description_is_complete(site: Site) -> None:
         "/health", "/ready", "/queries", "/query", "/queries/{query_id}", "/queries/{query_id}/events",
         "/queries/{query_id}/cancel", "/feedback", "/feedback/{query_id}",
         "/sessions", "/sessions/import", "/sessions/{session_id}", "/sessions/{session_id}/title",
+        "/sessions/{session_id}/turns/{query_id}",
         "/tools", "/tools/{name}/call", "/participants",
         "/participants/{name}/settings", "/personas",
         "/bus/streams", "/bus/events", "/dead-letters", "/dead-letters/{letter_id}",

@@ -92,7 +92,10 @@ async def test_a_turn_tells_the_same_when_its_journal_has_expired(chat: Chat) ->
     await chat.expire(query_id)
     assert (await chat.http.get(f"/queries/{query_id}")).status_code == 404
     told = await chat.told(query_id)
-    assert told == live
+    assert live["open_to_votes"]
+    assert told == {**live, "open_to_votes": False}
+    vote = await chat.http.post("/feedback", json={"query_id": query_id, "stars": 5})
+    assert (vote.status_code, (await chat.http.delete(f"/feedback/{query_id}")).status_code) == (404, 404)
     assert steps(told) == [
         ("thinking", "I should look."), ("answer", "One moment. "), ("message", ""),
         ("tool.result", "you said ping"), ("thinking", "I know."), ("message", ""), ("completed", "It is done."),

@@ -166,6 +166,7 @@ async def show_session(
 _TOLD = {
     "query_id": "1700000000000-0",
     "session_id": "geography-1",
+    "open_to_votes": True,
     "journal": [
         {"id": "1-4", "event": "thinking", "data": {"text": "The user asks for a capital."}},
         {"id": "1-9", "event": "completed", "data": {"answer": "Paris.", "model": "gemma4:e4b"}},

@@ -75,6 +75,9 @@ class JournalKept(Shape):
 class TurnTold(Shape):
     query_id: str
     session_id: str
+    open_to_votes: bool = Field(
+        description="Whether a vote on it can be cast or withdrawn: as long as GET /queries/{query_id} knows it"
+    )
     journal: list[JournalKept] = Field(
         description="What happened, oldest first, and what was thought of it later; nothing where nothing is kept"
     )

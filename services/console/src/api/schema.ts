@@ -1042,6 +1042,7 @@ export interface components {
         TurnTold: {
             query_id: string;
             session_id: string;
+            open_to_votes: boolean;
             journal: components["schemas"]["JournalKept"][];
             event_log: components["schemas"]["Crossed"][];
         };

@@ -1,4 +1,4 @@
-// What others think of an answer: the judge's grade and verdict, and the user's own vote, which can be changed.
+// What others think of an answer: the judge's grade and verdict, and the user's own vote, which can be changed for some time.
 
 import { useState } from "react";
 import { call } from "../api/http";
@@ -54,17 +54,23 @@ export function voted(before: Vote, pressed: Partial<Vote>): Vote {
 }
 
 /** The vote as the server will show it; null when nothing is left of it. */
-export function rewardOf({ thumb, stars }: Vote): Reward | null {
+export function rewardOf({ thumb, stars }: Vote, comment: string | null = null): Reward | null {
   if (!thumb && !stars) return null;
   const reward = stars ? (stars - 3) / 2 : thumb === "positive" ? 1 : -1;
   const sentiment = reward > 0 ? "positive" : reward < 0 ? "negative" : (thumb ?? "positive");
-  return { reward, sentiment, thumb, stars, comment: null };
+  return { reward, sentiment, thumb, stars, comment };
+}
+
+/** A vote that stands as it is, in words; "" for none. */
+export function inWords({ thumb, stars }: Vote): string {
+  return [thumb && (thumb === "positive" ? "good answer" : "bad answer"), stars && `${stars} of 5 stars`].filter(Boolean).join(", ");
 }
 
 export function Rating({ turn, onVoted }: { turn: Turn; onVoted(reward: Reward | null): void }) {
   const [said, say] = useState("");
   const [sending, setSending] = useState(false);
   const vote = voteOf(turn.reward);
+  const comment = turn.reward?.comment ?? null;
   const send = async (pressed: Partial<Vote>) => {
     if (sending) return;
     const next = voted(vote, pressed);
@@ -72,8 +78,8 @@ export function Rating({ turn, onVoted }: { turn: Turn; onVoted(reward: Reward |
     setSending(true);
     try {
       if (next[what] === null) await call("DELETE", `feedback/${turn.queryId}?what=${what}`);
-      else await call("POST", "feedback", { query_id: turn.queryId, ...(what === "thumb" ? { sentiment: next.thumb } : { stars: next.stars }) });
-      onVoted(rewardOf(next));
+      else await call("POST", "feedback", { query_id: turn.queryId, ...(what === "thumb" ? { sentiment: next.thumb } : { stars: next.stars }), ...(comment ? { comment } : {}) });
+      onVoted(rewardOf(next, comment));
       say(next[what] === null ? "Withdrawn" : "Thank you");
     } catch (error) {
       say(error instanceof Error ? error.message : String(error));
@@ -81,6 +87,19 @@ export function Rating({ turn, onVoted }: { turn: Turn; onVoted(reward: Reward |
       setSending(false);
     }
   };
+  const words = comment && <q className="dim" dir="auto">{comment}</q>;
+  if (!turn.rateable) {
+    const said = `Your vote: ${inWords(vote)}. The answer is too old for it to be changed.`;
+    return inWords(vote) && (
+      <span className="rating">
+        <span role="img" aria-label={said} title={said}>
+          {vote.thumb && <Icon name={vote.thumb === "positive" ? "up" : "down"} filled />}
+          {vote.stars && <span className="stars">{[1, 2, 3, 4, 5].map((stars) => <span key={stars} className={stars <= vote.stars! ? "star on" : "star"}><Icon name="star" filled={stars <= vote.stars!} /></span>)}</span>}
+        </span>
+        {words}
+      </span>
+    );
+  }
   return (
     <span className="rating" role="group" aria-label="Your vote">
       <IconButton icon="up" label="Good answer" aria-pressed={vote.thumb === "positive"} filled={vote.thumb === "positive"} onClick={() => void send({ thumb: "positive" })} />
@@ -91,6 +110,7 @@ export function Rating({ turn, onVoted }: { turn: Turn; onVoted(reward: Reward |
             title={`${stars} of 5 stars`} aria-pressed={vote.stars === stars} onClick={() => void send({ stars })}><Icon name="star" filled={stars <= (vote.stars ?? 0)} /></button>
         ))}
       </span>
+      {words}
       <span className="dim" role="status">{said}</span>
     </span>
   );

@@ -45,7 +45,7 @@ it("questions without an answer stand on the page of the turns around them", asy
 });
 
 it("a turn that is looked at is told by its session, with all that was thought of it, in one request", async () => {
-  answers["sessions/s/turns/9-0"] = { query_id: "9-0", session_id: "s", event_log: [], journal: [
+  answers["sessions/s/turns/9-0"] = { query_id: "9-0", session_id: "s", open_to_votes: true, event_log: [], journal: [
     { id: "1-0", event: "claimed", data: { model: "m", attachments: [{ id: "f", name: "notes.txt" }] } },
     { id: "1-1", event: "thinking", data: { text: "Hm." } },
     { id: "1-2", event: "completed", data: { answer: "a9", model: "m", finish_reason: "stop", usage: { prompt_tokens: 3, completion_tokens: 4 } } },
@@ -59,17 +59,17 @@ it("a turn that is looked at is told by its session, with all that was thought o
   await settled(() => store.turn.detail === "whole");
   expect(asked.slice(before)).toEqual(["sessions/s/turns/9-0"]);
   expect(store.turn.parts.map((part) => part.kind)).toEqual(["thinking"]);
-  expect([textOf(store.turn.pieces), store.turn.model, store.turn.critique?.score, store.turn.reward?.stars]).toEqual(["a9", "m", 4, 5]);
+  expect([textOf(store.turn.pieces), store.turn.model, store.turn.critique?.score, store.turn.reward?.stars, store.turn.rateable]).toEqual(["a9", "m", 4, 5, true]);
   expect(await conversation.filesOf(store.turn)).toEqual([{ id: "f", name: "notes.txt" }]);
 });
 
 it("of an answer of an earlier release no more is shown than is known, and that it is so", async () => {
-  answers["sessions/s/turns/9-0"] = { query_id: "9-0", session_id: "s", event_log: [], journal: [{ id: "5-0", event: "critique", data: { score: 2, feedback: "", rubric: "r" } }] };
+  answers["sessions/s/turns/9-0"] = { query_id: "9-0", session_id: "s", open_to_votes: false, event_log: [], journal: [{ id: "5-0", event: "critique", data: { score: 2, feedback: "", rubric: "r" } }] };
   await conversation.show("s");
   const [first, , last] = conversation.turns as [typeof conversation.turns[0], unknown, typeof conversation.turns[0]];
   conversation.detail(last!);
   conversation.detail(first!);
   await settled(() => first!.turn.detail === "expired" && last!.turn.detail === "expired");
-  expect([textOf(last!.turn.pieces), last!.turn.state, last!.turn.critique?.score]).toEqual(["a9", "completed", 2]);
+  expect([textOf(last!.turn.pieces), last!.turn.state, last!.turn.critique?.score, last!.turn.rateable]).toEqual(["a9", "completed", 2, false]);
   expect([textOf(first!.turn.pieces), first!.turn.state]).toEqual(["a7", "completed"]);
 });

@@ -361,16 +361,16 @@ export class Conversation extends Store {
   /** The turn as its session tells it. Raises ApiError. */
   async #asTold({ turn }: TurnStore): Promise<Turn> {
     const { query, queryId, after, time, mode, interrupted } = turn;
-    const { journal } = await call<TurnTold>("GET", `sessions/${encodeURIComponent(this.sessionId!)}/turns/${queryId}`);
-    const fresh = newTurn(query, { queryId, after, time, mode, interrupted });
+    const { journal, open_to_votes } = await call<TurnTold>("GET", `sessions/${encodeURIComponent(this.sessionId!)}/turns/${queryId}`);
+    const fresh = newTurn(query, { queryId, after, time, mode, interrupted, rateable: open_to_votes });
     for (const { event, id, data } of journal) apply(fresh, event, id, data);
     return fresh;
   }
 
   async #judgement(store: TurnStore): Promise<void> {
     try {
-      const { critique, pairwise, reward } = await this.#asTold(store);
-      Object.assign(store.turn, { critique, pairwise, reward });
+      const { critique, pairwise, reward, rateable } = await this.#asTold(store);
+      Object.assign(store.turn, { critique, pairwise, reward, rateable });
       store.changed();
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
@@ -431,9 +431,9 @@ export class Conversation extends Store {
     try {
       const fresh = await this.#asTold(store);
       if (signal.aborted) return;
-      const { critique, pairwise, reward } = fresh;
+      const { critique, pairwise, reward, rateable } = fresh;
       if (isOver(fresh)) Object.assign(turn, fresh);
-      else if (isOver(turn)) Object.assign(turn, { critique, pairwise, reward, detail: "expired" });
+      else if (isOver(turn)) Object.assign(turn, { critique, pairwise, reward, rateable, detail: "expired" });
     } catch (error) {
       if (signal.aborted) return;
       if (!(error instanceof ApiError)) throw error;
@@ -460,7 +460,7 @@ export async function everyTurn(sessionId: string | null): Promise<TurnShown[]> 
 const words = (text: string): string => text.split(/\s+/).join(" ").trim().normalize("NFC");
 
 function fromSession({ query_id, after, query, answer, interrupted, time }: TurnShown): Turn {
-  return newTurn(query, { queryId: query_id, after, state: interrupted ? "cancelled" : "completed", interrupted, time, pieces: [{ id: "", text: answer }] });
+  return newTurn(query, { queryId: query_id, after, state: interrupted ? "cancelled" : "completed", interrupted, time, rateable: false, pieces: [{ id: "", text: answer }] });
 }
 
 function fromList({ query_id, after, query, state, mode, accepted, error }: QueryListed): Turn {

@@ -67,6 +67,30 @@ it("a thumb and stars are given, withdrawn by pressing them again, and leave eac
   ]);
 });
 
+it("a vote on an answer that is too old is shown, and no other one is offered", async () => {
+  turn.rateable = false;
+  turn.reward = { reward: 0.5, sentiment: "positive", thumb: "positive", stars: 4, comment: "Well put." };
+  await shown();
+  expect(room.querySelectorAll("button").length).toBe(0);
+  expect(room.querySelector("[role=img]")!.getAttribute("aria-label")).toBe("Your vote: good answer, 4 of 5 stars. The answer is too old for it to be changed.");
+  expect(room.querySelectorAll(".star.on").length).toBe(4);
+  expect(room.textContent).toBe("Well put.");
+  turn.reward = null;
+  await shown();
+  expect(room.innerHTML).toBe("");
+  turn.rateable = true;
+});
+
+it("the words of a vote stay with it when it is changed", async () => {
+  turn.reward = { reward: 0.5, sentiment: "positive", thumb: null, stars: 4, comment: "Well put." };
+  await shown();
+  await press("5 of 5 stars");
+  expect(sent).toEqual([["POST", "feedback", { query_id: "1-0", stars: 5, comment: "Well put." }]]);
+  expect(room.querySelector("q")!.textContent).toBe("Well put.");
+  await press("5 of 5 stars");
+  expect(room.querySelector("q")).toBeNull();
+});
+
 it("a vote that the server refuses is not shown, and says why", async () => {
   await shown();
   refused = true;

@@ -50,6 +50,8 @@ export interface Turn {
   pairwise: Pairwise | null;
   reward: Reward | null;
   interrupted: boolean;
+  /** Whether the server takes a vote on it: not any more some time after the answer, nor of what was imported. */
+  rateable: boolean;
   /** How much is known beside question and answer: nothing yet, everything, or no more than is left of it. */
   detail: "none" | "whole" | "expired";
 }
@@ -59,7 +61,7 @@ const TERMINAL: ReadonlySet<string> = new Set(["completed", "failed", "cancelled
 export function newTurn(query: string, values: Partial<Turn> = {}): Turn {
   return {
     query, files: [], queryId: "", after: null, state: "queued", time: 0, mode: "chat", parts: [], pieces: [], trail: [], last: "", model: null, finish: null,
-    usage: { prompt_tokens: 0, completion_tokens: 0 }, error: null, critique: null, pairwise: null, reward: null, interrupted: false,
+    usage: { prompt_tokens: 0, completion_tokens: 0 }, error: null, critique: null, pairwise: null, reward: null, interrupted: false, rateable: true,
     detail: "none", ...values,
   };
 }
