@@ -6,7 +6,8 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, assert_never
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, assert_never, get_args
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
@@ -42,6 +43,8 @@ NAME = "reward_manage"
 _PAGE_BYTES = 400_000
 # A prompt holds a session's history: some rows are large.
 _PAGE_ROWS = 200
+# Rows of an export that are counted; of larger ones it is said that there are more.
+_COUNTED = 1_000
 # Later than every time, in ms; the digits of a number that a database can hold.
 _LAST = 2**62
 _TIME_DIGITS = 19
@@ -53,10 +56,10 @@ class Manage(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     op: Literal[
-        "leaderboard", "verdicts", "export", "consent", "counts", "dump", "load", "clear",
+        "leaderboard", "verdicts", "export", "export_counts", "consent", "counts", "dump", "load", "clear",
         "judge", "experiments", "experiment", "start", "stop", "promote", "revert", "retention",
     ]  # fmt: skip
-    # export
+    # export, export_counts
     format: Format = "dpo"
     min_margin: float = Field(default=0.0, ge=0, le=4)
     human_only: bool = False
@@ -135,6 +138,10 @@ class Desk:
                 data = await self._with_store(lambda store: verdict_page(store, args.cursor, args.limit))
             case "export":
                 data = await self._with_store(lambda store: export_page(store, args))
+            case "export_counts":
+                data = {
+                    kind: await self._counted(args.model_copy(update={"format": kind})) for kind in get_args(Format)
+                }
             case "consent":
                 data = await self._with_store(lambda store: consent(store, request.user_id, args.given))
             case "counts":
@@ -156,6 +163,16 @@ class Desk:
             case _:
                 assert_never(args.op)
         return ToolResult("done", data)
+
+    async def _counted(self, args: Manage) -> dict[str, Any]:
+        """How many rows an export has, and whether it has more; `why` there is none."""
+        seen, cursor, why = set[str](), "", None
+        while cursor is not None and len(seen) < _COUNTED:
+            asked = args.model_copy(update={"cursor": cursor})
+            page = await self._with_store(partial(export_page, args=asked))
+            seen.update(found["digest"] for found in page["rows"])
+            cursor, why = page["cursor"], page.get("why")
+        return {"rows": len(seen), "more": cursor is not None, "why": why}
 
     async def _experiment(self, args: Manage) -> dict[str, Any]:
         """`experiment`: null when there is none of that name; `refused`: why it cannot be done now."""

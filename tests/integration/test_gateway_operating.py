@@ -522,7 +522,7 @@ async def test_the_description_is_complete(site: Site) -> None:
         "/memory/topics/{topic}", "/memory/export", "/memory/import", "/backup", "/restore",
         "/files", "/files/{file_id}", "/documents", "/retention",
         "/preferences/leaderboard", "/preferences/judge", "/preferences/verdicts",
-        "/preferences/export", "/preferences/consent",
+        "/preferences/export", "/preferences/export/counts", "/preferences/consent",
         "/experiments", "/experiments/{name}", "/experiments/{name}/stop", "/experiments/{name}/promote",
         "/experiments/{name}/revert",
         "/knowledge/entities", "/knowledge/export", "/knowledge/facts", "/knowledge/facts/{fact_id}",

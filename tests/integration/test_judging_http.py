@@ -287,6 +287,12 @@ async def test_exports_and_the_ranking_are_for_administrators(house: House) -> N
         refused = await house.site.http.get("/preferences/export", params={"format": "kto", name: True})
         assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_request")
         assert name in refused.json()["error"]["message"]
+    assert (await house.ann.get("/preferences/export/counts")).status_code == 403
+    assert (await house.site.http.get("/preferences/export/counts?consent=true")).status_code == 422
+    counts = (await house.site.http.get("/preferences/export/counts?consented=true")).json()
+    assert [(kind, one["rows"], one["why"][:7]) for kind, one in counts.items()] == [
+        (kind, 0, "no rows") for kind in ("dpo", "kto", "critiques")
+    ]
     refused = await house.ann.get("/preferences/leaderboard")
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
     board = await house.site.http.get("/preferences/leaderboard")

@@ -405,7 +405,9 @@ async def test_a_history_that_the_client_gave_is_the_prompt(redis_url: str, tmp_
     assert row["prompt"] == [*history[:3], {"role": "user", "content": "Is it so?"}]
 
 
-async def test_rows_hold_all_that_the_model_and_the_judge_read(redis_url: str, tmp_path: Path) -> None:
+async def test_rows_hold_all_that_the_model_and_the_judge_read(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     call = {"tool": "calculate", "args": {"expression": "6*7"}, "result": "42", "call_id": "c1"}
     asked, read = {"role": "user", "content": "Is it so?"}, [{"role": "user", "content": "Grade this."}]
     async with office(redis_url, tmp_path) as on:
@@ -418,10 +420,23 @@ async def test_rows_hold_all_that_the_model_and_the_judge_read(redis_url: str, t
         assert await on.exported("kto", tools="leave-out") == []
         (critique,) = await on.exported("critiques")
         why = (await on.ask("export", format="critiques", tools="leave-out"))["why"]
+        counts = await on.ask("export_counts")
+        fewer = await on.ask("export_counts", tools="leave-out")
+        # counting ends somewhere, and says so
+        monkeypatch.setattr("services.reward.manage._COUNTED", 1)
+        monkeypatch.setattr("services.reward.manage._PAGE_BYTES", 1)
+        some = (await on.ask("export_counts"))["kto"]
     assert row["prompt"][:2] == [{"role": "system", "content": "Be kind."}, asked]
     assert [message["role"] for message in row["prompt"][2:]] == ["assistant", "tool"]
     assert critique["prompt"] == read
     assert "1 with tool calls" in why
+    assert {kind: (one["rows"], one["more"]) for kind, one in counts.items()} == {
+        "dpo": (0, False), "kto": (1, False), "critiques": (1, False),
+    }  # fmt: skip
+    assert counts["kto"]["why"] is None
+    assert "there are no verdicts yet" in counts["dpo"]["why"]
+    assert fewer["critiques"] == {"rows": 0, "more": False, "why": why}
+    assert some == {"rows": 1, "more": True, "why": None}
     assert "1 of which it is not kept what the judge read" in why
 
 

@@ -127,6 +127,18 @@ class ConsentShown(Shape):
     consent: bool | None = Field(description="null: never asked")
 
 
+class ExportCount(Shape):
+    rows: int
+    more: bool = Field(description="There are more of them: counting ends behind the first thousand")
+    why: str | None = Field(description="Why there is none, in a sentence; null: there are some")
+
+
+class ExportCounts(Shape):
+    dpo: ExportCount
+    kto: ExportCount
+    critiques: ExportCount
+
+
 class PreferenceMessage(Shape):
     """`tool_calls`: of the assistant, `{type, function: {name, arguments}}`; `name`: the tool, of the role `tool`."""
 

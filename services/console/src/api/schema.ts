@@ -290,6 +290,16 @@ export interface components {
             a: components["schemas"]["VoteCounts"];
             promoted: components["schemas"]["VoteCounts"] | null;
         };
+        ExportCount: {
+            rows: number;
+            more: boolean;
+            why: string | null;
+        };
+        ExportCounts: {
+            dpo: components["schemas"]["ExportCount"];
+            kto: components["schemas"]["ExportCount"];
+            critiques: components["schemas"]["ExportCount"];
+        };
         Fact: {
             id: string;
             subject: components["schemas"]["Entity"];

@@ -10,6 +10,9 @@ import { axisOf, signed } from "./ranking";
 type Board = Shapes["Ranking"];
 type Row = Shapes["RankedConfig"];
 
+/** How many rows a file will have. */
+const rowsOf = ({ rows, more }: Shapes["ExportCount"]) => (more ? `${rows} rows or more` : counted(rows, "row"));
+
 export default function Ranking() {
   const { found: board, wrong, refresh } = useAsked<Shapes["Leaderboard"]>("preferences/leaderboard");
   const [intent, setIntent] = useState("");
@@ -132,6 +135,8 @@ function Training() {
   const [human, setHuman] = useState(false);
   const [consent, setConsent] = useState<boolean | null>(null);
   const [consentSaid, sayConsent] = useState("");
+  const filters = `consented=${consented}&human_only=${human}`;
+  const { found: counts, wrong, refresh } = useAsked<Shapes["ExportCounts"]>(`preferences/export/counts?${filters}`);
   useEffect(() => {
     call<Shapes["ConsentShown"]>("GET", "preferences/consent").then(
       (found) => { setConsent(found.consent); sayConsent(found.consent === null ? "You have not said yet: that counts as no." : ""); },
@@ -139,10 +144,13 @@ function Training() {
     );
   }, []);
   const exported = (format: string) => run(async () => {
-    const response = await request("GET", `preferences/export?format=${format}&consented=${consented}&human_only=${human}`);
+    const response = await request("GET", `preferences/export?format=${format}&${filters}`);
     const text = await response.text();
     const rows = text.split("\n").filter(Boolean).length;
-    if (!rows) return `No rows: ${response.headers.get("X-No-Rows") || "nothing has been collected yet"}`;
+    if (!rows) {
+      refresh();
+      return "";
+    }
     save(`local2-${format}.jsonl`, text, "application/x-ndjson");
     return `${counted(rows, "row")} saved.`;
   });
@@ -151,7 +159,7 @@ function Training() {
       <h2>Training</h2>
       <label className="check"><input id="consent" type="checkbox" checked={consent === true} onChange={(event) => {
         call<Shapes["ConsentShown"]>("PUT", "preferences/consent", { consent: event.target.checked }).then(
-          (found) => { setConsent(found.consent); sayConsent("Kept."); },
+          (found) => { setConsent(found.consent); sayConsent("Kept."); refresh(); },
           (error: unknown) => sayConsent(trouble(error)),
         );
       }} /> My conversations may be used for training</label>
@@ -159,7 +167,12 @@ function Training() {
       <h3>Preferences as files</h3>
       <label className="check"><input type="checkbox" checked={consented} onChange={(event) => setConsented(event.target.checked)} /> Only of users who agreed</label>
       <label className="check"><input type="checkbox" checked={human} onChange={(event) => setHuman(event.target.checked)} /> Only what a person's vote bears out</label>
-      <div className="grid-tools">{FORMATS.map(([format, name]) => <button key={format} type="button" className="tool" onClick={() => void exported(format)}>{name}</button>)}</div>
+      <Note>{wrong}</Note>
+      <div className="grid-tools">
+        {FORMATS.map(([format, name]) => <button key={format} type="button" className="tool" disabled={counts?.[format].rows === 0} onClick={() => void exported(format)}>{name}{counts && `: ${rowsOf(counts[format])}`}</button>)}
+        <Refresh onClick={refresh} />
+      </div>
+      {counts && FORMATS.map(([format, name]) => counts[format].why && <p key={format} className="dim" dir="auto">{name}: {counts[format].why}.</p>)}
       <p className="dim" role="status">{said}</p>
     </section>
   );

@@ -43,6 +43,7 @@ const ANSWERS: Record<string, unknown> = {
   "preferences/verdicts": { verdicts: [comparison, verdict], cursor: "3 grade:1-0:A" },
   "preferences/leaderboard": { judge: board, people: { ...board, rows: [] }, agreement: { cases: 3, share: 0.5, kappa: 0.1 }, intents: {} },
   "preferences/judge": { judge: "j", agreement: measured, disagreement: measured, first_wins: measured, length: measured, own_model: { cases: 0, value: null, low: null, high: null }, unread: measured, warnings: [HOSTILE], judges: [] },
+  "preferences/export/counts": { dpo: { rows: 0, more: false, why: `no rows: ${HOSTILE}` }, kto: { rows: 1, more: false, why: null }, critiques: { rows: 1003, more: true, why: null } },
   "preferences/consent": { user_id: "a", consent: null },
   experiments: { experiments: [experiment] },
   retention: { days: null, kinds: [{ kind: "sessions", participant: "gateway", setting: "keep_days_sessions", keep_days: 0, kept: 9, oldest: 1, due: 4 }], away: [{ participant: "memory", reason: HOSTILE }] },
@@ -236,4 +237,14 @@ test("a page that is not for this key says so", async () => {
   vi.stubGlobal("fetch", () => Promise.resolve(Response.json({ error: { code: "forbidden", message: "no" } }, { status: 403 })));
   await show("keys");
   await until(() => document.body.textContent?.includes("This is shown to administrators."));
+});
+
+test("an export says how many rows it has before it is asked for, and why none", async () => {
+  await show("ranking");
+  const words = (start: string) => [...document.querySelectorAll("button")].find((one) => one.textContent!.startsWith(start))!;
+  await until(() => words("Pairs (DPO): 0 rows"));
+  expect(words("Pairs").disabled).toBe(true);
+  expect(document.body.textContent).toContain(`Pairs (DPO): no rows: ${HOSTILE}`);
+  expect([words("Single").textContent, words("Grades").textContent]).toEqual(["Single answers (KTO): 1 row", "Grades with their words: 1003 rows or more"]);
+  expect(words("Single").disabled || words("Grades").disabled).toBe(false);
 });
