@@ -242,7 +242,7 @@ export function App() {
           <button type="button" aria-pressed={!address.operate} onClick={() => operate(null)}>Chat</button>
           <button type="button" aria-pressed={address.operate !== null} onClick={() => operate("participants")}>Operate</button>
         </div>
-        <span className="title" dir="auto">{address.operate ? "" : conversation.title}</span>
+        <span className="title" dir="auto">{address.operate ? "" : conversation.title || conversation.turns[0]?.turn.query}</span>
         <ReadyBadge ready={ready} />
         <IconButton icon="memory" label="What is remembered about me" onClick={() => setAbout(true)} />
         <IconButton icon="search" label="Commands (Ctrl+K)" onClick={() => setPalette(true)} />

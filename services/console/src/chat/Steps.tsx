@@ -55,7 +55,7 @@ function ThinkingView({ part, live }: { part: Thinking; live: boolean }) {
 function PersonaView({ part, over }: { part: Persona; over: boolean }) {
   const finished = part.done || over;
   return (
-    <Fold className="step persona" live={!finished} summary={<><Icon name="people" /> {part.persona} <span className="dim">round {part.round}{finished ? "" : " …"}</span></>}>
+    <Fold className="step persona" live={!finished} summary={<><Icon name="people" /> {part.persona} <span className="dim">· round {part.round}{finished ? "" : " …"}</span></>}>
       <Steps parts={part.parts} over={finished} answering={part.pieces.length > 0} />
       <Prose text={textOf(part.pieces)} over={finished} />
     </Fold>
@@ -79,7 +79,7 @@ function ToolView({ call, over }: { call: Call; over: boolean }) {
     <Fold
       className={call.error ? "step tool failed" : "step tool"}
       live={false}
-      summary={<><Icon name={ICONS[call.tool] ?? "tool"} /> <b>{NAMES[call.tool] ?? call.tool}</b> <span className="args">{brief(call.args)}</span> <span className="dim">{status}</span></>}
+      summary={<><Icon name={ICONS[call.tool] ?? "tool"} /> <b>{NAMES[call.tool] ?? call.tool}</b> <span className="args">{brief(call.args)}</span> <span className="dim">· {status}</span></>}
     >
       <Card call={call} />
     </Fold>
