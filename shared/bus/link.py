@@ -267,7 +267,7 @@ class Link(Port):
         packed = b"".join([*[unit.packed for unit in units], hiredis.pack_command(("ECHO", marker))])
         patience = self._patience + block + len(packed) / _SLOWEST
         self._inflight.append(_Batch(units, marker, block, self._loop.time() + patience))
-        wire.transport.write(packed)
+        wire.write(packed)
         if units and not block and self._late is None:
             self._late = self._loop.call_later(_LATE, self._hurry)
 

@@ -146,7 +146,13 @@ class Wire(asyncio.Protocol):
 
     def send(self, commands: Sequence[Command]) -> None:
         """Writes commands; what they are answered goes to `receive`."""
-        self.transport.write(b"".join([hiredis.pack_command(command) for command in commands]))
+        self.write(b"".join([hiredis.pack_command(command) for command in commands]))
+
+    def write(self, packed: bytes) -> None:
+        """Writes what is packed already. On a connection that has been closed it is lost, as on one that is about to
+        be (uvloop raises RuntimeError there): `lost` says so."""
+        if not self.transport.is_closing():
+            self.transport.write(packed)
 
     def abort(self) -> None:
         """Closes the connection at once, and throws away what is still on its way.

@@ -281,7 +281,7 @@ async def test_the_backends_own_count_decides_how_much_history_fits(redis_url: s
 
 
 async def test_fifty_turns_of_a_session_are_kept_and_sent(redis_url: str) -> None:
-    async with stage(redis_url) as on:
+    async with stage(redis_url, compact=False) as on:
         for number in range(52):
             await on.answer(await on.ask(f"n{number}", "s1"))
         turns = await on.turns("s1")
