@@ -29,7 +29,7 @@ class Envelope:
     """What travels with every payload. Empty string or None means "not set", and is left out of the entry; so is the
     subject, which the stream's name says.
 
-    `id` is that of the stream entry; only earlier releases wrote one of their own. A `time` of 0 is when Redis took it.
+    `id` is that of the stream entry; only earlier releases wrote one of their own.
     `deadline` is in milliseconds since the epoch by the bus's clock; `traceparent` follows W3C Trace Context.
     `attempt`: how often the sender has asked for this; None when it does not know, or does not say.
     """
@@ -50,15 +50,13 @@ class Envelope:
 
     def fields(self, source: str | None = None) -> list[str | bytes]:
         """Flat `[name, value, …]` as XADD takes it; `source` replaces the sender."""
-        fields: list[str | bytes] = ["source", self.source if source is None else source]
-        if self.time:
-            fields += ("time", str(self.time))
-        if self.correlation_id:
-            fields += ("correlation_id", self.correlation_id)
-        if self.session_id:
-            fields += ("session_id", self.session_id)
-        if self.respondent_id != "A":
-            fields += ("respondent_id", self.respondent_id)
+        fields: list[str | bytes] = [
+            "source", self.source if source is None else source,
+            "time", str(self.time),
+            "correlation_id", self.correlation_id,
+            "session_id", self.session_id,
+            "respondent_id", self.respondent_id,
+        ]  # fmt: skip
         if self.id:
             fields += ("id", self.id)
         if self.causation_id:

@@ -350,7 +350,7 @@ class ToolWork(Generic[A]):
             told = Envelope(
                 self._results.name,
                 result,
-                time=0,
+                time=bus.now_ms(),
                 correlation_id=request.query_id,
                 causation_id=envelope.id,
                 session_id=request.session_id,

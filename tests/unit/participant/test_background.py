@@ -34,6 +34,7 @@ HEARD = {
     "shared/bus/cluster_reads.py": "the reader waits for them",
     "shared/bus/consumer.py": "every failure of a delivery ends in its handler",
     "shared/bus/link.py": "goes on whatever happens; its watchdog is waited for",
+    "shared/bus/port.py": "whoever asks is given it to wait for",
     "shared/bus/tail.py": "asked for again with the next stream",
     "shared/llm/courtesy.py": "the call waits for both",
     "shared/participant/background.py": "this is it",

@@ -124,8 +124,7 @@ async def test_a_call_is_run_stored_answered_and_told_without_looking_anything_u
     assert answered == answer(answered[-1])
     assert stored == ("SET", STORED, answered[-1], "EX", 86_400)
     envelope = told[1].envelope
-    # its entry's id tells the time
-    assert (envelope.subject, envelope.payload, envelope.time) == ("tool.result.probe", answered[-1], 0)
+    assert (envelope.subject, envelope.payload, envelope.time) == ("tool.result.probe", answered[-1], NOW)
     assert (envelope.correlation_id, envelope.session_id, envelope.user_id) == ("7-0", "s", "ann")
     assert (envelope.respondent_id, envelope.traceparent, envelope.causation_id) == ("B", "trace", f"{NOW}-5")
     assert on.bus.asked == []
