@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 # A value this many times its target is no noise of a machine that has nothing else to do.
-FAR = 4.0
+FAR = 8.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ BENCH = Path(__file__).parents[1] / "bench"
 
 @pytest.mark.parametrize(
     ("value", "most", "shown"),
-    [(6.0, True, "PASS"), (6.1, True, "MISS"), (24.0, True, "MISS"), (24.1, True, "FAR"),
-     (6.0, False, "PASS"), (5.9, False, "MISS"), (1.5, False, "MISS"), (1.4, False, "FAR")],
+    [(6.0, True, "PASS"), (6.1, True, "MISS"), (48.0, True, "MISS"), (48.1, True, "FAR"),
+     (6.0, False, "PASS"), (5.9, False, "MISS"), (0.75, False, "MISS"), (0.7, False, "FAR")],
 )  # fmt: skip
 def test_a_target_that_is_missed_by_far_is_told_from_one_that_is_missed(
     value: float, most: bool, shown: str, monkeypatch: pytest.MonkeyPatch
