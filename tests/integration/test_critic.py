@@ -157,7 +157,7 @@ async def test_an_answer_that_another_program_wrote_needs_neither_an_envelope_no
         assert sorted("Tell me of Paris." in prompt for prompt in graded) == [False, True]
     for subject, envelopes in ((CRITIQUE_RESULT, [b"A", b"B"]), (PAIRWISE_RESULT, [b"A"])):
         found = [fields for _, fields in raw.xrange(subject.stream)]
-        assert sorted(fields.get(b"respondent_id", b"A") for fields in found) == envelopes
+        assert sorted(fields[b"respondent_id"] for fields in found) == envelopes
         for fields in found:
             assert (fields[b"correlation_id"], fields[b"session_id"], fields[b"user_id"]) == (b"my-id", b"s1", b"u1")
 
