@@ -382,6 +382,7 @@ def chromium() -> str:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shots", type=Path, default=ROOT / "tests" / "browser" / "shots")
+    parser.add_argument("--without", metavar="WORD", help="leave out the checks whose names contain it")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args(arguments)
     try:
@@ -398,6 +399,8 @@ def main(arguments: list[str]) -> int:
         return 0
     options.shots.mkdir(parents=True, exist_ok=True)
     chosen = [check for check in CHECKS if not options.names or any(name in check.__name__ for name in options.names)]
+    if options.without:
+        chosen = [check for check in chosen if options.without not in check.__name__]
     failed = 0
     with (
         tempfile.TemporaryDirectory(prefix="local2-browser-") as folder,

@@ -47,7 +47,7 @@ def test_whether_a_store_is_damaged_is_not_asked_once_for_each_collection(tmp_pa
 
 def test_who_goes_through_everybody_holds_the_collection_of_one_user_at_a_time(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    for number in range(12):
+    for number in range(5):
         store.upsert(f"user-{number}", SPACE, RECORD)
     store.close()
 
@@ -60,6 +60,6 @@ def test_who_goes_through_everybody_holds_the_collection_of_one_user_at_a_time(t
         assert collection.space == SPACE
         users.add(user_id)
         held = max(held, handles() - others)
-    assert users == {f"user-{number}" for number in range(12)}
+    assert users == {f"user-{number}" for number in range(5)}
     assert held <= 2
     store.close()
