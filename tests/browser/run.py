@@ -1,7 +1,8 @@
 """The console in a real browser, against a stack of its own with the scripted model.
 
-`python tests/browser/run.py [--shots FOLDER] [NAME …]`: the checks whose names contain one of the words, or all. Needs
-Chromium (CHROMIUM, or `chromium` on the PATH) and Playwright; without them one line says NOT RUN and what to install.
+`python tests/browser/run.py [--shots FOLDER] [--without WORD] [NAME …]`: the checks whose names contain one of the
+words, or all. Needs Chromium (CHROMIUM, or `chromium` on the PATH) and Playwright; without them one line says NOT RUN
+and what to install.
 Every page is watched: an error in its console or a report of its Content-Security-Policy fails the check.
 """
 
