@@ -244,7 +244,7 @@ async def test_a_question_that_is_too_long_by_itself_fails_with_what_to_do(redis
 
 async def test_a_refusal_that_names_the_window_teaches_it_for_good(redis_url: str) -> None:
     told = "request (5000 tokens) exceeds the available context size (2000 tokens), try increasing it"
-    async with stage(redis_url) as on:
+    async with stage(redis_url, compact=False) as on:
         for number in range(6):
             await on.answer(await on.ask(f"{number}" + "x" * 900, "s1"))
         on.server.set_rules([{"times": 1, "respond": {"status": 400, "error": told}}, DONE])

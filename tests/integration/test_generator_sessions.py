@@ -252,7 +252,8 @@ async def test_a_setting_out_of_range_changes_nothing(redis_url: str) -> None:
 
 @pytest.mark.parametrize("limit", [0, 1])
 async def test_the_number_of_turns_given_to_the_model_is_a_setting(redis_url: str, limit: int) -> None:
-    async with stage(redis_url, history_turns=limit) as on:
+    # without summaries: one is asked for in the background, at any time after the second answer
+    async with stage(redis_url, history_turns=limit, compact=False) as on:
         for number in range(3):
             query_id = await on.ask(f"n{number}", "s1")
             await on.answer(query_id)
