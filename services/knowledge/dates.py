@@ -20,6 +20,21 @@ def day(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).date().isoformat()
 
 
+def earlier(one: str, other: str) -> bool:
+    """Whether a date lies before another, as far as both are told: 2026 does not lie before 2026-05."""
+    told = min(len(one), len(other))
+    return one[:told] < other[:told]
+
+
+def first(one: str, other: str) -> str:
+    """The earlier of two dates, and of one time the one that is told more exactly; '' is none."""
+    if not one or not other:
+        return one or other
+    if earlier(one, other) or earlier(other, one):
+        return min(one, other)
+    return max(one, other, key=len)
+
+
 def date_of(text: str | None, said_ms: int) -> str | None:
     """`2026`, `2026-05` or `2026-05-03` of what was said at a time; None for what is no date.
 

@@ -17,7 +17,7 @@ from services.knowledge.graph import Graph, GraphUnavailable, Row, Run
 from shared.errors import SettingsError
 from shared.participant.background import beside
 from shared.participant.file_lock import FileLock
-from shared.participant.kept import note, noted
+from shared.participant.kept import note, note_filled, noted, noted_filled
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -27,6 +27,8 @@ log = get_logger()
 _GATHER, _REST = 2.0, 20.0
 _LOCK_PATIENCE = 5.0
 _THREADS = 2
+# What ladybug raises, and C++ below it, for a file that is none, and for want of memory or disk.
+_FAULTS = (RuntimeError, OSError, MemoryError, ValueError, LookupError, ArithmeticError)
 # What says that a query is wrong: trying it again would not help.
 _BUGS = ("Binder exception", "Parser exception", "Catalog exception")
 REMEDY = "stop the stack: `local2 doctor --repair` puts it aside, `local2 restore` brings a backup back"
@@ -39,7 +41,7 @@ class GraphLocked(SettingsError):
 class LadybugGraph:
     """Open it with `open_ladybug`. Reads and writes have a connection and a thread each: ladybug blocks.
 
-    database: opens a file. Raises RuntimeError, OSError.
+    database: opens a file. Raises what is in `_FAULTS`.
     """
 
     def __init__(self, path: Path, database: Callable[[Path], Any]) -> None:
@@ -52,6 +54,7 @@ class LadybugGraph:
             self._removed.set()
         self._writer, self._reader = ThreadPoolExecutor(1, "graph-write"), ThreadPoolExecutor(1, "graph-read")
         self._turn = asyncio.Lock()
+        self._something = False
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Run]:
@@ -60,10 +63,27 @@ class LadybugGraph:
             try:
                 yield self._write
                 await self._write("COMMIT", {})
+                self._note_filled()
             except BaseException:
                 # a statement that failed has ended it already
                 await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writer, self._undone))
                 raise
+
+    def _note_filled(self) -> None:
+        """What is in it is missed from now on."""
+        if not self._something:
+            note_filled(self._path)
+            self._something = True
+
+    async def prepare(self, schema: Sequence[str]) -> None:
+        """Makes the tables. Raises SettingsError when nothing is in it where something was."""
+        for statement in schema:
+            await self._write(statement, {})
+        note(self._path)
+        if await self._write("MATCH (n) RETURN 1 AS one LIMIT 1", {}):
+            self._note_filled()
+        elif noted_filled(self._path):
+            raise SettingsError(f"the knowledge is gone: {self._path} is empty and was not; {REMEDY}")
 
     async def read(self, query: str, *parameters: dict[str, Any]) -> list[Row]:
         return await self._in(self._reader, lambda: self._reading, query, parameters)
@@ -120,7 +140,7 @@ class LadybugGraph:
                 self._due.unlink(missing_ok=True)
             finally:
                 self._connect()
-        except (RuntimeError, OSError) as exc:
+        except _FAULTS as exc:
             raise GraphUnavailable(f"the graph's file cannot be written anew: {exc}") from exc
         finally:
             self._tidy()
@@ -193,8 +213,8 @@ def _rows(connection: Any, query: str, parameters: Sequence[dict[str, Any]]) -> 
             finally:
                 result.close()
         return rows
-    except RuntimeError as exc:
-        if str(exc).startswith(_BUGS):
+    except _FAULTS as exc:
+        if isinstance(exc, UnicodeError) or str(exc).startswith(_BUGS):
             raise
         raise GraphUnavailable(f"the graph refuses it: {' '.join(str(exc).split())[:300]}") from exc
 
@@ -231,10 +251,7 @@ async def open_ladybug(path: Path, schema: Sequence[str], buffer_bytes: int) -> 
         lock.text = f"process {os.getpid()}"
         graph = await asyncio.to_thread(_opened, path, buffer_bytes)
         try:
-            async with graph.transaction() as run:
-                for statement in schema:
-                    await run(statement, {})
-            note(path)
+            await _ready(graph, schema, path)
             async with beside(overwriting=graph.overwriting):
                 yield graph
         finally:
@@ -252,6 +269,17 @@ def _opened(path: Path, buffer_bytes: int) -> LadybugGraph:
         return LadybugGraph(
             path, lambda file: ladybug.Database(file, buffer_pool_size=buffer_bytes, max_num_threads=_THREADS)
         )
-    except (RuntimeError, OSError) as exc:
-        reason = " ".join(str(exc).split())[:300]
-        raise SettingsError(f"the knowledge in {path} cannot be read ({reason}); {REMEDY}") from exc
+    except _FAULTS as exc:
+        raise _unreadable(path, exc) from exc
+
+
+async def _ready(graph: LadybugGraph, schema: Sequence[str], path: Path) -> None:
+    try:
+        await graph.prepare(schema)
+    except GraphUnavailable as exc:
+        raise _unreadable(path, exc) from exc
+
+
+def _unreadable(path: Path, exc: BaseException) -> SettingsError:
+    reason = " ".join(str(exc).split())[:300]
+    return SettingsError(f"the knowledge in {path} cannot be read ({reason}); {REMEDY}")

@@ -27,6 +27,8 @@ NAME = "knowledge_manage"
 # The nodes and edges of a picture, at most.
 _DRAWN = 2_000
 _SOURCES = 50
+# In ms: no date can be told of what comes later.
+_YEAR_9999 = 253_370_764_800_000
 
 Op = Literal[
     "list", "get", "add", "correct", "delete", "entities", "graph", "export", "import", "clear", "stats", "retention",
@@ -66,7 +68,7 @@ class Line(BaseModel):
     user_id: str = ""
     source: str = Field(min_length=1, max_length=300)
     session_id: str = Field(default="", max_length=300)
-    said: int = Field(ge=0, lt=1 << 53)
+    said: int = Field(ge=0, lt=_YEAR_9999)
     subject: str = Field(min_length=1, max_length=200)
     subject_kind: Kind = "thing"
     relation: str = Field(min_length=1, max_length=60)
@@ -160,7 +162,7 @@ class Manage:
         names = await self._search.names(request.user_id)
         found: dict[str, dict[str, Any]] = {}
         for fact in await self._search.all(request.user_id):
-            for thing in (fact.subject, fact.object):
+            for thing in {one.id: one for one in (fact.object, fact.subject)}.values():
                 entity = found.setdefault(thing.id, {**shown_thing(thing), "facts": 0})
                 entity["facts"] += 1
         for name, entity in found.items():
@@ -183,6 +185,8 @@ class Manage:
              "state": fact.state, "since": fact.since or None, "until": fact.until or None,
              "confidence": fact.confidence}
             for fact in facts
+            # two names of one node are no edge
+            if fact.subject.id != fact.object.id
         ]  # fmt: skip
         return {"nodes": list(nodes.values()), "edges": edges}
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from rapidfuzz import fuzz, process
 
 from services.knowledge.claims import Claim
+from services.knowledge.merging import facts_of
 from services.knowledge.names import USER, named
 
 # How like a name another must be, of 100; short names differ by one letter and are two people.
@@ -27,9 +28,9 @@ class Names:
             for word in key.split():
                 self._by_word[word].add(key)
         self._parent: dict[str, str] = {}
-        for claim in sorted(aliases, key=lambda one: one.id):
-            if claim.holds == "is":
-                self._join(claim.subject_key, claim.object_key)
+        for fact in facts_of(aliases):
+            if fact.state == "is":
+                self._join(fact.subject.id, fact.object.id)
         self._together: dict[str, list[str]] = defaultdict(list)
         for key in self._parent:
             self._together[self.entity(key)].append(key)

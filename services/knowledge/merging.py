@@ -5,6 +5,8 @@ Nothing that is derived is stored: an alias, a contradiction or a deletion chang
 - The same subject, relation and object are one fact, with all its sources.
 - Where there can be one object at a time (`relations.exclusive`), the object told last is so now; it closes the others
   with the date since when it is so, or on which it was said. What is told with an earlier `since` is history.
+- What is told of a day to come counts from that day on, and what is told to end on a day, until then.
+- Two names of one entity are a fact about it.
 - The user's word counts: what the assistant said otherwise is doubted, and closes nothing.
 """
 
@@ -12,12 +14,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
 from services.knowledge.claims import Claim
-from services.knowledge.dates import day
+from services.knowledge.dates import day, earlier, first
 from services.knowledge.names import KINDS, USER, USER_NAME, Kind
 from services.knowledge.relations import ALIAS, exclusive, symmetric
 
@@ -42,7 +44,8 @@ class Thing:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """`claims` are those it rests on, oldest first; its id is the first one's. `closed_by`: the claim that ended it."""
+    """`claims` are those it rests on, oldest first; its id is the first one's. `closed_by`: the claim that ended it.
+    ahead: it is not so yet."""
 
     id: str
     subject: Thing
@@ -54,6 +57,7 @@ class Fact:
     confidence: float
     claims: tuple[Claim, ...]
     closed_by: Claim | None = None
+    ahead: bool = False
 
     @property
     def said(self) -> int:
@@ -64,7 +68,8 @@ class Fact:
         """Sentences that say what it rests on, and what ended it."""
         told = [_reason(claim) for claim in self.claims]
         if self.closed_by is not None:
-            told.append(f"It ended on {self.until or 'an unknown date'}: {_reason(self.closed_by)}")
+            ends = "ended" if self.state == "was" else "ends"
+            told.append(f"It {ends} on {self.until or 'an unknown date'}: {_reason(self.closed_by)}")
         if self.state == "doubted":
             told.append("It is doubted: the user said something else.")
         return told
@@ -93,9 +98,25 @@ def itself(key: str) -> str:
     return key
 
 
-def facts_of(claims: Iterable[Claim], entity: Entity = itself) -> list[Fact]:
-    """All facts that the claims make, in the order of their ids; aliases are no facts."""
-    told = sorted({one.id: one for one in claims if one.relation != ALIAS}.values(), key=_when)
+def facts_of(claims: Iterable[Claim], entity: Entity = itself, today: str = "") -> list[Fact]:
+    """All facts that the claims make, in the order of their ids. today: a day; '' when nothing is to come."""
+    unique = {one.id: one for one in claims}.values()
+    if today and unique:
+        # clocks differ: what was said today has been said
+        today = max(today, day(max(one.said for one in unique)))
+    names = [one for one in unique if one.relation == ALIAS]
+    found = _facts([one for one in unique if one.relation != ALIAS], entity, today)
+    # between names: each keeps its spelling there
+    found += [
+        replace(fact, subject=replace(fact.subject, id=entity(fact.subject.id)),
+                object=replace(fact.object, id=entity(fact.object.id)))
+        for fact in _facts(names, itself, today)
+    ]  # fmt: skip
+    return sorted(found, key=lambda fact: fact.id)
+
+
+def _facts(claims: Iterable[Claim], entity: Entity, today: str) -> list[Fact]:
+    told = sorted(claims, key=_when)
     groups: dict[tuple[str, str, str], list[Claim]] = defaultdict(list)
     places: dict[tuple[str, ...], list[Claim]] = defaultdict(list)
     for one in told:
@@ -106,11 +127,10 @@ def facts_of(claims: Iterable[Claim], entity: Entity = itself) -> list[Fact]:
         groups[key].append(one)
         for place in _places(key):
             places[place].append(one)
-    seen = {place: _read(those, partial(_other_end, entity, place)) for place, those in places.items()}
+    seen = {place: _read(those, partial(_other_end, entity, place), today) for place, those in places.items()}
     names = _things(told, entity)
-    found = [_made(key, those, names, [(place, seen[place]) for place in _places(key)])
-             for key, those in groups.items()]  # fmt: skip
-    return sorted(found, key=lambda fact: fact.id)
+    return [_made(key, those, names, [(place, seen[place]) for place in _places(key)], today)
+            for key, those in groups.items()]  # fmt: skip
 
 
 def told(fact: Fact) -> str:
@@ -123,7 +143,7 @@ def told(fact: Fact) -> str:
     if fact.state == "doubted":
         return f"{said}: doubted{dates} (said {day(fact.said)})"
     dates += f" until {fact.until}" if fact.until else ""
-    return f"{said}: IS true{dates} (said {day(fact.said)})"
+    return f"{said}: IS{' to be' if fact.ahead else ''} true{dates} (said {day(fact.said)})"
 
 
 def _phrase(relation: str, object_: Thing) -> str:
@@ -168,22 +188,46 @@ def _other_end(entity: Entity, place: tuple[str, ...], claim: Claim) -> str:
     return subject if object_ == place[0] else object_
 
 
-def _read(claims: Sequence[Claim], object_of: Callable[[Claim], str]) -> _Open:
-    """The claims of one place in the order in which they were said; the user's come first."""
+def _read(claims: Sequence[Claim], object_of: Callable[[Claim], str], today: str) -> _Open:
+    """The claims of one place in the order in which they count; the user's come first."""
     found = _Open()
     for tier in (_USERS, _ASSISTANTS):
         settled, sure = set(found.state), found.current is not None
-        for one in claims:
-            if _tier(one) == tier and (key := object_of(one)) not in settled:
-                if sure and one.holds == "is":
-                    found.state[key] = "doubted"
-                else:
-                    _say(found, key, one)
+        told = [(object_of(one), one) for one in claims if _tier(one) == tier and object_of(one) not in settled]
+        taken_back = {key: one.said for key, one in told if one.holds == "was"}
+        for key, one in sorted(told, key=lambda each: _counts(each[1])):
+            if _ahead(one) and taken_back.get(key, 0) > one.said:
+                # a plan of which nothing came
+                continue
+            if sure and one.holds == "is":
+                found.state[key] = "doubted"
+            elif one.holds == "is" and _to_come(one.since, today):
+                found.state.setdefault(key, "is")
+                found.since.setdefault(key, one.since)
+            else:
+                _say(found, key, one)
     return found
+
+
+def _counts(claim: Claim) -> tuple[str, int, str]:
+    """The order in which claims count: as they were said; of a day to come, with those of that day."""
+    return claim.since if _ahead(claim) else day(claim.said), claim.said, claim.id
+
+
+def _ahead(claim: Claim) -> bool:
+    """Whether it was told of a time after that at which it was said."""
+    return claim.holds == "is" and _to_come(claim.since, day(claim.said))
+
+
+def _to_come(date: str, today: str) -> bool:
+    return earlier(today, date)
 
 
 def _say(found: _Open, key: str, claim: Claim) -> None:
     if claim.holds == "was":
+        if claim.until and earlier(claim.until, found.since.get(key, "")) and found.state.get(key) == "is":
+            # an earlier time of what is so again
+            return
         if claim.since:
             found.since.setdefault(key, claim.since)
         # that it was so, said of what is so now, ends it
@@ -193,11 +237,11 @@ def _say(found: _Open, key: str, claim: Claim) -> None:
     other = found.current
     if other is not None and other != key:
         since = found.since.get(other, "")
-        if claim.since and since and claim.since < since:
+        if earlier(claim.since, since):
             found.since[key] = claim.since
             found.close(key, since, None)
             return
-        ended = claim.since if claim.since and claim.since >= since else day(claim.said)
+        ended = claim.since or day(claim.said)
         found.close(other, ended, claim)
     if found.state.get(key) != "is":
         # so again, or for the first time
@@ -207,7 +251,7 @@ def _say(found: _Open, key: str, claim: Claim) -> None:
     found.current = key
     found.state[key] = "is"
     if claim.since:
-        found.since[key] = min(found.since.get(key, claim.since), claim.since)
+        found.since[key] = first(found.since.get(key, ""), claim.since)
     if claim.until:
         found.until[key] = claim.until
 
@@ -217,12 +261,16 @@ def _made(
     claims: Sequence[Claim],
     names: dict[str, Thing],
     seen: Sequence[tuple[tuple[str, ...], _Open]],
+    today: str,
 ) -> Fact:
     subject, relation, object_ = key
     states = [(one, object_ if place[0] == subject else subject) for place, one in seen]
     # of a relation that binds both ends, what one end says is over is over
     rank = {"is": 0, "was": 1, "doubted": 2}
     place, end = max(states, key=lambda one: rank[one[0].state[one[1]]])
+    state, until = place.state[end], place.until.get(end, "")
+    if state != "doubted" and until and today:
+        state = "was" if earlier(until, today) else "is" if earlier(today, until) else state
     by_source: dict[str, float] = {}
     for one in claims:
         by_source[one.source] = max(by_source.get(one.source, 0.0), _trust(one))
@@ -234,12 +282,13 @@ def _made(
         subject=names[subject],
         relation=relation,
         object=names[object_],
-        state=place.state[end],
+        state=state,
         since=place.since.get(end, ""),
-        until=place.until.get(end, ""),
+        until=until,
         confidence=round(1 - doubt, 3),
         claims=tuple(claims),
         closed_by=place.closed_by.get(end),
+        ahead=state == "is" and _to_come(place.since.get(end, ""), today),
     )
 
 

@@ -40,7 +40,7 @@ _PHRASES: tuple[tuple[str, str, str], ...] = (
     ("was born on", r"born on|birthday|has birthday|date of birth", r""),
     ("is aged", r"age|aged|has age|years old", r""),
     (ALIAS, r"(?:also )?called|also known as|aka|alias|named|name|nicknamed|nickname|has name|has nickname|known as"
-            r"|same as", r""),
+            r"|(?:the )?same as", r""),
 )  # fmt: skip
 _EXCLUSIVE = frozenset(
     {"lives in", "works at", "works as", "studies at", "is married to", "is engaged to", "is together with", "is aged",
@@ -80,6 +80,7 @@ def symmetric(relation: str) -> bool:
 def relation_of(phrase: str) -> Relation | None:
     """The one form of a phrase; None for what is no relation: longer than a few words, or not made of words."""
     words = " ".join(phrase.replace("_", " ").replace("-", " ").casefold().replace("favorite", "favourite").split())
+    words = re.sub(r"n['’]t\b", " not", words)
     if not words or len(words) > MAX_RELATION or len(words.split()) > 6:
         return None
     if not all(c.isalnum() or c in " '’" for c in words):

@@ -9,6 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
+from services.knowledge.graph import GraphUnavailable
 from services.knowledge.ladybug import GraphLocked, open_ladybug
 from services.knowledge.settings import EMBEDDED, KnowledgeSettings
 from services.knowledge.store import TABLES, Store
@@ -24,7 +25,7 @@ def repair(path: Path, buffer_bytes: int) -> list[str]:
         asyncio.run(_opens(path, buffer_bytes))
     except GraphLocked:
         raise
-    except SettingsError:
+    except (SettingsError, GraphUnavailable):
         # what belongs to it must not meet the new one
         aside = [set_aside(path.with_name(path.name + end)) for end in ("", ".wal", ".shadow")]
         forget(path)
@@ -38,7 +39,11 @@ def repair(path: Path, buffer_bytes: int) -> list[str]:
 
 async def _opens(path: Path, buffer_bytes: int) -> None:
     async with open_ladybug(path, TABLES, buffer_bytes) as graph:
-        await Store(graph).counts()
+        store = Store(graph)
+        for user_id in await store.users():
+            # of a file that is whole in part all is read
+            await store.all(user_id)
+            await store.keys(user_id)
 
 
 def main() -> int:

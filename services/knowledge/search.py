@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from services.knowledge.merging import Fact, Thing, facts_of, told
 from services.knowledge.names import USER
 from services.knowledge.relations import exclusive, symmetric
 from services.knowledge.store import Store
+from shared.envelope import now_ms
 
 HEADING = "=== KNOWLEDGE GRAPH FACTS ==="
 NOTHING = "No facts found in the knowledge graph."
@@ -32,8 +33,11 @@ class Hit:
 
 
 class Search:
-    def __init__(self, store: Store) -> None:
+    """clock: the time in ms."""
+
+    def __init__(self, store: Store, clock: Callable[[], int] = now_ms) -> None:
         self._store = store
+        self._clock = clock
         self._names: OrderedDict[str, Names] = OrderedDict()
 
     async def names(self, user_id: str) -> Names:
@@ -74,7 +78,8 @@ class Search:
         for one in await self._rivals(user_id, names, list(claims.values()), each):
             claims[one.id] = one
         near = set(entities)
-        return [fact for fact in facts_of(claims.values(), names.entity) if {fact.subject.id, fact.object.id} & near]
+        facts = facts_of(claims.values(), names.entity, day(self._clock()))
+        return [fact for fact in facts if {fact.subject.id, fact.object.id} & near]
 
     async def _rivals(self, user_id: str, names: Names, claims: Sequence[Claim], each: int) -> list[Claim]:
         """What else is said where there can be one object: who lives in Lyon may have moved since."""
@@ -89,7 +94,8 @@ class Search:
     async def all(self, user_id: str) -> list[Fact]:
         """Every fact of a user's, the newest first."""
         names = await self.names(user_id)
-        return sorted(facts_of(await self._store.all(user_id), names.entity), key=lambda fact: (-fact.said, fact.id))
+        facts = facts_of(await self._store.all(user_id), names.entity, day(self._clock()))
+        return sorted(facts, key=lambda fact: (-fact.said, fact.id))
 
 
 def _rank(hit: Hit, wanted: Sequence[Sequence[str]]) -> tuple[Any, ...]:

@@ -12,6 +12,8 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
+_FILLED = "filled\n"
+
 
 def note(store: Path) -> None:
     """The store is there now. Raises OSError."""
@@ -23,6 +25,17 @@ def note(store: Path) -> None:
 def noted(store: Path) -> bool:
     """Whether it has been there."""
     return _marker(store).exists()
+
+
+def note_filled(store: Path) -> None:
+    """There is something in it from now on. Raises OSError."""
+    if not noted_filled(store):
+        _marker(store).write_text(_FILLED)
+
+
+def noted_filled(store: Path) -> bool:
+    """Whether there has been something in it: to find nothing there is a loss."""
+    return noted(store) and _marker(store).read_text() == _FILLED
 
 
 def forget(store: Path) -> None:

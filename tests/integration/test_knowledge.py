@@ -120,9 +120,10 @@ async def test_a_person_adds_corrects_and_forgets_facts(redis_url: str, tmp_path
         assert (await client.managed("list", cursor="x")).error
         lines = (await client.manage("export"))["lines"]
         assert len(lines) == 3
-        taken = await client.manage("import", "bob", lines=[*lines, {"subject": "x"}, {**lines[0], "relation": "{}"}])
+        wrong = [{"subject": "x"}, {**lines[0], "relation": "{}"}, {**lines[0], "said": 1 << 52}]
+        taken = await client.manage("import", "bob", lines=[*lines, *wrong])
         assert taken["imported"] == 3
-        assert [error["line"] for error in taken["errors"]] == [3, 4]
+        assert [error["line"] for error in taken["errors"]] == [3, 4, 5]
         assert (await client.manage("import", "bob", lines=lines))["there"] == 3
         assert sorted((await client.facts("bob")).values()) == sorted((await client.facts()).values())
 

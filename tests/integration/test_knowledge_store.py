@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +194,91 @@ async def test_a_graph_that_is_gone_or_broken_is_said_and_not_begun_anew(
     file.write_bytes(whole)
     async with opened("ladybug", tmp_path) as graph:
         await graph.ping()
+
+
+def emptied(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def lost_its_log(file: Path) -> None:
+    """As when the log of a process that died is not copied along."""
+    file.with_name(f"{file.name}.wal").unlink()
+
+
+def zeroed(file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[:4096] + bytes(len(data) - 4096))
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, 4096)
+
+
+def garbled_log(file: Path) -> None:
+    log = file.with_name(f"{file.name}.wal")
+    data = log.read_bytes()
+    log.write_bytes(data[: len(data) // 2] + b"\x7f" * 600 + data[len(data) // 2 + 600 :])
+
+
+_FILL = """
+import asyncio, os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from services.knowledge.claims import Turn, claim
+from services.knowledge.ladybug import open_ladybug
+from services.knowledge.store import TABLES, Store
+
+async def main() -> None:
+    async with open_ladybug(Path(sys.argv[1]), TABLES, 32 << 20) as graph:
+        for number in range(40):
+            turn = Turn(f"r{number}", "ann", "s", number, "")
+            known = claim(turn, f"Person{number}", "likes", f"thing {number}", by="model")
+            await Store(graph).hear(turn, [known], settled=True)
+        if sys.argv[2] == "dies":
+            os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders with a graph of 40 claims: one that was closed, and one whose process was killed."""
+    root = Path(__file__).parents[2]
+    found = {}
+    for how in ("closes", "dies"):
+        found[how] = tmp_path_factory.mktemp(how)
+        subprocess.run([sys.executable, "-c", _FILL, str(found[how] / "g.lbug"), how, str(root)], check=how == "closes")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "harm"),
+    [("closes", emptied), ("closes", cut), ("closes", zeroed), ("dies", emptied), ("dies", lost_its_log),
+     ("dies", garbled_log)],
+)  # fmt: skip
+async def test_what_is_left_of_a_file_is_never_taken_for_an_empty_graph(
+    written: dict[str, Path], tmp_path: Path, how: str, harm: Callable[[Path], None]
+) -> None:
+    shutil.copytree(written[how], tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "g.lbug"
+    harm(file)
+    for _ in range(2):
+        with pytest.raises(SettingsError, match=r"the knowledge .*: `local2 doctor --repair` puts it aside"):
+            async with opened("ladybug", tmp_path):
+                pass
+    assert "was put aside as" in (await asyncio.to_thread(repair, file, BUFFER))[1]
+    # one in which nothing has been said yet is none that was lost
+    for _ in range(2):
+        async with opened("ladybug", tmp_path) as graph:
+            assert await Store(graph).count("ann") == 0
+
+
+async def test_a_killed_process_leaves_a_graph_that_is_whole(written: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(written["dies"], tmp_path, dirs_exist_ok=True)
+    async with opened("ladybug", tmp_path) as graph:
+        assert await Store(graph).count("ann") == 40
+    assert await asyncio.to_thread(repair, tmp_path / "g.lbug", BUFFER) == []
 
 
 async def test_a_server_that_is_away_is_an_error_that_passes() -> None:
