@@ -374,7 +374,10 @@ class JournalSteps:
         """What the tool says. What crossed the bus for it is noted, also of a call that is broken off."""
         crossed, trail, request_id = self.ports.crossed, Trail(), ""
         tools, usual = self.ports.tools, self.ports.context.settings.tool_timeout
+        again = call_id in self.ports.recall.requested
         try:
+            if again:
+                await tools.back(call.name, call.args, usual)
             outcome = await tools.call(
                 call.name,
                 call.args,
@@ -383,7 +386,7 @@ class JournalSteps:
                 timeout=await tools.patience(call.name, call.args, usual),
                 grace=_GRACE,
                 # who writes the journal's entry is the first to ask
-                attempt=2 if call_id in self.ports.recall.requested else 1,
+                attempt=2 if again else 1,
                 token=token,
                 trail=trail,
             )

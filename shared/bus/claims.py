@@ -17,6 +17,8 @@ HEIR = "handover"
 MISSED = 3
 _REAP_IDLE_MS = 60_000
 _REAP_BEATS = 10
+# So many gaps after the end of a pause, at most, somebody may still come back from it.
+_LATE = 15
 # Behind every id of a stream.
 _END = "999999999999999-0"
 
@@ -24,20 +26,28 @@ _END = "999999999999999-0"
 class Watch:
     """How long somebody has watched the bus without a gap, by the bus's own clock.
 
-    Whoever was away, asleep or cut off does not know who else was: what he has not watched himself proves nothing.
-    `gap`: milliseconds between two looks that are too long for that.
+    Whoever was away, asleep or cut off does not know who else was: what he has not watched himself proves nothing. Nor
+    does what he sees at once: others come back as much later as the pause was long, for they wake up one after the
+    other, and connect again at intervals that grow with it.
+    `gap`: milliseconds between two looks that are too long. back: the bus's time (ms) until which others may still come
+    back, at most fifteen gaps behind the end of the last pause; 0 when there was none.
     """
 
     def __init__(self, gap: int) -> None:
         self._gap = gap
-        self._since = self._last = -gap - 1
+        self._began = self.back = 0
+        self._last: int | None = None
 
     def look(self, now: int) -> int:
-        """Milliseconds for which it has been watched, at a look at `now` (bus time, ms); 0 when it begins anew."""
-        if not 0 <= now - self._last <= self._gap:
-            self._since = now
+        """Milliseconds for which it has been watched, with everybody back, at a look at `now` (bus time, ms); 0 or less
+        when it begins anew."""
+        if self._last is None:
+            self._began = now
+        elif not 0 <= now - self._last <= self._gap:
+            self._began = now
+            self.back = min(now + _LATE * self._gap, max(self.back, now, 2 * now - self._last))
         self._last = now
-        return now - self._since
+        return now - max(self._began, self.back)
 
 
 class Found(NamedTuple):
@@ -52,7 +62,8 @@ class Claims:
     """One replica's claims in a group, on the streams that it reads.
 
     They are renewed with every beat. What was silent for three heartbeats is taken over, by a replica that has itself
-    watched for so long: after an outage everybody's claims look old, and those who are there renew theirs first.
+    watched for so long: after an outage everybody's claims look old, and those who are there renew theirs first, also
+    when they come back later than others (see Watch).
 
     trimmed: streams with one group, which lose what it has finished a beat later, when observers have seen it.
     """
@@ -184,8 +195,12 @@ class Claims:
         left = await self._bus.link.call("XPENDING", stream, self._group, "-", "+", count, HEIR)
         found = await self._take(stream, left, 0, slots)
         if watched and len(left) < count:
-            silent = ("XPENDING", stream, self._group, "IDLE", self._idle, "-", "+", count - len(left))
-            found += await self._take(stream, await self._bus.link.call(*silent), self._idle, slots)
+            pending = ("XPENDING", stream, self._group, "IDLE", self._idle, "-", "+", count - len(left))
+            silent = await self._bus.link.call(*pending)
+            # since it was seen that there are some, everybody may have been asleep, and all look silent
+            now, *_ = await self._bus.pulse.call(*KEEP((stream,), self._group, self._replica, HEIR, self._idle, ""))
+            if self._watches[stream].look(now) >= self._idle:
+                found += await self._take(stream, silent, self._idle, slots)
         return found
 
     async def _take(self, stream: str, rows: Sequence[Any], idle: int, slots: Slots) -> list[Found]:

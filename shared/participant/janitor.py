@@ -77,7 +77,7 @@ class Janitor:
         """Trims every stream once, and puts it right."""
         await self._bus.tell_time()
         now = self._bus.now_ms()
-        if not self._watch.look(now):
+        if self._watch.look(now) <= 0:
             self._absent.clear()
         await ration(self._bus)
         subjects = await self._bus.subjects()

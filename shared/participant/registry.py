@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from shared.bus import Bus, Command, Port, ReplyError, grouping
+from shared.bus.claims import Watch
 from shared.bus.keys import KNOWN_TOOLS, REPLICAS, replica_key
 from shared.contracts import TOOL_REQUEST
 from shared.errors import TransientError
@@ -127,7 +128,7 @@ class Registry:
     """The live replicas and their tools, as of at most `freshness` seconds ago: half a heartbeat, where that matters.
 
     Where `run` runs, whoever asks finds the answer there already, instead of waiting for two round trips. Who was there
-    before Redis was away, or everybody asleep, counts for three heartbeats more: he could not say that he lives.
+    before Redis was away, or everybody asleep, counts until he had time to come back (see Watch) and to say so.
     """
 
     def __init__(self, bus: Bus, freshness: float) -> None:
@@ -136,10 +137,9 @@ class Registry:
         self._snapshot: list[ReplicaInfo] = []
         self._served: dict[str, dict[str, Any]] = {}
         self._taken = float("-inf")
-        # ms of the bus: when it was looked at, the pause after which absence proves nothing, and until when it does not
-        self._looked = 0
-        self._gap = int(4 * freshness * 1000)
-        self._in_doubt = 0
+        self._watch = Watch(int(4 * freshness * 1000))
+        # ms in which everybody who is back says that he lives
+        self._heard = int(6 * freshness * 1000)
         self._lock = asyncio.Lock()
         self._wanted = asyncio.Event()
 
@@ -171,10 +171,8 @@ class Registry:
         return time.monotonic() - self._taken > self._freshness
 
     def _and_whom_nobody_saw_leave(self, found: list[ReplicaInfo], now: int) -> list[ReplicaInfo]:
-        if self._looked and not 0 <= now - self._looked <= self._gap:
-            self._in_doubt = now + self._gap + self._gap // 2
-        self._looked = now
-        if now >= self._in_doubt:
+        self._watch.look(now)
+        if now >= self._watch.back + self._heard:
             return found
         there = {(info.participant, info.replica): info for info in (*self._snapshot, *found)}
         return sorted(there.values(), key=_place)

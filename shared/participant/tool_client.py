@@ -41,6 +41,8 @@ _PATIENCE = 1.0
 _LAST_LOOK = 1.0
 # The worker stops a call this much later than nobody waits for it any more: its last words would say less than ours.
 _AFTERWARDS = 0.25
+# Seconds between two looks for a worker that is not there.
+_BETWEEN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,14 @@ class ToolClient:
         if not isinstance(announced, int | float) or not usual < announced:
             return usual
         return min(announced, LONGEST_CALL)
+
+    async def back(self, name: str, args: dict[str, Any], seconds: float) -> None:
+        """Waits, for so many seconds at most, for a worker of a tool that there was when a call was asked for: in a
+        stack that starts, whoever takes a query over may be there before the tools are."""
+        tool, registry = canonical_tool(name, args), self._context.registry
+        until = self._loop.time() + seconds
+        while self._loop.time() < until and await registry.served(tool) is None and await registry.known(tool):
+            await asyncio.sleep(_BETWEEN)
 
     async def call(
         self,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ from support.waiting import always, eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus, BusFull, Consumer, Delivery, Link, Route
-from shared.bus.claims import Watch
+from shared.bus.claims import Claims
 from shared.bus.scripts import PUBLISH_ONCE
+from shared.bus.slots import Slots
 from shared.bus.wire import Server, open_wire
 from shared.participant.service import open_context
 from shared.participant.tool_client import Caller, ToolClient
@@ -76,12 +78,106 @@ async def test_calls_go_on_while_the_network_is_frozen_and_none_runs_twice(redis
             proxy.thaw()
 
 
-def test_a_watch_begins_anew_after_a_gap_and_when_the_clock_goes_back() -> None:
-    watch = Watch(gap=2_000)
-    assert [watch.look(now) for now in (10_000, 11_000, 13_000)] == [0, 1_000, 3_000]
-    # a night's sleep, or an outage
-    assert [watch.look(now) for now in (15_001, 16_000)] == [0, 999]
-    assert [watch.look(now) for now in (9_000, 10_500)] == [0, 1_500]
+class Sleepers:
+    """Replicas of a group, of which each holds two entries, and a time that passes when it is told to: entries grow
+    older and the server's clock goes on, in seconds, which are heartbeats."""
+
+    def __init__(self, bus: Bus, raw: redis.Redis, names: Sequence[str]) -> None:
+        self._raw = raw
+        self._bus = bus
+        self._skew = 0
+        raw.xgroup_create(STREAM, GROUP, "0", mkstream=True)
+        seen = SimpleNamespace(link=bus.link, pulse=SimpleNamespace(call=self._call, pipe_raw=bus.pulse.pipe_raw))
+        self.replicas: dict[str, tuple[Claims, Slots]] = {}
+        self.taken: list[tuple[str, str]] = []
+        for name in names:
+            slots = Slots(10, {STREAM: None}, 5, self._unblock)
+            for _ in range(2):
+                entry_id = raw.xadd(STREAM, {"payload": name}).decode()
+                raw.xreadgroup(GROUP, name, {STREAM: ">"})
+                slots.take(Delivery(STREAM, entry_id, [], 1, slots))
+            self.replicas[name] = Claims(seen, GROUP, name, [STREAM], [], 1.0), slots  # type: ignore[arg-type]
+
+    async def _unblock(self) -> bool:
+        return False
+
+    async def _call(self, *command: Any) -> Any:
+        reply = await self._bus.pulse.call(*command)
+        return [reply[0] + self._skew, *reply[1:]]
+
+    def passes(self, seconds: int) -> None:
+        self._skew += seconds * 1000
+        for row in self._raw.xpending_range(STREAM, GROUP, "-", "+", 100):
+            idle = row["time_since_delivered"] + seconds * 1000
+            self._raw.xclaim(STREAM, GROUP, row["consumer"], 0, [row["message_id"]], idle=idle, justid=True)
+
+    async def adopts(self, name: str, *, watched: bool) -> None:
+        claims, slots = self.replicas[name]
+        for found in await claims.orphans(STREAM, watched, 10, slots):
+            slots.take(Delivery(STREAM, found.entry[0], [], found.deliveries, slots))
+            self.taken.append((name, found.entry[1][1].decode()))
+
+    async def beats(self, awake: Iterable[str]) -> None:
+        """Everybody who is awake lives through a second."""
+        for name in awake:
+            claims, slots = self.replicas[name]
+            assert await claims.beat(slots) == []
+            for watched in list(claims.orphaned.values()):
+                claims.orphaned.clear()
+                await self.adopts(name, watched=watched)
+        self.passes(1)
+
+
+@pytest.mark.parametrize(
+    ("away", "delays"),
+    [
+        # Redis wakes up last: everybody else is there when it does
+        (36_000, (0, 0, 0)),
+        # or one after the other, in any order; nobody knows who is still to come
+        (36_000, (0, 1, 25)),
+        (36_000, (30, 0, 12)),
+        (600, (7, 29, 0)),
+        (20, (4, 19, 0)),
+        (5, (0, 6, 3)),
+        (3, (4, 0, 5)),
+    ],
+)
+async def test_whoever_wakes_up_later_than_others_keeps_his_work_and_who_is_dead_does_not(
+    bus: Bus, raw: redis.Redis, away: int, delays: tuple[int, int, int]
+) -> None:
+    sleepers = Sleepers(bus, raw, ["a", "b", "c", "dead"])
+    for _ in range(2):
+        await sleepers.beats("abc")
+    sleepers.passes(away)
+    for second in range(max(delays) + 1):
+        await sleepers.beats(name for name, delay in zip("abc", delays, strict=True) if delay <= second)
+    # a machine that is very busy is a pause of its own, so that it may take longer
+    seconds = max(delays)
+    while not sleepers.taken and seconds < 130:
+        await sleepers.beats("abc")
+        seconds += 1
+    assert len(sleepers.taken) == 2
+    assert {owner for _, owner in sleepers.taken} == {"dead"}
+    assert seconds >= min(away, 30)
+    for _ in range(5):
+        await sleepers.beats("abc")
+    assert len(sleepers.taken) == 2
+
+
+async def test_what_was_found_silent_before_everybody_slept_proves_nothing_afterwards(
+    bus: Bus, raw: redis.Redis
+) -> None:
+    """It is seen that there is something to take over, and everybody sleeps before it is taken."""
+    sleepers = Sleepers(bus, raw, ["a", "b"])
+    for _ in range(5):
+        await sleepers.beats("ab")
+    sleepers.passes(600)
+    await sleepers.adopts("a", watched=True)
+    assert sleepers.taken == []
+    await sleepers.beats("ab")
+    for _ in range(2):
+        await sleepers.beats("ab")
+    assert sleepers.taken == []
 
 
 async def test_a_replica_that_was_away_takes_nothing_over_before_it_has_watched(

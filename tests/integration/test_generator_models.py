@@ -9,6 +9,7 @@ import pytest
 from support.apps import ProbeSettings, probe
 from support.services import announced, running
 from support.stack import shown, stage
+from support.waiting import always, eventually
 
 from shared.contracts import RESPONSE_GENERATION
 from shared.records.journal import EntryType
@@ -88,6 +89,25 @@ async def test_a_tool_that_says_how_long_it_may_take_is_waited_for(redis_url: st
             query_id = await on.ask("go")
             assert await on.answer(query_id) == "It is done."
             assert (await on.seen(query_id, EntryType.TOOL_RESULT)).value()["result"] == "you said slow"
+
+
+async def test_a_query_taken_over_before_its_tools_worker_is_there_waits_for_it(redis_url: str) -> None:
+    """The whole stack was stopped while a tool ran, and in the one that starts the generator is first."""
+    rules = [calling(args={"text": "slow", "seconds": 1.0}), DONE]
+    async with stage(redis_url, rules, probes=1) as on:
+        query_id = await on.ask("go")
+        await on.seen(query_id, EntryType.TOOL_REQUEST)
+    settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2, drain=0.2)
+    async with stage(redis_url, rules) as on:
+
+        async def taken_over() -> bool:
+            return sum(e.type is EntryType.CLAIMED for e in await on.journal(query_id)) == 2
+
+        await eventually(taken_over)
+        await always(lambda: not on.server.requests, 0.3)
+        async with running(probe, settings):
+            assert await on.answer(query_id) == "It is done."
+        assert "you said slow" in on.server.requests[-1].body["messages"][-1]["content"]
 
 
 async def test_a_tool_without_a_live_worker_is_answered_at_once(redis_url: str) -> None:

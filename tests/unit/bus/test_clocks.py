@@ -51,12 +51,31 @@ def test_only_what_was_watched_without_a_gap_counts() -> None:
     watch = Watch(100)
     assert watch.look(0) == 0
     assert [watch.look(now) for now in (50, 150, 250)] == [50, 150, 250]
-    # away for longer than that
-    assert watch.look(351) == 0
-    assert watch.look(400) == 49
-    # a clock that was set back proves nothing either
-    assert watch.look(399) == 0
-    assert watch.look(450) == 51
+    # away for longer than that, so that others may come back as much later
+    assert watch.look(351) == -101
+    assert watch.back == 452
+    assert [watch.look(now) for now in (400, 500, 552)] == [-52, 48, 100]
+    # a clock that was set back proves nothing either, and says nothing about how long that was
+    assert watch.look(500) == 0
+    assert watch.look(551) == 51
+
+
+def test_others_come_back_as_much_later_as_they_were_away_up_to_fifteen_gaps() -> None:
+    for away, later in ((101, 101), (1_500, 1_500), (1_501, 1_500), (36_000_000, 1_500)):
+        watch = Watch(100)
+        watch.look(1_000)
+        assert watch.look(1_000 + away) == -later
+
+
+def test_a_short_pause_does_not_shorten_what_a_long_one_asked_for() -> None:
+    watch = Watch(100)
+    watch.look(0)
+    watch.look(1_000)
+    assert watch.look(1_200) == -800
+    assert watch.back == 2_000
+    # nor does a clock that is set back by hours keep anybody from watching for as long
+    assert watch.look(10_000_000) == -1_500
+    assert watch.look(3_000) == -1_500
 
 
 def test_the_first_look_begins_the_watch_whatever_the_time_is() -> None:

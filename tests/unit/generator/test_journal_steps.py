@@ -90,6 +90,10 @@ class Model:
 class Tools:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
+        self.awaited: list[tuple[str, dict[str, Any], float]] = []
+
+    async def back(self, name: str, args: dict[str, Any], seconds: float) -> None:
+        self.awaited.append((name, args, seconds))
 
     async def schemas(self) -> dict[str, dict[str, Any]]:
         return {name: function(name) for name in ("web_search", "calculator", "mine")}
@@ -386,7 +390,8 @@ async def test_calls_are_written_before_they_are_made_with_a_token_of_their_own(
     first, second = run.tools.asked
     assert first["token"] == run.journal.tokens[0] != run.journal.tokens[1]
     assert (second["token"], second["args"]) == ("known", {"y": 1})
-    # who takes an answer over asks for it again
+    # who takes an answer over asks for it again, when the tool's worker is back
+    assert run.tools.awaited == [("calculator", {"y": 1}, 20)]
     assert (first["attempt"], second["attempt"]) == (1, 2)
     assert (first["timeout"], first["grace"], first["caller"]) == (30, 1.5, run.ports.caller)
     (one, two) = run.journal.of(EntryType.TOOL_RESULT)
