@@ -11,7 +11,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 ARGS ?=
-# Tests mostly wait: two processes more than there are processors. A file stays in one process, with its servers.
+# Many short processes are started here: what one of them has compiled is there for the next.
+unexport PYTHONDONTWRITEBYTECODE
+# Tests mostly wait: two processes more than there are processors. A file stays in one process, with its servers. In their own order the
+# long files come first, and many short ones at the end.
 WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 2 )))
 
 # One stamp per set of packages: a second `make run` starts at once.
@@ -54,10 +57,10 @@ run: $(RUN_STAMP) ## the whole stack on this machine (Ctrl-C stops it)
 	@$(VENV)/bin/local2 run $(ARGS)
 
 test: $(DEV_STAMP) ## all tests
-	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: $(DEV_STAMP) ## the tests without the slow ones and without the real model
-	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile -m 'not slow and not model' $(ARGS)
+	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not slow and not model' $(ARGS)
 
 test-clients: $(DEV_STAMP) ## stock clients of OpenAI's API, each in an environment of its own (docs/clients.md)
 	@$(PY) tests/clients/run.py $(ARGS)

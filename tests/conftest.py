@@ -27,6 +27,9 @@ from shared.telemetry.logging import configure
 HEARTBEAT = 0.2
 # The bus is tried on the event loop that all participants run on.
 _ON_UVLOOP = re.compile(r"/(integration/test_(bus|journal|registry)|unit/bus/)")
+# every process that a test starts, and every worker of pytest, would compile all of it anew
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # nobody reads the answers of a test before he asks on
 os.environ.setdefault("LOCAL2_YIELD_REST", "0")
 # what went wrong is in a failed test's output, without a line per message
