@@ -109,8 +109,9 @@ class Tail(Feed):
                 if found is not read:
                     # it is put right before long (`Bus.unblock_stream`)
                     await asyncio.sleep(_GLANCE)
-                    if not found:
-                        continue
+                if not found:
+                    # Redis 7.0 wakes readers for an entry that was trimmed as it was added, too
+                    continue
                 self._positions[stream] = found[-1][0]
                 placed = [(order(entry[0]), entry) for entry in found]
                 size = sum([size_of(entry) for entry in found])
