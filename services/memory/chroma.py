@@ -66,6 +66,8 @@ _DAMAGED = re.compile(
 # How Chroma says that an index is not in memory which was never large enough for a file: it was closed for another one,
 # and is not made again from the queue of changes before the next change of its collection.
 _CLOSED = "Nothing found on disk"
+# Seconds that Chroma may take to close its database.
+_CLOSING = 2.0
 # So often that is tried, while others may have it closed again.
 _OPENINGS = 10
 
@@ -123,7 +125,10 @@ class Collections:
     def close(self) -> None:
         if self._client is None:
             return
+        about = self._client.get_settings()
         self._client.close()
+        if about.is_persistent:
+            _let_go(Path(about.persist_directory) / DATABASE)
         # Chroma's own clients of a server, of which each holds another, forget their connections without closing them
         for one in (self._client, self._client._admin_client):
             session = getattr(one._server, "_session", None)
@@ -365,13 +370,24 @@ def server(settings: MemorySettings) -> Any:
     )
 
 
-def _quickened(database: Path) -> None:
-    """An index of the queue of changes by its collections: Chroma reads that of one collection whenever its vectors are
-    opened, and looks through everybody's without it. Before Chroma has the file: it has an SQLite of its own. A store
-    that is just being made gets it at its next start."""
-    if database.exists():
-        with suppress(sqlite3.Error), closing(sqlite3.connect(database)) as db, db:
+def _prepared(database: Path) -> None:
+    """Two things that Chroma, which has an SQLite of its own, finds in the file: call it before Chroma has it.
+
+    A log beside the file (WAL), that one write to the disk adds a change to, as safely as eight write it into the file.
+    And an index of the queue of changes by its collections: Chroma reads that of one collection whenever its vectors
+    are opened, and looks through everybody's without it. A store that is just being made gets it at its next start.
+    """
+    with suppress(sqlite3.Error), closing(sqlite3.connect(database)) as db, db:
+        db.execute("PRAGMA journal_mode = WAL")
+        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'embeddings_queue'").fetchone():
             db.execute("CREATE INDEX IF NOT EXISTS local2_queue ON embeddings_queue (topic)")
+
+
+def _let_go(database: Path) -> None:
+    """Waits until Chroma has closed its database, which it does in threads of its own: the log goes with the last."""
+    until = time.monotonic() + _CLOSING
+    while database.with_name(f"{database.name}-wal").exists() and time.monotonic() < until:
+        time.sleep(0.002)
 
 
 def embedded(path: Path) -> Any:
@@ -383,7 +399,7 @@ def embedded(path: Path) -> Any:
     # it must not be text.
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_PERTURB, _OVERWRITTEN_WITH)
-    _quickened(path / DATABASE)
+    _prepared(path / DATABASE)
     settings = ChromaSettings(anonymized_telemetry=False, is_persistent=True, persist_directory=str(path))
     system = System(settings)
     # else as many as there may be open files, whatever memory that takes

@@ -48,6 +48,9 @@ def overwrite(folder: Path) -> None:
         db.execute(_WORDS)
         db.execute("DROP TABLE written")
         db.execute("VACUUM")
+        # the log beside it has the words of what was changed last, and now all that was written anew
+        if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            raise sqlite3.OperationalError("somebody reads the database just now")
 
 
 def _zeroed(file: Path, start: int) -> None:

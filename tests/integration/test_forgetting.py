@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import os
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from support.backups import run_local2
 from support.http_gateway import ADMIN_KEY, Site, gateway_settings, serving
 from support.knowledge import knowledge_settings
 from support.memories import memory_settings
+from support.on_disk import having
 from support.services import announced, running
 from support.stack import Stage, respondent, stage
 from support.waiting import eventually
@@ -177,17 +177,6 @@ class House:
 
         await eventually(written, 20, "the append-only file is written anew")
         return having(word, Path(self.raw.config_get("dir")["dir"]))
-
-
-def having(word: str, folder: Path) -> list[str]:
-    """Files in a folder with a word in them."""
-    found = []
-    for file in (Path(root) / name for root, _, names in os.walk(folder) for name in names):
-        # one may go in this moment, or be a socket
-        with contextlib.suppress(OSError):
-            if word.lower().encode() in file.read_bytes().lower():
-                found.append(str(file.relative_to(folder)))
-    return sorted(found)
 
 
 def dump(raw: redis.Redis) -> Iterator[tuple[str, bytes]]:

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from support.on_disk import having
 from support.waiting import eventually
 
 from services.memory.engram import Engram
@@ -20,10 +21,6 @@ from services.memory.store import open_store
 from services.memory.vectors import Vector
 
 WORD = "xylograph"
-
-
-def on_disk(folder: Path) -> list[str]:
-    return [file.name for file in folder.rglob("*") if file.is_file() and WORD.encode() in file.read_bytes()]
 
 
 def test_what_is_due_is_read_again_until_it_is_done(tmp_path: Path) -> None:
@@ -71,15 +68,15 @@ async def test_words_go_from_the_store_and_the_index_once_nobody_is_answered(tmp
         due.add("ann")
         await store.delete("ann", gone)
         keywords.remove("ann", gone)
-        assert on_disk(tmp_path)
+        assert having(WORD, tmp_path)
         erasing = Erasing(due, store, keywords, settings.folder, busy, 0)
         running = asyncio.create_task(erasing.run())
         try:
             await asyncio.sleep(0.1)
             assert erasing.pending
-            assert on_disk(tmp_path)
+            assert having(WORD, tmp_path)
             answering = False
-            await eventually(lambda: not erasing.pending and not on_disk(tmp_path), 20, "no file has the word")
+            await eventually(lambda: not erasing.pending and not having(WORD, tmp_path), 20, "no file has the word")
             assert not (settings.words / "deleted").exists()
             assert list(await store.get("ann", ["e0", "e1"])) == ["e1"]
         finally:
@@ -107,6 +104,30 @@ def test_a_database_that_another_program_holds_is_left_for_later(
         overwrite(tmp_path)
 
 
+def test_a_log_that_somebody_reads_is_left_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.memory.overwrite._PATIENCE", 0.01)
+    database = tmp_path / "chroma.sqlite3"
+    with (
+        closing(sqlite3.connect(database, isolation_level=None)) as db,
+        closing(sqlite3.connect(database, isolation_level=None)) as reader,
+    ):
+        db.executescript(
+            "PRAGMA journal_mode = WAL; "
+            "CREATE TABLE segments(id, scope, collection); CREATE TABLE max_seq_id(segment_id, seq_id); "
+            "CREATE TABLE embeddings_queue(seq_id, topic, metadata); CREATE TABLE said(words);"
+        )
+        db.execute("INSERT INTO said VALUES (?)", (WORD,))
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT words FROM said").fetchall() == [(WORD,)]
+        db.execute("DELETE FROM said")
+        with pytest.raises(sqlite3.OperationalError, match="reads the database"):
+            overwrite(tmp_path)
+        assert having(WORD, tmp_path)
+        reader.execute("ROLLBACK")
+        overwrite(tmp_path)
+        assert having(WORD, tmp_path) == []
+
+
 def test_files_of_vectors_have_nothing_behind_their_last_vector(tmp_path: Path) -> None:
     folder = tmp_path / "index"
     folder.mkdir()
@@ -116,6 +137,6 @@ def test_files_of_vectors_have_nothing_behind_their_last_vector(tmp_path: Path) 
     sqlite3.connect(tmp_path / "chroma.sqlite3").close()
     with pytest.raises(sqlite3.OperationalError, match="no such table"):
         overwrite(tmp_path)
-    assert on_disk(tmp_path) == []
+    assert having(WORD, tmp_path) == []
     assert (folder / "data_level0.bin").read_bytes() == b"vector" * 5 + b"!!" + bytes(27)
     assert (folder / "length.bin").read_bytes() == b"\1\0\0\0\2\0\0\0" + bytes(9)

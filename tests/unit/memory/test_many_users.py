@@ -36,6 +36,19 @@ def test_one_users_changes_are_found_by_an_index_from_the_second_start_on(tmp_pa
     assert "USING INDEX local2_queue" in wanted
 
 
+def test_a_change_is_added_to_a_log_beside_the_database_in_a_store_that_is_new_and_in_one_that_is_not(
+    tmp_path: Path,
+) -> None:
+    for _ in range(2):
+        store = opened(tmp_path)
+        store.upsert("ann", SPACE, RECORD)
+        assert (tmp_path / f"{DATABASE}-wal").stat().st_size
+        store.close()
+        # as a store of the last release is
+        with closing(sqlite3.connect(tmp_path / DATABASE)) as db:
+            assert db.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
+
+
 def test_whether_a_store_is_damaged_is_not_asked_once_for_each_collection(tmp_path: Path) -> None:
     store = opened(tmp_path)
     for number in range(20):
