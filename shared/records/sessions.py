@@ -85,13 +85,12 @@ _APPEND = Script(
     DELETED
     + WRITING_TURNS
     + """
-if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[4]), ARGV[1]) then return 0 end
+if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[4]), ARGV[1]) then return end
 if ARGV[4] == '1' then redis.call('HSET', KEYS[3], ARGV[1], ARGV[2]) else migrate(KEYS[3], KEYS[2]) end
 keep(KEYS[2], ARGV[1], ARGV[2])
 redis.call('HSET', KEYS[1], 'updated', ARGV[3])
 -- what was said last is shown
 redis.call('HDEL', KEYS[1], 'tip')
-return 1
 """
 )
 
@@ -110,7 +109,7 @@ _BRING = Script(
     DELETED
     + WRITING_TURNS
     + """
-if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+if redis.call('EXISTS', KEYS[1]) == 0 then return end
 local number = tonumber(ARGV[1])
 local reach = redis.call('HGET', KEYS[2], 'until')
 for k = 4, #KEYS, 2 do
@@ -132,7 +131,6 @@ for i = 2, #ARGV do
   local id = i <= 1 + number or (i - number) % 2 == 0
   if reach and id and deleted(reach, ARGV[i]) then redis.call('DEL', KEYS[2]) end
 end
-return 1
 """
 )
 

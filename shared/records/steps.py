@@ -42,9 +42,9 @@ _SCAN = 100_000
 _KEEP = Script(
     DELETED
     + """
-if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[2]), ARGV[1]) then return 0 end
+if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[2]), ARGV[1]) then return end
 if ARGV[3] ~= '' then redis.call('HSETNX', KEYS[3], ARGV[1] .. ' unanswered', ARGV[3]) end
-return redis.call('HSETNX', KEYS[3], ARGV[1], ARGV[2])
+redis.call('HSETNX', KEYS[3], ARGV[1], ARGV[2])
 """
 )
 
@@ -53,10 +53,9 @@ return redis.call('HSETNX', KEYS[3], ARGV[1], ARGV[2])
 _JUDGE = Script(
     DELETED
     + """
-if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[2]), ARGV[1]) then return 0 end
-if #redis.call('ZRANGEBYLEX', KEYS[4], '[' .. ARGV[2], '(' .. ARGV[2] .. '\\255', 'LIMIT', 0, 1) == 0 then return 0 end
+if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[2]), ARGV[1]) then return end
+if #redis.call('ZRANGEBYLEX', KEYS[4], '[' .. ARGV[2], '(' .. ARGV[2] .. '\\255', 'LIMIT', 0, 1) == 0 then return end
 redis.call('HSET', KEYS[3], ARGV[1] .. ' ' .. ARGV[3], ARGV[4])
-return 1
 """
 )
 

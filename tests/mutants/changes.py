@@ -368,4 +368,7 @@ def _lua_line(line: str) -> Iterator[Callable[[Callable[[int, int, str], None], 
         start = line.index(text)
         yield at(start, start + len(text), "")
     for match in _LUA_NUMBER.finditer(line):
-        yield at(match.start(), match.end(), str(int(match.group()) + 1))
+        number = int(match.group())
+        # what a script returns is asked for whether it is nothing
+        turned = number < 2 and line[: match.start()].endswith("return ")
+        yield at(match.start(), match.end(), str(1 - number if turned else number + 1))

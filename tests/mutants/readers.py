@@ -28,26 +28,11 @@ class Readers:
     def __init__(self, sources: Mapping[str, str]) -> None:
         trees = {path: ast.parse(text) for path, text in sources.items()}
         self._statements = {path: list(_statements(tree.body, ())) for path, tree in trees.items()}
-        self._functions = {
-            path: [
-                range(node.lineno, (node.end_lineno or 0) + 1) for node in ast.walk(tree) if isinstance(node, _FUNCTION)
-            ]
-            for path, tree in trees.items()
-        }
         self._reading: dict[str, list[tuple[str, _Statement]]] = defaultdict(list)
         for path, statements in self._statements.items():
             for statement in statements:
                 for name in statement.reads:
                     self._reading[name].append((path, statement))
-
-    def around(self, path: str, line: int) -> Lines:
-        """The lines of the innermost function that holds this one; empty outside of functions.
-
-        Before Python 3.12 a coroutine that goes on with an exception (a time-out, a cancellation) runs unseen until it
-        waits again: who runs the line is then known of its function alone.
-        """
-        holding = [span for span in self._functions[path] if line in span]
-        return {path: set(min(holding, key=len))} if holding else {}
 
     def of(self, path: str, line: int) -> Lines:
         """The lines of which one must run to notice a change in this one; empty when nobody reads what it defines."""
@@ -82,6 +67,9 @@ def _statements(body: list[ast.stmt], inside: tuple[str, ...], local: bool = Fal
         named = (node.name,) if function or isinstance(node, ast.ClassDef) else ()
         defines = frozenset(own | set(named) | set(inside))
         yield _Statement(_first(node), max(last, _first(node)), local, defines, frozenset(reads))
+        for branch in [*getattr(node, "handlers", ()), *getattr(node, "cases", ())]:
+            begins = branch.lineno if isinstance(branch, ast.ExceptHandler) else branch.pattern.lineno
+            yield _Statement(begins, branch.body[0].lineno - 1, local, frozenset(inside), frozenset())
         within = inside if local or function else (*inside, *named)
         for block in blocks:
             yield from _statements(block, within, local or function)

@@ -6,27 +6,30 @@ import ast
 import difflib
 import gzip
 import hashlib
+import itertools
 import json
-import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import coverage
 from mutants.copy import Copy
-from mutants.recording import FOLDER, settings
+from mutants.marks import SEEN, Place, mark
 
 CACHE = ".mutants/recorded.json.gz"
 # What they run is none of the areas: the launcher, the model servers, the packages and the manifests.
 _UNRELATED = tuple(
     f"tests/unit/{name}" for name in ("cli/", "demo_model/", "llm/", "test_k8s", "test_packaging", "test_mutants")
 )
-# After so many test files what was recorded is written down: a recording that ends early goes on from there.
-_AT_A_TIME = 10
+# So often what was recorded is written down, in seconds: a recording that ends early goes on from there.
+_EVERY = 10.0
+# So many test files share the start of a process.
+_TOGETHER = 8
 _FOLDERS = ("tests/unit", "tests/integration")
 
 
@@ -70,20 +73,18 @@ def recorded(root: Path, sources: Sequence[str], workers: int) -> Recorded:
     known.cases = {name: case for name, case in known.cases.items() if name.partition("::")[0] not in gone}
     known.files = {path: digest for path, digest in known.files.items() if path not in gone}
     stale = [path for path in digests if path not in known.files] if workers else []
-    failed = "no test is recorded"
-    for at in range(0, len(stale), _AT_A_TIME):
-        some = stale[at : at + _AT_A_TIME]
-        print(f"Recording which lines {len(some)} of {len(stale) - at} test files run", file=sys.stderr, flush=True)
-        try:
-            known.cases.update(_record(root, some, workers))
-        except RuntimeError as exc:
-            failed = str(exc)
-            print(f"not used, and tried again the next time: {' '.join(some)}", file=sys.stderr, flush=True)
-            continue
-        known.files.update((path, digests[path]) for path in some)
+    if stale:
         _write(root / CACHE, known)
+        written = time.monotonic()
+        for done, (path, cases) in enumerate(_record(root, sources, stale, workers), 1):
+            known.cases.update(cases)
+            known.files[path] = digests[path]
+            if time.monotonic() - written > _EVERY:
+                _write(root / CACHE, known)
+                written = time.monotonic()
+                print(f"Recorded which lines {done} of {len(stale)} test files run", file=sys.stderr, flush=True)
     if not known.files:
-        raise RuntimeError(failed)
+        raise RuntimeError("no test is recorded")
     if workers:
         _write(root / CACHE, known)
     return known
@@ -149,62 +150,66 @@ def _lines(bits: int) -> list[int]:
     return [at for at in range(bits.bit_length()) if bits >> at & 1]
 
 
-def _record(root: Path, files: Sequence[str], workers: int) -> dict[str, Case]:
+def _record(
+    root: Path, sources: Sequence[str], files: Sequence[str], workers: int
+) -> Iterator[tuple[str, dict[str, Case]]]:
+    """Runs the test files, and returns the cases of each as soon as it has ended."""
+    groups = [files[at : at + _TOGETHER] for at in range(0, len(files), _TOGETHER)]
     with tempfile.TemporaryDirectory(prefix="local2-mutants-") as temporary, Copy(root) as copy:
         folder = Path(temporary)
-        rc = folder / "coverage.ini"
-        rc.write_text(settings(copy.root, folder))
-        environment = {**copy.environment, "COVERAGE_PROCESS_START": str(rc), FOLDER: temporary}
+        places = mark(copy.root, sources)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "mutants.recording", "-p", "no:cacheprovider"]
-        command += ["-m", "not model", "-n", str(workers), "--dist", "loadfile", *files]
-        log = folder / "log"
-        with log.open("wb") as out:
-            done = subprocess.run(command, cwd=copy.root, env=environment, stdout=out, stderr=out, check=False)
-        if done.returncode not in (0, 1):
-            raise RuntimeError(f"the tests cannot be recorded:\n{log.read_text()[-2000:]}")
-        for line in log.read_text().splitlines():
-            if line.startswith(("FAILED", "ERROR")):
-                print(f"not used, it fails as things are: {line[:160]}", file=sys.stderr)
-        cases = _collected(copy.root, folder)
-    for told in unasserted({path: (root / path).read_text() for path in files}, cases):
-        print(f"asserted by no test: {told}", file=sys.stderr)
-    return cases
+        command += ["-p", "no:xdist", "-o", "enable_assertion_pass_hook=true", "-m", "not model"]
+        running: dict[subprocess.Popen[bytes], Path] = {}
+        try:
+            for group in itertools.chain(groups, itertools.repeat(None, workers)):
+                while len(running) >= workers or (group is None and running):
+                    time.sleep(0.2)
+                    ended = {process: log for process, log in running.items() if process.poll() is not None}
+                    for path in folder.glob("*.json"):
+                        yield _collected(copy.root, json.loads(path.read_text()), places)
+                        path.unlink()
+                    for process, log in ended.items():
+                        del running[process]
+                        _told(process.returncode, log.read_text(errors="replace"))
+                if group is not None:
+                    log = folder / f"{len(list(folder.glob('*.log')))}.log"
+                    environment = {**copy.environment, SEEN: str(log.with_suffix(".seen"))}
+                    with log.open("wb") as out:
+                        process = subprocess.Popen(
+                            [*command, *group], cwd=copy.root, env=environment, stdout=out, stderr=out
+                        )
+                    running[process] = log
+        finally:
+            for process in running:
+                process.terminate()
+                process.wait()
 
 
-def unasserted(tests: Mapping[str, str], cases: Mapping[str, Case]) -> list[str]:
-    """Takes the lines of the tests themselves (path → text) from what was recorded, and returns those with an
-    assertion that none of them ran: in a loop over nothing, say, or behind a condition that never held."""
-    ran = dict.fromkeys(tests, 0)
-    for case in cases.values():
-        for path in [path for path in case.lines if path.startswith("tests/")]:
-            ran[path] = ran.get(path, 0) | case.lines.pop(path)
-    return [
-        f"{path}:{node.lineno}: {' '.join(ast.unparse(node).split())[:100]}"
-        for path, text in tests.items()
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Assert) and not any(ran[path] >> line & 1 for line in _span(node))
-    ]
+def _told(status: int, log: str) -> None:
+    if status not in (0, 1):
+        print(f"not all could be recorded, and they are tried again the next time:\n{log[-2000:]}", file=sys.stderr)
+    for line in log.splitlines():
+        if line.startswith(("FAILED", "ERROR")):
+            print(f"not used, it fails as things are: {line[:160]}", file=sys.stderr)
 
 
-def _span(node: ast.stmt) -> range:
-    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
-
-
-def _collected(root: Path, folder: Path) -> dict[str, Case]:
+def _collected(root: Path, told: Mapping[str, Any], places: Sequence[Place]) -> tuple[str, dict[str, Case]]:
+    file: str = told["file"]
     cases: dict[str, Case] = {}
-    for path in folder.glob("took-*.json"):
-        for name, (seconds, passed) in json.loads(path.read_text()).items():
-            if passed:
-                cases[name] = Case(seconds)
-    for path in folder.glob("lines.*"):
-        data = coverage.CoverageData(basename=str(path))
-        data.read()
-        for file in data.measured_files():
-            source = os.path.relpath(file, root)
-            for line, contexts in data.contexts_by_lineno(file).items():
-                for context in contexts:
-                    # a process that a test started says what of the test was running: "name (call)"
-                    case = cases.get(context.strip("|").removesuffix(" (call)").removesuffix(" (setup)"))
-                    if case is not None:
-                        case.lines[source] = case.lines.get(source, 0) | 1 << line
-    return cases
+    for name, (seconds, passed, ran) in told["cases"].items():
+        if passed:
+            case = cases[name] = Case(seconds)
+            for number in ran:
+                place = places[number]
+                case.lines[place.path] = case.lines.get(place.path, 0) | place.lines
+    for one in unasserted((root / file).read_text(), told["asserted"]):
+        print(f"asserted by no test: {file}:{one}", file=sys.stderr)
+    return file, cases
+
+
+def unasserted(text: str, ran: Iterable[int]) -> list[str]:
+    """The assertions of a test file that none of its tests came to: in a loop over nothing, say, or behind a condition
+    that never held. ran: the lines of those that held."""
+    asserts = {one.lineno: one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.Assert)}
+    return [f"{line}: {' '.join(ast.unparse(asserts[line]).split())[:100]}" for line in sorted({*asserts} - {*ran})]

@@ -69,27 +69,29 @@ class Bench:
             log = self._copy.root.with_name("log").read_text(errors="replace")
             raise RuntimeError(f"{test or tests[0]} {why} in a copy with nothing changed:\n{log[-2000:]}")
 
-    async def judge(self, change: Change, tests: Sequence[str], seconds: Mapping[str, float]) -> Verdict:
+    async def judge(self, change: Change, rounds: Sequence[Sequence[str]], seconds: Mapping[str, float]) -> Verdict:
         """Runs the tests in this order until one notices the change; what fails must fail twice.
 
-        seconds: how long each test takes when nothing is changed.
+        rounds: tests that are collected together. seconds: how long each test takes when nothing is changed.
         """
+        tried = sum(len(tests) for tests in rounds)
         file = self._copy.root / change.path
         source = file.read_bytes()
         file.write_bytes(change.applied(source))
         try:
-            left = list(tests)
-            while left:
-                why, test = await self._run(left, seconds)
-                if why == "breaks":
-                    return Verdict(change, "import", why, len(tests))
-                if test is None:
-                    break
-                again, _ = await self._run([test], seconds)
-                if again:
-                    return Verdict(change, test, again, len(tests))
-                left = left[left.index(test) + 1 :] if test in left else []
-            return Verdict(change, tried=len(tests))
+            for tests in rounds:
+                left = list(tests)
+                while left:
+                    why, test = await self._run(left, seconds)
+                    if why == "breaks":
+                        return Verdict(change, "import", why, tried)
+                    if test is None:
+                        break
+                    again, _ = await self._run([test], seconds)
+                    if again:
+                        return Verdict(change, test, again, tried)
+                    left = left[left.index(test) + 1 :] if test in left else []
+            return Verdict(change, tried=tried)
         finally:
             file.write_bytes(source)
 

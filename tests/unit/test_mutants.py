@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 from mutants import recorded as recording
 from mutants.changes import Change, changes
+from mutants.marks import SEEN, mark
 from mutants.readers import Readers
 from mutants.recorded import Case, Recorded, unasserted
-from mutants.run import AREAS, area_of, chosen, report, sampled
+from mutants.run import AREAS, area_of, chosen, report, rounds, sampled
 from mutants.trial import Bench, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,12 +80,14 @@ def test_lua_is_changed_line_by_line() -> None:
         -- a == b is told here only
         if a == b then redis.call('GET', 'x') end
         redis.call('EXPIRE', KEYS[1], 9)
+        return 1
         """)
         '''
     )
     assert any("if a ~= b then" in one for one in found)
     assert any("EXPIRE" not in one for one in found)
     assert any("KEYS[1], 10)" in one for one in found)
+    assert any("return 0" in one for one in found)
     assert not any("KEYS[2]" in one or "a ~= b is told" in one for one in found)
 
 
@@ -138,11 +143,9 @@ def test_what_runs_at_import_matters_to_those_who_read_it() -> None:
     assert readers.of("two.py", 2) == {}
 
 
-def test_who_runs_a_line_unseen_is_known_of_its_function() -> None:
-    readers = Readers({"a.py": "X = 1\n\ndef f():\n    def g():\n        return 1\n    return g\n"})
-    assert readers.around("a.py", 5) == {"a.py": {4, 5}}
-    assert readers.around("a.py", 6) == {"a.py": {3, 4, 5, 6}}
-    assert readers.around("a.py", 1) == {}
+def test_an_except_clause_is_known_by_its_own_lines() -> None:
+    text = "def f():\n    try:\n        a()\n    except (A, B):\n        b()\n"
+    assert Readers({"a.py": text}).of("a.py", 4) == {"a.py": {4}}
 
 
 def bits(*lines: int) -> int:
@@ -158,9 +161,26 @@ def test_the_cheapest_tests_are_asked_and_those_that_are_most_about_the_file_unt
             "elsewhere": Case(0.1, {"one.py": bits(1)}),
         }
     )
-    assert chosen(known, {"one.py": {6}}, "one.py", 10.0) == ["broad", "devoted"]
-    assert chosen(known, {"one.py": {6}}, "one.py", 40.0) == ["broad", "devoted", "slow"]
+    assert set(chosen(known, {"one.py": {6}}, "one.py", 10.0)) == {"broad", "devoted"}
+    assert set(chosen(known, {"one.py": {6}}, "one.py", 40.0)) == {"broad", "devoted", "slow"}
     assert chosen(known, {"one.py": {9}}, "one.py", 40.0) == []
+
+
+def test_tests_are_asked_file_by_file_first_those_that_are_about_the_change() -> None:
+    broad, devoted = {"one.py": bits(6), "two.py": bits(*range(50))}, {"one.py": bits(5, 6, 7)}
+    known = Recorded(
+        cases={
+            "a.py::broad": Case(0.1, broad),
+            "b.py::slow": Case(30.0, devoted),
+            "c.py::slower": Case(2.0, devoted),
+            "c.py::quick": Case(0.1, broad),
+            "d.py::devoted": Case(0.1, devoted),
+        }
+    )
+    assert rounds(known, known.cases, "one.py") == [
+        ["d.py::devoted", "c.py::quick", "c.py::slower"],
+        ["b.py::slow", "a.py::broad"],
+    ]
 
 
 def test_a_report_counts_and_names_what_nobody_noticed() -> None:
@@ -205,22 +225,20 @@ def test_unsteady():
 """
 
 
+def _checkout(root: Path, files: dict[str, str]) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    for path, text in {"shared/product.py": PRODUCT, "services/other.py": "", **files}.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    shutil.copytree(ROOT / "tests" / "mutants", root / "tests" / "mutants")
+
+
 @pytest.mark.slow
 async def test_a_change_is_noticed_by_a_test_that_fails_twice_or_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mutants.trial._PATIENCE", 5.0)
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)  # noqa: ASYNC221
-    for path, text in {
-        "shared/product.py": PRODUCT,
-        "services/other.py": "",
-        "tests/test_product.py": TESTS,
-        ".gitignore": "secret",
-        "secret": "",
-    }.items():
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text(text)
-    shutil.copytree(ROOT / "tests" / "mutants", tmp_path / "tests" / "mutants")
+    _checkout(tmp_path, {"tests/test_product.py": TESTS, ".gitignore": "secret", "secret": ""})
     source = PRODUCT.encode()
     doubled, ends, unsteady = (f"tests/test_product.py::test_{name}" for name in ("doubled", "ends", "unsteady"))
 
@@ -231,14 +249,14 @@ async def test_a_change_is_noticed_by_a_test_that_fails_twice_or_hangs(
     async with Bench(tmp_path) as bench:
         assert not bench.root.joinpath("secret").exists()
         await bench.check([doubled, ends], {})
-        fails = await bench.judge(changed("n + n", "n - n"), [doubled, ends], {})
+        fails = await bench.judge(changed("n + n", "n - n"), [[doubled, ends]], {})
         assert (fails.by, fails.why) == (doubled, "fails")
-        hangs = await bench.judge(changed("False", "True"), [doubled, ends], {ends: 0.0})
+        hangs = await bench.judge(changed("False", "True"), [[doubled], [ends]], {ends: 0.0})
         assert (hangs.by, hangs.why) == (ends, "hangs")
-        breaks = await bench.judge(changed("return", "return return"), [doubled], {})
+        breaks = await bench.judge(changed("return", "return return"), [[doubled]], {})
         assert (breaks.by, breaks.why) == ("import", "breaks")
         # it failed for another reason than the change
-        passes = await bench.judge(changed("n + n", "2 * n"), [unsteady, doubled], {})
+        passes = await bench.judge(changed("n + n", "2 * n"), [[unsteady, doubled]], {})
         assert (passes.by, passes.tried) == (None, 2)
         with pytest.raises(RuntimeError, match="nothing changed"):
             await bench.check(["tests/test_product.py::test_of_nothing"], {})
@@ -256,16 +274,77 @@ def test_of_nothing():
 """
 
 
-def test_an_assertion_that_no_test_ran_is_told_and_tests_are_no_part_of_the_product() -> None:
-    cases = {"t.py::test_of_nothing": Case(0.1, {"tests/t.py": bits(2, 3, 5, 6), "shared/a.py": bits(1)})}
-    told = unasserted({"tests/t.py": TELLS_NOTHING, "tests/other.py": "assert 1\n"}, cases)
-    assert told == ["tests/t.py:4: assert one", "tests/other.py:1: assert 1"]
-    assert cases["t.py::test_of_nothing"].lines == {"shared/a.py": bits(1)}
+def test_an_assertion_that_no_test_ran_is_told() -> None:
+    assert unasserted(TELLS_NOTHING, [5]) == ["4: assert one"]
+    assert unasserted(TELLS_NOTHING, []) == ["4: assert one", "5: assert True"]
 
 
-def test_a_recording_that_fails_on_the_way_goes_on_from_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+MARKED = '''"""A docstring."""
+from __future__ import annotations
+
+def f(a):
+    """Another."""
+    global b
+    b = (
+        a
+    )
+    if a == 1:
+        return 1
+    elif a == 2:
+        return 2
+    try:
+        int(a)
+    except ValueError:
+        b = 2
+    match a:
+        case 3:
+            b = 3
+        case _:
+            def g():
+                return b
+    return g()
+
+async def h(wait):
+    await wait()
+    return 1
+'''
+
+
+async def test_marks_say_which_lines_ran_in_every_process_and_the_text_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared/__init__.py").touch()
+    (tmp_path / "shared/marked.py").write_text(MARKED)
+    places = mark(tmp_path, ["shared/__init__.py", "shared/marked.py"])
+    file = tmp_path / "seen"
+    monkeypatch.setenv(SEEN, str(file))
+
+    def ran(call: str, before: str = "") -> set[int]:
+        """The lines that a process runs which is killed thereafter."""
+        file.unlink(missing_ok=True)
+        program = f"import asyncio, os, shared.marked as m\n{before}\ntry: {call}\nfinally: os.kill(os.getpid(), 9)"
+        subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=os.environ | {"PYTHONPATH": ""}, check=False)
+        seen = file.read_bytes()
+        assert len(seen) == len(places)
+        lines = [place.lines for place, byte in zip(places, seen, strict=True) if byte]
+        return {line for bits in lines for line in range(bits.bit_length()) if bits >> line & 1}
+
+    start = {7, 8, 9, 10}
+    assert ran("pass") == set()
+    assert ran("m.f(1)") == {*start, 11}
+    assert ran("m.f(2)") == {*start, 12, 13}
+    # 12 is `elif`, and 19 the case that is tried first
+    assert ran("m.f(3)") == {*start, 12, 14, 15, 18, 19, 20, 24}
+    assert ran("m.f(4)") == {*start, 12, 14, 15, 18, 19, 21, 22, 23, 24}
+    assert ran("m.f('4')") == {*start, 12, 14, 15, 18, 19, 21, 22, 23, 24}
+    assert ran("m.f('x')") == {*start, 12, 14, 15, 16, 17, 18, 19, 21, 22, 23, 24}
+    assert ran("asyncio.run(m.h(fails))", "async def fails(): raise OSError") == {27}
+    assert ran("m.f(1)", "import inspect; inspect.getsource(m.f).index('elif')") == {*start, 11}
+    assert (tmp_path / "shared/marked.py").read_text() == MARKED
+
+
+def test_a_recording_that_fails_on_the_way_goes_on_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tests/unit").mkdir(parents=True)
     files = [f"tests/unit/test_{name}.py" for name in "abc"]
     for file in files:
@@ -273,27 +352,78 @@ def test_a_recording_that_fails_on_the_way_goes_on_from_there(
     asked: list[str] = []
     broken = {files[1]}
 
-    def record(_root: Path, some: Sequence[str], _workers: int) -> dict[str, Case]:
-        asked.extend(some)
-        if broken & set(some):
-            raise RuntimeError("a worker died")
-        return {f"{file}::test": Case(1.0) for file in some}
+    def record(
+        _root: Path, _sources: Sequence[str], some: Sequence[str], _workers: int
+    ) -> Iterator[tuple[str, dict[str, Case]]]:
+        for file in some:
+            asked.append(file)
+            if file in broken:
+                raise RuntimeError("a worker died")
+            yield file, {f"{file}::test": Case(1.0)}
 
     monkeypatch.setattr(recording, "_record", record)
-    monkeypatch.setattr(recording, "_AT_A_TIME", 1)
-    known = recording.recorded(tmp_path, [], 1)
-    assert set(known.cases) == {f"{files[0]}::test", f"{files[2]}::test"}
-    assert f"tried again the next time: {files[1]}" in capsys.readouterr().err
+    monkeypatch.setattr(recording, "_EVERY", 0.0)
+    with pytest.raises(RuntimeError, match="a worker died"):
+        recording.recorded(tmp_path, [], 1)
+    assert set(recording.recorded(tmp_path, [], 0).cases) == {f"{files[0]}::test"}
+    assert asked == files[:2]
     asked.clear()
     broken.clear()
-    (tmp_path / files[2]).write_text("changed")
-    assert len(recording.recorded(tmp_path, [], 1).cases) == 3
+    assert set(recording.recorded(tmp_path, [], 1).cases) == {f"{file}::test" for file in files}
     assert asked == files[1:]
-    (tmp_path / files[0]).write_text("changed too")
+    (tmp_path / files[0]).write_text("changed")
     assert set(recording.recorded(tmp_path, [], 0).cases) == {f"{file}::test" for file in files[1:]}
     assert asked == files[1:]
     for file in files:
         (tmp_path / file).write_text("changed again")
-    broken.update(files)
-    with pytest.raises(RuntimeError, match="a worker died"):
-        recording.recorded(tmp_path, [], 1)
+    with pytest.raises(RuntimeError, match="no test is recorded"):
+        recording.recorded(tmp_path, [], 0)
+
+
+RECORDED = """
+import subprocess, sys
+import pytest
+from shared.product import double, run
+
+@pytest.fixture(scope="module")
+def process():
+    told = "from shared.product import double\\nwhile input(): print(double(1), flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", told], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as started:
+        yield started
+        started.kill()
+
+def asked(process):
+    process.stdin.write("x\\n")
+    process.stdin.flush()
+    return process.stdout.readline()
+
+def test_starts_it(process):
+    run()
+
+def test_asks_it(process):
+    assert asked(process) == "2\\n"
+
+def test_fails():
+    assert double(1) == 3
+
+def test_loops():
+    for one in []:
+        assert one
+"""
+
+
+@pytest.mark.slow
+def test_who_asks_a_process_that_another_test_started_is_recorded_as_running_its_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _checkout(tmp_path, {"tests/unit/test_product.py": RECORDED})
+    known = recording.recorded(tmp_path, ["shared/product.py"], 1)
+    name = "tests/unit/test_product.py::test_"
+    assert set(known.cases) == {f"{name}{case}" for case in ("starts_it", "asks_it", "loops")}
+    assert known.running("shared/product.py", [3]) == [f"{name}asks_it"]
+    assert known.running("shared/product.py", [7, 11]) == [f"{name}starts_it"]
+    told = capsys.readouterr().err
+    assert "asserted by no test: tests/unit/test_product.py:31: assert one" in told
+    assert f"not used, it fails as things are: FAILED {name}fails" in told

@@ -11,7 +11,7 @@ from shared.bus import Bell, Bus, ConnectionLost
 from shared.bus.bell import _Line
 from shared.bus.cluster import ClusterLink, Lines, NodeLink, Unsent
 from shared.bus.endpoint import Address, Endpoint
-from shared.bus.link import _Unit
+from shared.bus.link import _Batch, _Unit
 
 ONE, TWO = Address("one", 1), Address("two", 2)
 
@@ -93,6 +93,23 @@ async def test_what_a_leaving_connection_has_not_sent_goes_elsewhere_while_answe
     # its answer has come
     link._inflight.clear()
     await asyncio.wait_for(leaving, 60)
+
+
+async def test_a_leaving_connection_whose_answers_never_come_ends_and_gives_back_what_may_be_said_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shared.bus.cluster._FAREWELL", 0.01)
+    endpoint = Endpoint.parse("redis+cluster://one:1/")
+    link = NodeLink(endpoint, ONE, name="test", timeout=60.0, on_loss=lambda reason: None)
+    link._task = asyncio.create_task(cast(Any, asyncio.Event().wait()))
+    link.connected.set()
+    again, once = (asyncio.get_running_loop().create_future() for _ in range(2))
+    units = [_Unit(b"", 1, again, True, 0.0, None, False), _Unit(b"", 1, once, False, 0.0, None, False)]
+    link._inflight.append(_Batch(units, b"", 0.0, 0.0))
+    await asyncio.wait_for(link.retire(), 60)
+    assert link._task.cancelled()
+    assert isinstance(again.exception(), Unsent)
+    assert type(once.exception()) is ConnectionLost
 
 
 async def test_a_slot_that_has_moved_is_told_to_the_map() -> None:

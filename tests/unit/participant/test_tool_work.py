@@ -330,7 +330,7 @@ async def test_a_call_that_is_given_up_is_answered() -> None:
     stored, answered, told = await on.route.undertaker(on.delivery(request()), "it killed three workers")
     assert stored == ("SET", STORED, answered[-1], "EX", 86_400)
     assert (read(answered)["error"], told[0]) == ("it killed three workers", "PUBLISH")
-    assert read(answered)["request_id"] == f"{NOW}-5"
+    assert (read(answered)["request_id"], read(answered)["duration_ms"]) == (f"{NOW}-5", 0)
 
 
 async def test_tools_that_were_replaced_stay_open_until_their_last_call_has_ended() -> None:
