@@ -22,11 +22,37 @@ redis.call('SET', KEYS[2], id, 'EX', ARGV[1])
 return id
 """)
 
+# Removes the beginning of a stream, up to a node, a piece at a time: freeing thousands of large entries at once would
+# keep everybody else waiting. A piece is a hundred entries, or fewer that have eight megabytes, as the first hundred
+# nodes are on average; to look at the entries themselves would take longer than to free them.
+_CUT = """
+local function cut(way, bound)
+  local size, piece = redis.pcall('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 100), 100
+  if type(size) == 'number' then
+    piece = math.max(1, math.min(100, math.floor(8000000 * redis.call('XLEN', KEYS[1]) / size)))
+  end
+  local removed = redis.call('XTRIM', KEYS[1], way, '~', bound, 'LIMIT', piece)
+  -- small ones share a node, which goes as a whole: before large ones it may have more than a piece
+  if removed == 0 and piece < 100 then removed = redis.call('XTRIM', KEYS[1], way, '~', bound, 'LIMIT', 100) end
+  return removed
+end
+"""
+
+# The next piece of what is beyond a bound. KEYS: stream. ARGV: MINID or MAXLEN, bound. Returns how many entries were
+# removed; 0 when that was all.
+CUT = Script(
+    _CUT
+    + """
+return cut(ARGV[1], ARGV[2])
+"""
+)
+
 # Lets a stream with one group lose what that has finished: entries before its oldest one in work and not behind an id.
-# Trimming from the front leaves no holes, with which Redis could not tell the lag any more. A piece at a time: freeing
-# thousands of large entries at once would keep everybody else waiting. The size of the oldest one says how many are a
-# piece. Returns what has been delivered, and how many entries were removed when there may be more.
-_TRIM = """
+# Trimming from the front leaves no holes, with which Redis could not tell the lag any more. Returns what has been
+# delivered, and how many entries were removed when there may be more.
+_TRIM = (
+    _CUT
+    + """
 local function parts(id)
   local ms, seq = string.match(id, '(%d+)-(%d+)')
   return tonumber(ms), tonumber(seq)
@@ -49,15 +75,13 @@ local function trim(bound)
   bound = string.format('%.0f-%.0f', ms, seq + 1)
   local oldest = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1)[1]
   if oldest and before(oldest[1], bound) then bound = oldest[1] end
-  local first, size = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)[1], 1
-  for _, field in ipairs(first and first[2] or {}) do size = size + #field end
-  local piece = math.max(1, math.min(100, math.floor(2000000 / size)))
-  local removed = redis.call('XTRIM', KEYS[1], 'MINID', '~', bound, 'LIMIT', piece)
+  local removed = cut('MINID', bound)
   -- part of a node
   if removed == 0 then redis.call('XTRIM', KEYS[1], 'MINID', '=', bound) end
   return delivered, removed
 end
 """
+)
 
 # The next piece. KEYS: stream. ARGV: group, id. Returns how many entries were removed; 0 when it was the last.
 TRIM = Script(

@@ -18,7 +18,7 @@ from shared.bus.keys import KNOWN_TOOLS, once_key, stream_key
 from shared.bus.letters import drop_forged, forged, letter_name
 from shared.bus.link import Link
 from shared.bus.port import Command, ConnectionLost, Port, Reader, Reply, ReplyError, Script, loading, missing, there
-from shared.bus.scripts import PUBLISH_ONCE
+from shared.bus.scripts import CUT, PUBLISH_ONCE
 from shared.bus.sentinel import SentinelLink
 from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, Outgoing, Subject
 from shared.envelope import Envelope
@@ -38,9 +38,6 @@ _UNCUT = 32
 _UNCUT_BYTES = 10_000
 # The most entries of a work stream that stay a while though they are finished.
 OBSERVED = 1_000
-# Removed at once: so many entries, and no more of large ones than are so many bytes.
-_PIECE = 100
-_PIECE_BYTES = 2_000_000
 # Ids are given by the server's clock, in ms: none is this large before the year 5138. One that is was chosen by
 # somebody who wants no further ones to come.
 _TOO_LATE = 10**14
@@ -357,14 +354,9 @@ class Bus:
         return length, keep
 
     async def _cut(self, stream: str, way: str, bound: str | int) -> int:
-        """Removes what is beyond a bound, up to a node; the number of entries. Freeing thousands of large ones at once
-        would keep everybody else waiting."""
+        """Removes what is beyond a bound, up to a node, piece by piece; the number of entries."""
         removed = 0
-        while oldest := await self.link.call("XREAD", "COUNT", 1, "STREAMS", stream, "0"):
-            piece = max(1, min(_PIECE, _PIECE_BYTES // (size_of(entries(oldest[0][1])[0]) + 1)))
-            found = int(await self.link.call("XTRIM", stream, way, "~", bound, "LIMIT", piece))
-            if not found:
-                break
+        while found := int(await self.link.call(*CUT((stream,), way, bound))):
             removed += found
         return removed
 
