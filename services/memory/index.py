@@ -162,15 +162,21 @@ class Index:
         await asyncio.to_thread(self._keywords.remove_user, user_id)
 
     async def _repair(self, user_id: str) -> None:
-        ids = self.catalog.ids(user_id)
-        while True:
+        """The user's words made anew from the store; once more where something came or was removed meanwhile."""
+        ids: list[str] | None = None
+        while (there := self.catalog.ids(user_id)) != ids:
+            ids = there
             try:
                 placed = await self._store.placed(user_id, ids)
-                break
             except TransientError as exc:
                 log.warning("index.waits", reason=str(exc))
                 await asyncio.sleep(_RETRY_SECONDS)
-        await asyncio.to_thread(lambda: self._keywords.replace(user_id, self._entries(placed.values())))
+                ids = None
+                continue
+            await asyncio.to_thread(self._replace, user_id, placed)
+
+    def _replace(self, user_id: str, placed: Mapping[str, Placed]) -> None:
+        self._keywords.replace(user_id, self._entries(placed.values()))
 
     # ── the store and the other replicas ─────────────────────────────────────────────────────────────────────
 

@@ -137,7 +137,7 @@ class House:
             return not left
 
         with contextlib.suppress(AssertionError):
-            await eventually(gone, 30, every=0.2)
+            await eventually(gone, 90, every=0.2)
         assert left == []
 
     def keys(self, word: str) -> list[str]:
