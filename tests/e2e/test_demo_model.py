@@ -80,7 +80,7 @@ async def chat_model(server: Server) -> AsyncIterator[WiredChatModel]:
 
 @pytest.fixture
 async def http(server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60, verify=False) as client:
         yield client
 
 

@@ -694,7 +694,7 @@ async def test_an_address_of_the_memory_works_once(site: Site, server_url: str) 
     async with (
         open_context("asker", Settings(redis_url=server_url, heartbeat=0.5)) as context,
         open_files(ToolClient(context)) as files,
-        httpx.AsyncClient(trust_env=False) as http,
+        httpx.AsyncClient(trust_env=False, verify=False) as http,
     ):
         _, file = await files.add("uwe", b"only once", name="a.txt")
         granted = (await files.operate("uwe", op="open", id=file["id"]))["url"]

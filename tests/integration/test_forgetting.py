@@ -210,8 +210,10 @@ async def keep(stack: contextlib.AsyncExitStack, url: str, folder: Path, on: Sta
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
     """Everybody who keeps something of a conversation."""
+    # on a slow machine, ten times as long as an overwriting took is more than anybody waits here
+    monkeypatch.setattr("services.memory.erasing._REST", 1.0)
     folder = tmp_path / "data"
     folder.mkdir()
     with EmbeddedRedis(tmp_path / "redis") as server, redis.Redis.from_url(server.url) as raw:

@@ -285,7 +285,7 @@ async def chroma_server(folder: Path) -> AsyncIterator[str]:
     process = await asyncio.create_subprocess_exec(*command, "--path", str(folder), stdout=quiet, stderr=quiet)
     url = f"http://127.0.0.1:{port}"
     try:
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx.AsyncClient(trust_env=False, verify=False) as http:
 
             async def up() -> bool:
                 with contextlib.suppress(httpx.HTTPError):

@@ -96,7 +96,7 @@ class Mixed:
 
     def client(self, port: int) -> httpx.AsyncClient:
         return httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", headers=bearer(ADMIN_KEY), timeout=60, trust_env=False
+            base_url=f"http://127.0.0.1:{port}", headers=bearer(ADMIN_KEY), timeout=60, trust_env=False, verify=False
         )
 
     def shown_to_the_model(self, query: str) -> list[str]:

@@ -62,7 +62,9 @@ class Caller:
         timeout = httpx.Timeout(alive, pool=None)
         headers = {"Authorization": f"Bearer {key}"}
         self._clients = [
-            httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits, trust_env=False)
+            httpx.AsyncClient(
+                base_url=url, headers=headers, timeout=timeout, limits=limits, trust_env=False, verify=False
+            )
             for url in urls
         ]
         self._turn = 0

@@ -125,7 +125,7 @@ class ModelProcess:
         self._port = free_port()
         self._rules: Rules = ()
         self._process: subprocess.Popen[bytes] | None = None
-        self.http = httpx.Client(base_url=self.url, timeout=10, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, timeout=10, trust_env=False, verify=False)
 
     @property
     def url(self) -> str:
@@ -224,12 +224,19 @@ class HttpStack:
         """A client of one gateway."""
         limits = httpx.Limits(max_connections=None)
         return httpx.AsyncClient(
-            base_url=self.urls[number], headers=bearer(key), timeout=timeout, trust_env=False, limits=limits
+            base_url=self.urls[number],
+            headers=bearer(key),
+            timeout=timeout,
+            trust_env=False,
+            verify=False,
+            limits=limits,
         )
 
     def web(self, url: str | None = None, key: str = ADMIN_KEY, timeout: float = 15.0) -> httpx.Client:
         """The same, blocking; of the first gateway unless a URL is given."""
-        return httpx.Client(base_url=url or self.urls[0], headers=bearer(key), timeout=timeout, trust_env=False)
+        return httpx.Client(
+            base_url=url or self.urls[0], headers=bearer(key), timeout=timeout, trust_env=False, verify=False
+        )
 
     def key_of(self, user_id: str) -> str:
         """A new API key of a user without rights."""

@@ -129,3 +129,14 @@ async def test_thoughts_count_as_completion_tokens() -> None:
 def test_no_api_key_is_a_settings_error() -> None:
     with pytest.raises(SettingsError, match="API key"):
         open_chat_model("google_genai")
+
+
+async def test_nobodys_certificates_are_read_for_clients_that_send_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_args: Any, **_more: Any) -> None:
+        raise AssertionError("certificates are read")
+
+    monkeypatch.setattr("ssl.create_default_context", read)
+    async with Server(chunk({"text": "Hello."}, reason="STOP")) as server:
+        model = open_chat_model("google_genai", base_url=server.url, api_key="k")
+        assert isinstance((await answer(model))[-1], Finish)
+        await model.aclose()

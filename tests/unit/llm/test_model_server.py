@@ -21,7 +21,7 @@ CHAT: dict[str, Any] = {"model": "gemma4:e4b", "messages": [{"role": "user", "co
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=10) as client:
+    async with httpx.AsyncClient(timeout=10, verify=False) as client:
         yield client
 
 

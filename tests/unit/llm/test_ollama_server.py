@@ -90,7 +90,11 @@ def text(deltas: list[Delta]) -> str:
 
 
 async def test_its_answers_have_the_form_of_the_real_ones() -> None:
-    async with ollama(window=8192) as server, asked(server) as model, httpx.AsyncClient(base_url=server.url) as http:
+    async with (
+        ollama(window=8192) as server,
+        asked(server) as model,
+        httpx.AsyncClient(base_url=server.url, verify=False) as http,
+    ):
         await answer(model)
         for name, reply in (
             ("ps", await http.get("/api/ps")),
@@ -113,7 +117,7 @@ async def test_its_answers_have_the_form_of_the_real_ones() -> None:
 async def test_its_refusal_is_worded_as_the_real_one_and_ours_is_the_same_for_both() -> None:
     status, body, (line,) = recorded("overflow-truncate-false")
     long = [{"role": "user", "content": "harbour " * 1515}]
-    async with ollama(window=8192) as server, httpx.AsyncClient(base_url=server.url) as http:
+    async with ollama(window=8192) as server, httpx.AsyncClient(base_url=server.url, verify=False) as http:
         refused = await http.post("/api/chat", json={**body, "messages": long})
     assert refused.status_code == status
     assert refused.json() == line
@@ -232,7 +236,7 @@ TALK = [
 async def test_v1_of_an_ollama_cuts_a_conversation_without_a_word() -> None:
     """Why it is not used."""
     body = {"model": "small", "messages": [*TALK, {"role": "user", "content": "last"}], "stream": False}
-    async with ollama() as server, httpx.AsyncClient(base_url=server.url) as http:
+    async with ollama() as server, httpx.AsyncClient(base_url=server.url, verify=False) as http:
         reply = (await http.post("/v1/chat/completions", json=body)).json()
     assert reply["usage"]["prompt_tokens"] < DEFAULT_CONTEXT < sum(len(said["content"]) for said in TALK) // 4
 
