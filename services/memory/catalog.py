@@ -5,8 +5,18 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from itertools import islice
+from typing import NamedTuple
 
 from services.memory.engram import Engram
+
+
+class Known(NamedTuple):
+    """What is known of an engram here. time: in ms."""
+
+    id: str
+    user_id: str
+    time: int
+    kind: str
 
 
 class Catalog:
@@ -24,7 +34,7 @@ class Catalog:
     def __len__(self) -> int:
         return len(self._owners)
 
-    def add(self, engrams: Iterable[Engram]) -> None:
+    def add(self, engrams: Iterable[Engram | Known]) -> None:
         for engram in engrams:
             times = self._times.setdefault(engram.user_id, {})
             before = times.get(engram.id)

@@ -15,7 +15,7 @@ import sqlite3
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -97,10 +97,7 @@ class _Known:
 
 
 class Collections:
-    """connect: opens Chroma, at the first use. shared: other replicas may make and remove collections too.
-
-    earlier_topics: the names of collections that the last release kept topics in, as everybody's were listed last.
-    """
+    """connect: opens Chroma, at the first use. shared: other replicas may make and remove collections too."""
 
     def __init__(self, connect: Callable[[], Any], prefix: str, *, shared: bool) -> None:
         self._connect = connect
@@ -113,7 +110,6 @@ class Collections:
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._spaces: dict[str, Space] = {}
         self._spaces_at = float("-inf")
-        self.earlier_topics: list[str] = []
 
     def client(self) -> Any:
         # two threads that open the same folder at once get in each other's way
@@ -142,16 +138,28 @@ class Collections:
         found = {name: (self._handle(name), one) for name, one in named.items()}
         return {name: Collection(handle, one) for name, (handle, one) in found.items() if handle is not None}
 
-    def everybody(self) -> Iterator[tuple[str, Collection]]:
-        """All collections of engrams, each with whose it is. It takes some milliseconds for each: not for a search.
+    def everybody(self, *, but: Space | None = None) -> Iterator[tuple[str, Collection]]:
+        """All collections of engrams, or those of other spaces than one, each with whose it is. It takes some
+        milliseconds for each: not for a search.
 
         Their handles come one after the other and are not kept: those of 10,000 users would fill 400 MB.
         """
-        listed = [(one.name, one.metadata) for one in self.own()]
-        self.earlier_topics = [name for name, about in listed if about["kind"] == TOPICS]
-        for name, about in listed:
-            if about["kind"] == "engrams" and (handle := self.handle(name)) is not None:
-                yield about["user_id"], Collection(handle, _space(about))
+        for name, about in [(one.name, one.metadata) for one in self.own()]:
+            if about["kind"] != "engrams" or (space := _space(about)) == but:
+                continue
+            if (handle := self.handle(name)) is not None:
+                yield about["user_id"], Collection(handle, space)
+
+    def named(self, names: Iterable[str]) -> Iterator[tuple[str, Collection]]:
+        """The same of some collections, those of engrams among them that are there."""
+        for name in names:
+            handle = self.handle(name)
+            if handle is not None and handle.metadata.get("kind") == "engrams":
+                yield handle.metadata["user_id"], Collection(handle, _space(handle.metadata))
+
+    def earlier_topics(self) -> list[str]:
+        """The names of the collections that the last release kept topics in."""
+        return [one.name for one in self.own() if one.metadata["kind"] == TOPICS]
 
     def each(self, user_id: str, work: Callable[[Collection], R], space: Space | None = None) -> list[R]:
         """The work on every collection of the user, or on that of one space; one that another replica has removed is

@@ -12,15 +12,10 @@ from shared.participant.kept import noted, sqlite_damage, sqlite_missing
 DATABASE = "chroma.sqlite3"
 # Of one collection's vectors; the links are empty while there are few.
 _FILES = ("header.bin", "data_level0.bin", "length.bin", "index_metadata.pickle")
-# Collections with more records than wait in the queue to be written to files: their vectors are in a folder.
-# One pass over each table, however many collections there are; a topic ends with its collection's id, a UUID.
+# Collections whose vectors are in a folder: of those alone it is known up to which change they were written there.
 _WRITTEN = """
-WITH kept AS (SELECT own.collection AS collection, count(*) AS n FROM embeddings
-        JOIN segments AS own ON own.id = embeddings.segment_id GROUP BY own.collection),
-    waiting AS (SELECT substr(topic, -36) AS collection, count(DISTINCT id) AS n FROM embeddings_queue GROUP BY 1)
-SELECT segments.id, collections.name FROM segments JOIN collections ON collections.id = segments.collection
-JOIN kept ON kept.collection = collections.id LEFT JOIN waiting ON waiting.collection = collections.id
-WHERE segments.scope = 'VECTOR' AND kept.n > coalesce(waiting.n, 0)
+SELECT segments.id, collections.name FROM max_seq_id JOIN segments ON segments.id = max_seq_id.segment_id
+JOIN collections ON collections.id = segments.collection WHERE segments.scope = 'VECTOR'
 """
 
 

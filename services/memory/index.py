@@ -1,5 +1,7 @@
 """What is made from the store and follows it: the keyword index and the catalog of one replica.
 
+Of an embedded store, which says at once what it has, the catalog is there at the start, and whether a user's words are
+whole is looked at when the user comes first: a start takes no longer with many users. A server is read as a whole.
 A replica applies its own changes at once, and those of others as it hears of them on `memory.changed`. One that has
 missed some (its mark is older than what the stream still has) makes everything anew from the store.
 """
@@ -8,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -34,6 +38,8 @@ R = TypeVar("R")
 
 _MARK_SECONDS = 2.0
 _RETRY_SECONDS = 1.0
+# Seconds that a search waits for words that have to be made anew; then it goes on with the vectors.
+_PATIENCE = 1.0
 
 
 def entry(engram: Engram, vector: Vector | None = None) -> Entry:
@@ -89,6 +95,9 @@ class Index:
         # what was removed while the store was being read, and may have been read before
         self._removed: list[tuple[str, list[str] | None]] = []
         self._at = "0-0"
+        # of an embedded store: whose words are whole, and whose are looked at just now
+        self._whole: set[str] = set()
+        self._looks: dict[str, asyncio.Event] = {}
         # changes of this replica's own that may have come after a newer one of another writer
         self._look_again: set[str] = set()
 
@@ -122,6 +131,7 @@ class Index:
     async def look(self, user_id: str, work: Callable[[KeywordIndex], R]) -> R | None:
         """What the work finds in the words, as this replica knows them; in a thread. None in a damaged file, which is
         repaired then."""
+        await self._looked(user_id, _PATIENCE)
         try:
             return await asyncio.to_thread(work, self._keywords)
         except KeywordIndexDamaged as exc:
@@ -132,7 +142,37 @@ class Index:
     async def _tell(self, change: MemoryChanged) -> None:
         await self._context.bus.publish(MEMORY_CHANGED.of(change, user_id=change.user_id))
 
+    async def _looked(self, user_id: str, patience: float | None = None) -> None:
+        """Waits until the user's words are as they should be, but not for ever."""
+        if self._store.listing is None or user_id in self._whole:
+            return
+        look = self._looks.get(user_id)
+        if look is None:
+            look = self._looks[user_id] = asyncio.Event()
+            self._context.keep_up("words", partial(self._complete, user_id))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await look.wait()
+
+    async def _complete(self, user_id: str) -> None:
+        """Makes words anew whose file has vanished, was emptied or has not everything."""
+        await self.ready.wait()
+        await self._compared(user_id)
+        self._whole.add(user_id)
+        self._looks.pop(user_id).set()
+
+    async def _compared(self, user_id: str) -> None:
+        try:
+            count = await asyncio.to_thread(self._keywords.count, user_id)
+        except KeywordIndexDamaged as exc:
+            log.error("keywords.damaged", reason=str(exc))
+            count = -1
+        if count != self.catalog.count(user_id):
+            log.warning("index.incomplete", user_id=user_id, words=count, engrams=self.catalog.count(user_id))
+            await self._repair(user_id)
+
     async def _add(self, user_id: str, placed: Sequence[Placed]) -> None:
+        await self._looked(user_id)
         self.catalog.add([one.engram for one in placed])
         try:
             await asyncio.to_thread(lambda: self._keywords.add(user_id, self._entries(placed)))
@@ -144,6 +184,7 @@ class Index:
         return [entry(one.engram, one.vector) for one in placed]
 
     async def _remove(self, user_id: str, ids: Sequence[str]) -> None:
+        await self._looked(user_id)
         if not self.ready.is_set():
             self._removed.append((user_id, list(ids)))
         self.catalog.remove(user_id, ids)
@@ -156,6 +197,7 @@ class Index:
             await self._repair(user_id)
 
     async def _remove_user(self, user_id: str) -> None:
+        await self._looked(user_id)
         if not self.ready.is_set():
             self._removed.append((user_id, None))
         self.catalog.remove_user(user_id)
@@ -199,36 +241,28 @@ class Index:
         """Makes catalog and keywords, or what of them is missing; where to follow the changes from."""
         newest: str = await self._context.tail.newest(MEMORY_CHANGED.stream)
         mark = await asyncio.to_thread(self._keywords.mark)
-        whole = mark is None or await self._missed(mark)
-        if whole:
+        start = newest if mark is None or await self._missed(mark) else mark
+        if start != mark:
             log.info("index.rebuild", mark=mark)
+        listing = self._store.listing
+        if listing is None:
             await self._store.reading(lambda: self._keywords.rebuild(self._scanned()))
-            start = newest
         else:
-            assert mark is not None
-            await self._store.reading(self._list)
-            await self._complete()
-            start = mark
+            if start != mark:
+                await asyncio.to_thread(self._keywords.clear)
+            await asyncio.to_thread(self.catalog.add, listing.engrams)
+            for user_id in await self._store.reading(self._behind, listing.behind):
+                await self._compared(user_id)
+            # they would fill some memory beside the catalog
+            self._store.listing = replace(listing, engrams=())
         self.ready.set()
         removed, self._removed = self._removed, []
         for user_id, ids in removed:
             await (self._remove_user(user_id) if ids is None else self._remove(user_id, ids))
-        if whole:
+        if start != mark:
             await asyncio.to_thread(self._keywords.set_mark, start)
         log.info("index.ready", engrams=len(self.catalog), users=len(self.catalog.users()))
         return start
-
-    async def _complete(self) -> None:
-        """Makes anew the words of users whose file has vanished, was emptied or has not everything."""
-        for user_id in self.catalog.users():
-            try:
-                count = await asyncio.to_thread(self._keywords.count, user_id)
-            except KeywordIndexDamaged as exc:
-                log.error("keywords.damaged", reason=str(exc))
-                count = -1
-            if count != self.catalog.count(user_id):
-                log.warning("index.incomplete", user_id=user_id, words=count, engrams=self.catalog.count(user_id))
-                await self._repair(user_id)
 
     # both in a thread: a page's dictionary writes are short, and each is complete in itself
 
@@ -237,9 +271,12 @@ class Index:
             self.catalog.add([one.engram for one in placed])
             yield user_id, self._entries(placed)
 
-    def _list(self) -> None:
-        for _, engrams in self._store.scan():
+    def _behind(self, names: Sequence[str]) -> set[str]:
+        users = set()
+        for user_id, engrams in self._store.scan(names):
             self.catalog.add(engrams)
+            users.add(user_id)
+        return users
 
     async def _missed(self, mark: str) -> bool:
         """Whether the stream no longer has everything after the mark."""

@@ -170,16 +170,17 @@ class KeywordIndex:
             self._drop(user_id)
         self.add(user_id, entries)
 
-    def rebuild(self, batches: Iterable[tuple[str, Sequence[Entry]]]) -> None:
-        """The whole index made anew from the store: (user_id, some entries) as often as needed.
-
-        The mark is cleared first: a rebuild that did not end is seen at the next start.
-        """
+    def clear(self) -> None:
+        """Forgets everything, and the mark first: a clearing that did not end is seen at the next start."""
         with self._lock:
             self._mark_path.unlink(missing_ok=True)
             self._close_all()
             for path in self._folder.glob("*.db*"):
                 path.unlink(missing_ok=True)
+
+    def rebuild(self, batches: Iterable[tuple[str, Sequence[Entry]]]) -> None:
+        """The whole index made anew from the store: (user_id, some entries) as often as needed. As `clear` first."""
+        self.clear()
         for user_id, entries in batches:
             self.add(user_id, entries)
 

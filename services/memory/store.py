@@ -24,6 +24,7 @@ from services.memory.chroma import (
 from services.memory.damage import damage_of
 from services.memory.engram import Engram, topic_id
 from services.memory.folder import StoreLocked, locked
+from services.memory.listing import Listing, listing_of
 from services.memory.settings import MemorySettings
 from services.memory.vectors import NOWHERE, Space, Vector
 from shared.telemetry.logging import get_logger
@@ -66,11 +67,13 @@ class Kept:
 class Store:
     """Open it with `open_store`. Every method may raise StoreUnavailable.
 
-    damage: why nothing can be read any more, until somebody repairs it.
+    damage: why nothing can be read any more, until somebody repairs it. listing: what an embedded store had when it was
+    opened; None where that is not known, as of a server.
     """
 
-    def __init__(self, collections: Collections, damage: str | None = None) -> None:
+    def __init__(self, collections: Collections, damage: str | None = None, listing: Listing | None = None) -> None:
         self._collections = collections
+        self.listing = listing
         self.damage: str | None = None
         if damage is not None:
             self._damaged(damage)
@@ -164,14 +167,14 @@ class Store:
     async def ids_of_session(self, user_id: str, session_id: str) -> list[str]:
         return await self.reading(self._ids_of_session, user_id, session_id)
 
-    def scan(self) -> Iterator[tuple[str, list[Engram]]]:
-        """Every engram, a page at a time with its user. Blocking: for `reading`."""
-        for user_id, collection in self._collections.everybody():
+    def scan(self, names: Iterable[str]) -> Iterator[tuple[str, list[Engram]]]:
+        """Every engram of some collections, a page at a time with its user. Blocking: for `reading`."""
+        for user_id, collection in self._collections.named(names):
             for page in pages(collection.handle, ("metadatas",)):
                 yield user_id, list(_engrams(page, user_id).values())
 
     def scan_placed(self) -> Iterator[tuple[str, list[Placed]]]:
-        """The same with their vectors."""
+        """Every engram of everybody, with its vector; the same way."""
         for user_id, collection in self._collections.everybody():
             for page in pages(collection.handle, ("metadatas", "embeddings")):
                 yield user_id, list(_placed(page, user_id, collection.space).values())
@@ -184,8 +187,7 @@ class Store:
                 return []
             return [
                 Kept(user_id, one.handle.name, one.space, one.handle.count())
-                for user_id, one in self._collections.everybody()
-                if one.space != but
+                for user_id, one in self._collections.everybody(but=but)
             ]
 
         return await self.reading(listed)
@@ -230,7 +232,7 @@ class Store:
         return sorted({one.id: one for those in found for one in those}.values(), key=lambda one: one.topic)
 
     async def earlier_topics(self) -> list[tuple[str, list[Engram]]]:
-        """The topics of the last release that were there when everything was read, by their collections' names."""
+        """The topics of the last release that are still there, by their collections' names."""
 
         def read(name: str) -> tuple[str, list[Engram]]:
             if (handle := self._collections.handle(name)) is None:
@@ -238,7 +240,10 @@ class Store:
             user_id = handle.metadata["user_id"]
             return name, [one for page in pages(handle, ("metadatas",)) for one in _topics(page, user_id)]
 
-        return await self.reading(lambda: [read(name) for name in self._collections.earlier_topics])
+        def listed() -> list[str]:
+            return self._collections.earlier_topics() if self.listing is None else list(self.listing.topics)
+
+        return [await self.reading(read, name) for name in await self.reading(listed)]
 
     async def drop(self, name: str) -> None:
         """Removes a collection, whatever it holds."""
@@ -368,13 +373,14 @@ async def open_store(settings: MemorySettings) -> AsyncIterator[Store]:
     path = settings.folder
     async with locked(path):
         damage = await asyncio.to_thread(damage_of, path)
-        with _opened(Collections(lambda: embedded(path), settings.collection, shared=False), damage) as store:
+        listing = None if damage else await asyncio.to_thread(listing_of, path, settings.collection)
+        with _opened(Collections(lambda: embedded(path), settings.collection, shared=False), damage, listing) as store:
             yield store
 
 
 @contextmanager
-def _opened(collections: Collections, damage: str | None = None) -> Iterator[Store]:
-    store = Store(collections, damage)
+def _opened(collections: Collections, damage: str | None = None, listing: Listing | None = None) -> Iterator[Store]:
+    store = Store(collections, damage, listing)
     try:
         yield store
     finally:

@@ -178,8 +178,12 @@ async def test_words_that_have_vanished_are_made_anew(redis_url: str, tmp_path: 
     for file in (tmp_path / "chroma-words").glob("*.db-*"):
         file.unlink()
     async with remembering(redis_url, tmp_path) as client:
-        hits = (await client.manage("search", query="harbour"))["hits"]
-        assert [hit["why"]["keyword_rank"] for hit in hits] == [1]
+
+        async def by_word() -> bool:
+            hits = (await client.manage("search", query="harbour"))["hits"]
+            return [hit["why"]["keyword_rank"] for hit in hits] == [1]
+
+        await eventually(by_word, 20, "the words are there")
     SharedSystemClient.clear_system_cache()
     (tmp_path / "chroma-words" / "mark").write_bytes(os.urandom(40))
     async with remembering(redis_url, tmp_path) as client:

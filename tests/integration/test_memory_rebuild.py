@@ -66,6 +66,30 @@ async def test_an_index_made_anew_has_the_vectors_again(redis_url: str, tmp_path
     assert same(places(tmp_path), before)
 
 
+@pytest.mark.parametrize("lost", ["nothing", "words", "mark"])
+async def test_a_start_does_not_go_through_everybody(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    others = [response("Which harbour is far?", "Lima.", user_id=f"user-{n}", session_id=f"of-{n}") for n in range(5)]
+    async with remembering(redis_url, tmp_path) as client:
+        await client.publish(*said(), *others)
+        await client.idle()
+    for file in (tmp_path / "chroma-words").glob({"words": "*.db*", "mark": "mark"}.get(lost, "-")):
+        file.unlink()
+    monkeypatch.setattr(Collections, "everybody", None)
+    async with remembering(redis_url, tmp_path) as client:
+        assert (await client.manage("list"))["total"] == len(SAID)
+
+        async def found() -> bool:
+            hits = (await client.manage("search", query="harbour"))["hits"]
+            return sorted(hit["why"]["keyword_rank"] or 0 for hit in hits) == [1, 2]
+
+        await eventually(found, 20, "the words are there")
+        # whose words have gone can be forgotten all the same
+        assert (await client.manage("delete_user", "user-1"))["deleted"] == 1
+        assert (await client.manage("list", "user-1"))["total"] == 0
+
+
 async def test_a_damaged_index_is_mended_with_the_vectors(redis_url: str, tmp_path: Path) -> None:
     before = await filled(redis_url, tmp_path, said())
     for file in (tmp_path / "chroma-words").glob("*.db*"):

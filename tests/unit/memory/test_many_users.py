@@ -10,7 +10,7 @@ from pathlib import Path
 from chromadb.api.models.Collection import Collection as Handle
 
 from services.memory.chroma import Collections, embedded
-from services.memory.damage import _WRITTEN, DATABASE, damage_of
+from services.memory.damage import DATABASE
 from services.memory.vectors import Space
 
 SPACE = Space("m", 4)
@@ -49,15 +49,6 @@ def test_a_change_is_added_to_a_log_beside_the_database_in_a_store_that_is_new_a
             assert db.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
 
 
-def test_whether_a_store_is_damaged_is_not_asked_once_for_each_collection(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    for number in range(20):
-        store.upsert(f"user-{number}", SPACE, RECORD)
-    store.close()
-    assert damage_of(tmp_path) is None
-    assert "CORRELATED" not in plan(tmp_path, _WRITTEN)
-
-
 def test_who_goes_through_everybody_holds_the_collection_of_one_user_at_a_time(tmp_path: Path) -> None:
     store = opened(tmp_path)
     for number in range(5):
@@ -75,4 +66,5 @@ def test_who_goes_through_everybody_holds_the_collection_of_one_user_at_a_time(t
         held = max(held, handles() - others)
     assert users == {f"user-{number}" for number in range(5)}
     assert held <= 2
+    assert list(store.everybody(but=SPACE)) == []
     store.close()
