@@ -20,14 +20,15 @@ _MONTH = "|".join(month.capitalize() for month in MONTHS)
 _DATE = rf"(?:(?:\d{{1,2}} )?(?:{_MONTH})(?: \d{{1,2}}\b)?(?:,? \d{{4}})?|\d{{4}}|(?:last|this) (?:year|month))"
 _WORDS = [*KIN, *PARTNERS, "mom", "mum", "dad", "neighbor", "best friend", "coworker", "fiancé", "fiancée"]
 _KIN = rf"(?:(?:older|younger|little|big|twin|best) )?(?:{'|'.join(sorted(_WORDS, key=len, reverse=True))})"
-_WHO = rf"(?P<who>I|[Mm]y {_KIN},? {NAME},?|{NAME})"
+_SUBJECT = rf"(?:I|[Mm]y {_KIN},? {NAME},?|{NAME})"
+_WHO = rf"(?P<who>{_SUBJECT})"
 _NO_NAMES = frozenset(
     {"He", "She", "It", "They", "We", "You", "The", "This", "That", "These", "Those", "There", "Here", "Who", "What",
      "When", "Where", "Why", "How", "Which", "Please", "If", "My", "Your", "His", "Her", "Our", "Their", "Yes", "No",
      "Ok", "Okay", "So", "And", "But", "Or", "Then", "Now", "Today", "Yesterday", "Tomorrow", "Monday", "Tuesday",
      "Wednesday", "Thursday", "Friday", "Saturday", "Sunday", "Nobody", "Somebody", "Someone", "Everyone",
      "Everybody", "People", "In", "On", "At", "From", "For", "To", "After", "Before", "Since", "While", "As",
-     "Maybe", "Perhaps", "I"} | {month.capitalize() for month in MONTHS}
+     "Maybe", "Perhaps", "Both", "Neither", "Either", "I"} | {month.capitalize() for month in MONTHS}
 )  # fmt: skip
 _ADVERB = r"(?: (?:now|currently|still|just|recently|also|has|have|had|am|is|are))*"
 
@@ -46,7 +47,7 @@ _MARRIED = re.compile(
 )
 _KINS = (
     re.compile(rf"\b[Mm]y (?P<kin>{_KIN})(?:,|'s name is| is called| is named| called| named)? (?P<name>{NAME})"),
-    re.compile(rf"^(?P<name>{NAME}) is my (?P<kin>{_KIN})\b"),
+    re.compile(rf"^(?P<name>{NAME}) (?:is|are) my (?P<kin>{_KIN}?)s?\b"),
     re.compile(rf"\bI have an? (?P<kin>{_KIN})(?:,| who is)? (?:called|named) (?P<name>{NAME})"),
 )
 _CALLED = re.compile(rf"^(?:[Mm]y name is|I am called|I'm called|[Cc]all me) (?P<name>{NAME})")
@@ -62,7 +63,26 @@ _IF = re.compile(
 # What begins there are somebody's words, perhaps another one's.
 _QUOTED = re.compile(r":\s|[\"“„«»]")
 _PAST = re.compile(r"lived|worked|used to|no longer|divorced")
-_CLAUSE = re.compile(r",? (?:and|but|while|whereas) (?=(?:I|[Mm]y|[A-ZÀ-Þ])\b|[Mm]y )|; ")
+# What a statement says of its subject begins with one of these.
+_VERB = (
+    r"(?:(?:now|currently|still|just|recently|also|both|all) )*"
+    r"(?:is|are|am|was|were|has|have|had|lives?|lived|resides?|moved|used to|no longer|works?|worked|married|"
+    r"divorced)\b"
+)
+_PEOPLE = rf"{_SUBJECT}(?:(?:,? and |, ){_SUBJECT})*"
+_LIST = re.compile(_PEOPLE)
+_MEMBER = re.compile(rf"(?:,? and |, )(?={_SUBJECT})")
+_STATED = re.compile(rf"(?P<who>{_PEOPLE}) (?P<said>{_VERB}.*)")
+_JOINED = re.compile(r",? (?:and|but|while|whereas) |, |; ")
+# Characters in which subject and verb of a plain statement stand: to read all of a list at each of its names is slow.
+_REACH = 200
+# Of the subject before: not where that may be somebody else, and "I" is in the first person.
+_GOES_ON = re.compile(_VERB)
+_OTHERS = re.compile(r"\b(?:who|whom|whose|which|that|where|when|because|than)\b")
+_NOT_MINE = re.compile(r"(?:\w+ )?(?:is|are|has|lives|resides|works)\b")
+# "… and Eva my sister", behind "Tom is my brother".
+_IS_MINE = re.compile(r"(?:is|are) my ")
+_LEFT_OUT = re.compile(rf"(?P<who>{NAME}) (?P<said>my {_KIN}\b.*)")
 
 
 def read(turn: Turn) -> list[Claim]:
@@ -74,17 +94,65 @@ def _all(turn: Turn) -> Iterator[Claim | None]:
     for sentence in sentences(turn.query):
         if sentence.endswith("?") or _IF.match(sentence):
             continue
-        for clause in _CLAUSE.split(_plain(sentence)):
-            yield from _clause(turn, clause.strip(), sentence)
+        for clause in _clauses(_told(_plain(sentence))):
+            yield from _clause(turn, clause, sentence)
 
 
 def _plain(sentence: str) -> str:
     return re.sub(r"\bI['’]m\b", "I am", re.sub(r"\bI['’]ve\b", "I have", sentence))
 
 
+def _told(sentence: str) -> str:
+    """What the user says in it, of himself."""
+    told = re.sub(r"^(?:please )?(?:remember|note|know)(?: that)?:? ", "", sentence, flags=re.IGNORECASE)
+    return _QUOTED.split(told, maxsplit=1)[0]
+
+
+def _clauses(sentence: str) -> Iterator[str]:
+    """Each statement of a sentence, about one person: of several that are joined, and of several people.
+
+    What is joined is a statement where it has a subject and a verb, or a verb and the subject of the one before; else
+    it belongs to what stands before it, as the rest of a name or of a list does.
+    """
+    begun, before = 0, ""
+    for joint in _JOINED.finditer(sentence):
+        clause, rest = before + sentence[begun : joint.start()], sentence[joint.end() : joint.end() + _REACH]
+        stated = _STATED.match(clause, 0, _REACH)
+        if _STATED.match(rest) and not _LIST.fullmatch(clause, 0, _REACH):
+            before = ""
+        elif stated and _IS_MINE.match(stated["said"]) and (left_out := _LEFT_OUT.match(rest)):
+            # what was left out stands in place of the space before "my"
+            yield from _of_each(clause)
+            begun, before = joint.end() + left_out.start("said"), f"{left_out['who']} is "
+            continue
+        elif stated and _goes_on(stated, rest):
+            before = f"{stated['who']} "
+        else:
+            continue
+        yield from _of_each(clause)
+        begun = joint.end()
+    yield from _of_each(before + sentence[begun:])
+
+
+def _goes_on(stated: re.Match[str], rest: str) -> bool:
+    """Whether what follows is said of the same subject."""
+    if not _GOES_ON.match(rest) or _OTHERS.search(stated["said"]):
+        return False
+    return stated["who"] != "I" or not _NOT_MINE.match(rest)
+
+
+def _of_each(clause: str) -> Iterator[str]:
+    """The statement of each of the people that it is about."""
+    clause = clause.strip()
+    stated = _STATED.match(clause, 0, _REACH)
+    if stated is None:
+        yield clause
+        return
+    for who in _MEMBER.split(stated["who"]):
+        yield f"{who} {clause[stated.start('said') :]}"
+
+
 def _clause(turn: Turn, clause: str, quote: str) -> Iterator[Claim | None]:
-    clause = re.sub(r"^(?:please )?(?:remember|note|know)(?: that)?:? ", "", clause, flags=re.IGNORECASE)
-    clause = _QUOTED.split(clause, maxsplit=1)[0]
     for pattern in _KINS:
         for found in pattern.finditer(clause):
             relation = kinship(found["kin"])

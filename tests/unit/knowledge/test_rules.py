@@ -49,6 +49,33 @@ def turn(query: str, answer: str = "") -> Turn:
         ("She wrote “My brother Tom lives in Oslo” to me.", []),
         ("Remember: my brother Tom lives in Oslo.", ["tom is brother of @user is", "tom lives in oslo is"]),
         ("Today I live in hope.", []),
+        ("Tom is my brother and Eva is my sister.", ["tom is brother of @user is", "eva is sister of @user is"]),
+        ("Tom is my brother, Eva my sister.", ["tom is brother of @user is", "eva is sister of @user is"]),
+        ("Tom and Ben are my brothers.", ["tom is brother of @user is", "ben is brother of @user is"]),
+        (
+            "My sister Anna and my brother Ben live in Lyon.",
+            [
+                "anna is sister of @user is",
+                "anna lives in lyon is",
+                "ben is brother of @user is",
+                "ben lives in lyon is",
+            ],
+        ),
+        (
+            "Tom, Eva and I live in Oslo, and Jan works at SAP.",
+            ["tom lives in oslo is", "eva lives in oslo is", "@user lives in oslo is", "jan works at sap is"],
+        ),
+        ("I live in Oslo and work at Acme.", ["@user lives in oslo is", "@user works at acme is"]),
+        ("I lived in Rome but now live in Oslo.", ["@user lives in rome was", "@user lives in oslo is"]),
+        (
+            "My sister Anna moved to Lyon in May and works at SAP.",
+            ["anna is sister of @user is", "anna lives in lyon is since 2026-05", "anna works at sap is"],
+        ),
+        ("My name is Tom and I have a dog called Rex.", ["@user is also called tom is", "@user has dog rex is"]),
+        ("I have a friend who lives in Rome and works at SAP.", []),
+        ("I have a sister, lives in Rome and works at SAP.", []),
+        ("Tom is not my brother and Eva is my sister.", ["eva is sister of @user is"]),
+        ("Tom or Ben lives in Oslo, and neither Tom nor Eva lives in Rome.", []),
         ("", []),
     ],
 )
