@@ -26,6 +26,8 @@ log = get_logger()
 # passes before it is again.
 _GATHER, _REST = 2.0, 20.0
 _LOCK_PATIENCE = 5.0
+# So many times its size a file takes in memory at most while it is written anew.
+_ROOM = 8
 _THREADS = 2
 # What ladybug raises, and C++ below it, for a file that is none, and for want of memory or disk.
 _FAULTS = (RuntimeError, OSError, MemoryError, ValueError, LookupError, ArithmeticError)
@@ -41,10 +43,10 @@ class GraphLocked(SettingsError):
 class LadybugGraph:
     """Open it with `open_ladybug`. Reads and writes have a connection and a thread each: ladybug blocks.
 
-    database: opens a file. Raises what is in `_FAULTS`.
+    database: opens a file, with room for at least so many bytes of it in memory. Raises what is in `_FAULTS`.
     """
 
-    def __init__(self, path: Path, database: Callable[[Path], Any]) -> None:
+    def __init__(self, path: Path, database: Callable[[Path, int], Any]) -> None:
         self._path = path
         self._open = database
         self._tidy()
@@ -111,40 +113,76 @@ class LadybugGraph:
             await asyncio.sleep(_REST * (time.monotonic() - began))
 
     async def renew(self) -> None:
-        """Raises GraphUnavailable; what was there is there then."""
+        """Raises GraphUnavailable; what was there is there then. Reads go on meanwhile, but for two moments."""
         async with self._turn:
             self._removed.clear()
-            done = threading.Event()
-            loop = asyncio.get_running_loop()
-            # nobody reads meanwhile
-            waiting = loop.run_in_executor(self._reader, done.wait)
+            copied = False
             try:
-                await asyncio.shield(loop.run_in_executor(self._writer, self._renewed, done))
+                await self._alone(self._with_room)
+                await self._in_turn(self._copy)
+                copied = True
             finally:
-                await asyncio.shield(waiting)
+                await self._alone(lambda: self._replace(copied))
 
-    def _renewed(self, done: threading.Event) -> None:
-        try:
-            # read from this one while it is open, and written to another one; a crash leaves the one or the other
-            self._tidy()
-            _rows(self._writing, f"EXPORT DATABASE '{_quoted(self._export)}' (format=\"parquet\")", ({},))
-            _filled(self._open(self._fresh), self._export)
-            self._disconnect()
+    async def _alone(self, work: Callable[[], None]) -> None:
+        """While nobody reads."""
+        nobody, done = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            nobody.set()
+            done.wait()
+
+        def alone() -> None:
             try:
+                nobody.wait()
+                work()
+            finally:
+                done.set()
+
+        waiting = asyncio.get_running_loop().run_in_executor(self._reader, wait)
+        try:
+            await self._in_turn(alone)
+        finally:
+            await asyncio.shield(waiting)
+
+    async def _in_turn(self, work: Callable[[], None]) -> None:
+        def told() -> None:
+            try:
+                work()
+            except _FAULTS as exc:
+                raise GraphUnavailable(f"the graph's file cannot be written anew: {exc}") from exc
+
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writer, told))
+
+    def _with_room(self) -> None:
+        # ladybug holds the longest column of a table in memory to copy it
+        self._disconnect()
+        self._connect(_ROOM * self._path.stat().st_size)
+
+    def _copy(self) -> None:
+        """Read from this file, and written to another one; a crash leaves the one or the other."""
+        self._tidy()
+        _run(self._database, f"EXPORT DATABASE '{_quoted(self._export)}' (format=\"parquet\")")
+        fresh = self._open(self._fresh, _ROOM * self._path.stat().st_size)
+        try:
+            _run(fresh, f"IMPORT DATABASE '{_quoted(self._export)}'", "CHECKPOINT")
+        finally:
+            fresh.close()
+
+    def _replace(self, copied: bool) -> None:
+        self._disconnect()
+        try:
+            if copied:
                 if self._path.with_name(f"{self._path.name}.wal").exists():
                     # it would be taken for that of the new one
                     raise OSError("its log is not empty")
                 self._fresh.replace(self._path)
-                self._tidy()
-                # when nothing is left to do
-                self._due.unlink(missing_ok=True)
-            finally:
-                self._connect()
-        except _FAULTS as exc:
-            raise GraphUnavailable(f"the graph's file cannot be written anew: {exc}") from exc
         finally:
             self._tidy()
-            done.set()
+            self._connect()
+        if copied:
+            # when nothing is left to do
+            self._due.unlink(missing_ok=True)
 
     @property
     def _due(self) -> Path:
@@ -164,10 +202,10 @@ class LadybugGraph:
         for end in ("", ".wal"):
             self._fresh.with_name(f"{self._fresh.name}{end}").unlink(missing_ok=True)
 
-    def _connect(self) -> None:
+    def _connect(self, room: int = 0) -> None:
         import ladybug
 
-        self._database = self._open(self._path)
+        self._database = self._open(self._path, room)
         self._writing, self._reading = (ladybug.Connection(self._database, num_threads=_THREADS) for _ in range(2))
 
     def _disconnect(self) -> None:
@@ -219,16 +257,16 @@ def _rows(connection: Any, query: str, parameters: Sequence[dict[str, Any]]) -> 
         raise GraphUnavailable(f"the graph refuses it: {' '.join(str(exc).split())[:300]}") from exc
 
 
-def _filled(database: Any, export: Path) -> None:
+def _run(database: Any, *queries: str) -> None:
+    """By one thread: each holds a part of its own in memory."""
     import ladybug
 
-    connection = ladybug.Connection(database, num_threads=_THREADS)
+    connection = ladybug.Connection(database, num_threads=1)
     try:
-        connection.execute(f"IMPORT DATABASE '{_quoted(export)}'").close()
-        connection.execute("CHECKPOINT").close()
+        for query in queries:
+            connection.execute(query).close()
     finally:
         connection.close()
-        database.close()
 
 
 def _quoted(path: Path) -> str:
@@ -267,7 +305,10 @@ def _opened(path: Path, buffer_bytes: int) -> LadybugGraph:
         raise SettingsError(f"the knowledge is gone: {path} was there before; {REMEDY}")
     try:
         return LadybugGraph(
-            path, lambda file: ladybug.Database(file, buffer_pool_size=buffer_bytes, max_num_threads=_THREADS)
+            path,
+            lambda file, room: ladybug.Database(
+                file, buffer_pool_size=max(buffer_bytes, room), max_num_threads=_THREADS
+            ),
         )
     except _FAULTS as exc:
         raise _unreadable(path, exc) from exc

@@ -27,6 +27,8 @@ NAME = "knowledge_manage"
 # The nodes and edges of a picture, at most.
 _DRAWN = 2_000
 _SOURCES = 50
+# Claims that are removed in one transaction.
+_PART = 500
 # In ms: no date can be told of what comes later.
 _YEAR_9999 = 253_370_764_800_000
 
@@ -200,9 +202,7 @@ class Manage:
             if args.cursor and one < user_id:
                 continue
             start = after if one == user_id else ""
-            left = [claim for claim in await self._store.all(one) if claim.id > start]
-            if left:
-                page = left[: args.limit]
+            if page := await self._store.page(one, start, args.limit):
                 return {
                     "lines": [{"user_id": one, **claim.row()} for claim in page],
                     "cursor": f"{one}|{page[-1].id}",
@@ -233,7 +233,8 @@ class Manage:
             users = [one for one in await self._store.users() if await self._store.count(one)]
         if not users:
             return {"left": False}
-        await self._store.unsay(users[0], await self._store.all(users[0]))
+        while page := await self._store.page(users[0], "", _PART):
+            await self._store.unsay(users[0], page)
         return {"left": len(users) > 1}
 
     async def _stats(self, args: KnowledgeManage, request: ToolRequest) -> dict[str, Any]:

@@ -31,8 +31,10 @@ _END_OF_MARKED = 0x0530
 
 
 def shown(text: str) -> str:
-    """The text as a name may be shown: one line, without what a model could take for structure."""
-    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    """The text as a name may be shown: one line, without what a model could take for structure, and without what
+    nobody sees (of no width, or turning the direction of letters)."""
+    seen = "".join(c for c in text if unicodedata.category(c) != "Cf")
+    flat = " ".join("".join(c if c.isprintable() else " " for c in seen).split())
     flat = re.sub(r"[<>{}\[\]|`*#=_~\\]+", " ", flat)
     return " ".join(flat.split()).strip(" .,;:!?-–—\"'“”‘’()")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ HEADING = "=== KNOWLEDGE GRAPH FACTS ==="
 NOTHING = "No facts found in the knowledge graph."
 # Claims about a name that are looked at, the newest first; of those that a second hop starts from, and how many.
 _CLAIMS, _NEAR, _STARTS = 400, 20, 40
+_EVERY = 1 << 31
 # Users whose names are kept in memory.
 _USERS = 64
 
@@ -89,12 +91,25 @@ class Search:
 
     async def of_claim(self, user_id: str, claim_id: str) -> Fact | None:
         """The fact that rests on a claim, with others or alone."""
-        return next((f for f in await self.all(user_id) if any(one.id == claim_id for one in f.claims)), None)
+        claim = await self._store.one(user_id, claim_id)
+        if claim is None:
+            return None
+        names = await self.names(user_id)
+        ends = [names.same([key]) for key in (claim.subject_key, claim.object_key)]
+        # all that it rests on and that competes with it; what else is said of both tells their names and kinds
+        claims = [
+            *await self._store.touching(user_id, {*ends[0], *ends[1]}, _CLAIMS),
+            *await self._store.between(user_id, *ends),
+            *await self._rivals(user_id, names, [claim], _EVERY),
+        ]
+        facts = facts_of(claims, names.entity, day(self._clock()))
+        return next((fact for fact in facts if any(one.id == claim_id for one in fact.claims)), None)
 
     async def all(self, user_id: str) -> list[Fact]:
         """Every fact of a user's, the newest first."""
         names = await self.names(user_id)
-        facts = facts_of(await self._store.all(user_id), names.entity, day(self._clock()))
+        claims = await self._store.all(user_id)
+        facts = await asyncio.to_thread(facts_of, claims, names.entity, day(self._clock()))
         return sorted(facts, key=lambda fact: (-fact.said, fact.id))
 
 

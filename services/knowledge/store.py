@@ -10,6 +10,7 @@ comes late of it is refused.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -78,9 +79,9 @@ _NEIGHBOURS = (
     "RETURN DISTINCT b.id AS id"
 )
 _UNHEAR = "MATCH (s:KnowledgeSource) WHERE s.id = $id DETACH DELETE s"
-_BARE = (
-    "MATCH (n:KnowledgeName) WHERE n.id = $name AND NOT EXISTS { MATCH (n)-[:SAID]-(:KnowledgeName) } DETACH DELETE n"
-)
+# one after the other: asked for in one query, all names are looked at
+_SPOKEN_OF = "MATCH (n:KnowledgeName)-[:SAID]-(:KnowledgeName) WHERE n.id = $name RETURN n.id AS id LIMIT 1"
+_UNNAME = "MATCH (n:KnowledgeName) WHERE n.id = $name DETACH DELETE n"
 _GO = "MERGE (g:KnowledgeGone {id: $id}) SET g.at = $at"
 _GONE = "MATCH (g:KnowledgeGone) WHERE g.id = $id AND g.at >= $said RETURN g.id AS id"
 _BACK = "MATCH (g:KnowledgeGone) WHERE g.id = $id DELETE g"
@@ -101,6 +102,15 @@ _ALL = (
     "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(a:KnowledgeName)-[r:SAID]->(:KnowledgeName) "
     f"RETURN {_CLAIMS} ORDER BY id"
 )
+_PAGE_OF = (
+    "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE r.id > $after "
+    f"RETURN {_CLAIMS} ORDER BY id LIMIT $n"
+)
+_ONE = (
+    "MATCH (:KnowledgeUser {id: $user})-[:KNOWS]->(a:KnowledgeName)-[r:SAID]->(:KnowledgeName) WHERE r.id = $id "
+    f"RETURN {_CLAIMS}"
+)
+_BETWEEN = f"MATCH (a:KnowledgeName)-[r:SAID]-(b:KnowledgeName) WHERE a.id = $name AND b.id IN $others RETURN {_CLAIMS}"
 # what a person has entered has such a source
 _OLD = (
     "MATCH (u:KnowledgeUser {id: $user})-[:HEARD]->(s:KnowledgeSource) "
@@ -273,9 +283,23 @@ class Store:
         asked = ({"name": _name(user_id, key), "relations": list(relations), "n": each} for key in keys)
         return list({one.id: one for one in _claims(await self._graph.read(_OF_PLACES, *asked))}.values())
 
+    async def between(self, user_id: str, keys: Iterable[str], others: Collection[str]) -> list[Claim]:
+        """Every claim about one of these names and one of the others."""
+        ids = [_name(user_id, key) for key in others]
+        asked = ({"name": _name(user_id, key), "others": ids} for key in keys)
+        return list({one.id: one for one in _claims(await self._graph.read(_BETWEEN, *asked))}.values())
+
+    async def one(self, user_id: str, claim_id: str) -> Claim | None:
+        return next(iter(_claims(await self._graph.read(_ONE, {"user": user_id, "id": claim_id}))), None)
+
     async def all(self, user_id: str) -> list[Claim]:
         """Every claim of a user's, aliases too."""
-        return _claims(await self._graph.read(_ALL, {"user": user_id}))
+        # of many this takes a while, in which others are served
+        return await asyncio.to_thread(_claims, await self._graph.read(_ALL, {"user": user_id}))
+
+    async def page(self, user_id: str, after: str, limit: int) -> list[Claim]:
+        """The claims of a user's that follow an id, in the order of ids; '' is before all."""
+        return _claims(await self._graph.read(_PAGE_OF, {"user": user_id, "after": after, "n": limit}))
 
     async def users(self) -> list[str]:
         return [row["id"] for row in await self._graph.read(_USERS, {})]
@@ -332,7 +356,8 @@ class Store:
 
     async def _bare(self, run: Run, names: Sequence[str]) -> None:
         """Removes names of which nothing is said any more."""
-        await run(_BARE, *({"name": name} for name in names))
+        spoken_of = {row["id"] for row in await run(_SPOKEN_OF, *({"name": name} for name in names))}
+        await run(_UNNAME, *({"name": name} for name in names if name not in spoken_of))
 
     async def _remove(self, run: Run, user_id: str, claims: Sequence[Claim]) -> None:
         said = _by_name((_name(user_id, one.subject_key), one.id) for one in claims)

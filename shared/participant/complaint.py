@@ -5,6 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from shared.contracts import persona_key
+
+
+def spelled(schema: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The values with names of a closed list written as they are there: case, spaces and underscores make no
+    difference."""
+    found = dict(values)
+    for name, value in values.items():
+        known = schema.get("properties", {}).get(name, {}).get("items", {}).get("enum")
+        if known and isinstance(value, list):
+            names = {persona_key(one): one for one in known if isinstance(one, str)}
+            found[name] = [names.get(persona_key(one), one) if isinstance(one, str) else one for one in value]
+    return found
+
 
 def complaint(schema: dict[str, Any], values: dict[str, Any]) -> str | None:
     """What is wrong with new values, as a sentence that names the setting; None when nothing is."""

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,8 @@ async def test_an_unknown_persona_is_refused_as_soon_as_a_generator_knows_its_ow
 async def test_the_names_that_a_query_may_give_are_listed(site: Site, raw: redis.Redis) -> None:
     nobody = await site.http.get("/personas")
     assert (nobody.status_code, nobody.json()["error"]["code"]) == (503, "generator_unavailable")
-    settings = {"properties": {"active_personas": {"items": {"enum": ["Sceptic", "Optimist"]}}, "rounds": {}}}
+    members = {"type": "array", "items": {"enum": ["Sceptic", "Optimist"]}}
+    settings = {"properties": {"active_personas": members, "rounds": {}}}
     described = {"schema": settings, "defaults": {"active_personas": ["Sceptic"], "rounds": 1, "parallel": False}}
     raw.set(schema_key("generator"), orjson.dumps(described))
     raw.hset(settings_key("generator"), "rounds", "2")
@@ -119,6 +121,14 @@ async def test_the_names_that_a_query_may_give_are_listed(site: Site, raw: redis
     assert listed.json() == {
         "personas": ["Sceptic", "Optimist"], "active_personas": ["Sceptic"], "rounds": 2, "parallel": False,
     }  # fmt: skip
+    # changed by names as people write them
+    change = partial(site.http.patch, "/participants/generator/settings")
+    changed = await change(json={"active_personas": ["OPTIMIST", "scep_tic"]})
+    assert changed.json()["values"]["active_personas"] == ["Optimist", "Sceptic"]
+    for wrong in (["Pirate"], [3], "Optimist"):
+        refused = await change(json={"active_personas": wrong})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_setting")
+    assert (await site.http.get("/personas")).json()["active_personas"] == ["Optimist", "Sceptic"]
 
 
 async def test_events_are_the_journal_one_to_one(site: Site, fake: FakeGenerator, raw: redis.Redis) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from services.knowledge.graph import Graph, GraphUnavailable
 from services.knowledge.ladybug import GraphLocked, LadybugGraph, open_ladybug
 from services.knowledge.names import USER
 from services.knowledge.repair import repair
+from services.knowledge.search import Search
 from services.knowledge.store import CONSTRAINTS, TABLES, Store
 from shared.errors import SettingsError
 
@@ -132,6 +135,30 @@ async def test_names_are_found_by_what_is_said_of_them(store: Store) -> None:
     assert [one.object_key for one in await store.places("ann", ["tom"], ["lives in"], 9)] == ["rome"]
     await store.unsay("ann", [one for one in claims if one.relation == "likes"])
     assert "tea" not in await store.keys("ann")
+
+
+async def test_a_fact_that_is_looked_up_by_a_claim_is_that_of_the_whole_graph(store: Store) -> None:
+    told = [
+        ("Anna", "lives in", "Lyon"), ("Annie", "lives in", "Porto"), ("Annie", "also called", "Anna"),
+        ("Anna", "likes", "tea"), ("Annie", "likes", "tea"), ("Tom", "married to", "Eva"), ("Eva", "married to", "Jan"),
+        ("Tom", "no longer likes", "tea"), ("me", "am called", "Eva"), ("me", "lives in", "Bonn"),
+    ]  # fmt: skip
+    for number, (subject, relation, object_) in enumerate(told):
+        said = turn(f"r{number}", said=100 + number)
+        await store.hear(said, [say(said, subject, relation, object_, subject_kind="person")], settled=True)
+    search = Search(store)
+    facts = await search.all("ann")
+    assert sorted(one.relation for one in facts).count("lives in") == 3
+    for fact in facts:
+        for one in fact.claims:
+            assert await search.of_claim("ann", one.id) == fact
+            assert await search.of_claim("bob", one.id) is None
+    assert await search.of_claim("ann", "nothing") is None
+    claims = sorted(one.id for fact in facts for one in fact.claims)
+    paged: list[str] = []
+    while page := await store.page("ann", paged[-1] if paged else "", 3):
+        paged += [one.id for one in page]
+    assert paged == claims
 
 
 async def test_text_is_a_value_and_never_a_query(store: Store) -> None:
@@ -342,6 +369,52 @@ async def test_whoever_reads_and_writes_meanwhile_waits(tmp_path: Path) -> None:
             )
             assert all(("anna", "likes", "tea") in one for one in found[1:-1])
         assert len(await kept(store)) == 2
+
+
+async def test_a_read_that_runs_is_waited_for_and_others_are_answered_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_ladybug(tmp_path / "g.lbug", TABLES, BUFFER) as graph:
+        store = Store(graph)
+        await store.hear(turn("r1"), [say(turn("r1"), "Anna", "likes", "tea")], settled=True)
+        assert isinstance(graph, LadybugGraph)
+        ended, answered = threading.Event(), threading.Event()
+        closed: list[bool] = []
+        disconnect, copy = graph._disconnect, graph._copy
+
+        def told() -> None:
+            closed.append(ended.is_set())
+            disconnect()
+
+        def slow() -> None:
+            assert answered.wait(60)
+            copy()
+
+        monkeypatch.setattr(graph, "_disconnect", told)
+        monkeypatch.setattr(graph, "_copy", slow)
+        loop = asyncio.get_running_loop()
+        reading = loop.run_in_executor(graph._reader, ended.wait)
+        renewing = asyncio.create_task(graph.renew())
+        loop.call_later(0.2, ended.set)
+        await reading
+        # it waits in the line of readers behind the file's first change of hands, and is answered before the second
+        assert await kept(store) == [("anna", "likes", "tea")]
+        answered.set()
+        await renewing
+        assert closed == [True, True]
+        assert await kept(store) == [("anna", "likes", "tea")]
+
+
+async def test_a_graph_larger_than_its_share_of_memory_is_written_anew(tmp_path: Path) -> None:
+    dice = random.Random(1)
+    async with open_ladybug(tmp_path / "g.lbug", TABLES, BUFFER) as graph:
+        store = Store(graph)
+        for number in range(60):
+            words = dice.randbytes(20_000).hex()
+            await store.hear(Turn(f"r{number}", "ann", "s1", 100, words, words), [], settled=False)
+        assert isinstance(graph, LadybugGraph)
+        await graph.renew()
+        assert await store.forget_session("ann", "s1", 200) == 60
 
 
 async def test_a_file_that_cannot_be_written_anew_stays_as_it_was_and_is_due(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from services.gateway.shapes.operating import ParticipantList, SettingsShown
 from shared.bus import StreamState
 from shared.bus.keys import schema_key, settings_key, subject_of
 from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
-from shared.participant.complaint import complaint
+from shared.participant.complaint import complaint, spelled
 from shared.participant.registry import ReplicaInfo
 from shared.participant.settings import Described, stored_values
 
@@ -128,6 +128,7 @@ async def change_settings(
 ) -> Response:
     async with gateway.reachable():
         schema, current, kept = await described(gateway, name)
+        values = spelled(schema, values)
         if wrong := complaint(schema, values):
             raise ApiError(422, "invalid_setting", wrong)
         if values:

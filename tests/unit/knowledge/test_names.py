@@ -24,6 +24,7 @@ SAID = int(datetime(2026, 11, 22, tzinfo=UTC).timestamp() * 1000)
         ("Anna's", "Anna", "“Anna”"),
         ("São Paulo", "Sao Paulo"),
         ("Ærø", "Aeroe"),
+        ("Anna", "An\u200bna", "\u202eAnna\u202c", "An\u00adna\ufeff"),
     ],
 )
 def test_spellings_of_one_name_meet(spellings: tuple[str, ...]) -> None:
