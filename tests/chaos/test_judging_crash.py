@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 
 async def test_each_pair_is_judged_once_and_nothing_is_lost_whoever_is_killed_or_away() -> None:
-    count = await judging(60, every=2.0, away=3.0, seed=7, seconds=120)
+    count = await judging(30, every=1.0, away=2.0, seed=7, seconds=120)
     assert count.details == []
     assert count.kills["critic"] >= 1
     assert (count.kills["reward"], count.kills["memory"]) == (1, 1)

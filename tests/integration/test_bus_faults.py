@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -299,6 +298,8 @@ async def test_a_thousand_tool_calls_over_a_bad_network_are_answered_and_run_onc
             effects_url=redis_url,
             data_dir=tmp_path,
             concurrency=32,
+            # each reply that is lost is missed for so long
+            redis_timeout=0.25,
         )
 
         async def cut() -> None:
@@ -324,9 +325,7 @@ async def test_a_thousand_tool_calls_over_a_bad_network_are_answered_and_run_onc
                     )
                     assert answer.result == f"you said t{n}"
 
-            started = time.monotonic()
             await asyncio.gather(*(ask(n) for n in range(1000)))
-            took = time.monotonic() - started
             stream = "local2:tool.request.probe"
             await eventually(lambda: raw.xpending(stream, "probe")["pending"] == 0, timeout=10)
             group = raw.xinfo_groups(stream)[0]
@@ -338,5 +337,4 @@ async def test_a_thousand_tool_calls_over_a_bad_network_are_answered_and_run_onc
         runs = {name.decode(): int(count) for name, count in raw.hgetall("effects").items()}
         assert runs == {f"t{n}": 1 for n in range(1000)}
         assert raw.xlen("local2:dead.letter") == 0
-        assert took < 45
-        print(f"{fault}: {took:.1f} s, {proxy.connections} connections, {proxy.dropped} chunks dropped")
+        assert (proxy.dropped if fault == "drop" else proxy.connections) > 20

@@ -27,7 +27,9 @@ CHAT, USER = "X-OpenWebUI-Chat-Id", "X-OpenWebUI-User-Id"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def service(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place]:
-    async with open_place(server_url, tmp_path_factory.mktemp("gateway"), client_gone_seconds=0.2) as place:
+    async with open_place(
+        server_url, tmp_path_factory.mktemp("gateway"), client_gone_seconds=0.2, keepalive=1.0
+    ) as place:
         yield place
 
 

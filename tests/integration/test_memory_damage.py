@@ -17,8 +17,9 @@ from support.services import announced, running
 from support.waiting import eventually
 
 from services.memory.damage import damage_of
-from services.memory.repair import _stored
+from services.memory.repair import _stored, repair
 from services.memory.service import app
+from services.memory.settings import MemorySettings
 from shared.contracts import DEAD_LETTER, ResponseGeneration
 from shared.testing.model_server import ScriptedModelServer
 
@@ -64,14 +65,12 @@ async def filled(redis_url: str, folder: Path) -> list[ResponseGeneration]:
     return said
 
 
-def repaired(folder: Path) -> str:
+async def repaired(folder: Path) -> str:
     """What the repair says."""
-    environment = {**os.environ, "LOCAL2_DATA_DIR": str(folder)}
-    command = [sys.executable, "-m", "services.memory.repair"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
     SharedSystemClient.clear_system_cache()
-    return done.stdout
+    said = await repair(MemorySettings(data_dir=folder))
+    SharedSystemClient.clear_system_cache()
+    return "\n".join(said)
 
 
 async def degraded(client: MemoryClient) -> bool:
@@ -99,10 +98,10 @@ async def test_a_broken_store_says_so_waits_and_is_repaired(redis_url: str, tmp_
         assert await client.bus.link.call("XLEN", DEAD_LETTER.stream) == 0
     SharedSystemClient.clear_system_cache()
 
-    told = await asyncio.to_thread(repaired, tmp_path)
+    told = await repaired(tmp_path)
     assert "saved: 3 memories of 2 users" in told
     assert "chroma.broken-" in told
-    assert await asyncio.to_thread(repaired, tmp_path) == ""
+    assert await repaired(tmp_path) == ""
     async with remembering(redis_url, tmp_path) as client:
         await client.idle()
         engrams = await client.engrams()
@@ -130,14 +129,17 @@ async def test_when_nothing_can_be_read_that_is_said(redis_url: str, tmp_path: P
     await filled(redis_url, tmp_path)
     shutil.rmtree(tmp_path / "chroma-words")
     os.truncate(tmp_path / "chroma" / "chroma.sqlite3", 0)
-    assert "the memory begins anew" in await asyncio.to_thread(repaired, tmp_path)
+    assert "the memory begins anew" in await repaired(tmp_path)
     async with remembering(redis_url, tmp_path) as client:
         assert await client.engrams() == {}
         assert (await client.facts())["degraded"] is None
 
 
 def test_a_folder_that_is_new_or_whole_is_left_alone(tmp_path: Path) -> None:
-    assert repaired(tmp_path) == ""
+    environment = {**os.environ, "LOCAL2_DATA_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "services.memory.repair"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == []
     assert damage_of(tmp_path / "chroma") is None
 
@@ -162,7 +164,7 @@ async def test_vectors_in_files_that_are_broken_are_missed(redis_url: str, tmp_p
         case _:
             for file in vectors.iterdir():
                 garble(file, 0, min(5_000, file.stat().st_size))
-    told = await asyncio.to_thread(repaired, tmp_path)
+    told = await repaired(tmp_path)
     assert f"saved: {MANY} memories of 1 users" in told
     async with remembering(redis_url, tmp_path) as client:
         hits = (await client.manage("search", query="note number 7", limit=50))["hits"]
