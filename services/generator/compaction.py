@@ -25,7 +25,9 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-# Of the room for a prompt: from how much of it on older turns are summarised, and how much the newest ones keep.
+# Of the room for a prompt: from how much of it on older turns are summarised, and how much the newest ones keep at
+# most. Where much else stands in it (tools, memories), they keep half of what is left until then: a summary at every
+# answer would not pay.
 _NEAR, _KEPT = 0.8, 0.4
 # Of the whole context: how long a summary may be, and how much of what it is made from is read at once.
 _SUMMARY, _READ = 8, 0.6
@@ -70,9 +72,12 @@ def due(
         return None
     if used < _NEAR * room and len(after) + 1 < most:
         return None
-    left, kept = _KEPT * room - _tokens(answered, ratio), 1
+    said = [_tokens(turn, ratio) for turn in (*after, answered)]
+    for_turns = _NEAR * room - max(0, used - sum(said))
+    most_kept = min(_KEPT * room, for_turns / 2) if for_turns > 0 else _KEPT * room
+    left, kept = most_kept - said[-1], 1
     for place in reversed(range(len(after))):
-        left -= _tokens(after[place], ratio)
+        left -= said[place]
         kept += 1
         if left < 0 or kept > max(1, most // 2):
             return after[place].query_id

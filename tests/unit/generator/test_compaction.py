@@ -25,7 +25,22 @@ def test_near_the_window_all_but_the_newest_turns_are_summarised() -> None:
     # 0.4 of the room are 1228 tokens: five turns
     assert due(TURNS, NEW, 2_500, 4_096, 50) == "6-0"
     # what the server counts as fewer tokens leaves more of them
-    assert due(TURNS, NEW, 2_500, 4_096, 50, ratio=6.0) == "1-0"
+    assert due([turn(n) for n in range(1, 21)], turn(21), 2_500, 4_096, 50, ratio=6.0) == "11-0"
+
+
+def test_where_tools_take_much_of_the_context_a_summary_still_makes_room_for_several_turns() -> None:
+    # 1500 tokens that are no turns
+    told: list[Turn] = []
+    summaries = 0
+    for number in range(1, 41):
+        new = turn(number)
+        used = 1_500 + 216 * (len(told) + 1)
+        until = due(told, new, used, 4_096, 50)
+        told.append(new)
+        if until is not None:
+            summaries += 1
+            told = [one for one in told if one.time > int(until.partition("-")[0])]
+    assert 5 <= summaries <= 20
 
 
 def test_a_context_that_is_full_of_something_else_is_no_reason() -> None:
