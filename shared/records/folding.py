@@ -168,7 +168,7 @@ def bounded(events: Sequence[Event], crossed: Sequence[Crossing], most: int = MO
     characters, items = _LIMITS[-1]
     kept = [(*one[:2], _cut(one[2], characters, items)) for one in events]
     while len(record) > most and len(kept) > 1:
-        kept = [*kept[: len(kept) // 2], *kept[-1:]] if len(kept) > 2 else kept[-1:]
+        kept = [*kept[: (len(kept) - 1) // 2], kept[-1]]
         record = _dump(kept, [])
     return record
 

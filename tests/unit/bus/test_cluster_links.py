@@ -11,6 +11,7 @@ from shared.bus import Bell, Bus, ConnectionLost
 from shared.bus.bell import _Line
 from shared.bus.cluster import ClusterLink, Lines, NodeLink, Unsent
 from shared.bus.endpoint import Address, Endpoint
+from shared.bus.hash_slots import slot_of
 from shared.bus.link import _Batch, _Unit
 
 ONE, TWO = Address("one", 1), Address("two", 2)
@@ -120,6 +121,33 @@ async def test_a_slot_that_has_moved_is_told_to_the_map() -> None:
             bus.link.doubt = lambda: doubts.append(1)  # type: ignore[method-assign]
         Bell(bus, 1.0).moved()
     assert doubts == [1]
+
+
+async def test_commands_go_to_the_owner_of_their_slot_or_wait_for_one() -> None:
+    link, _ = cluster([(ONE, TWO)], one=0, two=0)
+    commands = [("GET", "a"), ("GET", "b"), ("GET", "a"), ("GET", "c")]
+    link._owners[slot_of(commands[0]) or 0] = ONE
+    link._owners[slot_of(commands[1]) or 0] = TWO
+    parts, homeless = link._parts(commands, [0, 1, 2, 3], {2: TWO})
+    assert parts == {(ONE, False): [0], (TWO, False): [1], (TWO, True): [2]}
+    assert homeless == [3]
+
+
+async def test_a_cluster_that_ends_ends_its_connections_and_tells_whoever_waits_for_its_map() -> None:
+    link, nodes = cluster([(ONE,)], one=0, two=0)
+    closed: list[bool] = []
+
+    async def close() -> None:
+        closed.append(link.connected.is_set())
+
+    async def learn() -> None:
+        await asyncio.Event().wait()
+
+    nodes.close = close  # type: ignore[attr-defined]
+    link._learn = learn  # type: ignore[method-assign]
+    async with link:
+        assert not link.connected.is_set()
+    assert closed == [True]
 
 
 class Wire:

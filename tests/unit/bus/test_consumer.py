@@ -10,6 +10,7 @@ import hiredis
 import pytest
 
 from shared.bus import Bus, BusFull, Command, ConnectionLost, Consumer, Delivery, Reply, ReplyError, Route
+from shared.bus.claims import Found
 from shared.bus.link import MOST_TRIES, _load
 from shared.bus.port import Script
 from shared.bus.settling import EffectRefused
@@ -231,6 +232,52 @@ async def test_what_waits_for_a_slot_and_is_taken_over_gives_nothing_away() -> N
     with pytest.raises(asyncio.CancelledError):
         await waiting.task
     assert (list(reader.held.values()), reader.slots.room()) == ([held], 0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Fenced("x"), TransientError("x"), RuntimeError("a bug"), PermanentError("x"), EffectRefused("x")],
+    ids=repr,
+)
+async def test_whatever_a_handler_ends_with_ends_there_and_its_slot_is_free_again(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def handler(_delivery: Delivery) -> list[Command]:
+        raise error
+
+    reader, _ = reading(monkeypatch, Reads(), {STREAM: Route(handler)}, 1)
+    noted: list[str] = []
+
+    async def note(_delivery: Delivery, reason: str) -> None:
+        noted.append(reason)
+
+    monkeypatch.setattr(reader, "_note", note)
+    monkeypatch.setattr(reader, "_bury", note)
+    one = delivery(reader)
+    assert reader.slots.take(one)
+    assert await reader._handle(one) is None  # type: ignore[func-returns-value]
+    assert (reader.slots.room(), list(reader.held)) == (1, [])
+    assert noted == (["x"] if isinstance(error, PermanentError | EffectRefused) else [])
+
+
+async def test_a_stream_without_room_keeps_no_other_from_being_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    full, free = "local2:full", "local2:free"
+    reader, _ = reading(monkeypatch, Reads(), {full: Route(nothing, limit=1), free: Route(nothing)}, 3)
+    assert reader.slots.take(Delivery(full, "1-1", [], 1, reader.slots))
+    asked: list[tuple[str, int]] = []
+
+    async def orphans(stream: str, _watched: int, count: int, _slots: object) -> list[Found]:
+        asked.append((stream, count))
+        return [Found(stream, ("2-1", []), 2)]
+
+    monkeypatch.setattr(reader._claims, "orphans", orphans)
+    reader._claims.orphaned = {full: 5, free: 5}
+    await reader._adopt()
+    assert asked == [(free, 2)]
+    assert [one.stream for one in reader.held.values()] == [full, free]
+    await asyncio.gather(*(one.task for one in reader.held.values() if one.task is not None))
+    # what was looked at is found again by the next heartbeat
+    assert reader._claims.orphaned == {}
 
 
 # ── scripts ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -74,6 +74,22 @@ async def test_a_transaction_leaves_as_one() -> None:
     assert (options["atomic"], options["until"]) == (True, 7.0)
 
 
+@pytest.mark.parametrize("now", [False, True])
+async def test_what_is_asked_in_one_turn_leaves_in_one_write_unless_nothing_is_to_come(
+    now: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Link("redis://127.0.0.1:1", name="test", timeout=1.0, clock=BusClock())
+    asked._loop = asyncio.get_running_loop()
+    written: list[int] = []
+    monkeypatch.setattr(asked, "_flush", lambda: written.append(len(asked._queue)))
+    asked._wire = cast(Wire, object())
+    for _ in range(3):
+        asked.submit([("GET", "x")], True, **({"now": True} if now else {}))
+    at_once = list(written)
+    await asyncio.sleep(0)
+    assert (at_once, written) == (([1, 2, 3], [1, 2, 3]) if now else ([], [3]))
+
+
 class Faulty(Link):
     """A link with a fault in what nothing is expected to fail in."""
 

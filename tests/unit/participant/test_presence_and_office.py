@@ -11,11 +11,12 @@ import pytest
 
 from shared.bus import Bus, BusFull, Command
 from shared.contracts import QUERY_CANCEL, RESPONSE_GENERATION
+from shared.envelope import Message
 from shared.errors import BusUnavailable, TransientError
 from shared.participant.janitor import ABANDONED_MS, Janitor
 from shared.participant.presence import Presence
 from shared.participant.registry import ReplicaInfo
-from shared.participant.service import _mark_draining
+from shared.participant.service import Context, _mark_draining
 from shared.participant.tool import Cancelled
 
 
@@ -78,6 +79,66 @@ async def test_a_full_redis_is_told_of_until_it_takes_a_heartbeat_again() -> Non
     assert still == [("EXPIRE", "local2:replica:probe:r1", 6)]
     await presence.announce(2.0)
     assert presence.full is None
+
+
+@pytest.mark.parametrize("patient", [False, True])
+async def test_who_arrives_waits_for_a_full_redis_only_when_it_is_to(
+    patient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    class Pulse:
+        async def pipe(self, commands: Sequence[Command]) -> None:
+            said.append(commands[0][0])
+            if said.count("SET") < 3:
+                raise BusFull("out of memory")
+
+        async def pipe_raw(self, commands: Sequence[Command]) -> None:
+            said.append(commands[0][0])
+
+    async def sleep(_seconds: float) -> None:
+        said.append("waits")
+
+    monkeypatch.setattr("shared.participant.presence.asyncio.sleep", sleep)
+    bus = cast(Bus, SimpleNamespace(pulse=Pulse()))
+    told = ReplicaInfo("probe", "r1", "ready", 1, 1)
+    presence = Presence(bus, "probe", "r1", "local2:inbox:probe:r1", lambda: "0-0", lambda: told, b"{}")
+    await presence.arrive(patient=patient)
+    assert said == (["SET", "waits", "SET", "waits", "SET", "INCR"] if patient else ["SET"])
+
+
+async def test_what_an_observer_makes_of_a_message_ends_nothing() -> None:
+    class Follower:
+        def __init__(self) -> None:
+            cancel = [b"payload", b'{"query_id": "9-1", "reason": "x"}']
+            self.left = [[b"payload", b"}"], cancel, cancel]
+
+        async def next(self) -> list[tuple[str, list[bytes]]]:
+            if not self.left:
+                raise asyncio.CancelledError
+            return [("1-1", self.left.pop(0))]
+
+    seen: list[str] = []
+
+    async def newest(_stream: str) -> str:
+        return "7-1"
+
+    async def handle(message: Message[Any]) -> None:
+        seen.append(message.payload.query_id)
+        raise RuntimeError("a bug")
+
+    followed: list[tuple[str, str]] = []
+
+    def follow(stream: str, after: str) -> Follower:
+        followed.append((stream, after))
+        return Follower()
+
+    context = SimpleNamespace(tail=SimpleNamespace(follow=follow, newest=newest))
+    for after in (None, "3-1"):
+        with pytest.raises(asyncio.CancelledError):
+            await Context._observe(cast(Any, context), QUERY_CANCEL, handle, after)
+    assert seen == ["9-1"] * 4
+    assert followed == [(QUERY_CANCEL.stream, "7-1"), (QUERY_CANCEL.stream, "3-1")]
 
 
 @pytest.mark.parametrize("away", [False, True])

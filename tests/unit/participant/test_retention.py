@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from shared.participant import retention
-from shared.participant.retention import DAY_MS, Census, Kind, Retention, WatchedClock
+from shared.participant.retention import _LOOK_SECONDS, DAY_MS, Census, Kind, Retention, WatchedClock
 
 # A day in 2026, in ms.
 _NOW = 1_780_000_000_000
@@ -128,6 +129,25 @@ async def test_a_clock_that_was_put_right_is_asked_again_without_waiting_for_the
     assert world.things == [OLD]
     await world.passes(2)
     assert world.things == []
+
+
+async def test_the_clock_is_looked_at_now_and_then_and_not_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+
+    async def look() -> None:
+        said.append("look")
+
+    async def sleep(seconds: float) -> None:
+        said.append(seconds)
+        if len(said) == 4:
+            raise asyncio.CancelledError
+
+    keeper = World().retention
+    monkeypatch.setattr(keeper, "look", look)
+    monkeypatch.setattr("shared.participant.retention.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await keeper.run()
+    assert said == ["look", _LOOK_SECONDS] * 2
 
 
 async def test_while_somebody_is_answered_each_step_waits_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

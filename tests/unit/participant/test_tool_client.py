@@ -13,7 +13,8 @@ import pytest
 from shared.bus import TOGETHER, Command, ConnectionLost, Reply, ReplyError
 from shared.bus.port import BusFull
 from shared.contracts import Outgoing, ToolResultMessage
-from shared.participant.tool_client import Caller, ToolClient
+from shared.envelope import Envelope
+from shared.participant.tool_client import _AFTERWARDS, Caller, ToolClient
 
 # Sent commands, whether they may be repeated, and the replies to come.
 Commit = tuple[list[Command], bool, asyncio.Future[list[Reply]]]
@@ -91,6 +92,38 @@ async def test_what_is_asked_in_one_tick_leaves_together_and_what_is_refused_tak
     with pytest.raises(BusFull):
         await refused
     assert (await answered).result == "done"
+
+
+async def test_a_request_says_for_whom_it_is_and_until_when() -> None:
+    process = Process()
+    process.bus.now_ms = lambda: 1_000
+    envelopes: list[Envelope] = []
+
+    def publishing(message: Outgoing) -> Command:
+        envelopes.append(message.envelope)
+        return process.publishing(message)
+
+    process.bus.publishing = publishing
+    caller = Caller("q", session_id="s", user_id="ann", respondent_id="B", traceparent="trace", deadline=4_000)
+    client = ToolClient(process)  # type: ignore[arg-type]
+    asked = asyncio.create_task(client.call("one", {"a": 1}, call_id="c", caller=caller, timeout=5.0, attempt=1))
+    await sent(process, 1)
+    (((command,), _, writing),) = process.commits
+    (envelope,) = envelopes
+    assert (envelope.subject, envelope.time, envelope.attempt) == ("tool.request.one", 1_000, 1)
+    assert (envelope.correlation_id, envelope.session_id, envelope.user_id) == ("q", "s", "ann")
+    assert (envelope.respondent_id, envelope.traceparent) == ("B", "trace")
+    # the caller's deadline is earlier than five seconds
+    assert envelope.deadline == 4_000 + 1_000 * _AFTERWARDS
+    request = orjson.loads(envelope.payload)
+    assert len(request.pop("token")) >= 16
+    assert request == {
+        "query_id": "q", "call_id": "c", "tool": "one", "args": {"a": 1}, "session_id": "s", "user_id": "ann",
+        "reply_to": "inbox",
+    }  # fmt: skip
+    writing.set_result([b"1-1"])
+    process.answer(command)
+    assert (await asked).result == "done"
 
 
 async def test_a_request_whose_stream_is_none_fails_and_those_beside_it_are_made() -> None:
