@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from services.generator.attachments import AttachmentMissing, AttachmentsUnavailable
@@ -43,21 +44,28 @@ _CODES: tuple[tuple[type[ModelError], str], ...] = (
 _TOO_LATE = Failure("deadline_exceeded", "the answer was not ready before the query's deadline")
 
 
+@dataclass(slots=True)
+class _Running:
+    """scope: ends with a cancel, or when it is too late. cancelled: it was a cancel."""
+
+    scope: asyncio.Timeout
+    cancelled: bool = False
+
+
 class Answering:
     """`queries`: how many queries of users are waiting or being answered."""
 
     def __init__(self, parts: Parts, queries: Callable[[], Awaitable[int]]) -> None:
         self._parts = parts
         self._queries = queries
-        self._running: dict[str, asyncio.Timeout] = {}
-        self._cancelled: set[str] = set()
+        self._running: dict[str, _Running] = {}
 
     def cancel(self, query_id: str) -> None:
         """Stops a query that this replica works on or holds; the model's connection is closed."""
-        scope = self._running.get(query_id)
-        if scope is not None and not scope.expired():
-            self._cancelled.add(query_id)
-            scope.reschedule(asyncio.get_running_loop().time())
+        running = self._running.get(query_id)
+        if running is not None and not running.scope.expired():
+            running.cancelled = True
+            running.scope.reschedule(asyncio.get_running_loop().time())
 
     async def answer(self, message: Message[QueryReceived]) -> None:
         """Answers a query, or continues where another replica stopped. Raises Fenced when one has taken over."""
@@ -78,24 +86,22 @@ class Answering:
         opening = partial(open_response, self._parts, message, caller, left)
         response: Response | None = None
         ending: Ending | None = None
-        scope = asyncio.timeout(left)
+        running = _Running(asyncio.timeout(left))
         try:
-            async with scope:
-                with self._stoppable(caller.query_id, scope):
+            async with running.scope:
+                with self._stoppable(caller.query_id, running):
                     if await wait_for_turn(self._parts, message, caller, cancel_key(caller.query_id)):
                         response, past = await open_turn(self._parts, message, caller, opening)
                         ending = await response.generate(past) if response else None
                     else:
                         ending = Cancelled()
         except TimeoutError:
-            if not scope.expired():
+            if not running.scope.expired():
                 raise
-            ending = Cancelled() if caller.query_id in self._cancelled else _TOO_LATE
+            ending = Cancelled() if running.cancelled else _TOO_LATE
         except ModelError as exc:
             code = next((code for kind, code in _CODES if isinstance(exc, kind)), "model_error")
             ending = Failure(code, str(exc))
-        finally:
-            self._cancelled.discard(caller.query_id)
         # a cancel or the deadline comes too late now: the answer is published as a whole or not at all
         if ending is not None and (response := response or await opening()) is not None:
             await response.end(ending)
@@ -149,9 +155,9 @@ class Answering:
         return (self._deadline(message) - self._parts.context.bus.now_ms()) / 1000
 
     @contextlib.contextmanager
-    def _stoppable(self, query_id: str, scope: asyncio.Timeout) -> Iterator[None]:
-        """A cancel ends `scope`."""
-        self._running[query_id] = scope
+    def _stoppable(self, query_id: str, running: _Running) -> Iterator[None]:
+        """A cancel ends its scope."""
+        self._running[query_id] = running
         try:
             yield
         finally:

@@ -71,6 +71,20 @@ async def test_a_new_owner_finds_the_tokens_of_calls_and_no_client_does(bus: Bus
     assert [entry.value() for entry in before[1:]] == [{"call_id": 0}, {"call_id": 1}]
 
 
+async def test_a_message_that_is_named_already_is_named_once_by_a_new_owner(bus: Bus) -> None:
+    asked, answered = Crossing("tool.request.probe", "7-1"), Crossing("tool.result.probe", "8-1")
+    first, _ = await claim(bus, "r1", fresh=True)
+    first.note(*asked)
+    await first.append(EntryType.STATE, {"from": "A", "to": "B"})
+    second, _ = await claim(bus, "r2")
+    assert second.crossed == [asked]
+    second.note(*asked)
+    second.note(*answered)
+    assert second.crossed == [asked, answered]
+    await second.append(EntryType.STATE, {"from": "B", "to": "C"})
+    assert [one for entry in await read_journal(bus, KEY) for one in entry.crossings()] == [asked, answered]
+
+
 @pytest.mark.parametrize("taken_over", [False, True])
 async def test_a_large_result_is_kept_in_its_own_entry_and_read_there(taken_over: bool, bus: Bus) -> None:
     writer, _ = await claim(bus, "r1", fresh=True)

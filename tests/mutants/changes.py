@@ -201,7 +201,7 @@ class _Finder(ast.NodeVisitor):
             self._replace(node, "pass")
             return
         # nor is nothing another value than nothing, for who asks whether it is there
-        if self._returns_something and not (isinstance(node.value, ast.Constant) and not node.value.value):
+        if self._returns_something and not _is_nothing(node.value):
             self._replace(node.value, "None")
         self.visit(node.value)
 
@@ -338,6 +338,14 @@ class _Finder(ast.NodeVisitor):
 
 def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _is_nothing(node: ast.expr) -> bool:
+    """Whether it is a false value: None, 0, an empty text or collection."""
+    try:
+        return not ast.literal_eval(node)
+    except (TypeError, ValueError):
+        return False
 
 
 def _is_message(call: ast.Call) -> bool:

@@ -66,6 +66,7 @@ def test_each_change_is_one_that_could_be_a_mistake(source: str, wanted: set[str
         "assert x is not None",
         "class P(Protocol):\n    def f(self) -> int:\n        return 1",
         "def f() -> str:\n    return ''",
+        "def f() -> Iterable[int]:\n    return ()",
         "super().__init__(f'the index of {user_id} is broken')",
     ],
 )
@@ -264,7 +265,7 @@ async def test_a_change_is_noticed_by_a_test_that_fails_twice_or_hangs(
     assert (tmp_path / "shared" / "product.py").read_text() == PRODUCT
 
 
-TELLS_NOTHING = """
+TELLS_NOTHING = """assert True
 def test_of_nothing():
     for one in []:
         assert one
@@ -276,6 +277,7 @@ def test_of_nothing():
 
 def test_an_assertion_that_no_test_ran_is_told() -> None:
     assert unasserted(TELLS_NOTHING, [5]) == ["4: assert one"]
+    # those that run at import do so before any test
     assert unasserted(TELLS_NOTHING, []) == ["4: assert one", "5: assert True"]
 
 
@@ -405,9 +407,6 @@ def test_starts_it(process):
 def test_asks_it(process):
     assert asked(process) == "2\\n"
 
-def test_fails():
-    assert double(1) == 3
-
 def test_loops():
     for one in []:
         assert one
@@ -418,12 +417,14 @@ def test_loops():
 def test_who_asks_a_process_that_another_test_started_is_recorded_as_running_its_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _checkout(tmp_path, {"tests/unit/test_product.py": RECORDED})
+    failing = "def test_fails():\n    assert False\n    assert not True\n"
+    _checkout(tmp_path, {"tests/unit/test_product.py": RECORDED, "tests/unit/test_failing.py": failing})
     known = recording.recorded(tmp_path, ["shared/product.py"], 1)
     name = "tests/unit/test_product.py::test_"
     assert set(known.cases) == {f"{name}{case}" for case in ("starts_it", "asks_it", "loops")}
     assert known.running("shared/product.py", [3]) == [f"{name}asks_it"]
     assert known.running("shared/product.py", [7, 11]) == [f"{name}starts_it"]
     told = capsys.readouterr().err
-    assert "asserted by no test: tests/unit/test_product.py:31: assert one" in told
-    assert f"not used, it fails as things are: FAILED {name}fails" in told
+    assert told.count("asserted by no test:") == 1
+    assert "asserted by no test: tests/unit/test_product.py:28: assert one" in told
+    assert "not used, it fails as things are: FAILED tests/unit/test_failing.py::test_fails" in told

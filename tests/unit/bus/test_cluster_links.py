@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -121,6 +122,44 @@ async def test_a_slot_that_has_moved_is_told_to_the_map() -> None:
             bus.link.doubt = lambda: doubts.append(1)  # type: ignore[method-assign]
         Bell(bus, 1.0).moved()
     assert doubts == [1]
+
+
+async def test_the_map_is_asked_of_connected_nodes_in_turn_and_where_there_is_none_those_of_the_url_are_tried() -> None:
+    link, _ = cluster([(ONE, TWO)], one=0, two=0)
+    endpoint, tried = Endpoint.parse("redis+cluster://one:1/"), list[Address]()
+    links = [
+        NodeLink(endpoint, at, name="test", timeout=60.0, on_loss=lambda reason: None)
+        for at in (ONE, TWO, Address("three", 3))
+    ]
+    link.commands = cast(Lines, SimpleNamespace(all=lambda: links, to=tried.append))
+    assert link._someone() is None
+    assert tried == list(link._endpoint.addresses) == [ONE]
+    for one in links[1:]:
+        one.connected.set()
+    asked = [link._someone() for _ in range(4)]
+    assert asked in ([*links[1:]] * 2, [*links[:0:-1]] * 2)
+    assert not link._whole()
+    links[0].connected.set()
+    assert link._whole()
+
+
+async def test_what_is_sent_through_a_cluster_is_said_again_unless_the_caller_says_otherwise() -> None:
+    link, _ = cluster([(ONE,)], one=0, two=0)
+    staged: list[tuple[bool, dict[str, Any]]] = []
+
+    async def _staged(_commands: Any, retry: bool, **options: Any) -> list[Any]:
+        staged.append((retry, options))
+        return []
+
+    link._staged = _staged  # type: ignore[method-assign]
+    await link.commit([("SET", "x", "y")], until=7.0)
+    await link.commit([("SET", "x", "y")], retry=False)
+    await link.submit([("SET", "x", "y")], False, block=3.0)
+    assert staged == [
+        (True, {"until": 7.0, "all_or_error": True}),
+        (False, {"until": None, "all_or_error": True}),
+        (False, {"until": None, "block": 3.0}),
+    ]
 
 
 async def test_commands_go_to_the_owner_of_their_slot_or_wait_for_one() -> None:

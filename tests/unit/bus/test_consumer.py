@@ -260,6 +260,25 @@ async def test_whatever_a_handler_ends_with_ends_there_and_its_slot_is_free_agai
     assert noted == (["x"] if isinstance(error, PermanentError | EffectRefused) else [])
 
 
+async def test_what_is_noted_is_pending_again_before_it_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, said = consumer(), list[Any]()
+
+    async def pipe_raw(commands: Sequence[Command]) -> None:
+        said.extend(commands)
+
+    async def finish(_delivery: Delivery, effects: Sequence[Command]) -> None:
+        said.append([command[0] for command in effects])
+
+    monkeypatch.setattr(reader._bus.link, "pipe_raw", pipe_raw)
+    monkeypatch.setattr(reader, "_finish", finish)
+    one = delivery(reader)
+    await reader._note(one, "refused")
+    # whoever finds it finds one that was tried too often, however short it has been there
+    assert said[0] == ("XCLAIM", STREAM, "g", "r1", 0, "1-1", "RETRYCOUNT", 4, "FORCE", "JUSTID")
+    assert len(said) == 2
+    assert one.settling
+
+
 async def test_a_stream_without_room_keeps_no_other_from_being_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     full, free = "local2:full", "local2:free"
     reader, _ = reading(monkeypatch, Reads(), {full: Route(nothing, limit=1), free: Route(nothing)}, 3)

@@ -9,11 +9,11 @@ from typing import Any, cast
 import hiredis
 import pytest
 
-from shared.bus import Command, Link, Reply, ReplyError
+from shared.bus import Bus, Command, Link, Reply, ReplyError
 from shared.bus.clock import BusClock
 from shared.bus.link import _Batch, _Unit
 from shared.bus.wire import Wire
-from shared.errors import PermanentError
+from shared.errors import BusUnavailable, PermanentError
 
 
 class Answering(Link):
@@ -72,6 +72,14 @@ async def test_a_transaction_leaves_as_one() -> None:
     ((commands, _, options),) = asked.sent
     assert commands == [("MULTI",), ("SET", "x", "y"), ("EXEC",)]
     assert (options["atomic"], options["until"]) == (True, 7.0)
+
+
+async def test_a_bus_that_ends_ends_all_its_connections() -> None:
+    async with Bus("redis://127.0.0.1:1", "test/1") as bus:
+        links = [bus.link, bus.pulse, bus.reader, bus.tailer]
+    for one in links:
+        with pytest.raises(BusUnavailable, match="closed"):
+            await one.call("PING")
 
 
 @pytest.mark.parametrize("now", [False, True])

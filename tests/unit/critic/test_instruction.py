@@ -48,6 +48,14 @@ def test_the_conversation_comes_before_the_question_in_its_order() -> None:
     )
 
 
+def test_nothing_is_shown_from_before_what_has_no_room() -> None:
+    before = [said("user", "oldest"), said("assistant", "y" * 300), *[said("user", "x" * 1_950)] * 3]
+    told = instruction_of("Why?", before)
+    assert told.count("x") == 3 * 1_950
+    assert "y" not in told.partition("The user's message")[0]
+    assert "oldest" not in told
+
+
 def test_a_long_message_is_shortened_and_the_conversation_around_it_stays() -> None:
     long = "begins " + "x" * 20_000 + " ends"
     before = [said("user", "the oldest"), said("assistant", long), said("user", "the newest")]

@@ -9,13 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from shared.bus import Bus, BusFull, Command
+from shared.bus import Bus, BusFull, Command, ReplyError
+from shared.bus.keys import KNOWN_TOOLS
 from shared.contracts import QUERY_CANCEL, RESPONSE_GENERATION
 from shared.envelope import Message
 from shared.errors import BusUnavailable, TransientError
 from shared.participant.janitor import ABANDONED_MS, Janitor
 from shared.participant.presence import Presence
-from shared.participant.registry import ReplicaInfo
+from shared.participant.registry import Registry, ReplicaInfo
 from shared.participant.service import Context, _mark_draining
 from shared.participant.tool import Cancelled
 
@@ -79,6 +80,41 @@ async def test_a_full_redis_is_told_of_until_it_takes_a_heartbeat_again() -> Non
     assert still == [("EXPIRE", "local2:replica:probe:r1", 6)]
     await presence.announce(2.0)
     assert presence.full is None
+
+
+@pytest.mark.parametrize(
+    ("names", "known", "count", "added"),
+    [
+        ([], [], 0, None),
+        (["one", "two"], [1, 0], 1, ["two"]),
+        (["one"], [1], 1, None),
+        (["one", "two"], [0, 0], 999, None),
+        (["one"], [0], 999, ["one"]),
+        (["one"], ReplyError("NOPERM no"), ReplyError("NOPERM no"), None),
+        (["one"], ReplyError("WRONGTYPE it is"), ReplyError("WRONGTYPE it is"), None),
+    ],
+)
+async def test_names_of_tools_are_noted_once_and_so_many_at_most(
+    names: list[str], known: Any, count: Any, added: list[str] | None
+) -> None:
+    said: list[Command] = []
+
+    class Asked:
+        async def pipe_raw(self, commands: Sequence[Command]) -> list[Any]:
+            said.extend(commands)
+            return [known, count]
+
+        async def call(self, *command: Any) -> bytes:
+            said.append(command)
+            return b"string" if command[0] == "TYPE" else b"OK"
+
+    await Registry(cast(Bus, SimpleNamespace(link=Asked())), 0.1)._remember(names)
+    asked = [("SMISMEMBER", KNOWN_TOOLS, *names), ("SCARD", KNOWN_TOOLS)] if names else []
+    assert said[: len(asked)] == asked
+    mended = ["TYPE", "DEL"] * 2 if isinstance(known, ReplyError) and known.code == "WRONGTYPE" else []
+    assert [command[0] for command in said[len(asked) :]] == (["SADD"] if added else mended)
+    if added:
+        assert said[-1] == ("SADD", KNOWN_TOOLS, *added)
 
 
 @pytest.mark.parametrize("patient", [False, True])
