@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.waiting import eventually
 
 from shared.bus import Bell, Bus, ConnectionLost
 from shared.bus.bell import _Line
@@ -39,6 +40,9 @@ class Nodes:
 
     def to(self, address: Address) -> Node:
         return self.nodes[address]
+
+    async def close(self) -> None:
+        pass
 
 
 def cluster(masters: list[tuple[Address, ...]], **lost: int) -> tuple[ClusterLink, Nodes]:
@@ -143,6 +147,28 @@ async def test_the_map_is_asked_of_connected_nodes_in_turn_and_where_there_is_no
     assert link._whole()
 
 
+async def test_who_is_lost_makes_the_map_be_read_again_once_for_each_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_UNEASY", "_ROUTINE", "_SOON"):
+        monkeypatch.setattr(f"shared.bus.cluster.{name}", 3_600.0)
+    link, _ = cluster([(ONE,)], one=0, two=0)
+    read = 0
+
+    async def slots(_asked: Any) -> list[Any]:
+        nonlocal read
+        read += 1
+        return []
+
+    monkeypatch.setattr(link, "_someone", lambda: "a node")
+    monkeypatch.setattr(link, "_slots", slots)
+    async with link:
+        for expected in (1, 2, 3):
+            await eventually(lambda expected=expected: read == expected)
+            await asyncio.sleep(0.03)
+            assert read == expected
+            link._lost("one:1: it went away")
+    assert link.trouble == "one:1: it went away"
+
+
 async def test_what_is_sent_through_a_cluster_is_said_again_unless_the_caller_says_otherwise() -> None:
     link, _ = cluster([(ONE,)], one=0, two=0)
     staged: list[tuple[bool, dict[str, Any]]] = []
@@ -182,7 +208,7 @@ async def test_a_cluster_that_ends_ends_its_connections_and_tells_whoever_waits_
     async def learn() -> None:
         await asyncio.Event().wait()
 
-    nodes.close = close  # type: ignore[attr-defined]
+    nodes.close = close  # type: ignore[method-assign]
     link._learn = learn  # type: ignore[method-assign]
     async with link:
         assert not link.connected.is_set()

@@ -260,6 +260,113 @@ async def test_whatever_a_handler_ends_with_ends_there_and_its_slot_is_free_agai
     assert noted == (["x"] if isinstance(error, PermanentError | EffectRefused) else [])
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (None, True),
+        (PermanentError("x"), False),
+        (ValueError("x"), False),
+        (Fenced("x"), None),
+        (TransientError("x"), None),
+    ],
+    ids=repr,
+)
+async def test_what_keeps_somebody_from_being_told_keeps_no_bad_entry_from_being_set_aside(
+    error: Exception | None, told: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def undertaker(_delivery: Delivery, _reason: str) -> list[Command]:
+        if error is not None:
+            raise error
+        return [("TELL",)]
+
+    reader, _ = reading(monkeypatch, Reads(), {STREAM: Route(nothing, undertaker)}, 1)
+    written: list[list[str]] = []
+
+    async def finish(_delivery: Delivery, effects: Sequence[Command]) -> None:
+        written.append([command[0] for command in effects])
+
+    monkeypatch.setattr(reader, "_finish", finish)
+    if told is None:
+        with pytest.raises(type(error)):  # type: ignore[arg-type]
+            await reader._bury(delivery(reader), "bad")
+        assert written == []
+        return
+    await reader._bury(delivery(reader), "bad")
+    ((*before, letter),) = written
+    assert (before, letter) == (["TELL"] if told else [], "EVALSHA")
+
+
+@pytest.mark.parametrize("tells", [False, True])
+async def test_a_letter_that_is_refused_with_what_tells_of_it_is_written_alone_and_then_fails(
+    tells: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def undertaker(_delivery: Delivery, _reason: str) -> list[Command]:
+        return [("TELL",)]
+
+    reader, _ = reading(monkeypatch, Reads(), {STREAM: Route(nothing, undertaker if tells else None)}, 1)
+    written: list[int] = []
+
+    async def finish(_delivery: Delivery, effects: Sequence[Command]) -> None:
+        written.append(len(effects))
+        raise PermanentError("refused")
+
+    monkeypatch.setattr(reader, "_finish", finish)
+    with pytest.raises(PermanentError, match="refused"):
+        await reader._bury(delivery(reader), "bad")
+    assert written == ([2, 1] if tells else [1])
+
+
+@pytest.mark.parametrize(
+    ("reply", "there", "error"),
+    [
+        (b"OK", False, None),
+        (ReplyError("BUSYGROUP x"), False, None),
+        (ReplyError("NOPERM x"), True, None),
+        (ReplyError("NOPERM x"), False, TransientError),
+        (ReplyError("WRONGTYPE x"), True, ReplyError),
+    ],
+    ids=repr,
+)
+async def test_a_group_is_made_or_there_or_waited_for(
+    reply: Reply, there: bool, error: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = consumer()
+
+    async def pipe_raw(_commands: Any) -> list[Reply]:
+        return [reply]
+
+    async def grouped(stream: str, group: str) -> bool:
+        assert (stream, group) == (STREAM, "g")
+        return there
+
+    monkeypatch.setattr(reader._bus.pulse, "pipe_raw", pipe_raw)
+    monkeypatch.setattr(reader._bus, "grouped", grouped)
+    if error is None:
+        await reader._claims.begin()
+    else:
+        with pytest.raises(error):
+            await reader._claims.begin()
+
+
+async def test_a_group_that_has_gone_is_made_again_and_what_was_held_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, begun = consumer(), list[bool]()
+    said = "NOGROUP it has gone"
+
+    async def call(*_command: Any) -> Reply:
+        raise ReplyError(said)
+
+    async def begin() -> None:
+        begun.append(True)
+
+    monkeypatch.setattr(reader._bus.pulse, "call", call)
+    monkeypatch.setattr(reader._claims, "begin", begin)
+    assert await reader._claims._keep(STREAM, ["1-1", "2-1"]) == ["1-1", "2-1"]
+    said = "WRONGTYPE it is"
+    with pytest.raises(ReplyError, match="WRONGTYPE"):
+        await reader._claims._keep(STREAM, ["1-1"])
+    assert begun == [True]
+
+
 async def test_what_is_noted_is_pending_again_before_it_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, said = consumer(), list[Any]()
 
