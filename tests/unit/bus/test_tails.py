@@ -202,6 +202,17 @@ async def test_an_entry_behind_which_nothing_would_come_is_left_out(monkeypatch:
         assert (reader.offered, tail.position("events")) == ([((0, 0), ["1-0"], 10)], "1-0")
 
 
+async def test_a_stream_of_which_nothing_can_be_read_keeps_no_other_from_being_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with tailing(monkeypatch) as (bus, tail):
+        first, second = join(tail, "events"), join(tail, "others")
+        await settled()
+        bus.insane = {"99-0"}
+        await bus.answer([read("events", "99-0"), read("others", "1-0")])
+        assert (first.offered, second.offered) == ([], [((0, 0), ["1-0"], 10)])
+
+
 async def test_a_read_is_ended_until_one_knows_of_the_new_stream_or_it_would_end_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

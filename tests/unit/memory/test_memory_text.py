@@ -46,15 +46,15 @@ def test_different_words_stay_different(one: str, other: str) -> None:
 
 
 def test_a_question_is_searched_by_what_it_is_about() -> None:
-    assert query_tokens("What do you remember about my coffee?") == tokens("coffee")
+    assert query_tokens("What do you remember about my coffee?") == tokens("coffee") != []
 
 
 def test_a_question_of_stop_words_alone_keeps_them() -> None:
-    assert query_tokens("what is it") == tokens("what is it")
+    assert query_tokens("what is it") == tokens("what is it") != []
 
 
 def test_words_are_searched_once() -> None:
-    assert query_tokens("coffee, Coffee and more coffees") == tokens("coffee more")
+    assert query_tokens("coffee, Coffee and more coffees") == tokens("coffee more") != []
 
 
 def test_scripts_without_spaces_are_found_by_parts_of_a_run() -> None:
