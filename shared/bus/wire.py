@@ -123,7 +123,8 @@ class Wire(asyncio.Protocol):
         self._parser = hiredis.Reader()
 
     async def ask(self, commands: Sequence[Command]) -> list[Reply]:
-        """The replies of the connection's first commands, errors as values. Raises what ended it before they came."""
+        """The replies of the connection's first commands, errors as values. Raises what ended it before they came: what
+        the server had said last, when it is the server that closed it."""
         replies: list[Reply] = []
         complete: asyncio.Future[None] = self._loop.create_future()
 
@@ -141,7 +142,9 @@ class Wire(asyncio.Protocol):
         either: set[asyncio.Future[Any]] = {complete, self.lost}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not complete.done():
-            raise self.lost.result()
+            # one that wants a password closes the connection at the first long command
+            refusals = [str(reply) for reply in replies if isinstance(reply, hiredis.ReplyError)]
+            raise ConnectionError(refusals[0]) if refusals else self.lost.result()
         return replies
 
     def send(self, commands: Sequence[Command]) -> None:

@@ -340,10 +340,13 @@ class ToolWork(Generic[A]):
         if store:
             commands.append(("SET", self._stored_under + request.call_id, result, "EX", self._kept(result)))
         if request.reply_to:
+            # a large one is read where it is stored: all else in the inbox, and every cancel, would wait behind it
+            said = ("payload", result) if len(result) <= _LARGE else ()
+            size = len(result) if said else 0
             commands.append(
                 (
-                    *("XADD", request.reply_to, "NOMKSTREAM", *inbox_bound(len(result)), "*"),
-                    *("type", "tool.result", "call_id", request.call_id, "token", request.token, "payload", result),
+                    *("XADD", request.reply_to, "NOMKSTREAM", *inbox_bound(size), "*"),
+                    *("type", "tool.result", "call_id", request.call_id, "token", request.token, *said),
                 )
             )
         if new and not self._internal:

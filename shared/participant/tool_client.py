@@ -330,8 +330,14 @@ class ToolClient:
             # has stored is found a little later.
             ignored("token")
             return
+        if b"payload" not in raw:
+            # it is large: it is read where its worker has stored it
+            for call in asked:
+                call.trail.answer = entry_id
+                self._due(call)
+            return
         try:
-            answer = decode_result(raw.get(b"payload", b""))
+            answer = decode_result(raw[b"payload"])
         except DecodeError as exc:
             ignored("malformed")
             log.warning("tool.malformed_result", reason=str(exc))

@@ -494,3 +494,16 @@ async def test_a_server_that_answers_nonsense_is_left_for_the_next() -> None:
 
     async with serving(answer) as url, Link(Server.parse(url), name="test", timeout=0.5):
         await eventually(lambda: came >= 3)
+
+
+async def test_a_server_that_closes_the_connection_is_reported_in_its_own_words(raw: redis.Redis) -> None:
+    """One that wants a password bears no long command before it."""
+    raw.config_set("requirepass", "secret")
+    try:
+        options = raw.connection_pool.connection_kwargs
+        path = options.get("path")
+        server = Server(options.get("host", ""), int(options.get("port", 0)), path=path)
+        with pytest.raises(ConnectionError, match="NOAUTH"):
+            await open_wire(server, [("CLIENT", "ID"), ("SCRIPT", "EXISTS", *["0" * 40] * 30), ("TIME",)])
+    finally:
+        raw.config_set("requirepass", "")

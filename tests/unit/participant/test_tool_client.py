@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from shared.bus import TOGETHER, Command, ConnectionLost, Reply, ReplyError
+from shared.bus.keys import result_key
 from shared.bus.port import BusFull
 from shared.contracts import Outgoing, ToolResultMessage
 from shared.envelope import Envelope
@@ -27,12 +28,19 @@ class Process:
 
     def __init__(self) -> None:
         self.commits: list[Commit] = []
+        self.stored: dict[str, bytes] = {}
+        self.looked: list[str] = []
         self.hear: Callable[[str, Mapping[bytes, bytes]], None] = lambda _id, _raw: None
         self.bus = SimpleNamespace(link=self, now_ms=lambda: 0, publishing=self.publishing)
         self.registry = SimpleNamespace(served=self.served)
 
     def on_inbox(self, _kind: str, hear: Callable[[str, Mapping[bytes, bytes]], None]) -> None:
         self.hear = hear
+
+    async def call(self, name: str, key: str) -> bytes | None:
+        assert name == "GET"
+        self.looked.append(key)
+        return self.stored.get(key)
 
     async def served(self, tool: str) -> dict[str, Any]:
         return {"name": tool}
@@ -64,6 +72,26 @@ async def sent(process: Process, count: int) -> None:
     for _ in range(10):
         await asyncio.sleep(0)
     assert len(process.commits) == count
+
+
+async def test_an_answer_that_says_nothing_is_read_where_its_worker_has_stored_it() -> None:
+    """So does the worker with a large one, behind which everything else in the inbox would have to wait."""
+    process = Process()
+    (waiting,) = asking(ToolClient(process), "one")  # type: ignore[arg-type]
+    await sent(process, 1)
+    ((command,), _, writing) = process.commits[0]
+    writing.set_result([b"1-1"])
+    request = orjson.loads(command[3])
+    process.stored[result_key("one", "one")] = orjson.dumps(
+        {"query_id": "q", "call_id": "one", "tool": "one", "result": "it is long", "duration_ms": 3}
+    )
+    for token in ("forged", request["token"]):
+        assert not process.looked
+        fields = {"type": "tool.result", "call_id": "one", "token": token}
+        process.hear("1-2", {name.encode(): value.encode() for name, value in fields.items()})
+        await asyncio.sleep(0)
+    assert (await waiting).result == "it is long"
+    assert process.looked == [result_key("one", "one")]
 
 
 @pytest.mark.parametrize(

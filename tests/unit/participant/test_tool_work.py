@@ -131,6 +131,18 @@ async def test_a_call_is_run_stored_answered_and_told_without_looking_anything_u
     assert on.tools.calls == 0
 
 
+async def test_a_large_result_is_stored_and_told_and_the_inbox_says_only_that_it_is_there() -> None:
+    for size, there in ((60_000, True), (70_000, False)):
+
+        async def run(_args: Args, _request: ToolRequest, size: int = size) -> ToolResult:
+            return ToolResult("x" * size)
+
+        stored, answered, _told = await Worker(run).does()
+        assert len(stored[2]) > size
+        said = answered[answered.index("type") :]
+        assert said == ("type", "tool.result", "call_id", CALL, "token", "secret", *(("payload", stored[2]) * there))
+
+
 async def test_nobody_is_answered_who_gave_no_inbox_and_an_operation_between_participants_is_told_to_nobody() -> None:
     assert [command[0] for command in await Worker().does(request(reply_to=""))] == ["SET", "PUBLISH"]
     assert [command[0] for command in await Worker(internal=True).does()] == ["SET", "XADD"]
