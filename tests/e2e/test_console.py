@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import json
 import os
@@ -229,6 +230,24 @@ async def test_a_build_that_fails_says_why_and_not_where_in_its_programs(checkou
     with pytest.raises(CannotBuild) as refused:
         await build(checkout, lambda _: None)
     assert str(refused.value).splitlines()[1:] == [*said, "read the log"]
+
+
+async def test_a_disk_that_is_full_when_the_console_is_built_is_told(
+    checkout: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *_args: object, **_more: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(CannotBuild, match=r"built-from\.txt: No space left on device.*make console"):
+        await build(checkout, list[str]().append)
+    assert not checkout.current
+
+
+async def test_a_node_that_cannot_be_started_is_told(checkout: Console, tmp_path: Path) -> None:
+    (tmp_path / "bin" / "node").write_text("#!/no/such/interpreter\n")
+    with pytest.raises(CannotBuild, match=r"bin/node: No such file or directory.*make console"):
+        await build(checkout, list[str]().append)
 
 
 async def test_an_old_node_is_not_used(checkout: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,15 +85,21 @@ async def build(console: Console, say: Say) -> None:
     if not console.here or console.current:
         return
     say("console: building it, once (the stack answers meanwhile)")
-    node = await _node(say)
-    say("console: fetching its packages from the npm registry")
-    await _run(
-        [*node.npm, "ci", "--no-audit", "--no-fund", "--no-progress", "--loglevel=error"],
-        console.sources,
-        "the npm registry",
-    )
-    await _run([node.program, "node_modules/vite/bin/vite.js", "build", "--logLevel", "warn"], console.sources, "")
-    console.mark()
+    try:
+        node = await _node(say)
+        say("console: fetching its packages from the npm registry")
+        await _run(
+            [*node.npm, "ci", "--no-audit", "--no-fund", "--no-progress", "--loglevel=error"],
+            console.sources,
+            "the npm registry",
+        )
+        await _run([node.program, "node_modules/vite/bin/vite.js", "build", "--logLevel", "warn"], console.sources, "")
+        console.mark()
+    except OSError as exc:
+        # a full disk, a folder that cannot be written to, a program that cannot be started
+        raise CannotBuild(
+            f"{exc.filename or console.sources}: {exc.strerror}. When that is mended: make console"
+        ) from exc
 
 
 async def _node(say: Say) -> Node:
