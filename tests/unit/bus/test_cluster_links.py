@@ -9,12 +9,13 @@ from typing import Any, cast
 import pytest
 from support.waiting import eventually
 
-from shared.bus import Bell, Bus, ConnectionLost
+from shared.bus import Bell, Bus, ConnectionLost, ReplyError
 from shared.bus.bell import _Line
 from shared.bus.cluster import ClusterLink, Lines, NodeLink, Unsent
 from shared.bus.endpoint import Address, Endpoint
 from shared.bus.hash_slots import slot_of
 from shared.bus.link import _Batch, _Unit
+from shared.errors import BusUnavailable
 
 ONE, TWO = Address("one", 1), Address("two", 2)
 
@@ -167,6 +168,20 @@ async def test_who_is_lost_makes_the_map_be_read_again_once_for_each_doubt(monke
             assert read == expected
             link._lost("one:1: it went away")
     assert link.trouble == "one:1: it went away"
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionLost("x"), BusUnavailable("x"), ReplyError("ERR x"), TimeoutError()], ids=lambda one: repr(one)
+)
+async def test_a_node_that_cannot_tell_the_map_ends_nothing(error: Exception) -> None:
+    link, _ = cluster([(ONE,)], one=0, two=0)
+
+    async def call(*command: Any, retry: bool) -> Any:
+        assert (command, retry) == (("CLUSTER", "SLOTS"), False)
+        raise error
+
+    assert await link._slots(cast(NodeLink, SimpleNamespace(call=call, address=ONE))) == []
+    assert ("ERR x" in link.trouble) == isinstance(error, ReplyError)
 
 
 async def test_what_is_sent_through_a_cluster_is_said_again_unless_the_caller_says_otherwise() -> None:

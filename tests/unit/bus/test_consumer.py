@@ -367,6 +367,17 @@ async def test_a_group_that_has_gone_is_made_again_and_what_was_held_is_lost(mon
     assert begun == [True]
 
 
+async def test_a_full_redis_is_tried_again_with_the_next_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, waited = consumer(), list[float]()
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr("shared.bus.consumer.asyncio.sleep", sleep)
+    await reader._pause(delivery(reader), BusFull("OOM no memory is left"))
+    assert waited == [3_600.0]
+
+
 async def test_what_is_noted_is_pending_again_before_it_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, said = consumer(), list[Any]()
 

@@ -11,7 +11,7 @@ import pytest
 
 from shared.bus import Bus, Command, Link, Reply, ReplyError
 from shared.bus.clock import BusClock
-from shared.bus.link import _Batch, _Unit
+from shared.bus.link import _Batch, _Unit, ended
 from shared.bus.wire import Wire
 from shared.errors import BusUnavailable, PermanentError
 
@@ -72,6 +72,33 @@ async def test_a_transaction_leaves_as_one() -> None:
     ((commands, _, options),) = asked.sent
     assert commands == [("MULTI",), ("SET", "x", "y"), ("EXEC",)]
     assert (options["atomic"], options["until"]) == (True, 7.0)
+
+
+async def test_a_task_is_ended_until_it_has_and_what_it_failed_with_is_raised() -> None:
+    refused = 0
+
+    async def stubborn(error: Exception | None) -> None:
+        nonlocal refused
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            refused += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if error is not None:
+                raise error
+
+    for error in (None, RuntimeError("a fault")):
+        task = asyncio.create_task(stubborn(error))
+        await asyncio.sleep(0)
+        if error is None:
+            await asyncio.wait_for(ended(task), 60)
+            assert task.cancelled()
+        else:
+            with pytest.raises(RuntimeError, match="a fault"):
+                await asyncio.wait_for(ended(task), 60)
+    assert refused == 2
 
 
 async def test_a_bus_that_ends_ends_all_its_connections() -> None:
