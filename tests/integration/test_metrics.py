@@ -130,7 +130,7 @@ def scraped(stack: HttpStack) -> Scraped:
             found.value("judge", "local2_messages_handled_total") >= 5
             and found.value("critic", "local2_messages_handled_total") >= 5
             and found.value("reward", "local2_votes_total") >= 1
-            and found.value("critic", "local2_pairs_waiting") >= 1
+            and found.value("gateway", "local2_pairs_waiting") == found.value("critic", "local2_pairs_waiting") >= 1
             and found.value("gateway", "local2_answers_graded", score="4") >= 1
             and found.value("gateway", "local2_answers_rated", sentiment="negative") >= 1
             and found.value("gateway", "local2_judge_unread") >= 1
