@@ -79,7 +79,7 @@ class Trail:
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A call that is waited for. `until`: in the loop's time."""
+    """A call that is waited for. `until`: in the loop's time. looked_for: while its stored result is being read."""
 
     tool: str
     call_id: str
@@ -90,6 +90,7 @@ class _Call:
     future: asyncio.Future[ToolResultMessage]
     request: Outgoing
     trail: Trail
+    looked_for: bool = False
 
     def settle(self, answer: ToolResultMessage) -> None:
         if not self.future.done():
@@ -288,14 +289,16 @@ class ToolClient:
 
     def _due(self, call: _Call) -> None:
         """A reply may have gone to an owner that died, or got lost: after a while the stored result is looked for."""
-        if call.future.done():
+        if call.future.done() or call.looked_for:
             return
+        call.looked_for = True
         looking = asyncio.create_task(self._look(call))
         self._looking.add(looking)
         looking.add_done_callback(partial(self._looked, call))
 
     def _looked(self, call: _Call, looking: asyncio.Task[None]) -> None:
         self._looking.discard(looking)
+        call.looked_for = False
         if not looking.cancelled() and (error := looking.exception()) is not None:
             # a bug: whoever waits is told, instead of waiting for ever
             call.fail(error)

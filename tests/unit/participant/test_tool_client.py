@@ -89,6 +89,8 @@ async def test_an_answer_that_says_nothing_is_read_where_its_worker_has_stored_i
         assert not process.looked
         fields = {"type": "tool.result", "call_id": "one", "token": token}
         process.hear("1-2", {name.encode(): value.encode() for name, value in fields.items()})
+        # said twice: it is read once, for it may be very long
+        process.hear("1-3", {name.encode(): value.encode() for name, value in fields.items()})
         await asyncio.sleep(0)
     assert (await waiting).result == "it is long"
     assert process.looked == [result_key("one", "one")]
