@@ -94,6 +94,9 @@ class CountingTools:
     async def patience(self, _name: str, _args: dict[str, Any], usual: float) -> float:
         return usual
 
+    async def back(self, _name: str, _args: dict[str, Any], _seconds: float) -> None:
+        """Its worker is there."""
+
     async def call(self, name: str, args: dict[str, Any], *, call_id: str, token: str, **_: Any) -> ToolResultMessage:
         assert call_id not in self.called
         self.called[call_id] = token
