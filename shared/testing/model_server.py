@@ -25,7 +25,7 @@ from starlette.routing import Mount, Route
 from uvicorn.server import ServerState
 
 from shared.testing.catalog import Catalog
-from shared.testing.play import Outcome, Performance, Received
+from shared.testing.play import Performance, Received
 from shared.testing.script import STORIES, Asked, Director, Rule, Script, load_script
 from shared.testing.speech import (
     GoogleSpeech,
@@ -49,7 +49,6 @@ class ScriptedModelServer:
 
     def __init__(self, rules: Rules = (), *, host: str = "127.0.0.1", port: int = 0) -> None:
         self._address = (host, port)
-        self._changed = asyncio.Condition()
         self._state = ServerState()
         self.requests: list[Received] = []
         self.set_rules(rules)
@@ -94,10 +93,11 @@ class ScriptedModelServer:
         """Requests whose client left before the answer was complete."""
         return [received for received in self.requests if received.outcome == "aborted"]
 
-    async def wait_until(self, fact: Callable[[Self], bool], timeout: float = 5.0) -> None:
-        """Returns as soon as the fact holds of this server. Raises TimeoutError."""
-        async with asyncio.timeout(timeout), self._changed:
-            await self._changed.wait_for(lambda: fact(self))
+    async def wait_until(self, fact: Callable[[Self], bool], timeout: float = 20.0) -> None:
+        """Returns when the fact holds of this server; looked at every few milliseconds. Raises TimeoutError."""
+        async with asyncio.timeout(timeout):
+            while not fact(self):
+                await asyncio.sleep(0.002)
 
     async def __aenter__(self) -> Self:
         config = uvicorn.Config(
@@ -180,10 +180,10 @@ class ScriptedModelServer:
             refusal = (rule.respond.status, rule.respond.error)
         if refusal is not None:
             await asyncio.sleep(rule.respond.delay)
-            await self._note(received, "refused")
+            received.note("refused")
             return Response(error(*refusal), refusal[0], media_type="application/json")
-        performance = Performance(asked, rule, speech(asked, rule.respond), received, self._note)
-        await self._note(received, "running")
+        performance = Performance(asked, rule, speech(asked, rule.respond), received)
+        received.note("running")
         return performance
 
     def _refusal(self, received: Received, asked: Asked) -> tuple[int, str] | None:
@@ -200,11 +200,6 @@ class ScriptedModelServer:
         if asked.think is True and "thinking" not in abilities:
             return 400, f'"{asked.model}" does not support thinking'
         return None
-
-    async def _note(self, received: Received, outcome: Outcome) -> None:
-        received.note(outcome)
-        async with self._changed:
-            self._changed.notify_all()
 
     async def _post_rules(self, request: Request) -> Response:
         try:

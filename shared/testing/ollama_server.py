@@ -29,7 +29,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shared.testing.model_server import Rules, ScriptedModelServer
-from shared.testing.play import Outcome, Performance, Received
+from shared.testing.play import Performance, Received
 from shared.testing.script import Asked
 from shared.testing.speech import Speech
 
@@ -137,8 +137,8 @@ class ScriptedOllama(ScriptedModelServer):
         if self._loaded.get(asked.model) != context:
             self._loaded[asked.model] = context
             self.loads.append((asked.model, context))
-        await self._note(received, "waiting")
-        return _InLine(answer, said[0], received, fitted, self._free, self._reading, self._playing, self._note)
+        received.note("waiting")
+        return _InLine(answer, said[0], received, fitted, self._free, self._reading, self._playing)
 
     def _context(self, path: str, body: dict[str, Any]) -> int:
         wanted = (body.get("options") or {}).get("num_ctx") if path == "/api/chat" else None
@@ -218,7 +218,6 @@ class _InLine(Response):
         free: asyncio.Queue[_Slot],
         reading: float | None,
         playing: set[_InLine],
-        note: Callable[[Received, Outcome], Any],
     ) -> None:
         super().__init__()
         self._answer = answer
@@ -228,7 +227,6 @@ class _InLine(Response):
         self._free = free
         self._reading = reading
         self._playing = playing
-        self._note = note
         self._crashed: asyncio.Future[str] | None = None
 
     def crash(self, text: str) -> None:
@@ -240,7 +238,7 @@ class _InLine(Response):
         try:
             slot = await self._slot(leaving)
             if slot is None:
-                await self._note(self._received, "aborted")
+                self._received.note("aborted")
                 return
             try:
                 await self._play(slot, leaving, scope, receive, send)
@@ -264,7 +262,7 @@ class _InLine(Response):
     async def _play(
         self, slot: _Slot, leaving: asyncio.Future[Any], scope: Scope, receive: Receive, send: Send
     ) -> None:
-        await self._note(self._received, "running")
+        self._received.note("running")
         self._crashed = asyncio.get_running_loop().create_future()
         self._playing.add(self)
         sent = False
@@ -301,7 +299,7 @@ class _InLine(Response):
             await asyncio.sleep(min(left, _BATCH) / self._reading)
             left -= _BATCH
             if leaving.done():
-                await self._note(self._received, "aborted")
+                self._received.note("aborted")
                 return
         slot.read = self._prompt
         await self._answer(scope, gone, send)
@@ -313,7 +311,7 @@ class _InLine(Response):
                 {"type": "http.response.start", "status": 500, "headers": [(b"content-type", b"application/json")]}
             )
         await send({"type": "http.response.body", "body": self._speech.error(text), "more_body": False})
-        await self._note(self._received, "broken")
+        self._received.note("broken")
 
 
 async def _left(receive: Receive) -> None:

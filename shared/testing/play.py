@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, assert_never
 
@@ -56,7 +56,6 @@ class Performance(Response):
         rule: Rule,
         speech: Speech,
         received: Received,
-        note: Callable[[Received, Outcome], Awaitable[None]],
     ) -> None:
         super().__init__()
         self._asked = asked
@@ -64,7 +63,6 @@ class Performance(Response):
         self._respond = rule.respond
         self._speech = speech
         self._received = received
-        self._note = note
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         playing = asyncio.create_task(self._play(send))
@@ -72,10 +70,10 @@ class Performance(Response):
         try:
             await asyncio.wait({playing, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not playing.done():
-                await self._note(self._received, "aborted")
+                self._received.note("aborted")
                 return
             complete = playing.exception() is None and playing.result()
-            await self._note(self._received, "done" if complete else "broken")
+            self._received.note("done" if complete else "broken")
             await playing
         finally:
             playing.cancel()
