@@ -11,7 +11,6 @@ from typing import Any
 
 from shared.bus import Bus, Command, ReplyError, order
 from shared.bus.keys import stream_key
-from shared.bus.port import refused
 from shared.bus.scripts import MENTIONING
 from shared.contracts import AGENT_TRANSITION, QUERY_CANCEL, TOOL_REQUEST, TOOL_RESULT, canonical_tool
 from shared.envelope import Envelope
@@ -67,7 +66,8 @@ class Crossed:
             since, near = f"{max(0, ms - _SKEW)}-0", f"{ms}-0"
         else:
             since = near = self._caller.query_id
-        looking = self._bus.link.post(*_mentioning(place.subject, near, text, _NEAR), "FIRST")
+        look = (*_mentioning(place.subject, near, text, _NEAR), "FIRST")
+        looking = asyncio.ensure_future(self._bus.link.submit([look], True))
         looking.add_done_callback(partial(self._looked, place))
         self._sought.append(_Sought(place, text, since, looking))
 
@@ -75,7 +75,7 @@ class Crossed:
         if looking.cancelled() or looking.exception() is not None:
             return
         (reply,) = looking.result()
-        if refused(reply) is None and len(reply) > 1:
+        if not isinstance(reply, ReplyError) and len(reply) > 1:
             self._writer.fill(place, reply[1].decode())
 
     async def settle(self) -> None:

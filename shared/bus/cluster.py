@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from shared.bus.endpoint import Address, Endpoint
 from shared.bus.hash_slots import EVERY, NOWHERE, SLOTS, name_of, slot_of, stages
 from shared.bus.link import MOST_PATIENCE, Link, ended
-from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, Script, checked, loading, refused
+from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, Script, checked, loading
 from shared.bus.wire import Server
 from shared.errors import BusUnavailable
 from shared.telemetry.logging import get_logger
@@ -191,8 +191,8 @@ class ClusterLink(Port):
         until: float | None = None,
         all_or_error: bool = False,
     ) -> list[Reply]:
-        """The replies of commands, errors as the parser makes them; or the first of these is raised, and nothing behind
-        it is sent."""
+        """The replies of commands, errors at their place; or the first of these is raised, and nothing behind it is
+        sent."""
         replies: list[Reply] = [None] * len(commands)
         for stage in stages(commands):
             part = [commands[place] for place in stage]
@@ -253,8 +253,7 @@ class ClusterLink(Port):
                 if isinstance(outcome, BaseException):
                     raise outcome
                 for n, reply in zip(places, outcome[1::2] if asks else outcome, strict=True):
-                    text = refused(reply)
-                    verdict = self._verdict(text, commands[n], address) if text is not None else None
+                    verdict = self._verdict(str(reply), address) if isinstance(reply, ReplyError) else None
                     if verdict is None:
                         replies[n] = reply
                         continue
@@ -286,7 +285,7 @@ class ClusterLink(Port):
                 parts.setdefault((address, n in asking), []).append(n)
         return parts, homeless
 
-    def _verdict(self, text: str, command: Command, asked: Address) -> Address | str | None:
+    def _verdict(self, text: str, asked: Address) -> Address | str | None:
         """What an error reply means for its command: None, that is its answer; else that it was not carried out.
 
         An address: there, once. "again": wherever the map says now. "later": the same, after a pause.
@@ -320,7 +319,7 @@ class ClusterLink(Port):
         if name in EVERY:
             replies = await asyncio.gather(*(self._tell(address, command, retry) for address in self.masters))
             # of several numbers the lowest: what one of them does not have is missing
-            return next((reply for reply in replies if refused(reply) is not None), min(replies))
+            return next((reply for reply in replies if isinstance(reply, ReplyError)), min(replies))
         links = sorted(self.commands.all(), key=lambda link: not link.connected.is_set())
         return await self._tell(links[0].address if links else self.masters[0], command, retry)
 
@@ -341,7 +340,7 @@ class ClusterLink(Port):
         masters = sorted(self.masters, key=str)
         inner, number = divmod(int(command[1]), len(masters))
         reply = await self._tell(masters[number], ("SCAN", inner, *command[2:]), True)
-        if refused(reply) is not None:
+        if isinstance(reply, ReplyError):
             return reply
         cursor, keys = int(reply[0]), reply[1]
         if not cursor:

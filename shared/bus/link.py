@@ -12,10 +12,8 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
-
-import hiredis
 
 from shared.bus.clock import BusClock
 from shared.bus.port import (
@@ -23,15 +21,14 @@ from shared.bus.port import (
     ConnectionLost,
     Port,
     Reply,
+    ReplyError,
     Script,
-    any_refused,
-    as_values,
     committed,
     loading,
     missing,
     there,
 )
-from shared.bus.wire import Desync, Server, Wire, open_wire
+from shared.bus.wire import Desync, Server, Wire, open_wire, packed
 from shared.errors import BusUnavailable, Local2Error, PermanentError
 from shared.telemetry.logging import get_logger
 
@@ -58,44 +55,31 @@ _LARGE = 1_000_000
 MOST_TRIES = 5
 
 
+@dataclass(eq=False, slots=True)
 class _Unit:
     """Commands that are sent together and answered together."""
 
-    __slots__ = ("atomic", "block", "count", "future", "packed", "retry", "tries", "until")
-
-    def __init__(
-        self,
-        packed: bytes,
-        count: int,
-        future: asyncio.Future[list[Reply]],
-        retry: bool,
-        block: float,
-        until: float | None,
-        atomic: bool,
-    ) -> None:
-        self.packed = packed
-        self.count = count
-        self.future = future
-        self.retry = retry
-        self.block = block
-        self.until = until
-        self.atomic = atomic
-        self.tries = 0
+    packed: bytes
+    count: int
+    future: asyncio.Future[list[Reply]]
+    retry: bool
+    block: float
+    until: float | None
+    atomic: bool
+    tries: int = 0
 
     def settle(self, replies: list[Reply]) -> None:
         if not self.atomic:
             self.future.set_result(replies)
             return
         try:
-            self.future.set_result(as_values(committed(replies)))
+            self.future.set_result(committed(replies))
         except Local2Error as exc:
             self.future.set_exception(exc)
 
 
 class _Batch:
     """The units of one flush, the replies so far, and the number that must come last."""
-
-    __slots__ = ("atomic", "block", "expected", "expires", "marker", "replies", "units")
 
     def __init__(self, units: list[_Unit], marker: bytes, block: float, expires: float) -> None:
         self.units = units
@@ -208,9 +192,9 @@ class Link(Port):
         if self._closing:
             future.set_exception(self._closed())
             return future
-        packed = b"".join([hiredis.pack_command(command) for command in commands])
-        self._queue.append(_Unit(packed, len(commands), future, retry, block, until, atomic))
-        self._queued += len(packed)
+        data = packed(commands)
+        self._queue.append(_Unit(data, len(commands), future, retry, block, until, atomic))
+        self._queued += len(data)
         if now and (not self._inflight or (self._queued >= _WORTH and len(self._inflight) < _ABREAST)):
             self._flush()
         else:
@@ -264,10 +248,10 @@ class Link(Port):
         self._counter += 1
         marker = b"%d" % self._counter
         block = max([unit.block for unit in units], default=0.0)
-        packed = b"".join([*[unit.packed for unit in units], hiredis.pack_command(("ECHO", marker))])
-        patience = self._patience + block + len(packed) / _SLOWEST
+        data = b"".join([*[unit.packed for unit in units], packed((("ECHO", marker),))])
+        patience = self._patience + block + len(data) / _SLOWEST
         self._inflight.append(_Batch(units, marker, block, self._loop.time() + patience))
-        wire.write(packed)
+        wire.write(data)
         if units and not block and self._late is None:
             self._late = self._loop.call_later(_LATE, self._hurry)
 
@@ -307,7 +291,7 @@ class Link(Port):
                 # a user who may not even ask loads them all
                 self._check(replies if _refused(known) else [*replies, known])
                 await _load(wire, missing(scripts, known))
-            if not isinstance(told, hiredis.ReplyError):
+            if not isinstance(told, ReplyError):
                 self._clock.learn(told, asked)
             await self._serve(wire, int(replies[0]))
         finally:
@@ -323,7 +307,7 @@ class Link(Port):
                 # a busy server lets nobody choose a database
                 wire, (told,) = await open_wire(replace(await self.server(), database=0), [("SCRIPT", "KILL")])
             wire.abort()
-            if not isinstance(told, hiredis.ReplyError):
+            if not isinstance(told, ReplyError):
                 log.error("bus.script_ended", reason="it kept Redis from serving anybody for too long")
             elif str(told).startswith("UNKILLABLE"):
                 log.error("bus.script_cannot_be_ended", reason=str(told))
@@ -335,7 +319,7 @@ class Link(Port):
     def _check(self, replies: list[Reply]) -> None:
         """Looks at the replies of the handshake. Raises ConnectionError when this is the wrong server."""
         for reply in replies:
-            if isinstance(reply, hiredis.ReplyError):
+            if isinstance(reply, ReplyError):
                 raise ConnectionError(str(reply))
 
     def _report(self, reason: str, served: int) -> None:
@@ -423,9 +407,9 @@ class Link(Port):
 
     def _check_condition(self, replies: Sequence[Reply]) -> None:
         """Raises ConnectionError when a reply speaks of the server's condition."""
-        if any_refused(replies):
+        if ReplyError in map(type, replies):
             for reply in replies:
-                if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(self.conditions):
+                if isinstance(reply, ReplyError) and str(reply).startswith(self.conditions):
                     raise ConnectionError(str(reply))
 
     def _requeue(self) -> None:
@@ -467,13 +451,13 @@ async def ended(task: asyncio.Task[None]) -> None:
 
 def _refused(reply: Reply) -> bool:
     """Whether this user of Redis may not."""
-    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOPERM")
+    return isinstance(reply, ReplyError) and reply.code == "NOPERM"
 
 
 async def _load(wire: Wire, scripts: Sequence[Script]) -> None:
     """Makes scripts known to a server. Raises ConnectionError when it does not take them."""
     for reply in await wire.ask(loading(scripts)) if scripts else ():
-        if isinstance(reply, hiredis.ReplyError):
+        if isinstance(reply, ReplyError):
             if _refused(reply):
                 raise ConnectionError(
                     "Redis does not have the scripts of the bus yet, and this user of it may not load them: "

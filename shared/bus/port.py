@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Sequence
 from hashlib import sha1
 from typing import Any, ClassVar, Protocol
 
-import hiredis
-
 from shared.errors import BusUnavailable, Local2Error, TransientError
 
 Command = tuple[Any, ...]
@@ -97,7 +95,7 @@ class Port(Protocol):
     def submit(
         self, commands: Sequence[Command], retry: bool, *, block: float = 0.0, until: float | None = None
     ) -> Awaitable[list[Reply]]:
-        """The replies to come, errors as the parser makes them; cancelled before it is sent, it never is.
+        """The replies to come, errors (ReplyError) at their place; cancelled before it is sent, it never is.
 
         block: seconds that the server may legitimately keep the replies back.
         until: the loop's time after which they are not sent (again); ConnectionLost is raised then.
@@ -113,12 +111,8 @@ class Port(Protocol):
         return [checked(reply) for reply in await self.submit(commands, retry)]
 
     async def pipe_raw(self, commands: Sequence[Command]) -> list[Reply]:
-        """Like `pipe`, with errors as values (ReplyError) at their place."""
-        return as_values(await self.submit(commands, True))
-
-    def post(self, *command: Any) -> asyncio.Future[list[Reply]]:
-        """One command's reply to come, in a list, an error as the parser makes it."""
-        return asyncio.ensure_future(self.submit((command,), True))
+        """Like `pipe`, with errors (ReplyError) at their place."""
+        return await self.submit(commands, True)
 
     def commit(
         self, commands: Sequence[Command], *, until: float | None = None, retry: bool = True
@@ -147,43 +141,21 @@ class Reader(Protocol):
         """See Port.call."""
 
 
-def error_of(reply: hiredis.ReplyError) -> Local2Error:
-    """An error reply as the error to raise."""
+def checked(reply: Reply) -> Reply:
+    """The reply. Raises the error that it is, as what its caller can do about it."""
+    if not isinstance(reply, ReplyError):
+        return reply
     text = str(reply)
     if text.startswith("BUSY "):
-        return BusUnavailable(text)
-    return BusFull(text) if text.startswith(_FULL) else ReplyError(text)
-
-
-def checked(reply: Reply) -> Reply:
-    """The reply. Raises the error that it is."""
-    if isinstance(reply, hiredis.ReplyError):
-        raise error_of(reply)
-    return reply
-
-
-def any_refused(replies: Sequence[Reply]) -> bool:
-    """Whether there is an error reply, as the parser makes them, among replies."""
-    return hiredis.ReplyError in map(type, replies)
-
-
-def as_values(replies: list[Reply]) -> list[Reply]:
-    """Replies with their errors as ReplyError."""
-    if not any_refused(replies):
-        return replies
-    return [ReplyError(str(reply)) if isinstance(reply, hiredis.ReplyError) else reply for reply in replies]
-
-
-def refused(reply: Reply) -> str | None:
-    """The text of an error reply."""
-    return str(reply) if isinstance(reply, hiredis.ReplyError) else None
+        raise BusUnavailable(text)
+    raise BusFull(text) if text.startswith(_FULL) else reply
 
 
 def committed(replies: Sequence[Reply]) -> list[Reply]:
-    """The replies of a transaction's commands, from those of MULTI, its commands and EXEC, errors as the parser makes
-    them. Raises what the server refused it with."""
+    """The replies of a transaction's commands, from those of MULTI, its commands and EXEC. Raises what the server
+    refused it with."""
     outcome = replies[-1]
-    if isinstance(outcome, hiredis.ReplyError):
+    if isinstance(outcome, ReplyError):
         # EXECABORT only says that an earlier reply has the reason
-        raise error_of(next((reply for reply in replies if isinstance(reply, hiredis.ReplyError)), outcome))
+        checked(next(reply for reply in replies if isinstance(reply, ReplyError)))
     return list(outcome)

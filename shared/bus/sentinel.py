@@ -6,13 +6,11 @@ import asyncio
 from dataclasses import replace
 from typing import ClassVar
 
-import hiredis
-
 from shared.bus.clock import BusClock
 from shared.bus.endpoint import Address, Endpoint
 from shared.bus.link import Link
-from shared.bus.port import Command, Reply
-from shared.bus.wire import Server, open_wire
+from shared.bus.port import Command, Reply, ReplyError
+from shared.bus.wire import Desync, Server, open_wire
 
 
 class SentinelLink(Link):
@@ -33,7 +31,7 @@ class SentinelLink(Link):
                 # one that does not answer must not use up the time of the others
                 async with asyncio.timeout(self._patience / (len(self._endpoint.addresses) + 1)):
                     return self._endpoint.at(await self._master(place))
-            except (OSError, TimeoutError, hiredis.HiredisError) as exc:
+            except (OSError, TimeoutError, Desync) as exc:
                 reasons.append(f"{place}: {str(exc) or type(exc).__name__}")
         raise ConnectionError(f"no sentinel knows a master that is up ({'; '.join(reasons)})")
 
@@ -42,7 +40,7 @@ class SentinelLink(Link):
         sentinel = replace(self._endpoint.sentinel, host=place.host, port=place.port)
         wire, (told,) = await open_wire(sentinel, [("SENTINEL", "MASTER", self._endpoint.master)])
         wire.abort()
-        if isinstance(told, hiredis.ReplyError):
+        if isinstance(told, ReplyError):
             raise ConnectionError(str(told))
         state = {name.decode(): value.decode() for name, value in zip(told[::2], told[1::2], strict=True)}
         flags = set(state["flags"].split(","))

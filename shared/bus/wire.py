@@ -17,8 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import hiredis
 
-Command = tuple[Any, ...]
-Reply = Any
+from shared.bus.port import Command, Reply, ReplyError
 
 _CERTIFICATES = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _SSL_OPTIONS = frozenset(
@@ -105,6 +104,11 @@ def _context(options: dict[str, str]) -> ssl.SSLContext:
     return context
 
 
+def packed(commands: Sequence[Command]) -> bytes:
+    """Commands as they are sent."""
+    return b"".join([hiredis.pack_command(command) for command in commands])
+
+
 class Wire(asyncio.Protocol):
     """Replies go to `receive` in the moment they arrive, those of one read together, without a task in between.
 
@@ -120,10 +124,10 @@ class Wire(asyncio.Protocol):
         self.receive: Callable[[list[Reply]], None] = self._unasked
         self.heard = self._loop.time()
         self._ended = False
-        self._parser = hiredis.Reader()
+        self._parser = hiredis.Reader(protocolError=Desync, replyError=ReplyError)
 
     async def ask(self, commands: Sequence[Command]) -> list[Reply]:
-        """The replies of the connection's first commands, errors as values. Raises what ended it before they came: what
+        """The replies of the connection's first commands. Raises what ended it before they came: what
         the server had said last, when it is the server that closed it."""
         replies: list[Reply] = []
         complete: asyncio.Future[None] = self._loop.create_future()
@@ -143,19 +147,19 @@ class Wire(asyncio.Protocol):
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not complete.done():
             # one that wants a password closes the connection at the first long command
-            refusals = [str(reply) for reply in replies if isinstance(reply, hiredis.ReplyError)]
+            refusals = [str(reply) for reply in replies if isinstance(reply, ReplyError)]
             raise ConnectionError(refusals[0]) if refusals else self.lost.result()
         return replies
 
     def send(self, commands: Sequence[Command]) -> None:
         """Writes commands; what they are answered goes to `receive`."""
-        self.write(b"".join([hiredis.pack_command(command) for command in commands]))
+        self.write(packed(commands))
 
-    def write(self, packed: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """Writes what is packed already. On a connection that has been closed it is lost, as on one that is about to
         be (uvloop raises RuntimeError there): `lost` says so."""
         if not self.transport.is_closing():
-            self.transport.write(packed)
+            self.transport.write(data)
 
     def abort(self) -> None:
         """Closes the connection at once, and throws away what is still on its way.
@@ -202,7 +206,7 @@ class Wire(asyncio.Protocol):
 
 
 async def open_wire(server: Server, commands: Sequence[Command] = ()) -> tuple[Wire, list[Reply]]:
-    """A connection that has introduced itself, and the replies to further first commands, errors as values.
+    """A connection that has introduced itself, and the replies to further first commands.
 
     Raises OSError when the server cannot be reached or refuses the password.
     """
@@ -216,7 +220,7 @@ async def open_wire(server: Server, commands: Sequence[Command] = ()) -> tuple[W
         greeting = server.greeting()
         replies = await wire.ask([*greeting, *commands]) if greeting or commands else []
         for reply in replies[: len(greeting)]:
-            if isinstance(reply, hiredis.ReplyError):
+            if isinstance(reply, ReplyError):
                 raise ConnectionError(str(reply))
     except BaseException:
         wire.abort()

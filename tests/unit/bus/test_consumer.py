@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import hiredis
 import pytest
 
 from shared.bus import Bus, BusFull, Command, ConnectionLost, Consumer, Delivery, Reply, ReplyError, Route
@@ -436,6 +435,6 @@ class Asked:
 async def test_why_scripts_are_not_there_is_said_as_it_is(error: str, told: str) -> None:
     script = next(iter(Script.known.values()))
     with pytest.raises(ConnectionError, match=told):
-        await _load(Asked(b"sha", hiredis.ReplyError(error)), [script])  # type: ignore[arg-type]
+        await _load(Asked(b"sha", ReplyError(error)), [script])  # type: ignore[arg-type]
     await _load(Asked(b"sha"), [script])  # type: ignore[arg-type]
     await _load(Asked(), [])  # type: ignore[arg-type]
