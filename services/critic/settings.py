@@ -33,6 +33,7 @@ class CriticSettings(BackendSettings, CourtesySettings):
     judges: list[JudgeName] = Field(
         default=[],
         max_length=9,
+        json_schema_extra={"uniqueItems": True},
         description="Models at the backend that judge together, each asked for itself: the middle one of their grades, "
         "the winner that most of them name; empty: `model` alone",
     )

@@ -33,6 +33,12 @@ class WebFetch(BaseModel):
     )
 
 
+# A host that may be allowed, as whoever changes the setting is told at once; `AllowedHosts` looks more closely.
+_LABEL = r"[^\x00-,./:-@\[-^`{-\x7f]+"
+_PORT = r"0*([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_HOST = rf"^\s*(\[[0-9A-Fa-f:.]+\]|{_LABEL}(\.{_LABEL})*\.?)(:({_PORT})?)?\s*$"
+
+
 class WebFetchSettings(Settings):
     runtime: ClassVar[frozenset[str]] = Settings.runtime | {
         "max_chars",
@@ -56,7 +62,9 @@ class WebFetchSettings(Settings):
     max_redirects: int = Field(default=5, ge=0, le=20, description="Redirects that are followed")
     # NoDecode: in the environment the list may be separated by commas instead of being JSON.
     allowed_private_hosts: Annotated[list[str], NoDecode] = Field(
-        default=[], description="Private hosts (host or host:port) that may be fetched all the same"
+        default=[],
+        json_schema_extra={"items": {"type": "string", "pattern": _HOST, "description": "a host, or host:port"}},
+        description="Private hosts (host or host:port) that may be fetched all the same",
     )
 
     @field_validator("allowed_private_hosts", mode="before")

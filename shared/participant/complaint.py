@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from shared.contracts import persona_key
@@ -29,7 +31,8 @@ def complaint(schema: dict[str, Any], values: dict[str, Any]) -> str | None:
     # needed once in a while, and with what it imports two megabytes
     import jsonschema
 
-    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(values))
+    validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": _pattern})
+    error = jsonschema.exceptions.best_match(validator(schema).iter_errors(values))
     if error is None:
         return None
     place = ".".join(str(part) for part in error.absolute_path)
@@ -38,3 +41,12 @@ def complaint(schema: dict[str, Any], values: dict[str, Any]) -> str | None:
         return f"{place}: must be a finite number"
     reason = error.message if len(shown) <= 100 else error.message.replace(shown, "the value")
     return f"{place}: {reason}"[:500]
+
+
+def _pattern(_validator: Any, pattern: str, value: Any, schema: dict[str, Any]) -> Iterator[Exception]:
+    """As the participant reads it: `$` at the end is the end, and not what stands before a last line break, too."""
+    import jsonschema
+
+    if isinstance(value, str) and not re.search(re.sub(r"(?<!\\)\$$", r"\\Z", pattern), value):
+        meant = f" ({schema['description']})" if "description" in schema else ""
+        yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}{meant}")

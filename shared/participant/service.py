@@ -32,7 +32,7 @@ from shared.participant.presence import Presence
 from shared.participant.registry import RELEASE, Registry, ReplicaInfo
 from shared.participant.settings import Settings, stored_values
 from shared.telemetry import tracing
-from shared.telemetry.logging import BoundIds, configure, get_logger
+from shared.telemetry.logging import BoundIds, configure, get_logger, show_from
 from shared.telemetry.metrics_listener import Text
 
 log = get_logger()
@@ -57,7 +57,8 @@ class Context(Generic[S]):
     def __init__(self, participant: str, settings: S, bus: Bus, replica: str, start_settings: S) -> None:
         self.participant = participant
         self.replica = replica
-        self.settings = settings
+        self.settings = start_settings
+        self._use(settings)
         self.bus = bus
         self._inbox = Inbox(inbox_key(participant, replica))
         self.tail = Tail(bus, self._inbox.stream)
@@ -142,11 +143,16 @@ class Context(Generic[S]):
             release=RELEASE,
         )
 
+    def _use(self, settings: S) -> None:
+        if settings.log_level != self.settings.log_level:
+            show_from(settings.log_level)
+        self.settings = settings
+
     async def _follow_settings(self, message: Message[Any]) -> None:
         if message.payload.participant != self.participant:
             return
         try:
-            self.settings = self.settings.update_settings(message.payload.values)
+            self._use(self.settings.update_settings(message.payload.values))
         except SettingsError as exc:
             log.warning("settings.refused", reason=str(exc))
             return

@@ -500,20 +500,24 @@ async def open_tools(context: Context[S], build: BuildTools[S]) -> AsyncIterator
     `build` is entered again when the settings change; it names the same tools each time.
     """
     offered = Offered(context)
-    tools = await offered.current.stack.enter_async_context(build(context.settings))
+    # what changes while the tools are built is heard, and waits until they are
+    one_at_a_time = asyncio.Lock()
 
     async def replace(settings: S) -> None:
-        fresh = Tools()
-        tools = await fresh.stack.enter_async_context(build(settings))
-        old, offered.current = offered.current, fresh
-        offered.set(tools)
+        async with one_at_a_time:
+            fresh = Tools()
+            tools = await fresh.stack.enter_async_context(build(settings))
+            old, offered.current = offered.current, fresh
+            offered.set(tools)
         context.keep_up("close tools", old.close)
         await offered.announce()
 
+    context.on_settings(replace)
+    async with one_at_a_time:
+        tools = await offered.current.stack.enter_async_context(build(context.settings))
+        works = offered.set(tools)
     if outside(context.participant) and [tool.name for tool in tools] != [context.participant]:
         raise TypeError(f"{context.participant} must serve one tool, of its own name: nobody hears of another one")
-    context.on_settings(replace)
-    works = offered.set(tools)
     await offered.begin()
     try:
         yield [*works, *_older_names([tool.name for tool in tools])]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["BoundIds", "Logger", "configure", "get_logger"]
+__all__ = ["BoundIds", "Logger", "configure", "get_logger", "show_from"]
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -94,9 +94,14 @@ def _plain(value: object) -> str:
 
 def configure(level: str, style: str, **always: Any) -> None:
     """Sets up logging of this process to stderr; `always` (participant, replica) is in every event."""
-    _shown.level = _LEVELS[level]
+    show_from(level)
     _shown.pretty = style == "console" or (style == "auto" and sys.stderr.isatty())
     _shown.always = always
+
+
+def show_from(level: str) -> None:
+    """Less severe events are not shown from now on."""
+    _shown.level = _LEVELS[level]
 
 
 def get_logger() -> Logger:

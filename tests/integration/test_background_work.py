@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import uuid
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from support.apps import ProbeSettings, probe
+from support.apps import Probe, ProbeSettings, probe
 from support.services import announced, running
 from support.waiting import eventually
 
@@ -29,8 +31,24 @@ from shared.envelope import Message
 from shared.errors import BusUnavailable
 from shared.participant import background, service
 from shared.participant.service import open_context
+from shared.participant.tool import Run, ToolResult, tool_service
 from shared.participant.tool_client import Caller, ToolClient
+from shared.telemetry.logging import configure, get_logger
 from shared.telemetry.meter import Meter
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    configure("warning", "json")
+    yield
+    configure("warning", "json")
+
+
+def shown(level: str) -> bool:
+    """Whether an event of this level is written."""
+    with contextlib.redirect_stderr(io.StringIO()) as written:
+        getattr(get_logger(), level)("probe.level")
+    return "probe.level" in written.getvalue()
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +102,51 @@ async def test_a_setting_that_changes_while_a_replica_starts_reaches_it(
     settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2, concurrency=3)
     async with open_context("probe", settings) as context:
         await eventually(lambda: context.settings.concurrency == 7)
+
+
+async def test_a_setting_that_changes_while_tools_are_built_reaches_them(redis_url: str) -> None:
+    """Building may take a while: the change comes in the middle of it."""
+    building, go_on = asyncio.Event(), asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def slowly(settings: ProbeSettings) -> AsyncIterator[Run[Probe]]:
+        building.set()
+        await go_on.wait()
+
+        async def run(_args: Probe) -> ToolResult:
+            return ToolResult(settings.greeting)
+
+        yield run
+
+    settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2)
+    slow = tool_service("probe", Probe, ProbeSettings, slowly)
+    async with open_context("asker", settings) as context, running(slow, settings):
+        await building.wait()
+        update = SettingsUpdate(participant="probe", values={"greeting": "new", "log_level": "error"})
+        await context.bus.publish(SETTINGS_UPDATE.of(update))
+        # it has arrived when what it says of the log counts
+        await eventually(lambda: not shown("warning"))
+        go_on.set()
+        await announced(redis_url, "probe")
+        client = ToolClient(context)
+
+        async def greeted() -> bool:
+            answer = await client.call(
+                "probe", {"text": "x"}, call_id=uuid.uuid4().hex, caller=Caller("1-1"), timeout=5
+            )
+            return answer.result == "new"
+
+        await eventually(greeted)
+
+
+async def test_the_level_of_the_log_is_changed_while_it_runs_and_kept(redis_url: str, raw: redis.Redis) -> None:
+    settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2, log_level="info")
+    raw.hset(settings_key("probe"), "log_level", b'"error"')
+    async with open_context("probe", settings) as context:
+        assert not shown("warning")
+        update = SettingsUpdate(participant="probe", values={"log_level": "debug"})
+        await context.bus.publish(SETTINGS_UPDATE.of(update))
+        await eventually(lambda: shown("debug"))
 
 
 async def test_a_connection_whose_watchdog_fails_is_replaced(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

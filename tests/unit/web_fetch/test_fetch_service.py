@@ -70,7 +70,7 @@ def test_the_model_sees_what_the_argument_is() -> None:
 
 async def test_a_new_allow_list_counts_after_build_is_entered_again(site: Any, reply: Any) -> None:
     site.replies["/"] = reply("<h1>Intranet</h1>")
-    settings = WebFetchSettings()
+    settings = WebFetchSettings(timeout=120)
     async with build(settings) as run:
         with pytest.raises(ToolError, match=r"^blocked: 127\.0\.0\.1 is not on the public internet$"):
             await run(WebFetch(url=site.url()))
