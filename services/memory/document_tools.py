@@ -113,7 +113,7 @@ class DocumentTools:
         return {"files": [file.shown() for file in files if file], "missing": missing}
 
     async def _delete(self, args: DocumentsManage, user_id: str) -> dict[str, Any]:
-        return {"found": await asyncio.to_thread(self._documents.library.remove, user_id, args.id)}
+        return {"found": await self._documents.remove(user_id, args.id)}
 
     async def _delete_user(self, _args: DocumentsManage, user_id: str) -> dict[str, Any]:
         return {"deleted": await asyncio.to_thread(self._documents.library.remove_user, user_id)}

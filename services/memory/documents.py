@@ -240,6 +240,12 @@ class Documents:
             # another replica may be at it
             await asyncio.sleep(_WAIT)
 
+    async def remove(self, user_id: str, id: str) -> bool:
+        """Whether there was such a file. Its words are overwritten soon afterwards."""
+        found = await asyncio.to_thread(self.library.remove, user_id, id)
+        self._wake.set()
+        return found
+
     # ── vectors ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
@@ -259,6 +265,10 @@ class Documents:
                 done = await self._place_all(done)
             except TransientError as exc:
                 log.warning("documents.waiting", reason=str(exc))
+            for user_id in list(self.library.unclean):
+                while await asyncio.to_thread(self.library.overwrite, user_id):
+                    # whoever else wants to write does so in between
+                    await asyncio.sleep(0)
             if asyncio.get_running_loop().time() - tidied > _TIDY_SECONDS:
                 tidied = asyncio.get_running_loop().time()
                 await asyncio.to_thread(self.library.tidy)

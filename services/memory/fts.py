@@ -17,6 +17,8 @@ MAX_SCORED = 600
 MAX_COUNTED = MAX_SCORED + 1
 # A word of the turn before counts for less than one of the turn itself.
 BEFORE_WEIGHT = 0.4
+# Pages of a file that one step of overwriting writes.
+_MERGED = 64
 
 SCHEMA = f"""
 CREATE TABLE owner(user_id TEXT NOT NULL);
@@ -138,6 +140,16 @@ def delete(db: sqlite3.Connection, id_: str) -> bool:
     db.execute("INSERT INTO words(words, rowid, turn, before) VALUES ('delete', ?, ?, ?)", row)
     db.execute("DELETE FROM engram WHERE n = ?", row[:1])
     return True
+
+
+def overwritten(db: sqlite3.Connection, table: str, *, begin: bool) -> bool:
+    """One step, of some milliseconds, after the last of which no word of what was removed is in a table of words any
+    more; whether that was the last. begin: what was removed before it goes."""
+    before = db.total_changes
+    # in one segment there is nothing of what was removed; the first step says that all go into it
+    db.execute(f"INSERT INTO {table}({table}, rank) VALUES('merge', ?)", (-_MERGED if begin else _MERGED,))
+    # as SQLite's documentation of FTS5 says when there is nothing left to merge
+    return db.total_changes - before < 2
 
 
 def search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> Found:

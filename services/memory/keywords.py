@@ -29,6 +29,7 @@ from services.memory.fts import (
     around,
     delete,
     insert,
+    overwritten,
     search,
     shares,
     windows,
@@ -42,8 +43,6 @@ __all__ = ["Around", "Entry", "Found", "KeywordHit", "KeywordIndex", "KeywordInd
 OPEN_FILES = 32
 # Bytes of a file that are read without a copy.
 MAPPED = 512_000_000
-# Pages of a file that one step of overwriting writes.
-_MERGED = 64
 
 
 class KeywordIndexDamaged(Local2Error):
@@ -103,13 +102,9 @@ class KeywordIndex:
         if not self._path(user_id).exists():
             return False
         with self._using(user_id) as db:
-            # in one segment there is nothing of what was removed; the first step says that all go into it
-            pages = _MERGED if user_id in self._merging else -_MERGED
+            begin = user_id not in self._merging
             self._merging.add(user_id)
-            before = db.total_changes
-            db.execute("INSERT INTO words(words, rank) VALUES('merge', ?)", (pages,))
-            # as SQLite's documentation of FTS5 says when there is nothing left to merge
-            if db.total_changes - before >= 2:
+            if not overwritten(db, "words", begin=begin):
                 return True
             self._merging.discard(user_id)
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")

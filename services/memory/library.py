@@ -25,6 +25,7 @@ import numpy as np
 
 from services.memory.blobs import Blobs, BlobsAway, FolderBlobs
 from services.memory.chunks import Chunk
+from services.memory.fts import overwritten
 from services.memory.text import query_tokens, tokens
 from services.memory.vectors import Space, Vector
 from shared.participant.retention import Census
@@ -36,6 +37,9 @@ _PATIENCE = 20.0
 _ORPHANED = 3_600.0
 # Words of a query that are looked up.
 _MAX_WORDS = 32
+
+# Whether words of what was removed may be in a database (its application_id): none; some; they are being overwritten.
+_CLEAN, _REMOVED, _MERGING = 0, 1, 2
 
 State = Literal["reading", "ready", "failed"]
 
@@ -128,12 +132,16 @@ class LibraryFull(Exception):
 
 
 class Library:
-    """`root`: the folder of all users. `blobs`: where the files themselves are; None: there, too."""
+    """`root`: the folder of all users. `blobs`: where the files themselves are; None: there, too.
+
+    unclean: users of whose removed files words may still be on the disk, as far as this process knows.
+    """
 
     def __init__(self, root: Path, blobs: Blobs | None = None) -> None:
         self._root = root
         self._blobs = blobs or FolderBlobs(root)
         self.incoming = root / "incoming"
+        self.unclean: set[str] = set()
         for folder in (root, self.incoming):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -213,7 +221,8 @@ class Library:
             self._drop_chunks(db, found.n)
             db.execute("DELETE FROM file WHERE n = ?", (found.n,))
             self._blobs.drop(self._owner(user_id), found.hash)
-            return True
+        self.unclean.add(user_id)
+        return True
 
     def remove_user(self, user_id: str) -> int:
         """Everything of a user; how many files that were. Raises BlobsAway; then it is still there."""
@@ -248,23 +257,36 @@ class Library:
         oldest = min((one.oldest for one in found if one.oldest is not None), default=None)
         return Census(sum(one.kept for one in found), oldest, sum(one.due for one in found))
 
+    def overwrite(self, user_id: str) -> bool:
+        """One step towards a library in which no word of what was removed is left; whether there are more to come."""
+        with self._writing(user_id) as db:
+            state = _state(db) if db else _CLEAN
+            if state == _CLEAN:
+                self.unclean.discard(user_id)
+                return False
+            done = overwritten(db, "said", begin=state == _REMOVED)
+            db.execute(f"PRAGMA application_id = {_CLEAN if done else _MERGING}")
+            return True
+
     def unread(self, user_id: str) -> list[str]:
         """The ids of files whose text is still to be read."""
         with self._reading(user_id) as db:
             return [row[0] for row in db.execute("SELECT id FROM file WHERE state = 'reading'")] if db else []
 
     def tidy(self, now: float | None = None) -> None:
-        """Removes files whose time is over, and what a process that died has left lying about."""
+        """Removes files whose time is over, and what a process that died has left lying about; it finds who is
+        `unclean`."""
         now = time.time() if now is None else now
         for path in self.incoming.iterdir():
             _remove_old(path, now)
-        for user_id in self.users():
+        for owner, user_id in self._owners():
             with self._reading(user_id) as db:
                 over = db.execute("SELECT id FROM file WHERE expires < ?", (int(now * 1000),)).fetchall() if db else []
                 known = {row[0] for row in db.execute("SELECT hash FROM file")} if db else set()
+                if db and _state(db) != _CLEAN:
+                    self.unclean.add(user_id)
             for (id,) in over:
                 self.remove(user_id, id)
-            owner = self._owner(user_id)
             for digest, came in list(self._blobs.left(owner)):
                 if digest not in known and now - came > _ORPHANED:
                     self._blobs.drop(owner, digest)
@@ -341,6 +363,19 @@ class Library:
     def _owner(self, user_id: str) -> str:
         return hashlib.sha256(user_id.encode()).hexdigest()[:32]
 
+    def _owners(self) -> list[tuple[str, str]]:
+        """Every user's folder, by its name, and whose it is; '' while nobody has come to the end of adding a file."""
+        found = []
+        for folder in self._root.iterdir():
+            user_id, database = "", folder / "library.db"
+            with contextlib.suppress(sqlite3.Error):
+                if database.exists():
+                    with closing(self._open(database)) as db:
+                        user_id = str(db.execute("SELECT user_id FROM owner").fetchone()[0])
+            if folder != self.incoming:
+                found.append((folder.name, user_id))
+        return found
+
     def _folder(self, user_id: str) -> Path:
         return self._root / self._owner(user_id)
 
@@ -397,6 +432,8 @@ class Library:
         gone = db.execute("SELECT n, words FROM chunk WHERE file = ?", (n,)).fetchall()
         db.executemany("INSERT INTO said(said, rowid, words) VALUES ('delete', ?, ?)", gone)
         db.execute("DELETE FROM chunk WHERE file = ?", (n,))
+        if gone:
+            db.execute(f"PRAGMA application_id = {_REMOVED}")
 
 
 def file_id(user_id: str, digest: str) -> str:
@@ -412,6 +449,10 @@ def _full(db: sqlite3.Connection, size: int, most: Limits) -> str | None:
     if total + size > most.bytes:
         return f"your files have {total} bytes, and one user may keep {most.bytes}: remove some first"
     return None
+
+
+def _state(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA application_id").fetchone()[0])
 
 
 def _now() -> int:

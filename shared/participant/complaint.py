@@ -31,7 +31,8 @@ def complaint(schema: dict[str, Any], values: dict[str, Any]) -> str | None:
     # needed once in a while, and with what it imports two megabytes
     import jsonschema
 
-    validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": _pattern})
+    validators: Any = jsonschema.validators
+    validator = validators.extend(jsonschema.Draft202012Validator, {"pattern": _pattern})
     error = jsonschema.exceptions.best_match(validator(schema).iter_errors(values))
     if error is None:
         return None

@@ -20,6 +20,7 @@ from support.http_gateway import ADMIN_KEY, Site, gateway_settings, serving
 from support.made_files import pdf, png
 from support.memories import asking, memory_settings, remembering
 from support.mortal import replica
+from support.on_disk import having
 from support.services import announced, running
 from support.waiting import eventually
 
@@ -56,6 +57,7 @@ async def site(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> Asy
         running(generator(), answering(server_url, folder, memory.server.url)),
     ):
         await announced(server_url, "generator")
+        ASKED["folder"] = folder
         ASKED["requests"] = memory.server.requests
         yield site
 
@@ -114,6 +116,7 @@ async def test_a_file_is_added_read_listed_found_fetched_and_removed(site: Site)
         first = found["hits"][0]
         assert (first["name"], first["place"], first["link"]) == ("kettle.pdf", "page 1", f"/files/{file['id']}#page=1")
         assert "The warranty lasts two years" in first["text"]
+        assert having("warranty", ASKED["folder"])
         assert found["text"].startswith("1. Kettle manual (kettle.pdf)\n   Place: page 1\n   The warranty lasts two")
         bytes_back = await eva.get(f"/files/{file['id']}")
         assert bytes_back.content == MANUAL
@@ -125,6 +128,7 @@ async def test_a_file_is_added_read_listed_found_fetched_and_removed(site: Site)
         assert (await eva.get("/documents", params={"query": "warranty"})).json()["text"] == "No documents found."
         assert (await eva.get(f"/files/{file['id']}")).status_code == 404
         assert (await eva.delete(f"/files/{file['id']}")).status_code == 404
+    await eventually(lambda: not having("warranty", ASKED["folder"]), 30, "its words are overwritten", every=0.2)
 
 
 async def test_a_form_brings_a_file_with_its_own_name(site: Site) -> None:

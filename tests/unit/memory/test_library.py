@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.on_disk import having
 from support.s3_server import KEY_ID, SECRET, S3Server, s3_server
 
-from services.memory.blobs import BlobsAway
+from services.memory.blobs import BlobsAway, FolderBlobs
 from services.memory.bucket import BucketBlobs
 from services.memory.chunks import Chunk
 from services.memory.documents import ranked
@@ -216,6 +217,42 @@ def test_what_is_over_and_what_a_crash_left_goes_and_nothing_else(library: Libra
     assert {file.id for file in library.files("ann", 9)} == {kept.id, later.id}
     assert [half.exists(), fresh.exists()] == [False, True]
     assert [content(library, "ann", one) for one in (kept, later, orphan, over)] == [b"kept", b"later", None, None]
+
+
+def test_what_a_crash_left_of_a_users_only_file_goes(library: Library) -> None:
+    """In the middle of adding it, and behind the removal of all that was there."""
+    file, _ = add(library, "one")
+    library.remove("ann", file.id)
+    for user in ("ann", "zoe"):
+        path = library.fresh()
+        path.write_text("left behind")
+        FolderBlobs(library._root).keep(path, library._owner(user), "0" * 64)
+    library._blobs = FolderBlobs(library._root)
+    library.tidy(1_900_000_000.0)
+    assert list(library._root.glob("*/files/*")) == []
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_of_a_removed_file_no_word_stays_on_the_disk(library: Library, tmp_path: Path, dies: bool) -> None:
+    """Also where the process that removed it, or was overwriting it, has died."""
+    gone = filled(library, "gone", *(Chunk(f"p{n}", f"xylographs {n} and others") for n in range(300)))
+    filled(library, "stays", Chunk("", "quetzals and others"))
+    assert library.remove("ann", gone.id)
+    if dies:
+        library = Library(library._root, library._blobs)
+        library.tidy()
+        assert library.overwrite("ann")
+        library = Library(library._root, library._blobs)
+        library.tidy()
+    assert library.unclean == {"ann"}
+    while library.overwrite("ann"):
+        pass
+    assert not library.unclean
+    assert having("xylograph", tmp_path) == []
+    assert having("quetzal", tmp_path)
+    assert texts(library.search("ann", "others", None, 5)) == {"quetzals and others"}
+    library.tidy()
+    assert not library.unclean
 
 
 def test_a_file_that_is_added_for_good_does_not_expire_any_more(library: Library) -> None:
