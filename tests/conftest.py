@@ -100,8 +100,11 @@ def redis_url(_shared_server: EmbeddedRedis) -> str:
 
 @pytest.fixture
 def redis_server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    """A Redis of this test's own, to be killed (`kill`) and started again (`start`) on the same URL and data."""
-    with EmbeddedRedis(tmp_path / "redis") as server:
+    """A Redis of this test's own, to be killed (`kill`) and started again (`start`) on the same URL and data.
+
+    Every write is on its disk before it is acknowledged: while a disk sync is running, `everysec` may lose some.
+    """
+    with EmbeddedRedis(tmp_path / "redis", extra={"appendfsync": "always"}) as server:
         yield server
 
 

@@ -297,6 +297,9 @@ class Consumer:
         if delivery.deliveries > self._max_deliveries:
             raise PermanentError(f"gave up after {delivery.deliveries - 1} deliveries")
         await delivery.slot()
+        if self._loop.time() >= self._claims.certain_until:
+            # it came before a pause of this process, and may be somebody else's by now, or finished
+            await self._check_claim(delivery)
         while True:
             try:
                 return await self._routes[delivery.stream].handler(delivery)

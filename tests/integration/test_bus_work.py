@@ -337,19 +337,27 @@ async def test_a_process_uses_the_same_connections_however_much_it_does(redis_ur
     await eventually(lambda: connections() == 0)
 
 
-async def test_stopping_ends_within_seconds_when_redis_is_away(redis_server: Any) -> None:
+@pytest.mark.parametrize("begun", [True, False])
+async def test_stopping_ends_within_seconds_when_redis_is_away(begun: bool, redis_server: Any) -> None:
     async with Bus(redis_server.url, "test/r1") as bus:
+        await eventually(lambda: bus.reader.connected.is_set())
         route = Route(Recorder())
         consumer = Consumer(
             bus, GROUP, "r1", {STREAM: route}, concurrency=2, heartbeat=0.2, max_deliveries=5, drain=0.2
         )
         stop = asyncio.Event()
-        task = asyncio.create_task(consumer.run(stop))
-        await eventually(lambda: bus.reader.connected.is_set())
+        work = consumer.run(stop)
+        if begun:
+            task = asyncio.create_task(work)
+            with redis.Redis.from_url(redis_server.url) as raw:
+                await eventually(lambda: raw.exists(STREAM) and raw.xinfo_groups(STREAM))
         await asyncio.to_thread(redis_server.kill)
         await eventually(lambda: not bus.reader.connected.is_set())
+        if not begun:
+            task = asyncio.create_task(work)
+            await asyncio.sleep(0.3)
         stop.set()
-        await asyncio.wait_for(task, 5.0)
+        await asyncio.wait_for(task, 30.0)
 
 
 async def test_a_stream_with_a_limit_leaves_the_slots_to_the_others(redis_url: str, raw: redis.Redis) -> None:

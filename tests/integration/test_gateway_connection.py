@@ -108,7 +108,7 @@ async def test_the_longest_search_in_any_script_is_no_long_url(site: Site) -> No
 
 
 async def test_bodies_in_small_chunks_and_trailers_are_taken(redis_url: str, tmp_path: Path, site: Site) -> None:
-    body = json.dumps({"query": "say " + "hello " * 4_000}).encode()
+    body = json.dumps({"query": "say " + "hello " * 1_000}).encode()
     async with generating(redis_url, tmp_path):
         reader, writer = await connect(site)
         for _ in range(2):
@@ -117,7 +117,7 @@ async def test_bodies_in_small_chunks_and_trailers_are_taken(redis_url: str, tmp
                 writer.write(b"1\r\n%c\r\n" % byte)
             writer.write(b"0\r\nX-Trailer: " + b"a" * (MAX_BETWEEN // 2) + b"\r\nAuthorization: Bearer wrong\r\n\r\n")
             await writer.drain()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 head = await reader.readuntil(b"\r\n\r\n")
                 assert head.startswith(b"HTTP/1.1 200")
                 length = int(head.lower().partition(b"content-length: ")[2].split()[0])

@@ -132,7 +132,11 @@ async def test_when_nothing_can_be_read_that_is_said(redis_url: str, tmp_path: P
     assert "the memory begins anew" in await repaired(tmp_path)
     async with remembering(redis_url, tmp_path) as client:
         assert await client.engrams() == {}
-        assert (await client.facts())["degraded"] is None
+
+        async def whole() -> bool:
+            return (await client.facts())["degraded"] is None
+
+        await eventually(whole)
 
 
 def test_a_folder_that_is_new_or_whole_is_left_alone(tmp_path: Path) -> None:

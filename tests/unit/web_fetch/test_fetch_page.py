@@ -387,7 +387,7 @@ async def test_a_certificate_for_nobody_is_refused(fetcher: Any, names: Any, tmp
 
 async def test_the_loop_stays_free_while_a_heavy_page_is_extracted(site: Any, reply: Any, fetch: Any) -> None:
     site.replies["/"] = reply("<article>" + "<p>Some words of a long page that never ends.</p>" * 8_000 + "</article>")
-    await fetch(max_chars=10)  # the extractor is imported
+    await fetch(max_chars=10, timeout=60)  # the extractor is imported
     longest, last, done = 0.0, time.monotonic(), asyncio.Event()
 
     async def watch() -> None:
@@ -399,7 +399,7 @@ async def test_the_loop_stays_free_while_a_heavy_page_is_extracted(site: Any, re
 
     watcher = asyncio.create_task(watch())
     started = time.monotonic()
-    await fetch(max_chars=10)
+    await fetch(max_chars=10, timeout=60)
     took = time.monotonic() - started
     done.set()
     await watcher
