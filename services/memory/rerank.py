@@ -16,6 +16,7 @@ import orjson
 
 from services.memory.settings import MemorySettings
 from shared.errors import Local2Error, ModelError
+from shared.llm.http import UNCOMPRESSED, refuse_compressed
 from shared.llm.port import ChatModel, ChatRequest, TextDelta
 
 # Of a memory's text, what is read for its place.
@@ -124,6 +125,8 @@ class CrossEncoder:
                 answer = await self._asked(query, shown, settings)
         except (TimeoutError, httpx.TimeoutException) as exc:
             raise RerankFailed(f"not reranked: no answer within {settings.rerank_timeout:g} s") from exc
+        except httpx.DecodingError as exc:
+            raise RerankFailed(f"not reranked: {exc}") from exc
         except httpx.HTTPError as exc:
             raise RerankFailed(f"not reranked: no connection to {_origin(settings.rerank_url)}") from exc
         scores = scored(answer, len(texts))
@@ -145,11 +148,12 @@ class CrossEncoder:
         named = {"model": settings.rerank_model} if settings.rerank_model else {}
         form = {"texts": texts, "truncate": True} if self._texts else {**named, "documents": texts, "top_n": len(texts)}
         key = settings.rerank_key.get_secret_value() if settings.rerank_key else ""
-        headers = {"authorization": f"Bearer {key}"} if key else {}
+        headers = UNCOMPRESSED | ({"authorization": f"Bearer {key}"} if key else {})
         body = bytearray()
         async with self._http.stream(
             "POST", str(settings.rerank_url), json={"query": query, **form}, headers=headers, follow_redirects=False
         ) as response:
+            await refuse_compressed(response)
             async for piece in response.aiter_bytes():
                 body += piece
                 if len(body) > _MOST_BYTES:

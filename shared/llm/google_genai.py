@@ -22,7 +22,7 @@ from shared.errors import SettingsError
 from shared.llm.adapter import RawCall, WireEvent
 from shared.llm.address import google_url, shown
 from shared.llm.failures import ThinkingUnsupported, error_text, failure, what
-from shared.llm.http import Bound, Bounded, open_http
+from shared.llm.http import Bound, Bounded, open_http, refuse_compressed
 from shared.llm.port import (
     ChatRequest,
     Finish,
@@ -73,8 +73,9 @@ async def _tracked(stream: AsyncIterator[Any], exchange: _Exchange) -> AsyncGene
 
 
 async def _note_response(response: httpx.Response) -> None:
-    if (exchange := _opened.get()) is not None and isinstance(response.stream, httpx.AsyncByteStream):
-        exchange.responses.append(response)
+    exchange = _opened.get() or _Exchange(Bound(None))
+    exchange.responses.append(response)
+    if isinstance(response.stream, httpx.AsyncByteStream):
         response.stream = Bounded(response.stream, exchange.bound)
 
 
@@ -239,7 +240,7 @@ class _Google:
         self._url = shown(url)
         # the package sends the key itself, in a header of Google's own
         self._http = open_http(url, None, timeout=read_timeout, ca_file=ca_file)
-        self._http.event_hooks = {"response": [_note_response]}
+        self._http.event_hooks = {"response": [refuse_compressed, _note_response]}
         # the package makes clients of other kinds, too; nothing is sent by them, so they need believe nobody
         nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         options = types.HttpOptions(

@@ -27,6 +27,8 @@ ANSWER_BYTES = 16_000_000
 _BYTES_PER_TOKEN = 1_000
 _AT_LEAST = 4_000_000
 _ERROR_BYTES = 100_000
+# What may come without a byte of the answer itself: a head, informational answers, trailers.
+_BESIDE_BYTES = 100_000
 _READ = 256 * 1024
 _MOST_IDLE = 256
 
@@ -48,11 +50,23 @@ def open_http(
         transport = httpx.AsyncHTTPTransport(verify=_trusted(ca_file), limits=limits, proxy=proxy)
     return httpx.AsyncClient(
         base_url=url,
-        headers={"authorization": f"Bearer {key}"} if key else {},
+        headers=UNCOMPRESSED | ({"authorization": f"Bearer {key}"} if key else {}),
+        event_hooks={"response": [refuse_compressed]},
         timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT),
         transport=transport,
         trust_env=False,
     )
+
+
+# What goes with every request whose answer is bounded by its bytes.
+UNCOMPRESSED = {"accept-encoding": "identity"}
+
+
+async def refuse_compressed(response: httpx.Response) -> None:
+    """For a client's `event_hooks`. Raises httpx.DecodingError: a few compressed bytes may stand for any number, and
+    httpx unpacks them before anybody can count."""
+    if response.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
+        raise httpx.DecodingError("it sent a compressed answer, which was not asked for", request=response.request)
 
 
 def _trusted(ca_file: Path | None) -> ssl.SSLContext:
@@ -216,6 +230,7 @@ class _Connection:
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
         self._begun = self._headed = self.complete = self.reusable = False
+        self._beside = 0
         self.status, self.headers = 0, []
         try:
             self._writer.write(data)
@@ -257,6 +272,10 @@ class _Connection:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
             raise httpx.RemoteProtocolError(f"not an HTTP answer: {exc}") from exc
+        self._beside = 0 if self._pieces or self.complete else self._beside + len(data)
+        if self._beside > _BESIDE_BYTES:
+            # the parser keeps a line until its end, and every header
+            raise httpx.RemoteProtocolError(f"more than {_BESIDE_BYTES // 1_000} kB of headers")
 
     def _framed(self) -> bool:
         """Whether the answer says itself where it ends; else the end of the connection does."""

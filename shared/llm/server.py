@@ -257,6 +257,8 @@ def away(kind: Kind, url: str, exc: Exception) -> ModelUnavailable:
         remedy = f"another program may listen there, or one that wants https://: check {address}"
     elif _REFUSED.search(said):
         remedy = kind.start if is_loopback(url) else f"{kind.listens}, or correct {address}"
+    elif isinstance(exc, httpx.DecodingError):
+        remedy = "have the server, or the proxy before it, send what it is asked for: Accept-Encoding: identity"
     elif isinstance(exc, httpx.ReadTimeout):
         remedy = "it took the question and said nothing: see its log"
     else:

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
 import pytest
 
-from shared.llm.http import PlainTransport, open_http
+from shared.llm.google_genai import GoogleEmbeddings, GoogleWire
+from shared.llm.http import ANSWER_BYTES, PlainTransport, open_http
+from shared.llm.openai import OpenAIEmbeddings
+from shared.llm.port import ModelError, ModelUnavailable
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
 class Server:
-    """`requests` are the heads that came, `connections` how many were opened."""
+    """`requests` are the heads that came, `connections` how many were opened, `endless` the bytes sent without end."""
 
     def __init__(self) -> None:
         self.url = ""
         self.requests: list[bytes] = []
         self.bodies: list[bytes] = []
         self.connections = 0
+        self.endless = 0
         self.writers: list[asyncio.StreamWriter] = []
 
 
 @asynccontextmanager
-async def serving(*answers: bytes) -> AsyncIterator[Server]:
-    """Gives the answers in turn, the last one again and again; an empty one closes the connection."""
+async def serving(*answers: bytes, endless: bytes = b"") -> AsyncIterator[Server]:
+    """Gives the answers in turn, the last one again and again; an empty one closes the connection. endless: what comes
+    behind an answer, until the connection is closed."""
     said = Server()
     left = list(answers)
     tasks: list[asyncio.Task[None]] = []
@@ -50,6 +56,10 @@ async def serving(*answers: bytes) -> AsyncIterator[Server]:
                 for byte in answer:
                     writer.write(bytes([byte]))
                 await writer.drain()
+                while endless and not writer.is_closing():
+                    said.endless += len(endless)
+                    writer.write(endless)
+                    await writer.drain()
                 if not answer or b"connection: close" in answer:
                     break
         except (asyncio.IncompleteReadError, OSError):
@@ -120,6 +130,61 @@ async def test_an_answer_that_is_none_or_ends_early_is_an_error(answer: bytes) -
     async with serving(answer) as server, open_http(server.url, None) as http:
         with pytest.raises(httpx.RemoteProtocolError):
             await http.get("/")
+
+
+@pytest.mark.parametrize(
+    ("begun", "endless"),
+    [
+        (b"HTTP/1.1 200 OK\r\nx-long: ", b"x" * 50_000),
+        (b"HTTP/1.1 200 OK\r\n", b"x-many: yes\r\n" * 4_000),
+        (b"HTTP/1.1 200 OK\r\n", b"x" * 50_000),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n" * 2_000),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;", b"x" * 50_000),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx-trailer: ", b"x" * 50_000),
+    ],
+    ids=["a header", "headers", "the name of a header", "informational answers", "a chunk's extension", "a trailer"],
+)
+async def test_what_has_no_end_beside_an_answer_is_an_error_at_once(begun: bytes, endless: bytes) -> None:
+    async with serving(begun, endless=endless) as server, open_http(server.url, None) as http:
+        with pytest.raises(httpx.RemoteProtocolError, match="more than 100 kB of headers"):
+            await http.get("/")
+        assert not any(http._transport_for_url(httpx.URL(server.url))._idle.values())  # type: ignore[attr-defined]
+
+
+async def test_a_body_in_small_pieces_is_no_header() -> None:
+    chunks = b"".join(b"1;%s\r\na\r\n" % (b"x" * 500) for _ in range(400))
+    answer = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+    async with serving(answer) as server, open_http(server.url, None) as http:
+        assert (await http.get("/")).content == b"a" * 400
+
+
+async def test_a_compressed_answer_is_refused_before_it_is_unpacked() -> None:
+    packed = zlib.compress(b" " * 10_000_000)
+    head = b"HTTP/1.1 200 OK\r\ncontent-encoding: deflate\r\ncontent-length: %d\r\n\r\n" % len(packed)
+    async with serving(head + packed) as server:
+        embeddings = OpenAIEmbeddings(server.url, None)
+        with pytest.raises(ModelUnavailable, match="compressed answer, which was not asked for") as refused:
+            await embeddings.embed("m", ["a"])
+        await embeddings.aclose()
+        google = GoogleEmbeddings(server.url, "k")
+        with pytest.raises(ModelUnavailable, match="compressed answer, which was not asked for"):
+            await google.embed("m", ["a"])
+        await google.aclose()
+        assert all(b"accept-encoding: identity\r\n" in head.lower() for head in server.requests)
+    assert "Accept-Encoding: identity" in str(refused.value)
+
+
+async def test_what_google_is_asked_beside_chats_is_bounded() -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{"
+    async with serving(head, endless=b" " * 1_000_000) as server:
+        google, embeddings = GoogleWire(server.url, "k"), GoogleEmbeddings(server.url, "k")
+        with pytest.raises(ModelError, match="without the end of a line"):
+            await google.facts("m")
+        with pytest.raises(ModelError, match="without the end of a line"):
+            await embeddings.embed("m", ["a"])
+        await google.aclose()
+        await embeddings.aclose()
+        assert server.endless < 4 * ANSWER_BYTES
 
 
 async def test_a_response_left_before_its_end_closes_its_connection() -> None:

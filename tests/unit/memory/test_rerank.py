@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -104,14 +105,17 @@ def test_a_long_memory_is_read_in_part_and_numbers_are_in_order() -> None:
 class Server:
     """A /rerank that takes one of the two forms."""
 
-    def __init__(self, form: str = "documents", status: int = 200, body: bytes | None = None) -> None:
-        self.form, self.status, self.body = form, status, body
+    def __init__(self, form: str = "documents", status: int = 200, body: bytes | None = None, coding: str = "") -> None:
+        self.form, self.status, self.body, self.coding = form, status, body, coding
         self.asked: list[httpx.Request] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         self.asked.append(request)
         if self.status != 200:
             return httpx.Response(self.status)
+        if self.coding:
+            packed = httpx.ByteStream(gzip.compress(b"x" * 10_000_000))
+            return httpx.Response(200, headers={"content-encoding": self.coding}, stream=packed)
         if self.body is not None:
             return httpx.Response(200, content=self.body)
         given = json.loads(request.content)
@@ -160,6 +164,7 @@ async def test_a_servers_model_and_key_are_sent_with_the_question() -> None:
         (Server(body=b"[]"), "does not score"),
         (Server(body=b'{"results": [{"index": 0, "relevance_score": 1}, {"index": 9, "score": 1}, 7]}'), "not score"),
         (Server(body=b"x" * 2_000_000), "too large"),
+        (Server(coding="gzip"), "a compressed answer, which was not asked for"),
     ],
 )
 async def test_a_server_that_answers_otherwise_reranks_nothing(server: Server, why: str) -> None:
