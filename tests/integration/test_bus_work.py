@@ -199,6 +199,27 @@ async def test_a_task_of_four_times_the_claim_time_runs_once(redis_url: str, raw
     assert len(long.seen) + len(other.seen) == 1
 
 
+async def test_what_came_before_a_pause_is_not_begun_when_somebody_else_has_finished_it(
+    redis_url: str, raw: redis.Redis
+) -> None:
+    def waits(client: dict[str, str]) -> bool:
+        return client["cmd"] == "xreadgroup" and "b" in client["flags"]
+
+    handler = Recorder()
+    async with consuming(redis_url, handler, heartbeat=0.05):
+        await eventually(lambda: any(map(waits, raw.client_list())))
+        # the whole process stands still from here: what it is given lies in its socket
+        (given,) = add(raw, 1)
+        assert consumers(raw)["r1"] == 1
+        raw.xclaim(STREAM, GROUP, "r2", 0, [given])
+        raw.xack(STREAM, GROUP, given)
+        raw.blpop(["nothing"], 0.2)
+        (later,) = add(raw, 1)
+        # and goes on
+        await eventually(lambda: later in handler.seen and pending(raw) == 0)
+    assert handler.seen == [later]
+
+
 async def test_a_full_replica_keeps_its_claims(redis_url: str, raw: redis.Redis) -> None:
     full, other = Recorder(1.5), Recorder(1.5)
     async with consuming(redis_url, full, concurrency=8):
