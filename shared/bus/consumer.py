@@ -112,10 +112,16 @@ class Consumer:
         # kept, because asking for the running loop is a system call before Python 3.12
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as background:
-            await self._begin(stop)
+            beginning = background.create_task(self._begin())
+            stopped = background.create_task(stop.wait())
+            await asyncio.wait({beginning, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set():
+                # while Redis is away nobody could say that the groups are made
+                beginning.cancel()
+                return
             beating = background.create_task(self._beat_forever())
             reading = background.create_task(self._read_forever())
-            await stop.wait()
+            await stopped
             self._stopping = True
             self.slots.changed.set()
             unblocking = background.create_task(self._unblock())
@@ -126,17 +132,14 @@ class Consumer:
             await self._leave()
             beating.cancel()
 
-    async def _begin(self, stop: asyncio.Event) -> None:
-        """Makes the groups; a Redis that is full just now is waited for."""
-        while not stop.is_set():
+    async def _begin(self) -> None:
+        """Makes the groups; a Redis that is away or full just now is waited for."""
+        while True:
             try:
-                await self._claims.begin()
-                return
+                return await self._claims.begin()
             except (TransientError, ReplyError) as exc:
                 log.warning("bus.group_failed", reason=str(exc))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._heartbeat):
-                    await stop.wait()
+            await asyncio.sleep(self._heartbeat)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
 

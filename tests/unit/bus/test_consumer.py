@@ -114,7 +114,7 @@ async def test_whoever_waits_for_a_group_ends_when_told(monkeypatch: pytest.Monk
         raise TransientError("full")
 
     monkeypatch.setattr(reader._claims, "begin", begin)
-    await asyncio.wait_for(reader._begin(stop), 60)
+    await asyncio.wait_for(reader.run(stop), 60)
     assert tried == 1
 
 
