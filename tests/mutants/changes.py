@@ -53,6 +53,9 @@ _LUA_NEGATED = {"==": "~=", "~=": "==", "<": ">=", "<=": ">", ">": "<=", ">=": "
 _LUA_OPERATOR = re.compile(r"(?<=\s)(==|~=|<=|>=|<|>|and|or|not)(?=\s)")
 _LUA_STATEMENT = re.compile(r"^\s*redis\.call\(.*\)$")
 _LUA_NUMBER = re.compile(r"(?<![\w.%'\[+-])(\d)(?![\w.'])")
+# Numbers that say the same as the next one: how many are asked for of one id, or of which the first alone is taken; and
+# for how many milliseconds nobody may have kept what is claimed from whoever has it.
+_LUA_NO_MATTER = re.compile(r"(\S+), \1, 1(?=\))|'\+', 1(?=\)\[1\])|'XCLAIM'(, [^,]+){3}, 0(?![\w.])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +298,14 @@ class _Finder(ast.NodeVisitor):
         elif isinstance(value, str) and "redis.call(" in value:
             self._lua(node)
 
+    def visit_Tuple(self, node: ast.Tuple) -> None:
+        first = node.elts[0] if node.elts else None
+        claims = isinstance(first, ast.Constant) and first.value == "XCLAIM"
+        for place, one in enumerate(node.elts):
+            # as in a script: a millisecond more or less
+            if not (claims and place == 4):
+                self.visit(one)
+
     def visit_Call(self, node: ast.Call) -> None:
         if _TELLING.search(self._text(node)):
             return
@@ -375,7 +386,10 @@ def _lua_line(line: str) -> Iterator[Callable[[Callable[[int, int, str], None], 
         text = line.strip()
         start = line.index(text)
         yield at(start, start + len(text), "")
+    equal = {match.end() for match in _LUA_NO_MATTER.finditer(line)}
     for match in _LUA_NUMBER.finditer(line):
+        if match.end() in equal:
+            continue
         number = int(match.group())
         # what a script returns is asked for whether it is nothing
         turned = number < 2 and line[: match.start()].endswith("return ")

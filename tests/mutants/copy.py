@@ -13,7 +13,7 @@ from typing import Self
 
 
 class Copy:
-    """Everything of a checkout that git knows or would take, with byte code that is checked by content.
+    """Everything of a checkout that git knows or would take.
 
     `root` is the copy's folder, `environment` what a process needs that shall import the copy's code and not the
     checkout's; whatever that process starts inherits it.
@@ -41,19 +41,13 @@ class Copy:
             if source.is_file():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, target)
-        # two contents of one second and one length would pass for the same file by its time
-        command = [
-            sys.executable,
-            "-m",
-            "compileall",
-            "-q",
-            "--invalidation-mode",
-            "checked-hash",
-            "shared",
-            "services",
-        ]
-        subprocess.run(command, cwd=self.root, check=True)
         return self
+
+    def compile(self) -> None:
+        """Adds byte code that is checked by content."""
+        # two contents of one second and one length would pass for the same file by its time
+        options = ("-q", "--invalidation-mode", "checked-hash", "shared", "services")
+        subprocess.run([sys.executable, "-m", "compileall", *options], cwd=self.root, check=True)
 
     def tidy(self) -> None:
         """Removes the temporary files of the processes that were started with `environment`."""

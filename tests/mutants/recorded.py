@@ -37,7 +37,8 @@ _FOLDERS = ("tests/unit", "tests/integration")
 
 @dataclass(slots=True)
 class Case:
-    """One test. seconds: how long it took. lines: of each source file the lines that it ran, as a set of bits."""
+    """One test. seconds: how long it takes on a free machine. lines: of each source file those that it ran, as a set
+    of bits."""
 
     seconds: float
     lines: dict[str, int] = field(default_factory=dict)
@@ -55,6 +56,13 @@ class Recorded:
     sources: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     cases: dict[str, Case] = field(default_factory=dict)
+
+    def starts(self) -> dict[str, float]:
+        """Seconds that it takes before the tests of each file can run, at most: its first test waited for that."""
+        starts: dict[str, float] = {}
+        for name, case in self.cases.items():
+            starts.setdefault(name.partition("::")[0], case.seconds)
+        return starts
 
     def running(self, path: str, lines: Iterable[int]) -> list[str]:
         """The tests that run one of these lines of a file."""
@@ -75,20 +83,20 @@ def recorded(root: Path, sources: Sequence[str], workers: int) -> Recorded:
     known.cases = {name: case for name, case in known.cases.items() if name.partition("::")[0] not in gone}
     known.files = {path: digest for path, digest in known.files.items() if path not in gone}
     stale = [path for path in digests if path not in known.files] if workers else []
-    if stale:
-        _write(root / CACHE, known)
-        written = time.monotonic()
-        for done, (path, cases) in enumerate(_record(root, sources, stale, workers), 1):
+    try:
+        told = time.monotonic()
+        for done, (path, cases) in enumerate(_record(root, sources, stale, workers) if stale else (), 1):
             known.cases.update(cases)
             known.files[path] = digests[path]
-            if time.monotonic() - written > _EVERY:
+            if time.monotonic() - told > _EVERY:
                 _write(root / CACHE, known)
-                written = time.monotonic()
+                told = time.monotonic()
                 print(f"Recorded which lines {done} of {len(stale)} test files run", file=sys.stderr, flush=True)
+    finally:
+        if workers and known.files:
+            _write(root / CACHE, known)
     if not known.files:
         raise RuntimeError("no test is recorded")
-    if workers:
-        _write(root / CACHE, known)
     return known
 
 
@@ -119,7 +127,10 @@ def _write(path: Path, known: Recorded) -> None:
     }
     path.parent.mkdir(exist_ok=True)
     text = json.dumps({"sources": known.sources, "files": known.files, "cases": cases})
-    path.write_bytes(gzip.compress(text.encode(), 5))
+    # whoever reads it meanwhile, or finds it after an end, has the whole of one or the other
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(gzip.compress(text.encode(), 5))
+    fresh.replace(path)
 
 
 def _follow(known: Recorded, now: Mapping[str, str]) -> None:

@@ -67,16 +67,22 @@ def sampled(found: Sequence[Change], count: int, seed: int) -> list[Change]:
 
 def chosen(known: Recorded, lines: Lines, path: str, budget: float) -> list[str]:
     """The tests of some lines, until they take more than `budget` seconds: in turn the cheapest one, and the one of
-    which most is about the file."""
+    which most is about the file. What a test file starts counts once."""
+    starts = known.starts()
     names = {name for file, numbers in lines.items() for name in known.running(file, numbers)}
     cheap = sorted(names, key=lambda name: (known.cases[name].seconds, name))
     devoted = sorted(names, key=lambda name: (-_devotion(known, name, path), known.cases[name].seconds, name))
-    taken: dict[str, float] = {}
+    taken: dict[str, None] = {}
+    files: set[str] = set()
     for pair in zip(cheap, devoted, strict=True):
         for name in pair:
-            if taken and sum(taken.values()) + known.cases[name].seconds > budget:
+            file = name.partition("::")[0]
+            seconds = max(known.cases[name].seconds, 0.0 if file in files else starts[file])
+            if name in taken or (taken and seconds > budget):
                 continue
-            taken.setdefault(name, known.cases[name].seconds)
+            taken[name] = None
+            files.add(file)
+            budget -= seconds
         if len(taken) >= 150:
             break
     return list(taken)
@@ -89,9 +95,11 @@ def rounds(known: Recorded, tests: Iterable[str], path: str) -> list[list[str]]:
     for name in sorted(tests, key=lambda name: (known.cases[name].seconds, name)):
         files.setdefault(name.partition("::")[0], []).append(name)
 
+    starts = known.starts()
+
     def worth(file: str) -> float:
         return max(_devotion(known, name, path) for name in files[file]) / (
-            _COLLECTING + sum(known.cases[name].seconds for name in files[file])
+            _COLLECTING + max(starts[file], sum(known.cases[name].seconds for name in files[file]))
         )
 
     left = sorted(files, key=lambda file: (-worth(file), file))
@@ -110,7 +118,8 @@ def _devotion(known: Recorded, name: str, path: str) -> float:
 async def tried(known: Recorded, sample: Sequence[Change], options: argparse.Namespace) -> list[Verdict]:
     """What became of the changes, as far as the time sufficed."""
     readers = Readers(known.sources)
-    seconds = {name: case.seconds for name, case in known.cases.items()}
+    starts = known.starts()
+    seconds = {name: max(case.seconds, starts[name.partition("::")[0]]) for name, case in known.cases.items()}
     quickest = sorted(seconds, key=lambda name: (seconds[name], name))[:5]
     until = time.monotonic() + 60 * options.minutes
     left, verdicts = list(reversed(sample)), list[Verdict]()
@@ -127,7 +136,7 @@ async def tried(known: Recorded, sample: Sequence[Change], options: argparse.Nam
                 verdicts.append(verdict)
                 if verdict.by is None or options.verbose:
                     told = f"{verdict.why}: {verdict.by}" if verdict.by else f"NOT NOTICED by {verdict.tried} tests"
-                    print(f"[{len(verdicts)}] {change}\n      {told}", flush=True)
+                    print(f"[{len(verdicts)}] {change}\n      {told}, {verdict.seconds:.1f} s", flush=True)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(options.slots, len(sample))):
@@ -149,6 +158,9 @@ def report(verdicts: Iterable[Verdict]) -> str:
     rows.append(f"{sum(verdict.why == 'hangs' for verdict in every)} of those noticed let a test hang.")
     rows.append(f"{len(tried) - len(every)} more are not counted: with them nothing can be imported.")
     missed = [verdict for verdict in every if verdict.by is None]
+    for what, some in (("noticed", [one for one in every if one.by is not None]), ("missed", missed)):
+        took = sum(verdict.seconds for verdict in some) / max(len(some), 1)
+        rows.append(f"A change that is {what} took {took:.1f} seconds of a processor.")
     if missed:
         rows.append("Nobody noticed:")
         rows += [f"  {one.change}" + ("" if one.tried else "   (no test runs it)") for one in missed]
@@ -160,7 +172,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="which sample")
     parser.add_argument("--count", type=int, default=500, help="how many changes (500)")
     parser.add_argument("--minutes", type=float, default=30.0, help="no trial begins after that time (30)")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests for each change (60)")
+    parser.add_argument("--budget", type=float, default=40.0, help="seconds of tests for each change (40)")
     parser.add_argument("--slots", type=int, default=3 * (os.cpu_count() or 2), help="trials at a time: tests wait")
     parser.add_argument("--verbose", action="store_true", help="say of each change who noticed it")
     parser.add_argument("--known", action="store_true", help="ask the tests that are recorded, and record no others")

@@ -1,8 +1,8 @@
 """A process that has imported what no change concerns, and forks itself for each trial: `python -m mutants.warm`.
 
 Reads one JSON object a line from its input: `{"tests": [ids], "log": path}`. Writes lines of JSON: `{"pid": n}` first,
-then `{"starts": id}` and `{"fails": id}` as the tests run, and `{"ends": exit status}`. Whatever the trial has left
-running is killed before that.
+then `{"starts": id}` and `{"fails": id}` as the tests run, and `{"ends": exit status, "seconds": of a processor that
+all its processes took}`. Whatever the trial has left running is killed before that.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def main() -> None:
     telling = _Telling(out)
     for line in sys.stdin:
         asked = json.loads(line)
+        before = os.times()
         pid = os.fork()
         if pid == 0:
             status = 3
@@ -88,7 +89,9 @@ def main() -> None:
         telling.tell(pid=pid)
         _, status = os.waitpid(pid, 0)
         _tidy()
-        telling.tell(ends=os.waitstatus_to_exitcode(status))
+        after = os.times()
+        took = after.children_user + after.children_system - before.children_user - before.children_system
+        telling.tell(ends=os.waitstatus_to_exitcode(status), seconds=round(took, 2))
 
 
 def _tidy() -> None:

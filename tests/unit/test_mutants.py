@@ -92,6 +92,20 @@ def test_lua_is_changed_line_by_line() -> None:
     assert not any("KEYS[2]" in one or "a ~= b is told" in one for one in found)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "local one = redis.call('XPENDING', KEYS[2], ARGV[2], row[2], row[2], 1)",
+        "local first = redis.call('XPENDING', KEYS[2], ARGV[2], '-', '+', 1)[1]",
+        "local claim = {'XCLAIM', KEYS[2], ARGV[2], ARGV[3], 0}",
+    ],
+)
+def test_numbers_that_say_the_same_as_the_next_one_are_left_alone(line: str) -> None:
+    assert made(f'S = """\n-- redis.call()\n{line}\n"""') == set()
+    assert made("x = ('XCLAIM', a, b, c, 0, d)") == set()
+    assert made("x = ('XCLAIM', a, b, c, 0, d, 'RETRYCOUNT', 3)") == {"x = ('XCLAIM', a, b, c, 0, d, 'RETRYCOUNT', 4)"}
+
+
 def test_changes_of_the_product_are_python_again() -> None:
     for path in ("shared/bus/scripts.py", "shared/bus/link.py", "services/reward/ranking.py"):
         source = (ROOT / path).read_bytes()
@@ -167,6 +181,23 @@ def test_the_cheapest_tests_are_asked_and_those_that_are_most_about_the_file_unt
     assert chosen(known, {"one.py": {9}}, "one.py", 40.0) == []
 
 
+def test_what_a_test_file_has_to_start_counts_once() -> None:
+    lines = {"one.py": bits(6)}
+    known = Recorded(
+        cases={
+            "a.py::starts": Case(9.0, {"two.py": bits(1)}),
+            "a.py::one": Case(0.1, lines),
+            "a.py::two": Case(0.2, lines),
+            "b.py::starts": Case(9.0, {"two.py": bits(1)}),
+            "b.py::one": Case(0.3, lines),
+            "c.py::alone": Case(0.4, lines),
+        }
+    )
+    assert known.starts() == {"a.py": 9.0, "b.py": 9.0, "c.py": 0.4}
+    assert set(chosen(known, {"one.py": {6}}, "one.py", 10.0)) == {"a.py::one", "a.py::two", "c.py::alone"}
+    assert rounds(known, ["a.py::one", "b.py::one", "c.py::alone"], "one.py")[0] == ["c.py::alone", "a.py::one"]
+
+
 def test_tests_are_asked_file_by_file_first_those_that_are_about_the_change() -> None:
     broad, devoted = {"one.py": bits(6), "two.py": bits(*range(50))}, {"one.py": bits(5, 6, 7)}
     known = Recorded(
@@ -187,9 +218,11 @@ def test_tests_are_asked_file_by_file_first_those_that_are_about_the_change() ->
 def test_a_report_counts_and_names_what_nobody_noticed() -> None:
     change = Change("shared/bus/link.py", 12, 0, 1, "a\n  < b", "a <= b")
     stillborn = Verdict(change, "import", "breaks", 3)
-    told = report([Verdict(change, "a test", "hangs", 3), Verdict(change, tried=4), stillborn, Verdict(change)])
+    told = report([Verdict(change, "a test", "hangs", 3, 2.5), Verdict(change, tried=4), stillborn, Verdict(change)])
     assert "bus                1   3  33.3%" in told
     assert "1 of those noticed let a test hang." in told
+    assert "A change that is noticed took 2.5 seconds of a processor." in told
+    assert "A change that is missed took 0.0 seconds of a processor." in told
     assert "1 more are not counted" in told
     assert told.count("shared/bus/link.py:12: a < b  →  a <= b") == 2
     assert told.count("(no test runs it)") == 1
@@ -238,7 +271,7 @@ def _checkout(root: Path, files: dict[str, str]) -> None:
 async def test_a_change_is_noticed_by_a_test_that_fails_twice_or_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mutants.trial._PATIENCE", 5.0)
+    monkeypatch.setattr("mutants.trial._PATIENCE", (1.0, 5.0))
     _checkout(tmp_path, {"tests/test_product.py": TESTS, ".gitignore": "secret", "secret": ""})
     source = PRODUCT.encode()
     doubled, ends, unsteady = (f"tests/test_product.py::test_{name}" for name in ("doubled", "ends", "unsteady"))
@@ -252,6 +285,7 @@ async def test_a_change_is_noticed_by_a_test_that_fails_twice_or_hangs(
         await bench.check([doubled, ends], {})
         fails = await bench.judge(changed("n + n", "n - n"), [[doubled, ends]], {})
         assert (fails.by, fails.why) == (doubled, "fails")
+        assert fails.seconds > 0.0
         hangs = await bench.judge(changed("False", "True"), [[doubled], [ends]], {ends: 0.0})
         assert (hangs.by, hangs.why) == (ends, "hangs")
         breaks = await bench.judge(changed("return", "return return"), [[doubled]], {})
