@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,9 +13,10 @@ from pydantic import ValidationError
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
-from shared.bus.keys import earlier_turns_key, steps_key, turns_key
+from shared.bus.keys import earlier_turns_key, inbox_key, journal_key, result_key, steps_key, turns_key
+from shared.records.erasing import erase
 from shared.records.journal import Crossing, EntryType
-from shared.records.lanes import pairs
+from shared.records.lanes import GROUPS, pairs
 from shared.records.session_records import SessionRecord, read_sessions, session_ids, write_sessions
 from shared.records.sessions import MAX_TURNS, Sessions, Turn
 from shared.records.steps import Unanswered, keeping, read_steps, read_unanswered, tell_after
@@ -249,3 +251,21 @@ def test_a_record_of_another_form_is_refused(wrong: dict[str, Any]) -> None:
     SessionRecord.model_validate(good)
     with pytest.raises(ValidationError):
         SessionRecord.model_validate({**good, **wrong})
+
+
+async def test_what_tools_told_those_who_asked_goes_with_the_query(bus: Bus) -> None:
+    asked = orjson.dumps({"call_id": "c1", "tool": "probe", "args": {}})
+    journal, result = journal_key("7-0", "A"), result_key("probe", "c1")
+    inboxes = [inbox_key(GROUPS["A"], replica) for replica in ("asked", "another")]
+    await bus.link.pipe(
+        [
+            ("XADD", journal, "*", "type", "claimed", "data", '{"replica":"asked"}'),
+            ("XADD", journal, "*", "type", "tool.request", "data", asked),
+            ("SET", result, "told"),
+            *(("XADD", inbox, "*", "call_id", call) for inbox in inboxes for call in ("c1", "c2")),
+        ]
+    )
+    await erase(bus, ["7-0"])
+    assert await bus.link.call("EXISTS", journal, result) == 0
+    left = [[fields[1] for _, fields in await bus.range(inbox)] for inbox in inboxes]
+    assert left == [[b"c2"], [b"c1", b"c2"]]

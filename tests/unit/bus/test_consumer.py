@@ -104,6 +104,28 @@ async def test_another_number_of_slots_counts_at_once() -> None:
     assert reader.slots.changed.is_set()
 
 
+@pytest.mark.parametrize("waits", [True, False])
+async def test_streams_that_are_added_are_read_at_once_also_by_who_waits_for_the_others(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, ended = consumer(), list[bool]()
+
+    async def pipe_raw(_commands: Any) -> list[Reply]:
+        return [b"OK", b"OK"]
+
+    async def unblock() -> bool:
+        ended.append(True)
+        return True
+
+    monkeypatch.setattr(reader._bus.pulse, "pipe_raw", pipe_raw)
+    monkeypatch.setattr(reader._bus, "unblock", unblock)
+    reader.slots.promised = int(waits)
+    reader.slots.changed.clear()
+    await reader.add({"local2:tool.request.other": Route(nothing)})
+    assert ended == [True] * waits
+    assert reader.slots.changed.is_set()
+
+
 async def test_whoever_waits_for_a_group_ends_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, stop, tried = consumer(), asyncio.Event(), 0
 

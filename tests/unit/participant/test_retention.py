@@ -71,6 +71,14 @@ async def test_what_is_older_than_its_days_goes_and_the_rest_stays() -> None:
     assert world.things == [FRESH]
 
 
+async def test_how_much_was_removed_is_told_once_and_nothing_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(retention, "log", SimpleNamespace(info=lambda event, **what: told.append({event: what})))
+    world = World(OLD, OLD + 1, FRESH)
+    await world.passes(12 * 60)
+    assert told == [{"retention.removed": {"kind": "things", "days": 30, "count": 2}}]
+
+
 async def test_without_days_nothing_is_ever_removed() -> None:
     world = World(1, OLD, FRESH, days=0)
     await world.passes(10 * 24 * 60)

@@ -183,3 +183,33 @@ async def test_many_requests_of_one_tick_leave_so_many_at_a_time_each_of_them_on
         process.answer(command)
     assert [answer.tool for answer in await asyncio.gather(*asked)] == names
     assert len(process.commits) == 2
+
+
+@pytest.mark.parametrize("missing", [0, 2])
+async def test_who_waits_for_a_tool_asks_for_it_by_its_name_of_today_until_it_is_there(
+    missing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, asked = Process(), list[str]()
+
+    async def served(tool: str) -> dict[str, Any] | None:
+        asked.append(tool)
+        return None if len(asked) <= missing else {"name": tool}
+
+    async def known(tool: str) -> bool:
+        assert tool == "search_memory"
+        return True
+
+    monkeypatch.setattr(process, "registry", SimpleNamespace(served=served, known=known))
+    monkeypatch.setattr("shared.participant.tool_client._BETWEEN", 0.0)
+    await ToolClient(process).back("recall_memory", {"query": "x"}, 60.0)  # type: ignore[arg-type]
+    assert asked == ["search_memory"] * (missing + 1)
+
+
+async def test_who_waits_for_a_tool_that_nobody_has_ever_served_waits_no_longer() -> None:
+    process = Process()
+
+    async def nothing(_tool: str) -> None:
+        return None
+
+    process.registry = SimpleNamespace(served=nothing, known=nothing)
+    await asyncio.wait_for(ToolClient(process).back("nonsense", {}, 3_600.0), 60)  # type: ignore[arg-type]

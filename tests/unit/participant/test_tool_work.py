@@ -11,13 +11,13 @@ import orjson
 import pytest
 from pydantic import BaseModel, Field
 
-from shared.bus import Command, Delivery, Entry
+from shared.bus import START, Command, Delivery, Entry
 from shared.bus.keys import result_key
 from shared.bus.slots import Slots
-from shared.contracts import TOOL_REQUEST, Outgoing, ToolRequest, encode
+from shared.contracts import QUERY_CANCEL, TOOL_REQUEST, TOOL_SCHEMA_REQUEST, Outgoing, ToolRequest, encode
 from shared.errors import ToolError
 from shared.participant.inbox import inbox_bound
-from shared.participant.tool import RUNNING, Cancelled, ToolResult, Tools, ToolWork, _Call
+from shared.participant.tool import RUNNING, Cancelled, Offered, Tool, ToolResult, Tools, ToolWork, _Call
 
 NOW = 1_780_000_000_000
 CALL = "7-0:A:0:0"
@@ -357,3 +357,34 @@ async def test_tools_that_were_replaced_stay_open_until_their_last_call_has_ende
         assert tools.calls == left
     await closing
     assert closed == ["closed"]
+
+
+@pytest.mark.parametrize("earlier", [[], ["5-0", "6-0"]], ids=str)
+async def test_tools_are_announced_when_they_begin_and_again_to_whoever_asks(earlier: list[str]) -> None:
+    announced: list[list[str]] = []
+    observed: dict[str, tuple[Any, str]] = {}
+
+    async def cancelled(stream: str) -> list[Entry]:
+        assert stream == QUERY_CANCEL.stream
+        return [(one, [b"payload", orjson.dumps({"query_id": one})]) for one in earlier]
+
+    async def publish(*messages: Outgoing) -> None:
+        announced.append([orjson.loads(one.envelope.payload)["function"]["name"] for one in messages])
+
+    def observe(subject: Any, hear: Any, after: str = "") -> None:
+        observed[subject.name] = hear, after
+
+    bus = SimpleNamespace(range=cancelled, publish=publish)
+    offered = Offered(cast(Any, SimpleNamespace(bus=bus, observe=observe, participant="probe", tools=[])))
+
+    async def run(_args: Args, _request: ToolRequest) -> ToolResult:
+        return ToolResult("")
+
+    offered.set([Tool("open", Args, run), Tool("hidden", Args, run, internal=True)])
+    assert announced == []
+    await offered.begin()
+    assert announced == [["open"]]
+    # what was cancelled before is read once, and what comes after it is heard of
+    assert observed[QUERY_CANCEL.name][1] == (earlier[-1] if earlier else START)
+    await observed[TOOL_SCHEMA_REQUEST.name][0](None)
+    assert announced == [["open"], ["open"]]
