@@ -19,7 +19,7 @@ from mutants.copy import Copy
 
 # A test that takes so much longer than it did may hang, and is asked again, with more patience: a busy machine is slow.
 # The first one of a file also starts what the others need.
-_PATIENCE, _TIMES = (4.0, 15.0), (3.0, 6.0)
+_PATIENCE, _TIMES = (5.0, 15.0), (4.0, 6.0)
 # Nothing imports or collects for so long.
 _START = 60.0
 
