@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -77,11 +79,10 @@ class Claims:
         self._heartbeat = heartbeat
         self._idle = int(heartbeat * MISSED * 1000)
         self._watches: dict[str, Watch] = {}
-        # stream → what had been delivered a beat ago: what is finished up to there may go
+        # stream with one group → what had been delivered a beat ago: what is finished up to there may go, for observers
+        # have seen it
         self._delivered: dict[str, str] = {}
         self.add(streams, trimmed)
-        # stream → up to where more of what is finished may go
-        self._finished: dict[str, str] = {}
         self._beats = 0
         self._renewed = 0.0
         # streams with something to take over: from whom nobody has heard, or from those who left
@@ -124,37 +125,33 @@ class Claims:
             if (delivery := slots.held.get((stream, entry_id))) is not None and not delivery.settling
         ]
         self._renewed = started
-        await self._remove(started + self._heartbeat / 2)
+        # the next beat must not be late: the rest goes with it
+        until = started + self._heartbeat / 2
+        for stream, delivered in list(self._delivered.items()):
+            self._delivered[stream] = await self._remove(stream, delivered, until)
         self._beats += 1
         if self._beats % _REAP_BEATS == 0:
             await self._bus.pulse.pipe_raw([REAP((name,), self._group, _REAP_IDLE_MS) for name in self._streams])
         return lost
 
-    async def _remove(self, until: float) -> None:
-        """Removes what is finished, piece by piece; the rest with the next beat, which must not be late."""
-        now = asyncio.get_running_loop().time
-        finished, self._finished = self._finished, {}
-        for stream, bound in finished.items():
-            while now() < until and await self._bus.pulse.call(*TRIM((stream,), self._group, bound)):
-                pass
+    async def _remove(self, stream: str, bound: str, until: float = math.inf) -> str:
+        """Removes what is finished up to an id, piece by piece, as long as there is time (the loop's). Returns what has
+        been delivered."""
+        while True:
+            delivered, removed = await self._bus.pulse.call(*TRIM((stream,), self._group, bound))
+            if not removed or asyncio.get_running_loop().time() >= until:
+                return str(delivered.decode())
 
     async def _keep(self, stream: str, ids: Sequence[str]) -> list[str]:
         """Renews claims on one stream; those that are lost. Notes whether there is something to take over."""
-        delivered = self._delivered.get(stream, "")
         try:
-            reply = await self._bus.pulse.call(
-                *KEEP((stream,), self._group, self._replica, HEIR, self._idle, delivered, *ids)
-            )
+            reply = await self._bus.pulse.call(*KEEP((stream,), self._group, self._replica, HEIR, self._idle, *ids))
         except ReplyError as exc:
             if "NOGROUP" not in str(exc):
                 raise
             await self.begin()
             return list(ids)
-        now, left, silent, last, lost, removed = reply
-        if delivered:
-            self._delivered[stream] = last.decode()
-        if removed:
-            self._finished[stream] = delivered
+        now, left, silent, lost = reply
         watched = self._watches[stream].look(now) >= self._idle
         if left or (silent and watched):
             self.orphaned[stream] = watched
@@ -197,7 +194,7 @@ class Claims:
             pending = ("XPENDING", stream, self._group, "IDLE", self._idle, "-", "+", count - len(left))
             silent = await self._bus.link.call(*pending)
             # since it was seen that there are some, everybody may have been asleep, and all look silent
-            now, *_ = await self._bus.pulse.call(*KEEP((stream,), self._group, self._replica, HEIR, self._idle, ""))
+            now, *_ = await self._bus.pulse.call(*KEEP((stream,), self._group, self._replica, HEIR, self._idle))
             if self._watches[stream].look(now) >= self._idle:
                 found += await self._take(stream, silent, self._idle, slots)
         return found
@@ -237,6 +234,5 @@ class Claims:
             moved = await self._bus.link.pipe_raw(scripts)
             leaving = [name for name, count in zip(leaving, moved, strict=True) if isinstance(count, int) and count]
         for stream in self._delivered:
-            removed: Any = 1
-            while removed and not isinstance(removed, ReplyError):
-                (removed,) = await self._bus.link.pipe_raw([TRIM((stream,), self._group, _END)])
+            with contextlib.suppress(ReplyError):
+                await self._remove(stream, _END)

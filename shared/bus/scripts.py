@@ -48,9 +48,10 @@ return cut(ARGV[1], ARGV[2])
 )
 
 # Lets a stream with one group lose what that has finished: entries before its oldest one in work and not behind an id.
-# Trimming from the front leaves no holes, with which Redis could not tell the lag any more. Returns what has been
-# delivered, and how many entries were removed when there may be more.
-_TRIM = (
+# Trimming from the front leaves no holes, with which Redis could not tell the lag any more.
+# KEYS: stream. ARGV: group, id. Returns what has been delivered, and how many entries were removed when there may be
+# more.
+TRIM = Script(
     _CUT
     + """
 local function parts(id)
@@ -62,50 +63,35 @@ local function before(a, b)
   local bm, bs = parts(b)
   return am < bm or (am == bm and as < bs)
 end
-local function trim(bound)
-  local delivered = '0-0'
-  for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
-    local g = {}
-    for i = 1, #row, 2 do g[row[i]] = row[i + 1] end
-    if g['name'] == ARGV[1] then delivered = g['last-delivered-id'] end
-  end
-  -- a group that was made anew has not read them yet
-  if before(delivered, bound) then bound = delivered end
-  local ms, seq = parts(bound)
-  bound = string.format('%.0f-%.0f', ms, seq + 1)
-  local oldest = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1)[1]
-  if oldest and before(oldest[1], bound) then bound = oldest[1] end
-  local removed = cut('MINID', bound)
-  -- part of a node
-  if removed == 0 then redis.call('XTRIM', KEYS[1], 'MINID', '=', bound) end
-  return delivered, removed
+local bound, delivered = ARGV[2], '0-0'
+for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+  local g = {}
+  for i = 1, #row, 2 do g[row[i]] = row[i + 1] end
+  if g['name'] == ARGV[1] then delivered = g['last-delivered-id'] end
 end
+-- a group that was made anew has not read them yet
+if before(delivered, bound) then bound = delivered end
+local ms, seq = parts(bound)
+bound = string.format('%.0f-%.0f', ms, seq + 1)
+local oldest = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1)[1]
+if oldest and before(oldest[1], bound) then bound = oldest[1] end
+local removed = cut('MINID', bound)
+-- part of a node
+if removed == 0 then redis.call('XTRIM', KEYS[1], 'MINID', '=', bound) end
+return {delivered, removed}
 """
 )
 
-# The next piece. KEYS: stream. ARGV: group, id. Returns how many entries were removed; 0 when it was the last.
-TRIM = Script(
-    _TRIM
-    + """
-local _, removed = trim(ARGV[2])
-return removed
-"""
-)
-
-# A heartbeat on one stream. Renews the claims on entries (a plain XCLAIM would steal them back from a new owner), looks
-# for what nobody keeps, and lets a stream with one group lose what that has finished, as far as it had been delivered a
-# beat ago: observers have seen it then.
-# KEYS: stream. ARGV: group, consumer, heir, idle ms, delivered a beat ago ('' when others read the stream too), id, …
-# Returns the server's time in ms, how many entries the heir has, how many are idle (each 0 or 1), what has been
-# delivered now, the ids that are lost, and how many finished entries were removed when there may be more.
-KEEP = Script(
-    _TRIM
-    + """
+# A heartbeat on one stream. Renews the claims on entries (a plain XCLAIM would steal them back from a new owner), and
+# looks for what nobody keeps. KEYS: stream. ARGV: group, consumer, heir, idle ms, id, …
+# Returns the server's time in ms, how many entries the heir has, how many are idle (each 0 or 1), and the ids that are
+# lost.
+KEEP = Script("""
 local mine, kept, lost = {}, {}, {}
 for _, row in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1000 + #ARGV, ARGV[2])) do
   mine[row[1]] = true
 end
-for i = 6, #ARGV do
+for i = 5, #ARGV do
   local list = mine[ARGV[i]] and kept or lost
   list[#list + 1] = ARGV[i]
 end
@@ -117,12 +103,9 @@ for i = 1, #kept, 1000 do
 end
 local left = #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3])
 local idle = #redis.call('XPENDING', KEYS[1], ARGV[1], 'IDLE', ARGV[4], '-', '+', 1)
-local delivered, removed = '', 0
-if ARGV[5] ~= '' then delivered, removed = trim(ARGV[5]) end
 local t = redis.call('TIME')
-return {t[1] * 1000 + math.floor(t[2] / 1000), left, idle, delivered, lost, removed}
-"""
-)
+return {t[1] * 1000 + math.floor(t[2] / 1000), left, idle, lost}
+""")
 
 # Makes what a leaving consumer still holds claimable at once, five hundred entries a time, then removes the consumer.
 # The interrupted delivery does not count as an attempt. KEYS: stream. ARGV: group, consumer, heir.

@@ -21,7 +21,7 @@ from support.services import announced, child, running
 from support.waiting import eventually
 
 from shared.bus import Bus, Delivery, order
-from shared.bus.scripts import KEEP
+from shared.bus.scripts import TRIM
 from shared.contracts import (
     QUERY_CANCEL,
     SUBJECTS,
@@ -127,7 +127,7 @@ async def test_the_lag_is_right_through_reading_acknowledging_deleting_and_trimm
                 gone = [pending[name].pop() for _ in range(min(len(pending[name]), rng.randint(1, 8)))]
                 raw.xack(stream, name, *gone)
                 if subject.single_group:
-                    await bus.link.call(*keep(stream, name, max(gone, key=lambda one: order(one.decode())).decode()))
+                    await bus.link.call(*TRIM((stream,), name, max(gone, key=lambda one: order(one.decode())).decode()))
                     assert set(pending[name]) <= {entry_id for entry_id, _ in raw.xrange(stream)}
             case "claim" if pending[name]:
                 raw.xclaim(stream, name, rng.choice("ab"), 0, [rng.choice(pending[name])])
@@ -142,16 +142,12 @@ async def test_the_lag_is_right_through_reading_acknowledging_deleting_and_trimm
     assert watch.most > 0
 
 
-def keep(stream: str, group: str, delivered: str) -> Any:
-    return KEEP((stream,), group, "nobody", "heir", 1_000, delivered)
-
-
 async def test_nothing_newer_than_what_was_delivered_a_beat_ago_is_removed(bus: Bus, raw: redis.Redis) -> None:
     raw.xgroup_create("s", "g", "0", mkstream=True)
     ids = [raw.xadd("s", {"payload": "x"}).decode() for _ in range(4)]
     raw.xreadgroup("g", "c", {"s": ">"}, count=3)
     raw.xack("s", "g", *ids[:3])
-    _now, _left, _idle, delivered, *_ = await bus.link.call(*keep("s", "g", ids[1]))
+    delivered, _removed = await bus.link.call(*TRIM(("s",), "g", ids[1]))
     assert [entry_id.decode() for entry_id, _ in raw.xrange("s")] == ids[2:]
     assert delivered.decode() == ids[2]
 
@@ -159,7 +155,7 @@ async def test_nothing_newer_than_what_was_delivered_a_beat_ago_is_removed(bus: 
 async def test_what_a_group_that_was_made_anew_has_not_read_yet_stays(bus: Bus, raw: redis.Redis) -> None:
     raw.xgroup_create("s", "g", "0", mkstream=True)
     ids = [raw.xadd("s", {"payload": "x"}).decode() for _ in range(3)]
-    await bus.link.call(*keep("s", "g", ids[1]))
+    await bus.link.call(*TRIM(("s",), "g", ids[1]))
     assert [entry_id.decode() for entry_id, _ in raw.xrange("s")] == ids
 
 
