@@ -1,7 +1,7 @@
 """Blocking reads in a Redis Cluster, where one command cannot wait for streams of different hash slots.
 
 A consumer has one connection per work stream: as many as it has routes. A tail waits for its inbox on a connection of
-its own and looks at the few event streams in turns, over the connections for commands.
+its own and looks at the few event streams now and then, over the connections for commands.
 """
 
 from __future__ import annotations
@@ -18,13 +18,8 @@ from shared.errors import BusUnavailable
 
 _RETRY_UNBLOCK = 0.005
 _UNBLOCK_PATIENCE = 0.25
-# A stream is looked at again after a tenth of the time for which it has been silent, within these limits: what it
-# says is at most a tenth later than with a blocking read, or 10 ms.
-_SHARE = 0.1
-_SOONEST = 0.01
-_LATEST = 0.25
-# Reads per second of one process, whatever it follows.
-_MOST_READS = 10_000
+# What an event stream says is heard this much later, at most, than with a blocking read.
+_LOOK = 0.25
 
 
 def _split(command: Command) -> tuple[Command, list[str], list[str]]:
@@ -127,7 +122,7 @@ class ClusterReader:
 
 
 class ClusterTailer:
-    """The reads of a tail: its first stream blocks, the others are looked at in turns."""
+    """The reads of a tail: its first stream blocks, the others are looked at now and then."""
 
     def __init__(self, cluster: ClusterLink) -> None:
         self._cluster = cluster
@@ -135,9 +130,8 @@ class ClusterTailer:
         self._inbox: asyncio.Task[Reply] | None = None
         self._inbox_after: tuple[str, str] = ("", "")
         self._interrupted: asyncio.Future[None] | None = None
-        # stream → when it last said something, and when to look at it
-        self._heard: dict[str, float] = {}
-        self._due: dict[str, float] = {}
+        # when to look at the others again
+        self._due = 0.0
 
     async def __aenter__(self) -> ClusterTailer:
         return self
@@ -155,7 +149,6 @@ class ClusterTailer:
         plain = _without_block(head)
         wanted = dict(zip(streams[1:], ids[1:], strict=True))
         loop = asyncio.get_running_loop()
-        self._tidy(wanted, loop.time())
         deadline = loop.time() + block
         self._interrupted = interrupted = loop.create_future()
         while not interrupted.done():
@@ -165,14 +158,16 @@ class ClusterTailer:
                 if found := reading.result():
                     return found
                 continue
-            now = loop.time()
-            due = [stream for stream in wanted if self._due[stream] <= now]
-            if due and (found := await self._look(plain, due, wanted)):
-                return found
+            if wanted and loop.time() >= self._due:
+                self._due = loop.time() + _LOOK
+                if found := await self._look(plain, wanted):
+                    # there may be more than one page
+                    self._due = 0.0
+                    return found
             now = loop.time()
             if now >= deadline:
                 return None
-            following = min([deadline, *(self._due[stream] for stream in wanted)])
+            following = min(deadline, self._due) if wanted else deadline
             either: set[asyncio.Future[Any]] = {reading, interrupted}
             await asyncio.wait(either, timeout=max(0.0, following - now), return_when=asyncio.FIRST_COMPLETED)
         return None
@@ -199,34 +194,19 @@ class ClusterTailer:
         (reply,) = await self._cluster.carry(self._lines, [command], retry=True, block=block)
         return checked(reply)
 
-    async def _look(self, head: Command, due: Sequence[str], wanted: Mapping[str, str]) -> list[Any]:
+    async def _look(self, head: Command, wanted: Mapping[str, str]) -> list[Any]:
         """What is new in the streams whose nodes answer."""
-        reachable = [stream for stream in due if self._reachable(stream)]
+        reads = [(*head, stream, after) for stream, after in wanted.items() if self._reachable(stream)]
         found: list[Any] = []
-        if reachable:
-            reads = [(*head, stream, wanted[stream]) for stream in reachable]
-            until = asyncio.get_running_loop().time() + _LATEST
+        if reads:
+            until = asyncio.get_running_loop().time() + _LOOK
             for reply in await self._cluster.carry(self._cluster.commands, reads, retry=False, until=until):
                 found += checked(reply) or ()
-        now = asyncio.get_running_loop().time()
-        for name, _ in found:
-            self._heard[name.decode()] = now
-        soonest = max(_SOONEST, len(wanted) / _MOST_READS)
-        for stream in due:
-            silence = now - self._heard[stream]
-            self._due[stream] = now + max(soonest, min(_LATEST, silence * _SHARE))
         return found
 
     def _reachable(self, stream: str) -> bool:
         owner = self._cluster.owner(slot_of_key(stream))
         return owner is not None and self._cluster.commands.to(owner).connected.is_set()
-
-    def _tidy(self, wanted: Mapping[str, str], now: float) -> None:
-        """New streams are looked at at once; those that nobody follows any more are forgotten."""
-        for stream in self._due.keys() - wanted.keys():
-            del self._due[stream], self._heard[stream]
-        for stream in wanted.keys() - self._due.keys():
-            self._due[stream] = self._heard[stream] = now
 
 
 def _without_block(head: Command) -> Command:

@@ -9,7 +9,8 @@ import pytest
 
 from shared.bus import ConnectionLost, Reply, ReplyError
 from shared.bus.cluster import ClusterLink
-from shared.bus.cluster_reads import ClusterReader
+from shared.bus.cluster_reads import ClusterReader, ClusterTailer
+from shared.bus.hash_slots import slot_of_key
 
 
 class Line:
@@ -125,3 +126,75 @@ async def test_an_error_is_told_when_nothing_was_found_and_what_was_lost_is_coun
             with pytest.raises(type(error), match="x"):
                 await asyncio.wait_for(task, 60)
         assert reader.generation == 1 + lost
+
+
+class Streams:
+    """A cluster for a tail: `inbox` answers the read that waits, `kept` those that look. away: streams whose nodes do
+    not answer."""
+
+    def __init__(self) -> None:
+        self.commands = self
+        self.inbox: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.kept: dict[str, Reply] = {}
+        self.looks: list[list[str]] = []
+        self.away: set[int] = set()
+
+    def line(self, _name: str) -> str:
+        return "tail"
+
+    def owner(self, slot: int) -> int | None:
+        return slot
+
+    def to(self, slot: int) -> Line:
+        return Line(slot not in self.away)
+
+    async def carry(self, lines: object, commands: list[Any], *, retry: bool, **limits: float) -> list[Reply]:
+        if lines == "tail":
+            assert (retry, limits["block"]) == (True, 30.0)
+            assert commands == [("XREAD", "COUNT", 9, "BLOCK", 30_000, "STREAMS", "inbox", "0-0")]
+            return [await self.inbox]
+        assert not retry
+        assert all(command[:4] == ("XREAD", "COUNT", 9, "STREAMS") for command in commands)
+        self.looks.append([command[4] for command in commands])
+        return [self.kept.pop(command[4], None) for command in commands]
+
+
+def tailer_of(cluster: Streams) -> ClusterTailer:
+    return ClusterTailer(cast(ClusterLink, cluster))
+
+
+def command_for(*streams: str) -> tuple[Any, ...]:
+    return ("XREAD", "COUNT", 9, "BLOCK", 30_000, "STREAMS", "inbox", *streams, *["0-0"] * (1 + len(streams)))
+
+
+async def test_a_tail_waits_for_its_inbox_and_looks_at_the_other_streams_whose_nodes_answer() -> None:
+    cluster = Streams()
+    cluster.away = {slot_of_key("away")}
+    task = asyncio.create_task(tailer_of(cluster).call(*command_for("one", "away", "two"), block=30.0))
+    while len(cluster.looks) < 2:
+        await asyncio.sleep(0.01)
+    assert cluster.looks == [["one", "two"]] * 2
+    cluster.inbox.set_result([["inbox", ["1-1"]]])
+    assert await asyncio.wait_for(task, 60) == [["inbox", ["1-1"]]]
+
+
+async def test_a_stream_that_has_something_is_looked_at_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.bus.cluster_reads._LOOK", 600.0)
+    cluster = Streams()
+    tailer = tailer_of(cluster)
+    for page in (["1-1"], ["1-2"], ["1-3"]):
+        cluster.kept["two"] = [["two", page]]
+        assert await asyncio.wait_for(tailer.call(*command_for("one", "two"), block=30.0), 60) == [["two", page]]
+    waiting = asyncio.create_task(tailer.call(*command_for("one", "two"), block=30.0))
+    while len(cluster.looks) < 4:
+        await asyncio.sleep(0)
+    assert await tailer.unblock()
+    assert await asyncio.wait_for(waiting, 60) is None
+    # nothing was found: now there is time
+    waiting = asyncio.create_task(tailer.call(*command_for("one", "two"), block=30.0))
+    await asyncio.sleep(0)
+    assert await tailer.unblock()
+    assert await asyncio.wait_for(waiting, 60) is None
+    assert not await tailer.unblock()
+    assert len(cluster.looks) == 4
+    cluster.inbox.cancel()
