@@ -63,7 +63,7 @@ class Tap:
         self, followers: list[Follower], pumps: list[asyncio.Task[None]], keepalive: float
     ) -> AsyncIterator[bytes]:
         now = asyncio.get_running_loop().time
-        since = {subject: await self._tail.newest(stream_key(subject)) for subject in await self._subjects()}
+        since = {subject: await self._bus.newest(stream_key(subject)) for subject in await self._subjects()}
         # what came since then is followed: nothing falls between the two, and nothing comes twice
         recent = [one for one in await self._recent() if one[0] <= order(since.get(one[1], "0-0"))]
         for _, subject, entry in recent:

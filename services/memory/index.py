@@ -239,7 +239,7 @@ class Index:
 
     async def _start(self) -> str:
         """Makes catalog and keywords, or what of them is missing; where to follow the changes from."""
-        newest: str = await self._context.tail.newest(MEMORY_CHANGED.stream)
+        newest: str = await self._context.bus.newest(MEMORY_CHANGED.stream)
         mark = await asyncio.to_thread(self._keywords.mark)
         start = newest if mark is None or await self._missed(mark) else mark
         if start != mark:

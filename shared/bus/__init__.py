@@ -7,7 +7,7 @@ from shared.bus.link import Link
 from shared.bus.port import TOGETHER, BusFull, Command, ConnectionLost, Port, Reply, ReplyError, Script
 from shared.bus.slots import Delivery, Limit
 from shared.bus.streams import Bus, Entry, GroupState, StreamState, grouping, order
-from shared.bus.tail import Tail, newest
+from shared.bus.tail import Tail
 
 __all__ = [
     "RING",
@@ -33,7 +33,6 @@ __all__ = [
     "StreamState",
     "Tail",
     "grouping",
-    "newest",
     "next_page",
     "open_bell",
     "order",

@@ -232,6 +232,15 @@ class Bus:
         """The newest entries, newest first; of those up to an id, which is left out when prefixed by `(`."""
         return entries(await self.link.call("XREVRANGE", stream, before, "-", "COUNT", count))
 
+    async def newest(self, stream: str) -> str:
+        """The id after which only entries written from now on come; of what is no stream, of an empty one."""
+        try:
+            found = await self.latest(stream, 1)
+        except ReplyError as exc:
+            log.error("bus.not_a_stream", stream=stream, error=str(exc))
+            found = []
+        return found[0][0] if found else "0-0"
+
     # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────
 
     def burying(

@@ -35,10 +35,6 @@ class Tail(Feed):
         self._version = 0
         self._reading = 0
 
-    async def newest(self, stream: str) -> str:
-        """The id after which only entries written from now on come."""
-        return await newest(self.bus, stream)
-
     def position(self, stream: str) -> str | None:
         """How far a stream has been read; None when nobody follows it."""
         return self._positions.get(stream)
@@ -129,13 +125,3 @@ class Tail(Feed):
         self._unreadable = unreadable
         if not unreadable:
             await asyncio.sleep(_PAUSE)
-
-
-async def newest(bus: Bus, stream: str) -> str:
-    """The id after which only entries written from now on come."""
-    try:
-        found = await bus.latest(stream, 1)
-    except ReplyError as exc:
-        log.error("bus.not_a_stream", stream=stream, error=str(exc))
-        return START
-    return found[0][0] if found else START

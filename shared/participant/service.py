@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
 
-from shared.bus import Bus, BusFull, Command, Consumer, Delivery, Limit, Route, Tail, newest
+from shared.bus import Bus, BusFull, Command, Consumer, Delivery, Limit, Route, Tail
 from shared.bus.keys import inbox_key, settings_key
 from shared.contracts import SETTINGS_UPDATE, Outgoing, Payload, Subject
 from shared.envelope import Envelope, Message, now_ms
@@ -102,7 +102,7 @@ class Context(Generic[S]):
     async def _observe(
         self, subject: Subject[T], handle: Callable[[Message[T]], Awaitable[None]], after: str | None
     ) -> None:
-        follower = self.tail.follow(subject.stream, after or await self.tail.newest(subject.stream))
+        follower = self.tail.follow(subject.stream, after or await self.bus.newest(subject.stream))
         while True:
             for entry_id, fields in await follower.next():
                 try:
@@ -219,7 +219,7 @@ async def open_context(
         Bus(settings.redis_url, source, timeout=settings.redis_timeout, retention=settings.retention) as bus,
     ):
         # before the kept ones are read: a change in between is in them, or heard afterwards, or both
-        since = await newest(bus, SETTINGS_UPDATE.stream)
+        since = await bus.newest(SETTINGS_UPDATE.stream)
         stored = await _stored_settings(bus, participant, settings)
         context = Context(participant, stored, bus, replica, settings)
         context.tools = list(tools)

@@ -68,7 +68,7 @@ async def test_an_observer_whose_start_fails_begins_again(
 
     settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2)
     async with open_context("probe", settings) as context:
-        newest, asked = context.tail.newest, 0
+        newest, asked = context.bus.newest, 0
 
         async def away_at_first(stream: str) -> str:
             nonlocal asked
@@ -77,7 +77,7 @@ async def test_an_observer_whose_start_fails_begins_again(
                 raise BusUnavailable("not now")
             return await newest(stream)
 
-        monkeypatch.setattr(context.tail, "newest", away_at_first)
+        monkeypatch.setattr(context.bus, "newest", away_at_first)
         context.observe(QUERY_CANCEL, note)
         await eventually(lambda: asked == 2)
         await eventually(lambda: context.tail.position(QUERY_CANCEL.stream) is not None)

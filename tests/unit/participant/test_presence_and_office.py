@@ -169,7 +169,7 @@ async def test_what_an_observer_makes_of_a_message_ends_nothing() -> None:
         followed.append((stream, after))
         return Follower()
 
-    context = SimpleNamespace(tail=SimpleNamespace(follow=follow, newest=newest))
+    context = SimpleNamespace(tail=SimpleNamespace(follow=follow), bus=SimpleNamespace(newest=newest))
     for after in (None, "3-1"):
         with pytest.raises(asyncio.CancelledError):
             await Context._observe(cast(Any, context), QUERY_CANCEL, handle, after)
