@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,9 @@ class ModelServer:
     def __init__(self, kind: Kind, url: str, key: str | None, ca_file: Path | None = None) -> None:
         self.kind = kind
         self.url = shown(url)
-        self._http = open_http(url, key, ca_file=ca_file)
+        self._http = http = open_http(url, key, ca_file=ca_file)
+        # to put a path behind the base takes httpx half of the time of a request
+        self._place = lru_cache(maxsize=32)(lambda path: http.build_request("POST", path).url)
 
     async def ask(
         self, method: str, path: str, missing: str = "", body: Any = None, *, timeout: float
@@ -96,7 +99,7 @@ class ModelServer:
         headers = {"content-type": "application/json"} if content else {}
         try:
             async with asyncio.timeout(timeout):
-                async with self._http.stream(method, path, content=content, headers=headers) as response:
+                async with self._http.stream(method, self._place(path), content=content, headers=headers) as response:
                     if not response.is_success:
                         raise await self._refusal(response, missing)
                     bound, pieces = Bound(None), []
@@ -130,7 +133,8 @@ class ModelServer:
         content, limits = orjson.dumps(body), httpx.Timeout(silence, connect=CONNECT_TIMEOUT)
         answering = False
         try:
-            async with self._http.stream("POST", path, content=content, headers=headers, timeout=limits) as response:
+            place = self._place(path)
+            async with self._http.stream("POST", place, content=content, headers=headers, timeout=limits) as response:
                 if response.status_code != 200:
                     raise await self._refusal(response, missing)
                 answering = True
