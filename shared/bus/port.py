@@ -148,7 +148,8 @@ def checked(reply: Reply) -> Reply:
     text = str(reply)
     if text.startswith("BUSY "):
         raise BusUnavailable(text)
-    raise BusFull(text) if text.startswith(_FULL) else reply
+    # a new one: the reply itself would refer to this frame, which refers to it
+    raise BusFull(text) if text.startswith(_FULL) else ReplyError(text)
 
 
 def committed(replies: Sequence[Reply]) -> list[Reply]:

@@ -20,9 +20,12 @@ from shared.errors import BusUnavailable
     ],
 )
 def test_an_error_says_what_its_caller_can_do(text: str, kind: type[Exception]) -> None:
+    reply = ReplyError(text)
     with pytest.raises(kind, match=text) as raised:
-        checked(ReplyError(text))
+        checked(reply)
     assert type(raised.value) is kind
+    # raised itself it would hold the frame that holds it, until somebody collects the garbage
+    assert raised.value is not reply
     if kind is ReplyError:
         assert ReplyError(text).code == text.split()[0]
 
