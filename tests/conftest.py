@@ -19,6 +19,8 @@ import uvloop
 # `support` holds the helpers that are no tests themselves.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from support.redis_servers import unsynced
+
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.participant.settings import Settings
@@ -79,14 +81,14 @@ def _whoever_leaves_a_connection_open_is_named() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def _shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis(tmp_path_factory.mktemp("redis") / "data") as server:
+    with unsynced(tmp_path_factory.mktemp("redis") / "data") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Redis of a module's own, whose tests share what stands in it."""
-    with EmbeddedRedis(tmp_path_factory.mktemp("redis") / "data") as server:
+    with unsynced(tmp_path_factory.mktemp("redis") / "data") as server:
         yield server.url
 
 
@@ -100,11 +102,8 @@ def redis_url(_shared_server: EmbeddedRedis) -> str:
 
 @pytest.fixture
 def redis_server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    """A Redis of this test's own, to be killed (`kill`) and started again (`start`) on the same URL and data.
-
-    Every write is on its disk before it is acknowledged: while a disk sync is running, `everysec` may lose some.
-    """
-    with EmbeddedRedis(tmp_path / "redis", extra={"appendfsync": "always"}) as server:
+    """A Redis of this test's own, to be killed (`kill`) and started again (`start`) on the same URL and data."""
+    with unsynced(tmp_path / "redis") as server:
         yield server
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis
+from support.redis_servers import unsynced
 from support.stack import Client, Participant, Participants, order, shown
 from support.waiting import eventually
 
@@ -305,8 +306,7 @@ async def test_a_tool_worker_killed_in_the_middle_of_a_call(redis_url: str, tmp_
 
 
 async def test_redis_killed_in_the_middle_of_the_answer(tmp_path: Path) -> None:
-    # every write is on disk before it is confirmed: what was accepted is there after the crash
-    with EmbeddedRedis(tmp_path / "redis", extra={"appendfsync": "always"}) as server:
+    with unsynced(tmp_path / "redis") as server:
         paced = {"times": 1, "when": {"tool_results": 1}, "respond": {"text": ANSWER, "pace": 0.15}}
         async with scene(server.url, tmp_path / "logs", [asking(), paced, ANSWERING], generators=1) as on:
             query_id, waiting = await on.ask("look", "s1"), await on.ask("later", "s1")

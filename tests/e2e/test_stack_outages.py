@@ -31,7 +31,7 @@ BACK = 2.0
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpStack]:
     # what Redis has acknowledged it must still have after kill -9: with `everysec`, it confirms writes that are only in
     # its memory while the disk is slow to take the last second's
-    with http_stack(tmp_path_factory.mktemp("stack"), RULES, appendfsync="always") as running:
+    with http_stack(tmp_path_factory.mktemp("stack"), RULES) as running:
         yield running
 
 

@@ -26,7 +26,7 @@ from shared.records.journal import EntryType, JournalWriter, read_journal
 
 @pytest.fixture(scope="module")
 def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster"), appendfsync="everysec", password="secret") as cluster:
+    with Cluster(tmp_path_factory.mktemp("cluster"), password="secret") as cluster:
         yield cluster
 
 

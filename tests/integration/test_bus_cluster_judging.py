@@ -91,7 +91,7 @@ class House:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster"), appendfsync="everysec") as formed:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as formed:
         yield formed
 
 

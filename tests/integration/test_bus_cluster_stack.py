@@ -60,7 +60,7 @@ RULES: Rules = [
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster"), replicas=1, appendfsync="everysec") as formed:
+    with Cluster(tmp_path_factory.mktemp("cluster"), replicas=1) as formed:
         yield formed
 
 

@@ -37,7 +37,6 @@ def restart(server: EmbeddedRedis) -> None:
 async def test_a_redis_killed_and_restarted_under_load_loses_nothing_accepted(
     redis_server: EmbeddedRedis, own: redis.Redis
 ) -> None:
-    own.config_set("appendfsync", "always")
     accepted: list[str] = []
     first, second = Recorder(0.005), Recorder(0.005)
     async with (

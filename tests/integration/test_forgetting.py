@@ -19,6 +19,7 @@ from support.http_gateway import ADMIN_KEY, Site, gateway_settings, serving
 from support.knowledge import knowledge_settings
 from support.memories import memory_settings
 from support.on_disk import having
+from support.redis_servers import unsynced
 from support.services import announced, running
 from support.stack import Stage, respondent, stage
 from support.waiting import eventually
@@ -224,7 +225,7 @@ async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setattr("services.memory.erasing._REST", 1.0)
     folder = tmp_path / "data"
     folder.mkdir()
-    with EmbeddedRedis(tmp_path / "redis") as server, redis.Redis.from_url(server.url) as raw:
+    with unsynced(tmp_path / "redis") as server, redis.Redis.from_url(server.url) as raw:
         url = server.url
         async with (
             stage(url, RULES, probes=1, heartbeat=1) as on,

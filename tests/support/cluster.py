@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import redis
 from redis.exceptions import RedisError
+from support.redis_servers import UNSYNCED
 
 from services.cli.launch.redis_servers import server_binary
 from shared.bus.hash_slots import SLOTS, slot_of_key
@@ -110,7 +111,7 @@ class Cluster:
             "cluster_node_timeout": "1000",
             "cluster_replica_validity_factor": "0",
             "appendonly": "yes",
-            "appendfsync": "always",
+            **UNSYNCED,
             "save": '""',
             **({"requirepass": password, "masterauth": password} if password else {}),
             **config,
@@ -241,7 +242,7 @@ class Watched:
     def __init__(self, folder: Path, *, sentinel_password: str = "", password: str = "") -> None:
         common = {
             "appendonly": "yes",
-            "appendfsync": "always",
+            **UNSYNCED,
             "save": '""',
             **({"requirepass": password, "masterauth": password} if password else {}),
         }

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from support.redis_servers import unsynced
 from support.services import TESTS
 from support.stack import Participant, Participants
 
@@ -252,9 +253,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @contextmanager
-def http_stack(
-    folder: Path, rules: Rules = (), *, gateways: int = 2, generators: int = 2, appendfsync: str = "everysec"
-) -> Iterator[HttpStack]:
+def http_stack(folder: Path, rules: Rules = (), *, gateways: int = 2, generators: int = 2) -> Iterator[HttpStack]:
     """A running stack; everything in it is ended, by its process id, with the block."""
     folder.mkdir(parents=True, exist_ok=True)
     model = ModelProcess(folder / "model.log")
@@ -262,7 +261,7 @@ def http_stack(
         model.start()
         model.play(rules)
         with (
-            EmbeddedRedis(folder / "redis", extra={"appendfsync": appendfsync}) as redis,
+            unsynced(folder / "redis") as redis,
             Participants(redis.url, model.url, folder / "people", heartbeat=HEARTBEAT) as people,
         ):
             stack = HttpStack(redis, model, people, gateways)

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.redis_servers import unsynced
 from support.services import announced
 from support.stack import Client, Participant, Participants
 from support.waiting import eventually
 
-from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.contracts import (
     CRITIQUE_RESULT,
@@ -141,7 +141,7 @@ async def judging(pairs: int, *, every: float, away: float, seed: int, seconds: 
     count, rng, began = Count(pairs), random.Random(seed), int(time.time() * 1000)
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="local2-judging-")))
-        server = stack.enter_context(EmbeddedRedis(folder / "redis"))
+        server = stack.enter_context(unsynced(folder / "redis"))
         model = await stack.enter_async_context(ScriptedModelServer(RULES))
         bus = await stack.enter_async_context(Bus(server.url, "test/judging"))
         for subject in _WATCHED:
