@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -266,12 +267,20 @@ class Documents:
             except TransientError as exc:
                 log.warning("documents.waiting", reason=str(exc))
             for user_id in list(self.library.unclean):
-                while await asyncio.to_thread(self.library.overwrite, user_id):
-                    # whoever else wants to write does so in between
-                    await asyncio.sleep(0)
+                await self._overwrite(user_id)
             if asyncio.get_running_loop().time() - tidied > _TIDY_SECONDS:
                 tidied = asyncio.get_running_loop().time()
                 await asyncio.to_thread(self.library.tidy)
+
+    async def _overwrite(self, user_id: str) -> None:
+        try:
+            while await asyncio.to_thread(self.library.overwrite, user_id):
+                # whoever else wants to write does so in between
+                await asyncio.sleep(0)
+        except sqlite3.Error as exc:
+            # a full disk, a damaged file: the next tidying finds it again
+            self.library.unclean.discard(user_id)
+            log.warning("documents.not_overwritten", reason=str(exc))
 
     async def _begin(self) -> None:
         """What was to be read when a process died is wished for again."""

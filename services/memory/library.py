@@ -169,6 +169,9 @@ class Library:
         size, owner = path.stat().st_size, self._owner(user_id)
         # also when it is known: what was there may have been lost. Before the transaction, because a bucket takes its
         # time; what is refused then is removed, and what a crash leaves `tidy` finds
+        with self._writing(user_id, make=True):
+            # there is a database, where `tidy` looks
+            pass
         self._blobs.keep(path, owner, digest)
         with self._writing(user_id, make=True) as db:
             known = self._by(db, "hash", digest)
@@ -281,9 +284,11 @@ class Library:
             _remove_old(path, now)
         for owner, user_id in self._owners():
             with self._reading(user_id) as db:
-                over = db.execute("SELECT id FROM file WHERE expires < ?", (int(now * 1000),)).fetchall() if db else []
-                known = {row[0] for row in db.execute("SELECT hash FROM file")} if db else set()
-                if db and _state(db) != _CLEAN:
+                if db is None:
+                    continue
+                over = db.execute("SELECT id FROM file WHERE expires < ?", (int(now * 1000),)).fetchall()
+                known = {row[0] for row in db.execute("SELECT hash FROM file")}
+                if _state(db) != _CLEAN:
                     self.unclean.add(user_id)
             for (id,) in over:
                 self.remove(user_id, id)
@@ -364,16 +369,12 @@ class Library:
         return hashlib.sha256(user_id.encode()).hexdigest()[:32]
 
     def _owners(self) -> list[tuple[str, str]]:
-        """Every user's folder, by its name, and whose it is; '' while nobody has come to the end of adding a file."""
+        """Every user's folder, by its name, and whose it is; without those that cannot be read."""
         found = []
-        for folder in self._root.iterdir():
-            user_id, database = "", folder / "library.db"
-            with contextlib.suppress(sqlite3.Error):
-                if database.exists():
-                    with closing(self._open(database)) as db:
-                        user_id = str(db.execute("SELECT user_id FROM owner").fetchone()[0])
-            if folder != self.incoming:
-                found.append((folder.name, user_id))
+        for database in self._root.glob("*/library.db"):
+            with contextlib.suppress(sqlite3.Error), closing(self._open(database)) as db:
+                if row := db.execute("SELECT user_id FROM owner").fetchone():
+                    found.append((database.parent.name, str(row[0])))
         return found
 
     def _folder(self, user_id: str) -> Path:

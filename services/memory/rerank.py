@@ -127,6 +127,8 @@ class CrossEncoder:
             raise RerankFailed(f"not reranked: no answer within {settings.rerank_timeout:g} s") from exc
         except httpx.DecodingError as exc:
             raise RerankFailed(f"not reranked: {exc}") from exc
+        except httpx.InvalidURL as exc:
+            raise RerankFailed("not reranked: LOCAL2_MEMORY_RERANK_URL is not an address") from exc
         except httpx.HTTPError as exc:
             raise RerankFailed(f"not reranked: no connection to {_origin(settings.rerank_url)}") from exc
         scores = scored(answer, len(texts))
@@ -151,7 +153,13 @@ class CrossEncoder:
         headers = UNCOMPRESSED | ({"authorization": f"Bearer {key}"} if key else {})
         body = bytearray()
         async with self._http.stream(
-            "POST", str(settings.rerank_url), json={"query": query, **form}, headers=headers, follow_redirects=False
+            "POST",
+            str(settings.rerank_url),
+            json={"query": query, **form},
+            headers=headers,
+            follow_redirects=False,
+            # the client's own would end what is silent for five seconds
+            timeout=settings.rerank_timeout,
         ) as response:
             await refuse_compressed(response)
             async for piece in response.aiter_bytes():

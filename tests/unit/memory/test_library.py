@@ -7,6 +7,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from support.on_disk import having
 from support.s3_server import KEY_ID, SECRET, S3Server, s3_server
 
-from services.memory.blobs import BlobsAway, FolderBlobs
+from services.memory.blobs import BlobsAway
 from services.memory.bucket import BucketBlobs
 from services.memory.chunks import Chunk
 from services.memory.documents import ranked
@@ -219,17 +220,39 @@ def test_what_is_over_and_what_a_crash_left_goes_and_nothing_else(library: Libra
     assert [content(library, "ann", one) for one in (kept, later, orphan, over)] == [b"kept", b"later", None, None]
 
 
-def test_what_a_crash_left_of_a_users_only_file_goes(library: Library) -> None:
-    """In the middle of adding it, and behind the removal of all that was there."""
+def test_what_a_crash_left_of_a_users_only_file_goes(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [add(library, "one")[0], add(library, "two", "zoe")[0]]
+    library.remove("ann", left[0].id)
+    library.remove("zoe", left[1].id)
+
+    def crash(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(Library, "_by", crash)
+        for user, text in (("ann", "one"), ("eve", "two")):
+            with pytest.raises(KeyboardInterrupt):
+                add(library, text, user)
+    eve = replace(left[1], id="")
+    assert content(library, "ann", left[0]) == b"one"
+    assert content(library, "eve", eve) == b"two"
+    library.tidy(4_000_000_000.0)
+    assert content(library, "ann", left[0]) is None
+    assert content(library, "eve", eve) is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"no database at all", None])
+def test_files_whose_database_cannot_be_read_stay(library: Library, damage: bytes | None) -> None:
     file, _ = add(library, "one")
-    library.remove("ann", file.id)
-    for user in ("ann", "zoe"):
-        path = library.fresh()
-        path.write_text("left behind")
-        FolderBlobs(library._root).keep(path, library._owner(user), "0" * 64)
-    library._blobs = FolderBlobs(library._root)
-    library.tidy(1_900_000_000.0)
-    assert list(library._root.glob("*/files/*")) == []
+    database = library._folder("ann") / "library.db"
+    if damage is None:
+        # a later release's
+        with closing(sqlite3.connect(database)) as db:
+            db.execute("PRAGMA user_version = 99")
+    else:
+        database.write_bytes(damage)
+    library.tidy(4_000_000_000.0)
+    assert content(library, "ann", file) == b"one"
 
 
 @pytest.mark.parametrize("dies", [False, True])

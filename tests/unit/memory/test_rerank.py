@@ -153,6 +153,13 @@ async def test_a_servers_model_and_key_are_sent_with_the_question() -> None:
     assert (given["model"], given["query"], given["documents"], given["top_n"]) == ("bge", "boat?", TEXTS, 3)
 
 
+async def test_a_server_has_as_long_as_the_setting_says() -> None:
+    """A cross-encoder on a processor may be silent for longer than the five seconds that an HTTP client waits."""
+    server = Server()
+    await by_server(server, rerank_timeout=60.0)
+    assert set(server.asked[0].extensions["timeout"].values()) == {60.0}
+
+
 @pytest.mark.parametrize(
     ("server", "why"),
     [
@@ -186,6 +193,8 @@ async def test_a_server_that_is_away_or_was_not_named_reranks_nothing() -> None:
                 await CrossEncoder(http).order("boat?", TEXTS, settings(rerank_timeout=0.01))
     with pytest.raises(RerankFailed, match="LOCAL2_MEMORY_RERANK_URL"):
         await by_server(Server(), rerank_url=None)
+    with pytest.raises(RerankFailed, match="is not an address"):
+        await by_server(Server(), rerank_url="http://[::1")
 
 
 def test_scores_are_read_by_their_places() -> None:
