@@ -492,7 +492,7 @@ async def test_a_requesters_connections_do_not_grow_with_its_calls(probing: Prob
         await ask(client, "x")
         before = connections()
         assert before <= 4
-        tasks = [asyncio.create_task(ask(client, f"t{n}", f"c{n}", seconds=0.1)) for n in range(200)]
+        tasks = [asyncio.create_task(ask(client, f"t{n}", f"c{n}", seconds=0.1, timeout=60)) for n in range(200)]
         while not all(task.done() for task in tasks):
             assert connections() == before
             await asyncio.sleep(0.02)
