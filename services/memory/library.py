@@ -29,6 +29,9 @@ from services.memory.fts import overwritten
 from services.memory.text import query_tokens, tokens
 from services.memory.vectors import Space, Vector
 from shared.participant.retention import Census
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
 
 VERSION = 1
 # Seconds that a writer waits for another one.
@@ -283,18 +286,25 @@ class Library:
         for path in self.incoming.iterdir():
             _remove_old(path, now)
         for owner, user_id in self._owners():
-            with self._reading(user_id) as db:
-                if db is None:
-                    continue
-                over = db.execute("SELECT id FROM file WHERE expires < ?", (int(now * 1000),)).fetchall()
-                known = {row[0] for row in db.execute("SELECT hash FROM file")}
-                if _state(db) != _CLEAN:
-                    self.unclean.add(user_id)
-            for (id,) in over:
-                self.remove(user_id, id)
-            for digest, came in list(self._blobs.left(owner)):
-                if digest not in known and now - came > _ORPHANED:
-                    self._blobs.drop(owner, digest)
+            try:
+                self._tidy(owner, user_id, now)
+            except sqlite3.Error as exc:
+                # one damaged library takes nobody else's along, and keeps its files
+                log.warning("documents.not_tidied", owner=owner, reason=str(exc))
+
+    def _tidy(self, owner: str, user_id: str, now: float) -> None:
+        with self._reading(user_id) as db:
+            if db is None:
+                return
+            over = db.execute("SELECT id FROM file WHERE expires < ?", (int(now * 1000),)).fetchall()
+            known = {row[0] for row in db.execute("SELECT hash FROM file")}
+            if _state(db) != _CLEAN:
+                self.unclean.add(user_id)
+        for (id,) in over:
+            self.remove(user_id, id)
+        for digest, came in list(self._blobs.left(owner)):
+            if digest not in known and now - came > _ORPHANED:
+                self._blobs.drop(owner, digest)
 
     # ── their text ───────────────────────────────────────────────────────────────────────────────────────────
 

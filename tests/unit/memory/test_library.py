@@ -241,14 +241,14 @@ def test_what_a_crash_left_of_a_users_only_file_goes(library: Library, monkeypat
     assert content(library, "eve", eve) is None
 
 
-@pytest.mark.parametrize("damage", [b"", b"no database at all", None])
-def test_files_whose_database_cannot_be_read_stay(library: Library, damage: bytes | None) -> None:
+@pytest.mark.parametrize("damage", [b"", b"no database at all", "version", "table"])
+def test_files_whose_database_cannot_be_read_stay(library: Library, damage: bytes | str) -> None:
     file, _ = add(library, "one")
     database = library._folder("ann") / "library.db"
-    if damage is None:
-        # a later release's
+    if isinstance(damage, str):
+        # a later release's; one whose head alone can be read
         with closing(sqlite3.connect(database)) as db:
-            db.execute("PRAGMA user_version = 99")
+            db.execute("PRAGMA user_version = 99" if damage == "version" else "DROP TABLE file")
     else:
         database.write_bytes(damage)
     library.tidy(4_000_000_000.0)
