@@ -17,6 +17,8 @@ from shared.contracts import CRITIQUE_RESULT, PAIRWISE_RESULT, RESPONSE_GENERATI
 # The answer reaches the client with the journal, its message on the bus a moment before or after.
 PUBLISHED_WITHIN = 5.0
 _LOOK = 0.2
+# So many seconds a participant that has been there may take to be back.
+_BACK = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,16 @@ class StoryReport:
 
 
 async def live_participants(api: Api) -> set[str]:
-    """Names of the participants with at least one replica."""
-    found = rows(await api.get("/participants"), "participants")
-    return {str(row["name"]) for row in found if row["replicas"]}
+    """Names of the participants with at least one replica. One that has been there is waited for: it may be starting,
+    or too busy just now to say that it lives."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _BACK
+    while True:
+        found = rows(await api.get("/participants"), "participants")
+        live = {str(row["name"]) for row in found if row["replicas"]}
+        if len(live) == len(found) or loop.time() >= until:
+            return live
+        await asyncio.sleep(_LOOK)
 
 
 async def run_story(api: Api, story: Story, live: set[str]) -> StoryReport:

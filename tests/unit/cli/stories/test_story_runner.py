@@ -31,7 +31,8 @@ turns:
 
 @pytest.fixture
 def playing(loopback_gateway: Any, json_answer: Callable[..., bytes], event_head: Callable[..., bytes],
-            chunk: Callable[[bytes], bytes]) -> Any:  # fmt: skip
+            chunk: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch) -> Any:  # fmt: skip
+    monkeypatch.setattr("services.cli.stories.runner._BACK", 0.0)
     published: list[tuple[str, dict[str, Any], str]] = []
 
     async def play(heard: Any, writer: asyncio.StreamWriter) -> None:
@@ -98,6 +99,27 @@ async def test_a_story_that_needs_an_absent_participant_is_not_run_and_fails_onl
     assert (code, "not run: memory is not running" in text) == (0, True)
     assert (await outcome(playing, needing, passing, named=True))[0] == 1
     assert (await outcome(playing, needing))[0] == 1
+
+
+async def test_a_participant_that_is_away_for_a_moment_is_waited_for(
+    playing: Any, json_answer: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.cli.stories.runner._BACK", 60.0)
+    usual, looks = playing.play, 0
+
+    async def play(heard: Any, writer: asyncio.StreamWriter) -> None:
+        nonlocal looks
+        if heard.path == "/participants":
+            looks += 1
+            writer.write(json_answer({"participants": [{"name": "memory", "replicas": [{}] if looks > 1 else []}]}))
+        else:
+            await usual(heard, writer)
+
+    playing.play = play
+    code, _ = await outcome(
+        playing, STORY.replace("EXPECTED", "answer").replace("title:", "requires: [memory]\ntitle:")
+    )
+    assert (code, looks) == (0, 2)
 
 
 async def test_a_query_that_is_refused_is_a_failed_check(playing: Any, json_answer: Callable[..., bytes]) -> None:
