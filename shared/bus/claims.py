@@ -113,17 +113,19 @@ class Claims:
                 raise reply
 
     async def beat(self, slots: Slots) -> list[Delivery]:
-        """Renews all claims; the deliveries that are lost."""
+        """Renews all claims; the deliveries that are lost, which know it."""
         started = asyncio.get_running_loop().time()
         held: dict[str, list[str]] = {stream: [] for stream in self._streams}
         for stream, entry_id in slots.held:
             held[stream].append(entry_id)
-        lost = [
-            delivery
-            for stream, ids in held.items()
-            for entry_id in await self._keep(stream, ids)
-            if (delivery := slots.held.get((stream, entry_id))) is not None and not delivery.settling
-        ]
+        lost: list[Delivery] = []
+        for stream, ids in held.items():
+            for entry_id in await self._keep(stream, ids):
+                delivery = slots.held.get((stream, entry_id))
+                if delivery is not None and not delivery.settling:
+                    # at once: its handler may end before this heartbeat does, or swallow a cancellation
+                    delivery.lost = True
+                    lost.append(delivery)
         self._renewed = started
         # the next beat must not be late: the rest goes with it
         until = started + self._heartbeat / 2

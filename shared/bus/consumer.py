@@ -420,8 +420,6 @@ class Consumer:
             try:
                 for delivery in await self._claims.beat(self.slots):
                     log.warning("bus.claim_lost", stream=delivery.stream, entry_id=delivery.entry_id)
-                    # a handler may swallow the cancellation
-                    delivery.lost = True
                     if delivery.task is not None:
                         delivery.task.cancel()
                 if beyond := self.slots.beyond():

@@ -161,7 +161,7 @@ async def test_a_worker_stopped_past_its_claim_writes_nothing_when_it_goes_on(
     with child("probe", probing.redis_url) as zombie:
         await announced(probing.redis_url, "probe")
         async with asking(probing) as (client, _):
-            call = asyncio.create_task(ask(client, "hello", seconds=0.4, timeout=10))
+            call = asyncio.create_task(ask(client, "hello", seconds=1.5, timeout=60))
             await eventually(lambda: runs(raw, "hello") == 1)
             zombie.send(signal.SIGSTOP)
             async with running(probe, probing):

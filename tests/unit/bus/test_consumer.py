@@ -12,6 +12,7 @@ from shared.bus import Bus, BusFull, Command, ConnectionLost, Consumer, Delivery
 from shared.bus.claims import Found
 from shared.bus.link import MOST_TRIES, _load
 from shared.bus.port import Script
+from shared.bus.scripts import KEEP
 from shared.bus.settling import EffectRefused
 from shared.errors import Fenced, PermanentError, TransientError
 
@@ -94,6 +95,25 @@ async def test_groups_that_are_made_again_renew_no_claim(monkeypatch: pytest.Mon
     now += 60
     await reader._claims.begin()
     assert reader._claims.certain_until == first
+
+
+async def test_what_is_lost_knows_it_before_the_heartbeat_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its handler may end at any moment, and what is held counts as ours for two heartbeats more."""
+    reader, known = consumer(heartbeat=1.0), list[bool]()
+    one = delivery(reader)
+    assert reader.slots.take(one)
+    reader._claims.add([], [STREAM])
+    keeping = KEEP((STREAM,), "g")[:2]
+
+    async def call(*command: Any) -> Reply:
+        if command[:2] == keeping:
+            return [1_000, 0, 0, [b"1-1"]]
+        known.append(one.lost)
+        return [b"0-0", 0]
+
+    monkeypatch.setattr(reader._bus.pulse, "call", call)
+    assert await reader._claims.beat(reader.slots) == [one]
+    assert known == [True]
 
 
 async def test_another_number_of_slots_counts_at_once() -> None:
