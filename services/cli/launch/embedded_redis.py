@@ -28,6 +28,8 @@ from services.cli.launch.redis_servers import EmbeddedRedisError, Version, serve
 
 # The smallest limit of the systems we run on is 104 bytes with the closing zero (108 on Linux).
 MAX_SOCKET_PATH = 100
+# So many seconds the system may take to end what was killed: on a busy machine, longer than a server takes to answer.
+_DYING = 60.0
 
 
 @contextlib.contextmanager
@@ -177,7 +179,7 @@ class EmbeddedRedis:
                     redis_data.remember(self.data_dir, self._version or redis_data.writer_of(self.data_dir))
             else:
                 os.kill(pid, signal.SIGKILL)
-                self._ended(timeout)
+                self._ended(_DYING)
         self._forget()
 
     def stop_left(self) -> None:
@@ -191,7 +193,7 @@ class EmbeddedRedis:
         pid = self.pid
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
-            self._ended(self._timeout)
+            self._ended(_DYING)
         self._forget()
 
     def __enter__(self) -> Self:
