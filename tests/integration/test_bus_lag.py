@@ -139,7 +139,7 @@ async def test_the_lag_is_right_through_reading_acknowledging_deleting_and_trimm
                 raw.xgroup_delconsumer(stream, name, "b")
         watch.look(stream)
     assert watch.looks >= 400
-    assert watch.most > 0
+    assert watch.most > 10
 
 
 async def test_nothing_newer_than_what_was_delivered_a_beat_ago_is_removed(bus: Bus, raw: redis.Redis) -> None:
@@ -191,7 +191,7 @@ async def test_the_lag_is_right_while_replicas_come_go_fail_and_give_up(
             await eventually(lambda: len(done) + raw.xlen(dead) >= added, 20)
             await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
     assert raw.xinfo_groups(STREAM)[0]["lag"] == 0
-    assert watch.most > 0
+    assert watch.most > 10
     assert watch.looks > 100
 
 
