@@ -45,6 +45,8 @@ _REMEMBERED = 600.0
 HELD_SECONDS = 30.0
 # Of thoughts, how much of the end is looked through for a call.
 _THOUGHTS_READ = 8_000
+# What a call's id may take, in characters: it goes back to the model server with each later request.
+_LONGEST_ID = 256
 _LOOPS = "the model repeated itself without end and was stopped; ask in other words, or take another model"
 
 Ability = Literal["tools", "thinking"]
@@ -325,8 +327,9 @@ class _Answer:
         return ToolCall(self._id(given), name, args if error is None else {}, error)
 
     def _id(self, given: str | None) -> str:
-        """The backend's id, unless it is missing or was given before in this answer."""
-        name = given if given and given not in self._ids else f"call_{uuid.uuid4().hex[:12]}"
+        """The backend's id, unless it is missing, was given before in this answer, or is longer than any id is."""
+        usable = given and len(given) <= _LONGEST_ID and given not in self._ids
+        name = given if given and usable else f"call_{uuid.uuid4().hex[:12]}"
         self._ids.add(name)
         return name
 

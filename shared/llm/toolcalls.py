@@ -44,9 +44,14 @@ def parsed(text: bytes) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         try:
-            return json.loads(text)
+            return json.loads(text, parse_int=_whole)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
+
+
+def _whole(digits: str) -> int | float:
+    """A number that Python itself refuses to read for its length is infinite, which no tool is handed."""
+    return int(digits) if len(digits) < 1000 else float(digits)
 
 
 def text_of(value: Any) -> str:

@@ -175,6 +175,8 @@ async def test_a_line_of_another_form_interrupts_the_stream(junk: bytes) -> None
         ("[" * 900 + "]" * 900, "nested more than 100 levels"),
         ("NaN", "cannot be passed on"),
         ("1e999", "cannot be passed on"),
+        pytest.param("9" * 400, "cannot be passed on", id="400 digits"),
+        pytest.param("9" * 6_000, "cannot be passed on", id="6,000 digits"),
         ('123456789012345678901234567890, "b": NaN', "cannot be passed on"),
         ('"\\ud83e"', "cannot be passed on"),
     ],
@@ -187,6 +189,18 @@ async def test_arguments_that_no_entry_can_hold_are_told_with_their_call(value: 
     assert isinstance(found, ToolCall)
     assert (found.name, found.args) == ("f", {})
     assert reason in (found.error or "")
+
+
+@pytest.mark.parametrize("given", ["", "i" * 300, "twice"])
+async def test_a_call_whose_id_is_missing_endless_or_given_before_gets_one_of_our_own(given: str) -> None:
+    calls = [{"id": said, "function": {"name": "f", "arguments": {}}} for said in ("twice", given)]
+    async with raw(line(message={"tool_calls": calls}), line(done=True)) as url:
+        (first, second, _finish) = await answer(url)
+    assert isinstance(first, ToolCall)
+    assert isinstance(second, ToolCall)
+    assert first.id == "twice"
+    assert second.id.startswith("call_")
+    assert len(second.id) < 20
 
 
 async def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
