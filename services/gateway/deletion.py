@@ -36,19 +36,26 @@ async def end_session(gateway: Gateway, info: SessionInfo) -> list[str]:
 async def delete_session(gateway: Gateway, info: SessionInfo) -> list[str]:
     """Removes a session; the ids of the queries that were not answered yet, and are cancelled.
 
-    Until its last step the session is there, so that an interrupted deletion can be repeated.
+    Until everything of it has gone the session is there, so that an interrupted deletion can be repeated.
     """
     bus, session_id = gateway.bus, info.session_id
     open_ids = await lanes.unfinished(bus, session_id, "A")
+    await gateway.sessions.close(session_id)
     queries = await _forget(gateway, session_id)
+    await _sweep(bus, session_id, queries)
     await gateway.sessions.delete(info)
     # what was accepted meanwhile
-    late = await _forget(gateway, session_id)
+    if late := [query_id for query_id in await _forget(gateway, session_id) if query_id not in queries]:
+        await _sweep(bus, session_id, late)
     await bus.link.pipe([("UNLINK", key) for key in lane_keys(session_id)])
-    if known := sorted({*queries, *late}, key=order):
-        await erase_entries(bus, "session_id", [session_id], known[0])
-    await erase_dead_letters(bus, "session_id", [session_id])
     return open_ids
+
+
+async def _sweep(bus: Bus, session_id: str, queries: Sequence[str]) -> None:
+    """Removes what streams hold of a session, as far as it can be removed; `queries`: its queries, oldest first."""
+    if queries:
+        await erase_entries(bus, "session_id", [session_id], queries[0])
+    await erase_dead_letters(bus, "session_id", [session_id])
 
 
 async def forget_queries(gateway: Gateway, user_id: str, session_id: str, query_ids: Sequence[str]) -> None:

@@ -13,6 +13,9 @@ from shared.bus.scripts import HAND_OVER, KEEP, REAP, TRIM
 from shared.bus.slots import Delivery, Slots
 from shared.bus.streams import Bus, Entry, entries, grouping
 from shared.errors import Fenced, TransientError
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
 
 # Whatever a leaving replica still holds is given to this consumer: it is anybody's.
 HEIR = "handover"
@@ -87,6 +90,8 @@ class Claims:
         self._renewed = 0.0
         # streams with something to take over: from whom nobody has heard, or from those who left
         self.orphaned: dict[str, bool] = {}
+        # what has a key of another type in its place: nothing of it can be read or kept, and everything of the others
+        self.broken: set[str] = set()
 
     def add(self, streams: Sequence[str], trimmed: Sequence[str]) -> None:
         """More streams to read; `begin` makes their groups."""
@@ -98,7 +103,8 @@ class Claims:
         return Watch(int(self._heartbeat * (MISSED - 1) * 1000))
 
     async def begin(self) -> None:
-        """Makes the groups, or finds that they are there where this user of Redis may make none.
+        """Makes the groups, or finds that they are there where this user of Redis may make none. Notes which streams
+        are none, or are one again.
 
         Raises TransientError when somebody else has still to make one.
         """
@@ -106,21 +112,28 @@ class Claims:
         self._renewed = self._renewed or asyncio.get_running_loop().time()
         made = await self._bus.pulse.pipe_raw([grouping(name, self._group) for name in self._streams])
         for stream, reply in zip(self._streams, made, strict=True):
+            if not isinstance(reply, ReplyError) or reply.code != "WRONGTYPE":
+                self.broken.discard(stream)
+            elif stream not in self.broken:
+                self.broken.add(stream)
+                log.error("bus.not_a_stream", stream=stream, error=str(reply))
             if isinstance(reply, ReplyError) and reply.code == "NOPERM":
                 if not await self._bus.grouped(stream, self._group):
                     raise TransientError(f"its group on {stream} has still to be made by a participant who may")
-            elif isinstance(reply, ReplyError) and reply.code != "BUSYGROUP":
+            elif isinstance(reply, ReplyError) and reply.code not in ("BUSYGROUP", "WRONGTYPE"):
                 raise reply
 
     async def beat(self, slots: Slots) -> list[Delivery]:
         """Renews all claims; the deliveries that are lost, which know it."""
         started = asyncio.get_running_loop().time()
+        if self.broken:
+            await self.begin()
         held: dict[str, list[str]] = {stream: [] for stream in self._streams}
         for stream, entry_id in slots.held:
             held[stream].append(entry_id)
         lost: list[Delivery] = []
         for stream, ids in held.items():
-            for entry_id in await self._keep(stream, ids):
+            for entry_id in ids if stream in self.broken else await self._keep(stream, ids):
                 delivery = slots.held.get((stream, entry_id))
                 if delivery is not None and not delivery.settling:
                     # at once: its handler may end before this heartbeat does, or swallow a cancellation
@@ -130,7 +143,8 @@ class Claims:
         # the next beat must not be late: the rest goes with it
         until = started + self._heartbeat / 2
         for stream, delivered in list(self._delivered.items()):
-            self._delivered[stream] = await self._remove(stream, delivered, until)
+            if stream not in self.broken:
+                self._delivered[stream] = await self._remove(stream, delivered, until)
         self._beats += 1
         if self._beats % _REAP_BEATS == 0:
             await self._bus.pulse.pipe_raw([REAP((name,), self._group, _REAP_IDLE_MS) for name in self._streams])
@@ -149,7 +163,7 @@ class Claims:
         try:
             reply = await self._bus.pulse.call(*KEEP((stream,), self._group, self._replica, HEIR, self._idle, *ids))
         except ReplyError as exc:
-            if "NOGROUP" not in str(exc):
+            if "NOGROUP" not in str(exc) and exc.code != "WRONGTYPE":
                 raise
             await self.begin()
             return list(ids)

@@ -169,7 +169,7 @@ class Consumer:
 
     async def _read(self, room: int) -> None:
         """New entries, at most as many as there is room for."""
-        limits = {stream: self.slots.room_of(stream) for stream in self._turn}
+        limits = {stream: self.slots.room_of(stream) for stream in self._turn if stream not in self._claims.broken}
         streams = [stream for stream, limit in limits.items() if limit != 0]
         if not streams:
             await asyncio.sleep(_GLANCE)
@@ -209,7 +209,7 @@ class Consumer:
 
     async def _recover(self) -> None:
         """Takes up what was read while the reply got lost: it is ours, but unseen."""
-        for stream in self._routes:
+        for stream in self._routes.keys() - self._claims.broken:
             after: str | None = "-"
             while after is not None and not self._stopping:
                 found, after = await self._claims.unseen(stream, after, await self._room() or 1, self.slots)
@@ -236,7 +236,7 @@ class Consumer:
             delivery.task = self._loop.create_task(self._handle(delivery))
 
     async def _repair(self, exc: TransientError | ReplyError) -> None:
-        if not isinstance(exc, ReplyError) or exc.code != "NOGROUP":
+        if not isinstance(exc, ReplyError) or exc.code not in ("NOGROUP", "WRONGTYPE"):
             log.error("bus.read_failed", error=str(exc))
             await asyncio.sleep(self._heartbeat)
         try:
@@ -308,6 +308,11 @@ class Consumer:
                 return await self._routes[delivery.stream].handler(delivery)
             except BusFull as exc:
                 await self._wait_for_space(delivery, exc)
+            except ReplyError as exc:
+                # a key of another type in the place of one that it needs, which somebody may remove meanwhile
+                if delivery.deliveries < self._max_deliveries:
+                    raise TransientError(f"Redis refused a command: {exc}") from exc
+                raise PermanentError(f"gave up after {delivery.deliveries} deliveries: {exc}") from exc
             except Local2Error:
                 raise
             except Exception as exc:

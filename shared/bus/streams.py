@@ -185,10 +185,13 @@ class Bus:
         return [*SUBJECTS, *(base.for_tool(name) for name in tools for base in (TOOL_REQUEST, TOOL_RESULT))]
 
     async def state(self, stream: str) -> StreamState:
-        """Length, age and the groups of one stream."""
+        """Length, age and the groups of one stream; of what is no stream, of an empty one."""
         length, first, groups = await self.link.pipe_raw(
             [("XLEN", stream), ("XRANGE", stream, "-", "+", "COUNT", 1), ("XINFO", "GROUPS", stream)]
         )
+        if isinstance(length, ReplyError) and length.code == "WRONGTYPE":
+            log.error("bus.not_a_stream", stream=stream, error=str(length))
+            return StreamState(stream, 0, None, [])
         if isinstance(length, ReplyError):
             raise length
         oldest = self.now_ms() - int(first[0][0].partition(b"-")[0]) if first else None

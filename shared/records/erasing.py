@@ -174,8 +174,9 @@ async def erase_entries(bus: Bus, field: str, values: Sequence[str], since: str)
         if subject.name in (MEMORY_FORGET.name, KNOWLEDGE_FORGET.name, QUERY_FORGET.name, DEAD_LETTER.name):
             continue
         if subject.kind == "work":
-            # from the front even what a group was given last can go
-            await bus.trim(subject)
+            # from the front even what a group was given last can go; what is no stream has nothing of it
+            with suppress(ReplyError):
+                await bus.trim(subject)
         await _sweep(bus, subject.stream, start, field, values)
 
 
@@ -190,7 +191,14 @@ async def _sweep(bus: Bus, stream: str, start: str, field: str, values: Sequence
 async def erase_dead_letters(bus: Bus, field: str, values: Sequence[str]) -> None:
     """Removes what was set aside of messages that have one of some values in a field of their envelope."""
     start = "-"
-    while page := await bus.range(DEAD_LETTER.stream, start, count=_ENTRIES):
+    while True:
+        try:
+            page = await bus.range(DEAD_LETTER.stream, start, count=_ENTRIES)
+        except ReplyError:
+            # a key of another type has no letters
+            return
+        if not page:
+            return
         start = f"({page[-1][0]}"
         for entry_id, words in page:
             match _object(dict(zip(words[::2], words[1::2], strict=True)).get(b"payload", b"")):

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from shared.bus import RING, Bus, BusFull, Command, Entry, ReplyError, Script, next_page, order
-from shared.bus.streams import entries
+from shared.bus.port import checked
+from shared.bus.streams import entries, event_length
 from shared.contracts import Outgoing
 from shared.envelope import now_ms
 from shared.errors import Fenced, Local2Error
@@ -277,8 +278,15 @@ class JournalWriter:
 
     async def publish(self, messages: Sequence[Outgoing], also: Sequence[Command] = ()) -> None:
         """Publishes messages of the response, notes them, and carries out further commands, in one write. Raises the
-        first error among the replies."""
-        replies = await self._bus.link.pipe([*(self._bus.publishing(message) for message in messages), *also])
+        first error among the replies, but not that the place of what only observers read is no stream."""
+        commands = [*(self._bus.publishing(message) for message in messages), *also]
+        replies = await self._bus.link.pipe_raw(commands)
+        for number, reply in enumerate(replies):
+            watched = number < len(messages) and event_length(messages[number].envelope.subject) is not None
+            if watched and isinstance(reply, ReplyError) and reply.code == "WRONGTYPE":
+                log.error("bus.not_a_stream", stream=messages[number].envelope.subject, error=str(reply))
+            else:
+                checked(reply)
         self._published(messages, replies)
 
     def _published(self, messages: Sequence[Outgoing], replies: Sequence[Any]) -> None:

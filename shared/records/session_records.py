@@ -145,7 +145,7 @@ async def scan(bus: Bus, pattern: str) -> AsyncIterator[list[str]]:
     cursor = "0"
     while True:
         raw_cursor, keys = await bus.link.call("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN)
-        yield [key.decode() for key in keys]
+        yield [key.decode(errors="replace") for key in keys]
         cursor = raw_cursor.decode()
         if cursor == "0":
             return
@@ -156,18 +156,18 @@ async def read_sessions(bus: Bus, ids: Sequence[str]) -> AsyncIterator[list[dict
 
     One that was deleted meanwhile is left out.
     """
-    wanted = {session_id: ["-" for _ in RESPONDENTS] for session_id in dict.fromkeys(ids)}
+    wanted = {session_id: [b"-" for _ in RESPONDENTS] for session_id in dict.fromkeys(ids)}
     while wanted:
         raw = await bus.link.pipe([_READ(_keys(one), MAX_TURNS, *after) for one, after in wanted.items()])
         found: list[dict[str, Any]] = []
-        going_on: dict[str, list[str]] = {}
+        going_on: dict[str, list[bytes]] = {}
         for session_id, (info, *turns, steps) in zip(wanted, raw, strict=True):
             if not info:
                 continue
             pages, hashes = turns[: len(RESPONDENTS)], turns[len(RESPONDENTS) :]
             found.append(_record(session_id, pairs(info), pages, hashes, steps))
             if any(len(page) == MAX_TURNS for page in pages):
-                going_on[session_id] = [_after(page[-1]) if page else "+" for page in pages]
+                going_on[session_id] = [_after(page[-1]) if page else b"+" for page in pages]
         places = await bus.link.pipe([("ZSCORE", user_sessions_key(r["user_id"]), r["session_id"]) for r in found])
         for record, place in zip(found, places, strict=True):
             record["used"] = int(float(place)) if place is not None else record["updated"]
@@ -206,9 +206,9 @@ def _told(steps: Sequence[bytes]) -> dict[str, Any]:
     return found
 
 
-def _after(member: bytes) -> str:
-    """Where the turns behind this one begin."""
-    return f"({member.partition(b' ')[0].decode()}!"
+def _after(member: bytes) -> bytes:
+    """Where the turns behind this one begin, which may be anything."""
+    return b"(" + member.partition(b" ")[0] + b"!"
 
 
 async def turn_ids(bus: Bus, session_id: str, respondent_id: RespondentId) -> list[str]:

@@ -335,15 +335,19 @@ class Sessions:
 
     # ── deletion ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def delete(self, info: SessionInfo) -> None:
-        """Removes a session and its turns. What its queries still write afterwards is refused."""
-        session_id = info.session_id
+    async def close(self, session_id: str) -> None:
+        """What the session's queries still write afterwards, of those accepted until now, is refused."""
         (stream,) = await self._bus.link.pipe_raw([("XINFO", "STREAM", QUERY_RECEIVED.stream)])
         last = pairs_of(stream).get(b"last-generated-id") if isinstance(stream, list) else None
-        turns = [key(session_id, r) for r in RESPONDENTS for key in (turns_key, earlier_turns_key)]
         if last is not None:
             # by itself: a full Redis refuses it, and would remove the rest all the same
             await self._bus.link.call("SET", deleted_key(session_id), last, "EX", _DELETED_SECONDS)
+
+    async def delete(self, info: SessionInfo) -> None:
+        """Removes a session and its turns, once it is closed."""
+        session_id = info.session_id
+        await self.close(session_id)
+        turns = [key(session_id, r) for r in RESPONDENTS for key in (turns_key, earlier_turns_key)]
         await self._bus.link.pipe(
             [
                 ("UNLINK", session_key(session_id), summary_key(session_id), steps_key(session_id), *turns),
@@ -409,16 +413,25 @@ class Sessions:
         self, session_id: str, respondent_id: str, limit: int = MAX_TURNS, before: str | None = None
     ) -> Page:
         """The newest turns, or the newest before a query. Raises ValueError when that id has not the form of one."""
+
+        def reading(start: str | bytes) -> Command:
+            return ("ZRANGE", key, start, "-", "BYLEX", "REV", "LIMIT", 0, limit + 1)
+
         key = turns_key(session_id, respondent_id)
-        start = "+" if before is None else f"({padded(before)}"
         members, total, older = await self._bus.link.pipe(
             [
-                ("ZRANGE", key, start, "-", "BYLEX", "REV", "LIMIT", 0, limit + 1),
+                reading("+" if before is None else f"({padded(before)}"),
                 ("ZCARD", key),
                 ("HGETALL", earlier_turns_key(session_id, respondent_id)),
             ]
         )
-        found = {query_id: Turn.parse(turn) for query_id, turn in kept(members).items()}
+        readable, last = kept(members), b""
+        # what cannot be read fills no page; members with scores of their own have no order to go on in
+        while len(readable) <= limit < len(members) and (not last or members[-1] < last):
+            last = members[-1]
+            members = await self._bus.link.call(*reading(b"(" + last))
+            readable |= kept(members)
+        found = {query_id: Turn.parse(turn) for query_id, turn in readable.items()}
         extra = {query_id: Turn.parse(turn) for query_id, turn in kept(older=older).items()}
         if before is not None:
             extra = {query_id: turn for query_id, turn in extra.items() if order(query_id) < order(before)}

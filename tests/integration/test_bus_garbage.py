@@ -247,6 +247,30 @@ def test_a_key_of_another_type_stops_nothing(stack: HttpStack, bus: redis.Redis,
     answered(stack)
 
 
+@pytest.mark.parametrize("subject", ["memory.save", "answer.dialog", "dead.letter"])
+def test_a_key_in_the_place_of_one_stream_stops_nothing_of_the_others(
+    stack: HttpStack, bus: redis.Redis, subject: str
+) -> None:
+    own = answered(stack)
+    key = PREFIX + subject
+    before = bus.dump(key)
+    try:
+        _overwrite(bus, key, "string")
+        answered(stack)
+        with stack.web() as web:
+            # memory reads the stream beside those of its tools
+            session = f"/sessions/{own['session_id']}"
+            asked = ("/bus/streams", "/participants", "/memory?query=found", "/memory/topics", session)
+            assert {page: web.get(page).status_code for page in asked} == dict.fromkeys(asked, 200)
+            assert web.delete(session).status_code == 200
+            assert web.get(session).status_code == 404
+    finally:
+        bus.delete(key)
+        if before is not None:
+            bus.restore(key, 0, before)
+    answered(stack)
+
+
 @pytest.mark.parametrize("value", [b"", b"\xff", b"null", b"[]", b"{}", b'{"participant": 3}', DEEP, b"running:\xff"])
 def test_garbage_in_what_is_kept_stops_nothing(
     stack: HttpStack, bus: redis.Redis, asked: dict[str, str], value: bytes

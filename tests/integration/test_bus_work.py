@@ -11,6 +11,7 @@ from support.consuming import GROUP, STREAM, Recorder, consuming
 from support.waiting import always, eventually
 
 from shared.bus import Bus, Consumer, Delivery, Route
+from shared.contracts import DEAD_LETTER
 from shared.errors import TransientError
 
 
@@ -428,3 +429,53 @@ async def test_a_dead_replicas_entries_are_taken_over_within_the_streams_limit(
     async with consuming(redis_url, streams={"local2:slow": Route(handler, limit=2)}, concurrency=8):
         await eventually(lambda: len(done) == 6 and pending(raw, "local2:slow") == 0, timeout=10)
     assert most <= 2
+
+
+async def test_a_key_in_the_place_of_one_stream_stops_none_of_the_others(redis_url: str, raw: redis.Redis) -> None:
+    other = "local2:other"
+    gated, seen = Recorder(), Recorder()
+    gated.gate = asyncio.Event()
+    raw.set(other, "x")
+
+    idle = [0]
+
+    def renewed() -> bool:
+        (row,) = raw.xpending_range(STREAM, GROUP, "-", "+", 1)
+        idle.append(int(row["time_since_delivered"]))
+        return idle[-1] < idle[-2]
+
+    async with consuming(redis_url, streams={other: Route(seen, single_group=True), STREAM: Route(gated)}):
+        (held,) = add(raw, 1)
+        await eventually(lambda: gated.seen == [held], what="the other stream is read")
+        await eventually(renewed, what="what is held of it is kept")
+        gated.gate.set()
+        await eventually(lambda: pending(raw) == 0)
+        raw.delete(other)
+        back = add(raw, 1, other)
+        await eventually(lambda: seen.seen == back, what="the stream is read when it is one again")
+        await eventually(lambda: raw.xlen(other) == 0, what="what is finished of it is removed again")
+        # and while it is read
+        raw.set(other, "x")
+        more = add(raw, 3)
+        await eventually(lambda: gated.seen == [held, *more])
+    assert raw.get(other) == b"x"
+
+
+async def test_a_command_that_redis_refuses_a_handler_sets_its_entry_aside_with_the_reason(
+    redis_url: str, raw: redis.Redis, bus: Bus, capfd: pytest.CaptureFixture[str]
+) -> None:
+    raw.set("words", "x")
+
+    async def handler(delivery: Delivery) -> list[Any]:
+        await bus.link.call("LPUSH", "words", "y")
+        return []
+
+    async with consuming(redis_url, handler, max_deliveries=2):
+        add(raw, 1)
+        await eventually(lambda: raw.xlen(DEAD_LETTER.stream) == 1)
+    ((_, letter),) = raw.xrange(DEAD_LETTER.stream)
+    assert b"gave up after 2 deliveries: WRONGTYPE" in letter[b"payload"]
+    logged = capfd.readouterr().err
+    assert "Redis refused a command: WRONGTYPE" in logged
+    # it is no fault of the program: a sentence says it
+    assert "Traceback" not in logged

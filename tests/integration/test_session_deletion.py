@@ -250,16 +250,21 @@ async def test_what_was_set_aside_of_the_session_goes_and_nothing_of_others(town
     assert (await town.site.http.get(f"/queries/{other}")).json()["state"] == "completed"
 
 
-async def test_a_deletion_that_was_interrupted_can_be_repeated(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["erase", "erase_entries", "erase_dead_letters"])
+async def test_a_deletion_that_was_interrupted_can_be_repeated(
+    town: Town, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     query_id = await town.ask(f"say {WORD}")
+    town.raw.xadd(QUERY_RECEIVED.stream, {"payload": f'{{"{WORD}": ', "session_id": "s"})
     await town.stage.ended(query_id)
     await town.quiet()
+    assert town.raw.xlen(DEAD_LETTER.stream) == 2
 
     async def broken(*_args: Any) -> None:
         raise RuntimeError("the gateway dies")
 
     with monkeypatch.context() as patch:
-        patch.setattr("services.gateway.deletion.erase", broken)
+        patch.setattr(f"services.gateway.deletion.{step}", broken)
         assert (await town.site.http.delete("/sessions/s")).status_code == 500
     assert (await town.site.http.get("/sessions/s")).status_code == 200
     await town.delete()

@@ -11,6 +11,7 @@ import redis
 from shared.bus import Bus
 from shared.bus.keys import earlier_turns_key, turns_key, user_sessions_key
 from shared.contracts import QUERY_RECEIVED
+from shared.records.session_records import read_sessions, session_ids
 from shared.records.sessions import MAX_TURNS, Sessions, Turn
 
 
@@ -59,6 +60,29 @@ async def test_a_page_ends_exactly_where_the_turns_begin(bus: Bus) -> None:
     assert (await sessions.page("s", "A", 3, turn(0).query_id)).turns == []
     with pytest.raises(ValueError, match="invalid literal"):
         await sessions.page("s", "A", 3, "no id")
+
+
+@pytest.mark.parametrize("member", [b"\xff", b"zzz", b"000000000001010-0000000000 \xff", b"0 {}", b""])
+async def test_what_cannot_be_read_hides_no_turn_that_can(bus: Bus, raw: redis.Redis, member: bytes) -> None:
+    sessions = Sessions(bus)
+    await sessions.open("s", "u1", "t")
+    turns = [turn(n) for n in range(60)]
+    await store(bus, sessions, *turns)
+    # more than a page has, in front of the turns, between them, or behind them; and a session that has no name
+    raw.zadd(turns_key("s", "A"), {member + b"x" * n: 0 for n in range(60)})
+    raw.hset(b"local2:session:{\xff}", "user_id", "u1")
+    for limit in (1, 7, 50):
+        page = await sessions.page("s", "A", limit)
+        found = page.turns
+        while page.earlier:
+            page = await sessions.page("s", "A", limit, found[0].query_id)
+            found = page.turns + found
+        assert found == turns
+    assert await sessions.turns("s", "A") == turns[-50:]
+    async for ids in session_ids(bus):
+        exported = [record async for page in read_sessions(bus, ids) for record in page]
+    told = [one["query_id"] for record in exported for one in record["turns"].get("A", [])]
+    assert told == [one.query_id for one in turns]
 
 
 async def test_ids_are_ordered_as_numbers_not_as_text(bus: Bus) -> None:
@@ -159,13 +183,14 @@ async def test_the_first_user_owns_a_session(bus: Bus) -> None:
 
 async def test_a_session_that_cannot_be_read_does_not_hide_the_users_others(bus: Bus, raw: redis.Redis) -> None:
     sessions = Sessions(bus)
-    for name in ("old", "new"):
+    # in one millisecond, their names decide
+    for name in ("1-old", "2-new"):
         await sessions.open(name, "alice", name)
     await sessions.open("others", "bob", "mine")
     key = user_sessions_key("alice")
-    between = raw.zscore(key, "new")
+    between = raw.zscore(key, "2-new")
     raw.zadd(key, {"no {id}": between, b"\xff": between + 1, "others": between + 2, "gone": between + 3})
-    assert [one.session_id for one in await sessions.of_user("alice", 10)] == ["new", "old"]
+    assert [one.session_id for one in await sessions.of_user("alice", 10)] == ["2-new", "1-old"]
 
 
 async def test_respondents_have_histories_of_their_own(bus: Bus) -> None:

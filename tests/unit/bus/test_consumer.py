@@ -364,7 +364,7 @@ async def test_a_letter_that_is_refused_with_what_tells_of_it_is_written_alone_a
         (ReplyError("BUSYGROUP x"), False, None),
         (ReplyError("NOPERM x"), True, None),
         (ReplyError("NOPERM x"), False, TransientError),
-        (ReplyError("WRONGTYPE x"), True, ReplyError),
+        (ReplyError("ERR x"), True, ReplyError),
     ],
     ids=repr,
 )
@@ -387,6 +387,20 @@ async def test_a_group_is_made_or_there_or_waited_for(
     else:
         with pytest.raises(error):
             await reader._claims.begin()
+    assert not reader._claims.broken
+
+
+async def test_what_is_no_stream_is_noted_until_it_is_one_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = consumer()
+    replies: list[Reply] = [ReplyError("WRONGTYPE x"), ReplyError("WRONGTYPE x"), ReplyError("BUSYGROUP x")]
+
+    async def pipe_raw(_commands: Any) -> list[Reply]:
+        return [replies.pop(0)]
+
+    monkeypatch.setattr(reader._bus.pulse, "pipe_raw", pipe_raw)
+    for broken in ({STREAM}, {STREAM}, set()):
+        await reader._claims.begin()
+        assert reader._claims.broken == broken
 
 
 async def test_a_group_that_has_gone_is_made_again_and_what_was_held_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,9 +417,12 @@ async def test_a_group_that_has_gone_is_made_again_and_what_was_held_is_lost(mon
     monkeypatch.setattr(reader._claims, "begin", begin)
     assert await reader._claims._keep(STREAM, ["1-1", "2-1"]) == ["1-1", "2-1"]
     said = "WRONGTYPE it is"
-    with pytest.raises(ReplyError, match="WRONGTYPE"):
+    assert await reader._claims._keep(STREAM, ["1-1"]) == ["1-1"]
+    assert begun == [True, True]
+    said = "ERR it is"
+    with pytest.raises(ReplyError, match="ERR"):
         await reader._claims._keep(STREAM, ["1-1"])
-    assert begun == [True]
+    assert begun == [True, True]
 
 
 async def test_a_full_redis_is_tried_again_with_the_next_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:

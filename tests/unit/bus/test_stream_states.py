@@ -46,9 +46,11 @@ async def test_a_stream_is_told_with_its_age_and_what_each_group_has_still_to_do
     assert state.groups == [GroupState(name, 2, 3, lag, "6-0") for name, lag in (("a", 4), ("b", 0), ("c", 7))]
 
 
-async def test_a_stream_that_is_not_there_has_nothing_and_one_that_is_none_is_an_error() -> None:
-    state = await Server(0, [], ReplyError("ERR no such key")).bus.state(WORK)
-    assert (state.length, state.oldest_ms, state.groups) == (0, None, [])
+async def test_what_is_not_there_or_no_stream_has_nothing_and_what_may_not_be_read_is_an_error() -> None:
     wrong = ReplyError("WRONGTYPE it holds another kind of value")
-    with pytest.raises(ReplyError, match="WRONGTYPE"):
-        await Server(wrong, wrong, wrong).bus.state(WORK)
+    for replies in ((0, [], ReplyError("ERR no such key")), (wrong, wrong, wrong)):
+        state = await Server(*replies).bus.state(WORK)
+        assert (state.length, state.oldest_ms, state.groups) == (0, None, [])
+    refused = ReplyError("NOPERM no permissions to access a key")
+    with pytest.raises(ReplyError, match="NOPERM"):
+        await Server(refused, refused, refused).bus.state(WORK)
