@@ -432,7 +432,10 @@ async def test_a_follower_goes_on_behind_an_entry_that_leaves_no_room(bus: Bus, 
     assert len(await follower.next()) == 1
     raw.xadd(DEAD_LETTER.stream, {"n": "junk"}, id=f"{2**64 - 1}-{2**64 - 1}")
     assert await follower.next(within=0.5) == []
-    await bus.unblock_stream(DEAD_LETTER.stream)
+    assert await bus.unblock_stream(DEAD_LETTER.stream)
+    # once: there is room now, and there was none to make in a stream that is not there
+    assert not await bus.unblock_stream(DEAD_LETTER.stream)
+    assert not await bus.unblock_stream("local2:nothing")
     raw.xadd(DEAD_LETTER.stream, {"n": "2"})
     assert [fields for _, fields in await follower.next()] == [[b"n", b"2"]]
     reading.cancel()

@@ -372,6 +372,8 @@ async def test_the_newest_question_is_judged_first_its_comparison_too_and_the_ol
         await on.submit(generation("1-1", "B"))
         await on.settled()
         assert len(await on.verdicts()) == 2
+        # what was graded of 3-1 and 4-1 waits for B
+        assert await Pairs(on.bus).waiting() == 2
 
 
 async def _left(on: Court, number: int) -> bool:

@@ -21,6 +21,7 @@ from support.http_gateway import ADMIN_KEY, Site, client, gateway_settings, gene
 from support.waiting import eventually
 
 from services.gateway.admin_key import AdminKey, admin_key
+from shared.bus.keys import API_KEYS
 from shared.errors import SettingsError
 
 
@@ -398,7 +399,9 @@ async def test_a_taken_port_is_said_in_a_sentence(redis_url: str, tmp_path: Path
         listen(gateway_settings(redis_url, tmp_path, port=port))
 
 
-async def test_without_keys_a_web_page_cannot_speak_for_the_user(redis_url: str, tmp_path: Path) -> None:
+async def test_without_keys_a_web_page_cannot_speak_for_the_user(
+    redis_url: str, raw: redis.Redis, tmp_path: Path
+) -> None:
     async with serving(gateway_settings(redis_url, tmp_path, auth="off")) as site, client(site.url, None) as http:
         assert (await http.get("/sessions")).status_code == 200
         for headers in ({"Host": "rebound.example:8765"}, {"Origin": "https://page.example"}, {"Origin": "null"},
@@ -406,3 +409,5 @@ async def test_without_keys_a_web_page_cannot_speak_for_the_user(redis_url: str,
             response = await http.get("/sessions", headers=headers)
             assert (response.status_code, response.json()["error"]["code"]) == (403, "forbidden")
         assert (await http.get("/sessions", headers={"Origin": "http://localhost:3000"})).status_code == 200
+    # no key is kept that would open the door once keys are wanted again
+    assert raw.hlen(API_KEYS) == 0

@@ -91,11 +91,17 @@ async def test_an_answer_is_published_once_and_its_turn_is_kept(redis_url: str, 
         (generation,) = await on.published(RESPONSE_GENERATION)
         (dialog,) = await on.published(ANSWER_DIALOG)
         transitions = await on.published(AGENT_TRANSITION, query_id)
+        (result,) = await on.published(TOOL_RESULT.for_tool("probe"))
         (turn,) = await on.turns("s1")
+        end = (await on.ended(query_id)).value()
     assert (generation.response_id, generation.respondent_id) == (f"{query_id}:A", "A")
     assert (generation.generator_id, generation.user_id) == ("GeneratorAgent", "u1")
     assert (generation.query, generation.answer) == ("ping", "It is done.")
     assert generation.system == on.server.requests[0].body["messages"][0]["content"]
+    assert (generation.session_id, result.session_id) == ("s1", "s1")
+    assert (generation.history, generation.material) == (None, None)
+    for name in ("thinking", "usage", "finish_reason", "model"):
+        assert generation.model_dump()[name] == end[name]
     assert "I should look." in generation.thinking
     assert [(r.tool, r.result) for r in generation.tool_calls] == [("probe", "you said ping")]
     assert (dialog.query, dialog.answer, dialog.session_id) == ("ping", "It is done.", "s1")
@@ -195,6 +201,8 @@ async def test_a_history_of_the_clients_own_is_used_and_nothing_is_stored(redis_
     # one system message: many models' templates know no second one
     assert messages[0]["content"] == f"{generation.system}\n\nSpeak like a pirate."
     assert [m["content"] for m in messages[1:]] == ["hello", "ahoy", "more"]
+    # whoever judges the answer, or learns from it, reads what led to it
+    assert [m.content for m in generation.history] == ["Speak like a pirate.", "hello", "ahoy"]
 
 
 async def test_a_query_may_use_the_allowed_tools_only(redis_url: str) -> None:

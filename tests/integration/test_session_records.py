@@ -109,6 +109,8 @@ async def test_a_pinned_session_arrives_pinned_with_its_settings_and_in_its_plac
     old = await Sessions(bus).info("old")
     assert old is not None
     await Sessions(bus).change(old, pinned=True, settings={"temperature": 0.5})
+    # nothing to change
+    assert await Sessions(bus).change(old) is old
     await write(elsewhere, list((await everything(bus)).values()))
     found = await Sessions(elsewhere).of_user("ann", 10)
     assert [(info.session_id, info.pinned) for info in found] == [("old", True), ("new", False)]
@@ -243,6 +245,8 @@ async def test_a_session_that_is_deleted_meanwhile_is_left_out(bus: Bus) -> None
         {"session_id": "a}{b"}, {"session_id": ""}, {"user_id": ""}, {"created": -1}, {"updated": "7"}, {"used": None},
         {"turns": {"C": []}}, {"turns": {"A": [{"query_id": "x", "query": "q", "answer": "a", "time": 1}]}},
         {"turns": {"A": [{"query_id": "1-0", "query": "q", "answer": 5, "time": 1}]}}, {"lane": "q"},
+        {"turns": {"A": [{"query_id": "2-0", "query": "q", "answer": "a", "time": 1, "after": "none"}]}},
+        {"turns": {"A": [{"query_id": "2-0", "query": "q", "answer": "a", "time": 1, "noted": "none"}]}},
         {"tip": "none"}, {"steps": {"1-0 lane": {}}}, {"steps": {"x": {}}},
     ],
 )  # fmt: skip

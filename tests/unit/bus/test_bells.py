@@ -270,3 +270,26 @@ async def test_a_connection_listens_to_what_was_confirmed_and_forgets_what_nobod
     line._receive([ReplyError("MOVED 1 x:1"), ReplyError("NOPERM no"), b"PONG", [b"something", b"else"]])
     assert (told.heard, said) == ([("moved",)], ["NOPERM no"])
     line._wire = None
+
+
+async def test_a_silent_server_is_asked_after_a_while_and_given_up_when_it_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, waited = 1_000.0, list[float]()
+    wire = SimpleNamespace(heard=now, sent=[])
+    wire.send = wire.sent.append
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        waited.append(seconds)
+        now += seconds
+        # it says something once, when it was asked for the first time
+        if len(wire.sent) == 1 and wire.heard < 1_001:
+            wire.heard = now
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    line = _Line(cast(Any, Told()), None)
+    monkeypatch.setattr(line, "_loop", SimpleNamespace(time=lambda: now), raising=False)
+    await line._watch(cast(Any, wire))
+    assert wire.sent == [[("PING",)], [("PING",)]]
+    assert waited == [module._SILENCE, line._patience, module._SILENCE, line._patience]

@@ -116,6 +116,25 @@ async def test_what_is_lost_knows_it_before_the_heartbeat_goes_on(monkeypatch: p
     assert known == [True]
 
 
+async def test_a_handler_that_does_not_end_in_time_is_ended_by_who_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = consumer()
+    reading._drain = 0.0
+    held = delivery(reading)
+    reading.slots.take(held)
+    held.task = asyncio.create_task(asyncio.sleep(3_600))
+    handed_over: list[bool] = []
+
+    async def hand_over() -> None:
+        assert held.task is not None
+        # nothing is handed over that is still being worked on
+        handed_over.append(held.task.done())
+
+    monkeypatch.setattr(reading._claims, "hand_over", hand_over)
+    await reading._leave()
+    assert handed_over == [True]
+    assert held.task.cancelled()
+
+
 async def test_another_number_of_slots_counts_at_once() -> None:
     reader = consumer()
     reader.slots.changed.clear()

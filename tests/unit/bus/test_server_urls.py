@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from shared.bus.endpoint import Address, Endpoint
+from shared.bus.sentinel import SentinelLink
 from shared.bus.wire import Server
 from shared.errors import SettingsError
 
@@ -124,3 +127,20 @@ def test_a_port_is_between_1_and_65535(text: str) -> None:
 def test_without_a_usual_port_one_must_be_told() -> None:
     with pytest.raises(ValueError, match="a port is missing"):
         Address.parse("one")
+
+
+async def test_where_no_sentinel_knows_a_master_each_of_them_is_told_with_its_reason(closed_ports: list[int]) -> None:
+    places = ",".join(f"127.0.0.1:{port}" for port in closed_ports)
+    link = SentinelLink(Endpoint.parse(f"redis+sentinel://{places}/mymaster/0"), name="test/1", timeout=2.0)
+    with pytest.raises(ConnectionError, match="no sentinel knows a master that is up") as told:
+        await link.server()
+    assert [f"127.0.0.1:{port}: " in str(told.value) for port in closed_ports] == [True, True]
+
+
+@pytest.fixture
+def closed_ports() -> Iterator[list[int]]:
+    """Nobody listens there, and nobody will while the test runs."""
+    with socket.socket() as one, socket.socket() as other:
+        for taken in (one, other):
+            taken.bind(("127.0.0.1", 0))
+        yield [taken.getsockname()[1] for taken in (one, other)]

@@ -35,6 +35,8 @@ def test_a_request_that_says_anything_else_is_another_one() -> None:
     for name, value in NO_PART.items():
         assert replace(PLAIN, **{name: value}).digest() == PLAIN.digest()
     assert replace(PLAIN, options={"a": 1, "b": 2}).digest() == replace(PLAIN, options={"b": 2, "a": 1}).digest()
+    said = [replace(PLAIN, messages=[ChatTurnMessage(role="user", content=text)]).digest() for text in ("x", "y")]
+    assert said[0] != said[1]
     # no history and an empty one are the same
     assert replace(PLAIN, messages=[]).digest() == PLAIN.digest()
     assert replace(PLAIN, think=False).digest() == replace(PLAIN, plain=False).digest() == PLAIN.digest()

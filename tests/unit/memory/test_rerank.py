@@ -12,7 +12,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from services.memory.rerank import CrossEncoder, ModelReranker, RerankFailed, asked, chosen, schema, scored
+from services.memory.rerank import CrossEncoder, ModelReranker, RerankFailed, asked, chosen, scored
 from services.memory.settings import MemorySettings
 from shared.errors import ModelError
 from shared.llm.port import ChatRequest, Finish, TextDelta
@@ -55,7 +55,8 @@ async def test_the_model_reads_everything_and_names_what_helps() -> None:
     assert await by_model(model, model="m", num_ctx=4_096) == [2, 0]
     (request,) = model.asked
     assert (request.model, request.num_ctx, request.think) == ("m", 4_096, False)
-    assert request.response_schema == schema(3)
+    numbers = {"type": "array", "maxItems": 3, "items": {"type": "integer", "minimum": 1, "maximum": 3}}
+    assert request.response_schema == {"type": "object", "properties": {"helpful": numbers}, "required": ["helpful"]}
     told = request.messages[1]["content"]
     assert "Which colour has the boat?" in told
     assert all(text in told for text in TEXTS)

@@ -43,6 +43,20 @@ async def test_a_janitor_that_cannot_work_waits_its_time_before_it_tries_again(m
     assert waited == [60.0, 60.0, 60.0]
 
 
+async def test_a_janitor_whose_user_of_redis_may_not_leaves_it_to_others() -> None:
+    class Closed:
+        source = "test/1"
+
+        class link:
+            @staticmethod
+            async def call(*_command: Any) -> Any:
+                raise ReplyError("NOPERM this user has no permissions")
+
+    # it ends, instead of waiting for its next try
+    async with asyncio.timeout(30):
+        await Janitor(cast(Bus, Closed()), 3_600.0).run()
+
+
 async def test_a_group_that_came_back_is_absent_from_then_on_when_it_goes_again() -> None:
     absent: list[list[str]] = [["memory"], [], ["memory"], ["memory"]]
 

@@ -15,7 +15,7 @@ from shared.bus.keys import result_key
 from shared.bus.port import BusFull
 from shared.contracts import Outgoing, ToolResultMessage
 from shared.envelope import Envelope
-from shared.participant.tool_client import _AFTERWARDS, Caller, ToolClient
+from shared.participant.tool_client import _AFTERWARDS, Caller, ToolClient, Trail
 
 # Sent commands, whether they may be repeated, and the replies to come.
 Commit = tuple[list[Command], bool, asyncio.Future[list[Reply]]]
@@ -136,7 +136,10 @@ async def test_a_request_says_for_whom_it_is_and_until_when() -> None:
     process.bus.publishing = publishing
     caller = Caller("q", session_id="s", user_id="ann", respondent_id="B", traceparent="trace", deadline=4_000)
     client = ToolClient(process)  # type: ignore[arg-type]
-    asked = asyncio.create_task(client.call("one", {"a": 1}, call_id="c", caller=caller, timeout=5.0, attempt=1))
+    trail = Trail()
+    asked = asyncio.create_task(
+        client.call("one", {"a": 1}, call_id="c", caller=caller, timeout=5.0, attempt=1, trail=trail)
+    )
     await sent(process, 1)
     (((command,), _, writing),) = process.commits
     (envelope,) = envelopes
@@ -154,6 +157,22 @@ async def test_a_request_says_for_whom_it_is_and_until_when() -> None:
     writing.set_result([b"1-1"])
     process.answer(command)
     assert (await asked).result == "done"
+    # where both lie on the bus
+    assert trail == Trail(["1-1"], "1-1")
+
+
+async def test_a_tool_that_nobody_serves_answers_for_whom_it_was_asked() -> None:
+    process = Process()
+
+    async def nobody(_tool: str) -> None:
+        return None
+
+    process.registry = SimpleNamespace(served=nobody, known=nobody)
+    caller = Caller("q", session_id="s", user_id="ann")
+    result = await ToolClient(process).call(  # type: ignore[arg-type]
+        "one", {}, call_id="c", caller=caller, timeout=5.0, attempt=1
+    )
+    assert (result.result, result.query_id, result.session_id) == ("[unknown tool: 'one']", "q", "s")
 
 
 async def test_a_request_whose_stream_is_none_fails_and_those_beside_it_are_made() -> None:

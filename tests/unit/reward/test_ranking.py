@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.reward.ranking import BAR, Comparison, Outcome, Ranking, agreement, from_rating, rank
+from services.reward.ranking import BAR, Comparison, Outcome, Ranking, _Model, agreement, from_rating, rank
 
+PLACES = {"a": 0, "b": 1}
 STRENGTHS = {"w": 0.9, "x": 0.3, "y": -0.2, "z": -1.0}
 
 
@@ -34,6 +35,18 @@ def test_the_planted_order_strengths_and_bias_come_back() -> None:
     assert result.bias == pytest.approx(0.7, abs=0.1)
     assert result.disagreement is not None
     assert 0.2 < result.disagreement < 0.6
+
+
+@pytest.mark.parametrize("numbers", [1, 400, 10**7])
+def test_there_are_as_many_samples_as_are_wanted_however_many_are_fitted_at_once(
+    numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.reward.ranking._NUMBERS", numbers)
+    model = _Model([Comparison("a", "b", "A"), Comparison("b", "a", "A"), Comparison("a", "b", "tie")], PLACES, [0, 0])
+    estimate, middle, samples = model.bootstrap(7, seed=1)
+    assert samples.shape == (7, *estimate.shape)
+    assert middle.shape == estimate.shape
+    assert len(np.unique(samples, axis=0)) > 1
 
 
 def test_swapping_removes_a_bias_that_one_order_puts_into_the_ranking() -> None:
