@@ -1,7 +1,7 @@
 """Would the tests notice? `make mutants` changes the code in one place, runs the tests of that place, and counts.
 
 A sample of all small changes of meaning (`changes.py`), drawn by a seed, each tried in a copy of the checkout: of the
-tests that run the changed line the cheapest, and those that are most about that file, until one fails twice or hangs
+tests that run the changed line the cheapest, and those that are most about it, until one fails twice or hangs
 twice, or the change has had its share of time. Which test runs which line is recorded once (`recorded.py`), in
 `.mutants`, and again of test files that have changed. Prints the rate of each area, and what nobody noticed.
 """
@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from mutants.changes import Change, changes
 from mutants.readers import Lines, Readers
 from mutants.recorded import Recorded, recorded
 from mutants.trial import Bench, Verdict
+from mutants.wording import Wording, words_at
 
 ROOT = Path(__file__).resolve().parents[2]
 AREAS = {
@@ -50,6 +51,8 @@ AREAS = {
         "web_fetch": {"services/web_fetch": "address guard names url"},
     }.items()
 }
+# How apt a test is to notice a change, by its name.
+Aptness = Callable[[str], float]
 # What it takes to collect a test file, in seconds.
 _COLLECTING = 1.0
 
@@ -65,16 +68,16 @@ def sampled(found: Sequence[Change], count: int, seed: int) -> list[Change]:
     return list({(change.path, change.line): change for change in reversed(order)}.values())[::-1][:count]
 
 
-def chosen(known: Recorded, lines: Lines, path: str, budget: float) -> list[str]:
-    """The tests of some lines, until they take more than `budget` seconds: in turn the cheapest one, and the one of
-    which most is about the file. What a test file starts counts once."""
+def chosen(known: Recorded, lines: Lines, apt: Aptness, budget: float) -> list[str]:
+    """The tests of some lines, until they take more than `budget` seconds: in turn the cheapest one and the aptest.
+    What a test file starts counts once."""
     starts = known.starts()
     names = {name for file, numbers in lines.items() for name in known.running(file, numbers)}
     cheap = sorted(names, key=lambda name: (known.cases[name].seconds, name))
-    devoted = sorted(names, key=lambda name: (-_devotion(known, name, path), known.cases[name].seconds, name))
+    aptest = sorted(names, key=lambda name: (-apt(name), known.cases[name].seconds, name))
     taken: dict[str, None] = {}
     files: set[str] = set()
-    for pair in zip(cheap, devoted, strict=True):
+    for pair in zip(cheap, aptest, strict=True):
         for name in pair:
             file = name.partition("::")[0]
             seconds = max(known.cases[name].seconds, 0.0 if file in files else starts[file])
@@ -88,9 +91,9 @@ def chosen(known: Recorded, lines: Lines, path: str, budget: float) -> list[str]
     return list(taken)
 
 
-def rounds(known: Recorded, tests: Iterable[str], path: str) -> list[list[str]]:
-    """The tests by their files, so that a file is set up once: first the two that know most about `path` for what they
-    cost, then ever more files at a time. Most changes are noticed before the later ones are even collected."""
+def rounds(known: Recorded, tests: Iterable[str], apt: Aptness) -> list[list[str]]:
+    """The tests by their files, so that a file is set up once: first the two that are aptest for what they cost, then
+    ever more files at a time. Most changes are noticed before the later ones are even collected."""
     files: dict[str, list[str]] = {}
     for name in sorted(tests, key=lambda name: (known.cases[name].seconds, name)):
         files.setdefault(name.partition("::")[0], []).append(name)
@@ -98,7 +101,7 @@ def rounds(known: Recorded, tests: Iterable[str], path: str) -> list[list[str]]:
     starts = known.starts()
 
     def worth(file: str) -> float:
-        return max(_devotion(known, name, path) for name in files[file]) / (
+        return max(map(apt, files[file])) / (
             _COLLECTING + max(starts[file], sum(known.cases[name].seconds for name in files[file]))
         )
 
@@ -110,14 +113,21 @@ def rounds(known: Recorded, tests: Iterable[str], path: str) -> list[list[str]]:
     return made
 
 
-def _devotion(known: Recorded, name: str, path: str) -> float:
-    case = known.cases[name]
-    return case.lines.get(path, 0).bit_count() / case.breadth
+def aptness(known: Recorded, wording: Wording, change: Change) -> Aptness:
+    """How much of what a test runs is in the changed file, and how much of what it says is about the change."""
+    words = words_at(known.sources[change.path], change.line, change.old)
+
+    def apt(name: str) -> float:
+        case = known.cases[name]
+        return case.lines.get(change.path, 0).bit_count() / case.breadth * wording.nearness(name, words)
+
+    return apt
 
 
 async def tried(known: Recorded, sample: Sequence[Change], options: argparse.Namespace) -> list[Verdict]:
     """What became of the changes, as far as the time sufficed."""
     readers = Readers(known.sources)
+    wording = Wording({path: (ROOT / path).read_text() for path in known.files})
     starts = known.starts()
     seconds = {name: max(case.seconds, starts[name.partition("::")[0]]) for name, case in known.cases.items()}
     quickest = sorted(seconds, key=lambda name: (seconds[name], name))[:5]
@@ -129,10 +139,9 @@ async def tried(known: Recorded, sample: Sequence[Change], options: argparse.Nam
             await bench.check(quickest, seconds)
             while left and time.monotonic() < until:
                 change = left.pop()
-                tests = chosen(known, readers.of(change.path, change.line), change.path, options.budget)
-                verdict = (
-                    await bench.judge(change, rounds(known, tests, change.path), seconds) if tests else Verdict(change)
-                )
+                apt = aptness(known, wording, change)
+                tests = chosen(known, readers.of(change.path, change.line), apt, options.budget)
+                verdict = await bench.judge(change, rounds(known, tests, apt), seconds) if tests else Verdict(change)
                 verdicts.append(verdict)
                 if verdict.by is None or options.verbose:
                     told = f"{verdict.why}: {verdict.by}" if verdict.by else f"NOT NOTICED by {verdict.tried} tests"

@@ -17,8 +17,9 @@ from mutants.changes import Change, changes
 from mutants.marks import SEEN, mark
 from mutants.readers import Readers
 from mutants.recorded import Case, Recorded, unasserted
-from mutants.run import AREAS, area_of, chosen, report, rounds, sampled
+from mutants.run import AREAS, Aptness, aptness, area_of, chosen, report, rounds, sampled
 from mutants.trial import Bench, Verdict
+from mutants.wording import Wording
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -167,6 +168,12 @@ def bits(*lines: int) -> int:
     return sum(1 << line for line in lines)
 
 
+def about(known: Recorded, tests: str = "") -> Aptness:
+    """How apt tests are to notice a change of one.py."""
+    known.sources["one.py"] = "if late:\n    pass\nusage = answer.usage\n"
+    return aptness(known, Wording({"e.py": tests}), Change("one.py", 3, 0, 1, "answer.usage", "None"))
+
+
 def test_the_cheapest_tests_are_asked_and_those_that_are_most_about_the_file_until_the_time_is_used_up() -> None:
     known = Recorded(
         cases={
@@ -176,9 +183,31 @@ def test_the_cheapest_tests_are_asked_and_those_that_are_most_about_the_file_unt
             "elsewhere": Case(0.1, {"one.py": bits(1)}),
         }
     )
-    assert set(chosen(known, {"one.py": {6}}, "one.py", 10.0)) == {"broad", "devoted"}
-    assert set(chosen(known, {"one.py": {6}}, "one.py", 40.0)) == {"broad", "devoted", "slow"}
-    assert chosen(known, {"one.py": {9}}, "one.py", 40.0) == []
+    apt = about(known)
+    assert set(chosen(known, {"one.py": {6}}, apt, 10.0)) == {"broad", "devoted"}
+    assert set(chosen(known, {"one.py": {6}}, apt, 40.0)) == {"broad", "devoted", "slow"}
+    assert chosen(known, {"one.py": {9}}, apt, 40.0) == []
+
+
+def test_of_tests_that_run_the_same_the_one_that_speaks_of_the_change_is_asked() -> None:
+    lines = {"one.py": bits(3), "two.py": bits(*range(50))}
+    known = Recorded(cases={f"e.py::test_{name}": Case(9.0, lines) for name in ("answers", "counts[7]", "ends")})
+    tests = """
+def test_answers():
+    assert ask().answer == "Yes."
+
+@pytest.mark.parametrize("number", [7])
+def test_counts(number):
+    assert ask().answer.usage == number
+
+def test_ends():
+    assert ask() is None
+"""
+    apt = about(known, tests)
+    assert sorted(known.cases, key=apt) == ["e.py::test_ends", "e.py::test_answers", "e.py::test_counts[7]"]
+    # the cheapest comes first, and they all take as long
+    assert chosen(known, {"one.py": {3}}, apt, 18.0) == ["e.py::test_answers", "e.py::test_counts[7]"]
+    assert apt("e.py::test_ends") == about(known)("e.py::test_ends") == 1 / 51
 
 
 def test_what_a_test_file_has_to_start_counts_once() -> None:
@@ -194,8 +223,9 @@ def test_what_a_test_file_has_to_start_counts_once() -> None:
         }
     )
     assert known.starts() == {"a.py": 9.0, "b.py": 9.0, "c.py": 0.4}
-    assert set(chosen(known, {"one.py": {6}}, "one.py", 10.0)) == {"a.py::one", "a.py::two", "c.py::alone"}
-    assert rounds(known, ["a.py::one", "b.py::one", "c.py::alone"], "one.py")[0] == ["c.py::alone", "a.py::one"]
+    apt = about(known)
+    assert set(chosen(known, {"one.py": {6}}, apt, 10.0)) == {"a.py::one", "a.py::two", "c.py::alone"}
+    assert rounds(known, ["a.py::one", "b.py::one", "c.py::alone"], apt)[0] == ["c.py::alone", "a.py::one"]
 
 
 def test_tests_are_asked_file_by_file_first_those_that_are_about_the_change() -> None:
@@ -209,7 +239,7 @@ def test_tests_are_asked_file_by_file_first_those_that_are_about_the_change() ->
             "d.py::devoted": Case(0.1, devoted),
         }
     )
-    assert rounds(known, known.cases, "one.py") == [
+    assert rounds(known, known.cases, about(known)) == [
         ["d.py::devoted", "c.py::quick", "c.py::slower"],
         ["b.py::slow", "a.py::broad"],
     ]
