@@ -41,7 +41,7 @@ RULES = [
 @pytest.fixture
 async def stack(redis_url: str, tmp_path: Path) -> AsyncIterator[Place]:
     async with stage(redis_url, RULES) as on, serving(gateway_settings(redis_url, tmp_path)) as site:
-        critic = CriticSettings(redis_url=redis_url, heartbeat=0.2, drain=0.2, ollama_host=on.server.url, yield_rest=0)
+        critic = CriticSettings(redis_url=redis_url, heartbeat=1.0, drain=0.2, ollama_host=on.server.url, yield_rest=0)
         async with running(critic_app, critic):
             await announced(redis_url, "critic")
             yield Place(site, on)

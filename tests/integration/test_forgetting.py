@@ -228,7 +228,7 @@ async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     with unsynced(tmp_path / "redis") as server, redis.Redis.from_url(server.url) as raw:
         url = server.url
         async with (
-            stage(url, RULES, probes=1, heartbeat=1) as on,
+            stage(url, RULES, probes=1) as on,
             contextlib.AsyncExitStack() as stack,
             contextlib.AsyncExitStack() as keepers,
         ):

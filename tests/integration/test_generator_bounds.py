@@ -27,7 +27,7 @@ async def attempts(on: Stage, query_id: str) -> set[int]:
 async def test_of_five_hundred_calls_in_one_message_sixteen_are_run(redis_url: str) -> None:
     calls = [{"name": "probe", "args": {"text": f"t{n}"}} for n in range(500)]
     rules = [{"when": {"tool_results": 0}, "respond": {"tool_calls": calls, "one_line": True}}, ANSWERING]
-    async with stage(redis_url, rules, probes=1, heartbeat=1.0) as on:
+    async with stage(redis_url, rules, probes=1) as on:
         query_id = await on.ask("go")
         assert await on.answer(query_id) == "It is done."
         assert await on.effects() == {f"t{n}": 1 for n in range(16)}
@@ -44,7 +44,7 @@ async def test_arguments_nested_too_deeply_are_told_to_the_model(redis_url: str)
     broken = {"name": "probe", "args": {}, "text_arguments": deep}
     good = {"name": "probe", "args": {"text": "fine"}}
     rules = [{"when": {"tool_results": 0}, "respond": {"tool_calls": [broken, good]}}, ANSWERING]
-    async with stage(redis_url, rules, probes=1, heartbeat=1.0) as on:
+    async with stage(redis_url, rules, probes=1) as on:
         query_id = await on.ask("go")
         assert await on.answer(query_id) == "It is done."
         assert await on.effects() == {"fine": 1}
@@ -106,7 +106,7 @@ async def test_who_asks_over_http_gets_an_answer_and_the_calls_that_were_run(
 ) -> None:
     rules = [{"when": {"tool_results": 0}, "respond": respond}, ANSWERING]
     settings = gateway_settings(redis_url, tmp_path)
-    async with stage(redis_url, rules, probes=1, heartbeat=1.0), serving(settings) as site:
+    async with stage(redis_url, rules, probes=1), serving(settings) as site:
         told = await site.http.post("/query", json={"query": "go"}, timeout=60)
         assert (await site.http.get("/health")).status_code == 200
     assert (told.status_code, told.json()["answer"], len(told.json()["tool_calls"])) == (200, "It is done.", run)
@@ -115,7 +115,7 @@ async def test_who_asks_over_http_gets_an_answer_and_the_calls_that_were_run(
 async def test_who_asks_over_http_is_told_that_the_models_line_had_no_end(redis_url: str, tmp_path: Path) -> None:
     rules = [{"respond": {"text": "x" * 9_000_000}}]
     settings = gateway_settings(redis_url, tmp_path)
-    async with stage(redis_url, rules, heartbeat=1.0) as on, serving(settings) as site:
+    async with stage(redis_url, rules) as on, serving(settings) as site:
         answer = await site.http.post("/query", json={"query": "go"}, timeout=60)
         assert len(on.server.requests) == 1, "it would come again"
     assert answer.status_code == 502
@@ -127,7 +127,7 @@ async def test_a_large_result_is_kept_once_and_shown_whole(redis_url: str, raw: 
     calls = [{"name": "probe", "args": {"text": said}}, {"name": "probe", "args": {"text": "little"}}]
     rules = [{"when": {"tool_results": 0}, "respond": {"tool_calls": calls}}, ANSWERING]
     settings = gateway_settings(redis_url, tmp_path)
-    async with stage(redis_url, rules, probes=1, heartbeat=1.0, num_ctx=500_000) as on, serving(settings) as site:
+    async with stage(redis_url, rules, probes=1, num_ctx=500_000) as on, serving(settings) as site:
         told = (await site.http.post("/query", json={"query": "go"}, timeout=60)).json()
         query_id = told["query_id"]
         again = (await site.http.get(f"/queries/{query_id}")).json()

@@ -41,7 +41,7 @@ async def test_every_printed_form_runs_the_tool_and_ends_in_prose(redis_url: str
     assert len(CALLS) >= 70
     failed = {}
     # no tool may seem to be away for a moment: its call would be taken for text
-    async with stage(redis_url, [*rules, DONE], probes=1, heartbeat=1) as on:
+    async with stage(redis_url, [*rules, DONE], probes=1) as on:
         for n, name in enumerate(CALLS):
             query_id = await on.ask(f"form {n}", f"s{n}")
             said = await on.answer(query_id)

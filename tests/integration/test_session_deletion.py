@@ -104,7 +104,7 @@ def dump(raw: redis.Redis) -> Iterator[tuple[str, bytes]]:
 @pytest.fixture
 async def town(redis_url: str, raw: redis.Redis, tmp_path: Path) -> AsyncIterator[Town]:
     """A stack with both respondents, a tool and a judge."""
-    async with stage(redis_url, RULES, probes=1, heartbeat=1) as on, contextlib.AsyncExitStack() as stack:
+    async with stage(redis_url, RULES, probes=1) as on, contextlib.AsyncExitStack() as stack:
         shadow = GeneratorSettings(**on.settings.model_dump() | {"respondent_id": "B"})
         judge: dict[str, Any] = {
             "redis_url": redis_url,

@@ -38,8 +38,7 @@ class Place:
 @asynccontextmanager
 async def open_place(redis_url: str, data_dir: Path, num_ctx: int = 32_000, **settings: Any) -> AsyncIterator[Place]:
     """`num_ctx` is the generator's, `settings` are the gateway's."""
-    # a heartbeat that a busy machine does not miss: a tool whose worker is away is not offered
-    async with stage(redis_url, probes=1, heartbeat=1.0, num_ctx=num_ctx) as on, AsyncExitStack() as stack:
+    async with stage(redis_url, probes=1, num_ctx=num_ctx) as on, AsyncExitStack() as stack:
         # the first look at a schema loads a library, and everything here shares one loop
         own = gateway_settings(redis_url, data_dir, bus_wait=30.0, **settings)
         site = await stack.enter_async_context(serving(own))

@@ -209,9 +209,12 @@ def respondent(settings: GeneratorSettings) -> Service[GeneratorSettings]:
 
 @contextlib.asynccontextmanager
 async def stage(
-    url: str, rules: Rules = (), *, replicas: int = 1, probes: int = 0, heartbeat: float = 0.2, **values: Any
+    url: str, rules: Rules = (), *, replicas: int = 1, probes: int = 0, heartbeat: float = 1.0, **values: Any
 ) -> AsyncIterator[Stage]:
-    """Serves until the block ends. `values` are settings of the generator."""
+    """Serves until the block ends. `values` are settings of the generator.
+
+    heartbeat: no busy machine misses three of them, so that no tool and no respondent seems to be away.
+    """
     async with ScriptedModelServer(rules) as server, Bus(url, "test/client") as bus, AsyncExitStack() as stack:
         common: dict[str, Any] = {"redis_url": url, "heartbeat": heartbeat, "drain": 0.2}
         settings = GeneratorSettings(**{**common, "ollama_host": server.url, "yield_rest": 0, **values})
