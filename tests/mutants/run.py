@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="which sample")
     parser.add_argument("--count", type=int, default=500, help="how many changes (500)")
     parser.add_argument("--minutes", type=float, default=30.0, help="no trial begins after that time (30)")
-    parser.add_argument("--budget", type=float, default=40.0, help="seconds of tests for each change (40)")
+    parser.add_argument("--budget", type=float, default=30.0, help="seconds of tests for each change (30)")
     parser.add_argument("--slots", type=int, default=3 * (os.cpu_count() or 2), help="trials at a time: tests wait")
     parser.add_argument("--verbose", action="store_true", help="say of each change who noticed it")
     parser.add_argument("--known", action="store_true", help="ask the tests that are recorded, and record no others")
