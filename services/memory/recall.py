@@ -116,6 +116,7 @@ class Recall:
         hits = _merged([one.hits for one in each])
         reranked = None
         if rerank:
+            hits = hits[: max(most, pool)]
             hits, reranked = await self._reranked(" / ".join(wanted.queries), hits, settings)
         hits = hits[:most]
         log = await self._round(user_id, hits) if wanted.log else None

@@ -19,10 +19,16 @@ from shared.errors import Local2Error, ModelError
 from shared.llm.http import UNCOMPRESSED, refuse_compressed
 from shared.llm.port import ChatModel, ChatRequest, TextDelta
 
-# Of a memory's text, what is read for its place.
-SHOWN = 1_500
+# Of a memory's text, what is read for its place at most, and at least.
+SHOWN, _LEAST_SHOWN = 1_500, 100
+# A token has rarely fewer characters.
+_CHARS_PER_TOKEN = 3
 # The answer of a server for so many texts has far less.
 _MOST_BYTES = 1_000_000
+# How servers say that a body has another form than theirs, …
+_OTHER_FORM = (400, 422)
+# … and that it has too many texts or too long a one: TEI 413 or 422, vLLM 400, llama.cpp 500.
+_TOO_MUCH = (*_OTHER_FORM, 413, 500)
 
 PROMPT = """You choose which memories help to answer a question. Answer with JSON only: {"helpful": numbers of the
 memories that help, the most helpful first}. A memory helps when it holds the answer, a part of it, or what the answer
@@ -55,23 +61,30 @@ class ModelReranker:
     async def order(self, query: str, texts: Sequence[str], settings: MemorySettings) -> list[int]:
         if settings.demo:
             raise RerankFailed("the demonstration model cannot rerank")
-        request = ChatRequest(
-            model=settings.model,
-            messages=[{"role": "system", "content": PROMPT}, {"role": "user", "content": asked(query, texts)}],
-            think=False,
-            # as everybody's: another context length would make the server load the model again
-            num_ctx=settings.num_ctx,
-            options={"temperature": 0, "num_predict": 20 + 8 * len(texts)},
-            response_schema=schema(len(texts)),
-        )
         try:
-            async with asyncio.timeout(settings.rerank_timeout), aclosing(_stream(self._model, request)) as deltas:
-                text = "".join([delta.text async for delta in deltas if isinstance(delta, TextDelta)])
+            async with asyncio.timeout(settings.rerank_timeout):
+                request = await self._request(query, texts, settings)
+                async with aclosing(_stream(self._model, request)) as deltas:
+                    text = "".join([delta.text async for delta in deltas if isinstance(delta, TextDelta)])
         except ModelError as exc:
             raise RerankFailed(f"not reranked: {exc}") from exc
         except TimeoutError as exc:
             raise RerankFailed(f"not reranked: the model took more than {settings.rerank_timeout:g} s") from exc
         return chosen(text, len(texts))
+
+    async def _request(self, query: str, texts: Sequence[str], settings: MemorySettings) -> ChatRequest:
+        longest = 20 + 8 * len(texts)
+        window = (await self._model.facts(settings.model)).context(settings.num_ctx)
+        told = asked(query, texts, _CHARS_PER_TOKEN * (window - longest) - len(PROMPT))
+        return ChatRequest(
+            model=settings.model,
+            messages=[{"role": "system", "content": PROMPT}, {"role": "user", "content": told}],
+            think=False,
+            # as everybody's: another context length would make the server load the model again
+            num_ctx=settings.num_ctx,
+            options={"temperature": 0, "num_predict": longest},
+            response_schema=schema(len(texts)),
+        )
 
 
 def _stream(model: ChatModel, request: ChatRequest) -> Any:
@@ -88,9 +101,12 @@ def schema(count: int) -> dict[str, Any]:
     }
 
 
-def asked(query: str, texts: Sequence[str]) -> str:
-    """Question and numbered memories, as the model reads them."""
-    memories = "\n\n".join(f"[{number}] {text[:SHOWN]}" for number, text in enumerate(texts, start=1))
+def asked(query: str, texts: Sequence[str], room: int) -> str:
+    """Question and numbered memories, as the model reads them: of each its beginning, so that all have room (in
+    characters). A prompt that is longer than the model's context would lose its own beginning, which is the question.
+    """
+    shown = min(SHOWN, max(_LEAST_SHOWN, (room - len(query)) // len(texts) - len("[00] \n\n")))
+    memories = "\n\n".join(f"[{number}] {text[:shown]}" for number, text in enumerate(texts, start=1))
     return f"Question: {query}\n\nMemories:\n\n{memories}"
 
 
@@ -108,7 +124,7 @@ def chosen(text: str, count: int) -> list[int]:
 
 class CrossEncoder:
     """Asks a server's /rerank: llama.cpp, vLLM and Jina take `documents`, TEI takes `texts`. Which of the two a server
-    takes is found out by the first call."""
+    takes is found out by the first call, and how much it takes at once by every call."""
 
     name = "cross-encoder"
 
@@ -122,7 +138,7 @@ class CrossEncoder:
         shown = [text[:SHOWN] for text in texts]
         try:
             async with asyncio.timeout(settings.rerank_timeout):
-                answer = await self._asked(query, shown, settings)
+                scores = await self._scores(query, shown, settings)
         except (TimeoutError, httpx.TimeoutException) as exc:
             raise RerankFailed(f"not reranked: no answer within {settings.rerank_timeout:g} s") from exc
         except httpx.DecodingError as exc:
@@ -131,24 +147,34 @@ class CrossEncoder:
             raise RerankFailed("not reranked: LOCAL2_MEMORY_RERANK_URL is not an address") from exc
         except httpx.HTTPError as exc:
             raise RerankFailed(f"not reranked: no connection to {_origin(settings.rerank_url)}") from exc
-        scores = scored(answer, len(texts))
-        return sorted(scores, key=lambda place: (-scores[place], place))
+        return sorted(range(len(texts)), key=lambda place: (-scores[place], place))
 
-    async def _asked(self, query: str, texts: Sequence[str], settings: MemorySettings) -> Any:
-        status, answer = await self._posted(query, texts, settings)
-        if status in (400, 422):
-            # a body of the other form
-            self._texts = not self._texts
-            status, answer = await self._posted(query, texts, settings)
+    async def _scores(self, query: str, texts: Sequence[str], settings: MemorySettings) -> list[float]:
+        """Of each text; of half of them at a time, and at last of half a text, as long as the server refuses."""
+        as_texts = self._texts
+        status, answer = await self._posted(query, texts, settings, as_texts)
+        if status in _OTHER_FORM:
+            as_texts = not as_texts
+            status, answer = await self._posted(query, texts, settings, as_texts)
+        if status == 200:
+            self._texts = as_texts
+            scores = scored(answer, len(texts))
+            return [scores[place] for place in range(len(texts))]
+        if status in _TOO_MUCH and len(texts) > 1:
+            middle = len(texts) // 2
+            halves = texts[:middle], texts[middle:]
+            return [score for half in halves for score in await self._scores(query, half, settings)]
+        if status in _TOO_MUCH and len(texts[0]) > 2 * _LEAST_SHOWN:
+            return await self._scores(query, [texts[0][: len(texts[0]) // 2]], settings)
         if status in (401, 403):
             raise RerankFailed(f"not reranked: {status}, the key in LOCAL2_MEMORY_RERANK_KEY was refused")
-        if status != 200:
-            raise RerankFailed(f"not reranked: the server answers {status}")
-        return answer
+        raise RerankFailed(f"not reranked: the server answers {status}")
 
-    async def _posted(self, query: str, texts: Sequence[str], settings: MemorySettings) -> tuple[int, Any]:
+    async def _posted(
+        self, query: str, texts: Sequence[str], settings: MemorySettings, as_texts: bool
+    ) -> tuple[int, Any]:
         named = {"model": settings.rerank_model} if settings.rerank_model else {}
-        form = {"texts": texts, "truncate": True} if self._texts else {**named, "documents": texts, "top_n": len(texts)}
+        form = {"texts": texts, "truncate": True} if as_texts else {**named, "documents": texts, "top_n": len(texts)}
         key = settings.rerank_key.get_secret_value() if settings.rerank_key else ""
         headers = UNCOMPRESSED | ({"authorization": f"Bearer {key}"} if key else {})
         body = bytearray()

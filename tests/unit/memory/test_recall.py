@@ -166,6 +166,18 @@ async def test_a_reranker_chooses_from_more_than_are_told(memory: Memory) -> Non
     assert set(ids(recalled)) <= set(turns)
 
 
+async def test_a_reranker_reads_no_more_for_several_queries_than_there_is_room_for(memory: Memory) -> None:
+    words = ("coffee", "tea", "milk", "bread")
+    memory.say(*(f"{word} number {number}" for word in words for number in range(30)))
+    order = Order()
+    recalled = await searched(memory, Wanted(words, n_results=4, do_rerank=True), order, rerank_pool=12)
+    assert (len(order.asked[0][1]), len(recalled.hits)) == (16, 16)
+    recalled = await searched(memory, Wanted(words, n_results=2, do_rerank=True), order, rerank_pool=12)
+    assert (len(order.asked[1][1]), len(recalled.hits)) == (12, 8)
+    # of each query as many
+    assert [sum(word in text for text in order.asked[1][1]) for word in words] == [3, 3, 3, 3]
+
+
 async def test_what_a_reranker_leaves_out_is_not_told(memory: Memory) -> None:
     memory.say("coffee", "coffee again")
     assert (await searched(memory, Wanted(("coffee",), do_rerank=True), Order(keep=0))).hits == []

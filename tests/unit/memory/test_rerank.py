@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from services.memory.rerank import CrossEncoder, ModelReranker, RerankFailed, asked, chosen, scored
 from services.memory.settings import MemorySettings
 from shared.errors import ModelError
+from shared.llm.discovery import ModelFacts
 from shared.llm.port import ChatRequest, Finish, TextDelta
 
 TEXTS = ["We sold the boat.", "Bread, butter.", "The boat is dark blue."]
@@ -26,12 +27,17 @@ def settings(**values: Any) -> MemorySettings:
 
 
 class Model:
-    """A chat model that says one thing, or fails."""
+    """A chat model that says one thing, or fails. window: its context in tokens, where the server tells it."""
 
-    def __init__(self, text: str = "", fails: Exception | None = None, hangs: bool = False) -> None:
-        self.text, self.fails, self.hangs = text, fails, hangs
+    def __init__(
+        self, text: str = "", fails: Exception | None = None, hangs: bool = False, window: int | None = None
+    ) -> None:
+        self.text, self.fails, self.hangs, self.window = text, fails, hangs, window
         self.closed = False
         self.asked: list[ChatRequest] = []
+
+    async def facts(self, _model: str) -> ModelFacts:
+        return ModelFacts(window=self.window)
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[TextDelta | Finish]:
         self.asked.append(request)
@@ -97,17 +103,43 @@ async def test_a_model_that_fails_or_hangs_reranks_nothing() -> None:
 
 
 def test_a_long_memory_is_read_in_part_and_numbers_are_in_order() -> None:
-    told = asked("q", ["x" * 5_000, "y"])
+    told = asked("q", ["x" * 5_000, "y"], 10_000)
     assert told.count("x") == 1_500
     assert told.index("[1]") < told.index("[2]")
     assert chosen('{"helpful": [2]}', 2) == [1]
 
 
-class Server:
-    """A /rerank that takes one of the two forms."""
+async def test_all_memories_have_room_in_the_models_context() -> None:
+    """A server cuts the beginning of what is too long for it: the question would be lost."""
+    texts = [f"memory {number} {'x' * 2_000}" for number in range(50)]
+    for window, wished in ((4_096, 32_000), (None, 4_096)):
+        model = Model('{"helpful": [50]}', window=window)
+        assert await ModelReranker(model).order("boat?", texts, settings(num_ctx=wished)) == [49]  # type: ignore[arg-type]
+        (request,) = model.asked
+        told = sum(len(message["content"] or "") for message in request.messages)
+        assert 2.5 * 4_096 < told < 3 * (4_096 - request.options["num_predict"])
+        assert request.messages[1]["content"].startswith("Question: boat?")
+        assert all(f"[{number + 1}] memory {number} " in request.messages[1]["content"] for number in range(50))
 
-    def __init__(self, form: str = "documents", status: int = 200, body: bytes | None = None, coding: str = "") -> None:
+
+class Server:
+    """A /rerank that takes one of the two forms.
+
+    most: texts that it takes at once, and longest: characters of one; more are refused with the status `too_much`.
+    """
+
+    def __init__(
+        self,
+        form: str = "documents",
+        status: int = 200,
+        body: bytes | None = None,
+        coding: str = "",
+        most: int = 1_000,
+        longest: int = 10_000,
+        too_much: int = 422,
+    ) -> None:
         self.form, self.status, self.body, self.coding = form, status, body, coding
+        self.most, self.longest, self.too_much = most, longest, too_much
         self.asked: list[httpx.Request] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -122,6 +154,8 @@ class Server:
         given = json.loads(request.content)
         if self.form not in given:
             return httpx.Response(422, json={"error": f"missing field {self.form}"})
+        if len(given[self.form]) > self.most or max(map(len, given[self.form])) > self.longest:
+            return httpx.Response(self.too_much, json={"error": "too much"})
         scores = [len(text) for text in given[self.form]]
         if self.form == "texts":
             return httpx.Response(200, json=[{"index": at, "score": score} for at, score in enumerate(scores)])
@@ -143,6 +177,33 @@ async def test_a_server_orders_everything_in_either_form(form: str, calls: int) 
     assert await by_server(server, times=2) == [2, 0, 1]
     # which of the two it takes is found out once
     assert len(server.asked) == calls
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        Server("texts", most=32, too_much=422),
+        Server("texts", most=1, too_much=413),
+        Server("documents", longest=400, too_much=400),
+        Server("documents", longest=400, too_much=500),
+    ],
+)
+async def test_a_server_that_takes_less_at_once_is_asked_in_parts(server: Server) -> None:
+    """TEI takes 32 texts unless it is told otherwise; llama.cpp and vLLM none that is longer than the model reads."""
+    texts = ["x" * (7 * number % 51 + 1) for number in range(50)]
+    texts[20] = "x" * 1_000
+    async with httpx.AsyncClient(transport=httpx.MockTransport(server)) as http:
+        order = await CrossEncoder(http).order("boat?", texts, settings())
+    assert order == sorted(range(50), key=lambda place: -len(texts[place]))
+
+
+@pytest.mark.parametrize("status", [400, 413, 422, 500])
+async def test_a_server_that_refuses_everything_is_not_asked_for_ever(status: int) -> None:
+    server = Server(status=status)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(server)) as http:
+        with pytest.raises(RerankFailed, match=f"answers {status}"):
+            await CrossEncoder(http).order("boat?", ["x" * 1_500] * 50, settings())
+    assert len(server.asked) < 20
 
 
 async def test_a_servers_model_and_key_are_sent_with_the_question() -> None:
