@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from shared.contracts import persona_key
 from shared.errors import ModelError, SettingsError
+from shared.participant.yaml_file import read_yaml
 
 _FORM = "a mapping with `personas` (name: who it is), `self` (who it is), or both is expected"
 
@@ -48,22 +47,22 @@ def load_identities(path: Path | None) -> Identities:
 
     Raises SettingsError.
     """
-    shipped = _parsed(files("services.generator").joinpath("prompts/identities.yaml").read_text(encoding="utf-8"))
+    with as_file(files("services.generator").joinpath("prompts/identities.yaml")) as ours:
+        shipped = _parsed(read_yaml(ours))
     if path is None:
         return shipped
     try:
-        own = _parsed(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as exc:
+        own = _parsed(read_yaml(path))
+    except ValueError as exc:
         raise SettingsError(f"identities {path}: {exc}") from exc
     replaced = {persona_key(name) for name in own.personas}
     kept = {name: text for name, text in shipped.personas.items() if persona_key(name) not in replaced}
     return Identities({**kept, **own.personas}, own.self_identity or shipped.self_identity)
 
 
-def _parsed(text: str) -> Identities:
-    """Raises ValueError in words, or yaml.YAMLError."""
-    content: Any = yaml.safe_load(text)
-    if not isinstance(content, dict) or not content.keys() & {"personas", "self"}:
+def _parsed(content: Any) -> Identities:
+    """Raises ValueError in words."""
+    if not isinstance(content, dict) or not content or content.keys() - {"personas", "self"}:
         raise ValueError(_FORM)
     personas, self_identity = content.get("personas") or {}, content.get("self") or ""
     if not isinstance(personas, dict) or not isinstance(self_identity, str):
@@ -72,6 +71,10 @@ def _parsed(text: str) -> Identities:
     for name, identity in personas.items():
         if not persona_key(str(name)) or not isinstance(identity, str) or not identity.strip():
             raise ValueError(f"{name!r} needs a name and a text that says who it is; {_FORM}")
+        if persona_key(str(name)) == persona_key("The Self"):
+            raise ValueError("The Self is no member: who it is stands under `self`")
+        if "," in str(name) or not str(name).isprintable():
+            raise ValueError(f"{name!r}: a name is one line without commas, which stand between names")
         if persona_key(str(name)) in seen:
             raise ValueError(f"{name!r} stands there twice; case, spaces and underscores make no difference")
         seen.add(persona_key(str(name)))

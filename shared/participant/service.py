@@ -151,12 +151,15 @@ class Context(Generic[S]):
     async def _follow_settings(self, message: Message[Any]) -> None:
         if message.payload.participant != self.participant:
             return
+        # of two changes at the same time the one that is kept counts, and not the one that is heard of last
+        kept = await _kept_values(self.bus, self.participant)
+        values = {name: kept.get(name, value) for name, value in message.payload.values.items()}
         try:
-            self._use(self.settings.update_settings(message.payload.values))
+            self._use(self.settings.update_settings(values))
         except SettingsError as exc:
             log.warning("settings.refused", reason=str(exc))
             return
-        log.info("settings.applied", names=sorted(message.payload.values))
+        log.info("settings.applied", names=sorted(values))
         for changed in self._on_settings:
             await changed(self.settings)
 
@@ -184,9 +187,14 @@ class Context(Generic[S]):
                 await self.presence.leave()
 
 
+async def _kept_values(bus: Bus, participant: str) -> dict[str, Any]:
+    """What was changed while the participant ran, by the setting's name."""
+    return stored_values(participant, await bus.link.call("HGETALL", settings_key(participant)))
+
+
 async def _stored_settings(bus: Bus, participant: str, settings: S) -> S:
     """The settings with the run-time updates of earlier days; one that is no longer valid is left out."""
-    for name, value in stored_values(participant, await bus.link.call("HGETALL", settings_key(participant))).items():
+    for name, value in (await _kept_values(bus, participant)).items():
         try:
             settings = settings.update_settings({name: value})
         except SettingsError as exc:

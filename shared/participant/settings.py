@@ -23,6 +23,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from pydantic_settings.exceptions import SettingsError as MalformedSource
 
 from shared.errors import SettingsError
+from shared.participant.yaml_file import read_yaml
 from shared.telemetry.unread import not_understood
 
 ENV_PREFIX = "LOCAL2_"
@@ -290,15 +291,11 @@ def _file() -> Path | None:
 
 
 def _sections(path: Path) -> dict[str, Any]:
-    # most processes have no such file, and save a megabyte
-    import yaml
-
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        content = read_yaml(path) or {}
         return {str(name): {str(key): value for key, value in (own or {}).items()} for name, own in content.items()}
-    except (yaml.YAMLError, AttributeError, TypeError) as exc:
-        reason = str(exc).replace('in "<unicode string>", ', "")
-        raise SettingsError(f"{path}: a mapping of participants to their settings is expected: {reason}") from exc
+    except (ValueError, AttributeError, TypeError) as exc:
+        raise SettingsError(f"{path}: a mapping of participants to their settings is expected: {exc}") from exc
 
 
 def misspelt_sections(participants: Collection[str]) -> list[str]:

@@ -104,6 +104,20 @@ async def test_a_setting_that_changes_while_a_replica_starts_reaches_it(
         await eventually(lambda: context.settings.concurrency == 7)
 
 
+async def test_of_two_changes_at_the_same_time_the_one_that_is_kept_counts(redis_url: str, raw: redis.Redis) -> None:
+    """Two gateways keep and tell a value each: in a cluster in two steps, between which the other one's may come."""
+    settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2, log_level="error")
+    async with open_context("probe", settings) as context:
+        # kept: first's, second's; told: second's, first's
+        raw.hset(settings_key("probe"), "greeting", b'"second"')
+        told = [{"greeting": "second"}, {"greeting": "first"}, {"concurrency": 7}]
+        await context.bus.publish(
+            *[SETTINGS_UPDATE.of(SettingsUpdate(participant="probe", values=values)) for values in told]
+        )
+        await eventually(lambda: context.settings.concurrency == 7)
+        assert context.settings.greeting == "second"
+
+
 async def test_a_setting_that_changes_while_tools_are_built_reaches_them(redis_url: str) -> None:
     """Building may take a while: the change comes in the middle of it."""
     building, go_on = asyncio.Event(), asyncio.Event()
@@ -144,6 +158,8 @@ async def test_the_level_of_the_log_is_changed_while_it_runs_and_kept(redis_url:
     raw.hset(settings_key("probe"), "log_level", b'"error"')
     async with open_context("probe", settings) as context:
         assert not shown("warning")
+        # as the gateway does
+        raw.hset(settings_key("probe"), "log_level", b'"debug"')
         update = SettingsUpdate(participant="probe", values={"log_level": "debug"})
         await context.bus.publish(SETTINGS_UPDATE.of(update))
         await eventually(lambda: shown("debug"))

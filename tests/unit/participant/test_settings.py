@@ -103,6 +103,28 @@ def test_a_malformed_file_is_an_error_that_names_it(text: str) -> None:
         Example.load("example")
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"example: {url: caf\xe9}", "not UTF-8"),
+        (b"a: " + b"[" * 3_000 + b"]" * 3_000, "nested too deeply"),
+        # of two sections of one name YAML would keep the last
+        (b"example: {timeout: 1}\nexample: {url: x}", "example stands there twice"),
+        (b"example: {timeout: 1, timeout: 2}", "timeout stands there twice"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_an_error_that_says_why(content: bytes, why: str) -> None:
+    Path("local2.yaml").write_bytes(content)
+    with pytest.raises(SettingsError, match=rf"local2\.yaml.*{why}"):
+        Example.load("example")
+
+
+def test_what_sections_have_in_common_may_be_written_once() -> None:
+    write("other: &both {hosts: [a], timeout: 3}\nexample: {<<: *both, timeout: 9}\n")
+    settings = Example.load("example")
+    assert (settings.hosts, settings.timeout) == (["a"], 9)
+
+
 def test_a_named_file_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL2_CONFIG", "nowhere.yaml")
     with pytest.raises(SettingsError, match=r"nowhere\.yaml"):
