@@ -247,16 +247,17 @@ class Library:
         return sorted(found)
 
     def older(self, user_id: str, before: int) -> list[str]:
-        """The ids of files that came before a moment (ms), the oldest first."""
-        with self._reading(user_id) as db:
+        """The ids of files that came before a moment (ms), the oldest first; none of a library that is damaged."""
+        with self._spared(user_id), self._reading(user_id) as db:
             sql = "SELECT id FROM file WHERE added < ? ORDER BY added"
             return [row[0] for row in db.execute(sql, (before,))] if db else []
+        return []
 
     def census(self, before: int) -> Census:
-        """Of all users."""
+        """Of all users, but for those whose libraries are damaged."""
         found = [Census(0, None, 0)]
         for user_id in self.users():
-            with self._reading(user_id) as db:
+            with self._spared(user_id), self._reading(user_id) as db:
                 if db is not None:
                     sql = "SELECT count(*), min(added), count(*) FILTER (WHERE added < ?) FROM file"
                     found.append(Census(*db.execute(sql, (before,)).fetchone()))
@@ -286,11 +287,8 @@ class Library:
         for path in self.incoming.iterdir():
             _remove_old(path, now)
         for owner, user_id in self._owners():
-            try:
+            with self._spared(user_id):
                 self._tidy(owner, user_id, now)
-            except sqlite3.Error as exc:
-                # one damaged library takes nobody else's along, and keeps its files
-                log.warning("documents.not_tidied", owner=owner, reason=str(exc))
 
     def _tidy(self, owner: str, user_id: str, now: float) -> None:
         with self._reading(user_id) as db:
@@ -374,6 +372,14 @@ class Library:
             return found
 
     # ── how ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextlib.contextmanager
+    def _spared(self, user_id: str) -> Iterator[None]:
+        """What is done for all users: one damaged library takes nobody else's along, and keeps its files."""
+        try:
+            yield
+        except sqlite3.Error as exc:
+            log.warning("documents.left_out", owner=self._owner(user_id), reason=str(exc))
 
     def _owner(self, user_id: str) -> str:
         return hashlib.sha256(user_id.encode()).hexdigest()[:32]

@@ -260,13 +260,14 @@ class Store(Database):
         return self._census(every, before)
 
     def unused(self, before: int) -> tuple[int, int | None, int]:
-        """The same of answers that nobody compared or rated."""
-        return self._census(
-            "SELECT time FROM responses r "
+        """The same of answers that nobody compared or rated, and of their grades: what `prune` removes."""
+        each = " UNION ALL ".join(
+            f"SELECT time FROM {table} r "
             "WHERE NOT EXISTS (SELECT 1 FROM standing v WHERE v.response_id = r.response_id) "
-            "AND NOT EXISTS (SELECT 1 FROM pairs p WHERE p.query_id = r.query_id)",
-            before,
+            "AND NOT EXISTS (SELECT 1 FROM pairs p WHERE p.query_id = r.query_id)"
+            for table in ("responses", "critiques")
         )
+        return self._census(each, before)
 
     def _census(self, times: str, before: int) -> tuple[int, int | None, int]:
         sql = f"SELECT count(*) AS kept, min(time) AS oldest, count(*) FILTER (WHERE time < ?) AS due FROM ({times})"

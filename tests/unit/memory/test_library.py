@@ -21,6 +21,7 @@ from services.memory.chunks import Chunk
 from services.memory.documents import ranked
 from services.memory.library import File, Library, LibraryFull, Limits, Passage
 from services.memory.vectors import Space, Vector
+from shared.participant.retention import Census
 
 LIMITS = Limits(files=3, bytes=1_000)
 SPACE = Space("m", 2)
@@ -253,6 +254,10 @@ def test_files_whose_database_cannot_be_read_stay(library: Library, damage: byte
         database.write_bytes(damage)
     library.tidy(4_000_000_000.0)
     assert content(library, "ann", file) == b"one"
+    # and take nobody else's along
+    theirs, _ = add(library, "theirs", user="bob")
+    assert [library.older(user, 4_000_000_000_000) for user in ("ann", "bob")] == [[], [theirs.id]]
+    assert library.census(4_000_000_000_000) == Census(1, theirs.added, 1)
 
 
 @pytest.mark.parametrize("dies", [False, True])

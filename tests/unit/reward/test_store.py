@@ -192,6 +192,8 @@ def test_only_what_nobody_compared_or_rated_is_pruned(store: Store) -> None:
     rate(store, "2-0:A")
     store.put("responses", response("5-0:A", time=100))
     store.put("critiques", critique("5-0:A", time=100))
+    # what is said to go is what goes, grades too
+    assert store.unused(before=100)[::2] == (6, 4)
     assert store.prune(before=100) == (2, ("critiques", 0, ""))
     assert store.prune(before=100, after=("critiques", 0, "")) == (2, None)
     assert [row["response_id"] for row in store.page("responses", "", 10)] == ["1-0:A", "1-0:B", "2-0:A", "5-0:A"]
@@ -207,7 +209,8 @@ def test_of_what_is_old_everything_goes_few_rows_at_a_time(store: Store, monkeyp
     store.put("responses", response("5-0:A", time=100))
     kept, oldest, due = store.census(before=100)
     assert oldest is not None
-    assert (kept, store.unused(before=100)[2]) == (due + 1, 3)
+    # three answers with their grades
+    assert (kept, store.unused(before=100)[2]) == (due + 1, 6)
     removed = []
     while count := store.expire(before=100):
         removed.append(count)
