@@ -13,7 +13,7 @@ from typing import Any
 
 from services.generator.context import DEFAULT_RATIO, estimate, reserve
 from services.generator.settings import GeneratorSettings
-from shared.contracts import Outgoing, SessionSummarise
+from shared.contracts import SESSION_SUMMARISE, Outgoing, SessionSummarise
 from shared.envelope import Message
 from shared.errors import ModelError
 from shared.llm.courtesy import CourteousChatModel
@@ -33,6 +33,8 @@ _NEAR, _KEPT = 0.8, 0.4
 _SUMMARY, _READ = 8, 0.6
 _MOST_TURNS = 100
 _LEAST_TOKENS, _MOST_TOKENS = 128, 2_000
+# Characters of a long text that are read in any case.
+_LEAST_READ = 200
 # A model that is away is waited for so long, in seconds.
 _PATIENCE = 600.0
 
@@ -88,12 +90,22 @@ def _tokens(turn: Turn, ratio: float) -> int:
     return estimate(turn.messages(), (), ratio)
 
 
+def readable(before: Summary | None, turns: Sequence[Turn], most: int) -> Sequence[Turn]:
+    """Of the turns, the oldest that can be read at once in about so many characters: one at least."""
+    room = most - (len(before.text) if before else 0)
+    for place, turn in enumerate(turns):
+        room -= sum(min(len(text), _LEAST_READ) for text in (turn.query, turn.answer)) + len("User: \nAssistant: \n\n")
+        if room < 0:
+            return turns[: max(1, place)]
+    return turns
+
+
 def material(before: Summary | None, turns: Sequence[Turn], most: int) -> str:
-    """What a summary is made from, in at most about so many characters."""
+    """What a summary is made from, in at most about so many characters; see `readable`."""
     parts = [f"=== SUMMARY SO FAR ===\n{before.text}"] if before else []
     room = max(0, most - sum(map(len, parts)))
     # a long text gives way to the others
-    share = max(200, room // max(1, 2 * len(turns)))
+    share = max(_LEAST_READ, room // max(1, 2 * len(turns)))
     said = [f"User: {_cut(turn.query, share)}\nAssistant: {_cut(turn.answer, share)}" for turn in turns]
     return "\n\n".join([*parts, "=== TURNS ===", *said])
 
@@ -117,7 +129,8 @@ class Compactor:
         self._model = model
 
     async def summarise(self, message: Message[SessionSummarise]) -> Iterable[Outgoing]:
-        """Makes the summary that is asked for, unless there is one, or nobody wants it any more."""
+        """Makes the summary that is asked for, unless there is one, or nobody wants it any more. Of more turns than the
+        model can read at once the oldest come first, and it is asked for again."""
         wish, settings = message.payload, self._context.settings
         if not settings.compacts:
             return ()
@@ -131,24 +144,28 @@ class Compactor:
             # taken back since
             return ()
         try:
-            text = await self._asked(self._model(message.parked), before, turns)
+            text, told = await self._asked(self._model(message.parked), before, turns)
         except (ModelError, TimeoutError) as exc:
             # the next answer asks again; until then what does not fit is cut
             log.warning("compaction.failed", reason=str(exc) or "timeout")
             return ()
-        kept = await self._summaries.keep(wish.session_id, wish.user_id, before, turns, text, known)
-        log.info("compaction.kept" if kept else "compaction.outdated", turns=len(turns), until=wish.until)
-        return ()
+        kept = await self._summaries.keep(wish.session_id, wish.user_id, before, told, text, known)
+        log.info("compaction.kept" if kept else "compaction.outdated", turns=len(told), until=told[-1].query_id)
+        return [SESSION_SUMMARISE.of(wish, **message.headers())] if kept and len(told) < len(turns) else ()
 
-    async def _asked(self, model: CourteousChatModel, before: Summary | None, turns: Sequence[Turn]) -> str:
-        """The text. Raises ModelError and TimeoutError."""
+    async def _asked(
+        self, model: CourteousChatModel, before: Summary | None, turns: Sequence[Turn]
+    ) -> tuple[str, Sequence[Turn]]:
+        """The text, and the turns that it tells of, oldest first. Raises ModelError and TimeoutError."""
         settings = self._context.settings
         context = (await model.facts(settings.model)).context(settings.num_ctx)
         ratio = next((turn.ratio for turn in reversed(turns) if turn.ratio), DEFAULT_RATIO)
         longest = max(_LEAST_TOKENS, min(_MOST_TOKENS, context // _SUMMARY))
+        most = int(_READ * context * ratio)
+        turns = readable(before, turns, most)
         asked: list[dict[str, Any]] = [
             {"role": "system", "content": PROMPT},
-            {"role": "user", "content": material(before, turns, int(_READ * context * ratio))},
+            {"role": "user", "content": material(before, turns, most)},
         ]
         request = ChatRequest(
             model=settings.model,
@@ -161,4 +178,4 @@ class Compactor:
         text = (await model.say(request, seconds=settings.first_token_seconds, patience=_PATIENCE)).strip()
         if not text:
             raise ModelError("the model wrote no summary")
-        return text
+        return text, turns

@@ -9,7 +9,8 @@ import redis
 from support.stack import Stage, stage
 from support.waiting import eventually
 
-from shared.contracts import SESSION_SUMMARISE
+from services.generator.context import DEFAULT_RATIO
+from shared.contracts import SESSION_SUMMARISE, SessionSummarise
 from shared.records.journal import EntryType
 from shared.records.summaries import Summaries, Summary
 
@@ -134,6 +135,23 @@ async def test_without_it_what_does_not_fit_is_left_out_and_said(values: dict[st
                if entry.type is EntryType.CONTEXT_TRUNCATED]  # fmt: skip
         assert cut[-1]["dropped_turns"] == cut[-1]["cut"] > 0
         assert cut[-1]["kept_turns"] == cut[-1]["turns"]
+
+
+async def test_more_than_the_model_can_read_at_once_is_summarised_in_parts(redis_url: str) -> None:
+    """As after an import, or where the context has become smaller."""
+    async with stage(redis_url, [SHORT]) as on:
+        asked = await talk(on, 10)
+    async with stage(redis_url, [SUMS_UP, SHORT], num_ctx=512) as on:
+        wish = SessionSummarise(session_id="s1", user_id=on.user, until=asked[-1])
+        await on.bus.publish(SESSION_SUMMARISE.of(wish))
+        summary = await settled(on)
+        assert summary == Summary(asked[-1], 10, "They counted.")
+        read = [r.body["messages"] for r in on.server.requests if r.rule == "summary"]
+        assert len(read) > 1
+        ratio = (await on.turns("s1"))[-1].ratio or DEFAULT_RATIO
+        assert all(len(messages[1]["content"]) < 0.7 * 512 * ratio for messages in read)
+        told = "".join(messages[1]["content"] for messages in read)
+        assert [told.count(f"User: {n} word") for n in range(10)] == [1] * 10
 
 
 async def test_a_summary_of_a_session_that_is_deleted_meanwhile_comes_to_nothing(redis_url: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.generator.compaction import Past, due, material
+from services.generator.compaction import Past, due, material, readable
 from services.generator.context import Conversation, fit
 from shared.records.sessions import Turn
 from shared.records.summaries import Summary
@@ -78,6 +78,20 @@ def test_long_texts_give_way_so_that_all_turns_are_read() -> None:
     assert len(text) < 4_500
     assert "In Porto." in text
     assert "[…]" in text
+
+
+def test_no_more_turns_are_read_at_once_than_have_room() -> None:
+    """A server cuts the beginning of what is too long for the model: the older turns would be in no summary."""
+    turns, before = [turn(n, 2_000) for n in range(100)], Summary("0-0", 9, "They met. " * 40)
+    at_once = readable(before, turns, 4_000)
+    assert at_once == turns[: len(at_once)]
+    assert 5 < len(at_once) < 10
+    assert len(material(before, at_once, 4_000)) < 4_300
+    # short ones have room
+    assert len(readable(None, [turn(n, 5) for n in range(100)], 4_000)) == 100
+    # one at least
+    assert readable(before, turns, 100) == turns[:1]
+    assert readable(None, [], 4_000) == []
 
 
 def test_what_the_model_sees_is_told_in_counts_and_ids() -> None:
