@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from datetime import UTC, datetime
 
-_ISO = re.compile(r"^(\d{4})(?:-(\d{2})(?:-(\d{2}))?)?$")
+_ISO = re.compile(r"^(\d{4})(?:-(\d{2})(?:-(\d{2}))?)?$", re.ASCII)
 MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
           "december")  # fmt: skip
-_MONTH = "|".join(f"{name}|{name[:3]}" for name in MONTHS)
+_MONTH = "|".join([*(f"{name}|{name[:3]}" for name in MONTHS), "sept"])
 _TOLD = re.compile(
     rf"^(?:(?P<day>\d{{1,2}})(?:st|nd|rd|th)? (?:of )?)?(?P<month>{_MONTH})\.?(?: (?P<day2>\d{{1,2}})(?:st|nd|rd|th)?"
-    rf"(?!\d))?(?:,? (?P<year>\d{{4}}))?$"
+    rf"(?!\d))?(?:,? (?P<year>\d{{4}}))?$",
+    re.ASCII,
 )
 MOST = 40
 
@@ -40,7 +42,8 @@ def date_of(text: str | None, said_ms: int) -> str | None:
 
     A month without a year is the last one that had begun when it was said.
     """
-    words = " ".join((text or "").casefold().replace(",", " ").split())
+    # dates are compared as texts: their digits are ours
+    words = " ".join(unicodedata.normalize("NFKC", text or "").casefold().replace(",", " ").split())
     if not words or len(words) > MOST:
         return None
     today = day(said_ms)

@@ -62,11 +62,14 @@ class SearchMemory(_Args):
     @model_validator(mode="before")
     @classmethod
     def _one_of_several(cls, values: Any) -> Any:
-        """`queries` alone are enough."""
-        queries = values.get("queries") if isinstance(values, dict) else None
-        if isinstance(queries, list) and queries and not any(values.get(name) for name in ("query", "q", "text")):
-            return {**values, "query": queries[0], "queries": queries[1:]}
-        return values
+        """`queries` alone are enough, one of them needs no list, and empty ones are none."""
+        if not isinstance(values, dict) or not isinstance(queries := values.get("queries"), list | str):
+            return values
+        several = [queries] if isinstance(queries, str) else queries
+        several = [one for one in several if not isinstance(one, str) or one.strip()]
+        if several and not any(values.get(name) for name in ("query", "q", "text")):
+            return {**values, "query": several[0], "queries": several[1:]}
+        return {**values, "queries": several}
 
     def wanted(self) -> Wanted:
         queries = tuple(dict.fromkeys((self.query, *self.queries)))

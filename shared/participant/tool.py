@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -309,7 +309,7 @@ class ToolWork(Generic[A]):
         if request.query_id in self._cancelled:
             raise NotRun("cancelled")
         try:
-            args = self._args.model_validate(request.args)
+            args = _arguments(self._args, request.args)
         except ValidationError as exc:
             raise ToolError(_argument_error(exc)) from exc
         if (remaining := await self._remaining(message)) <= 0:
@@ -408,6 +408,17 @@ def _encoded(message: Message[ToolRequest], outcome: ToolResult, ms: int) -> byt
         return encode(ToolResultMessage(**result))
     except ValueError as exc:
         raise ToolError(f"its result cannot be sent: {exc}") from exc
+
+
+def _arguments(kind: type[A], given: Mapping[str, Any]) -> A:
+    """Raises ValidationError. What may be left out may be null as well: many models say so what they leave out."""
+    try:
+        return kind.model_validate(given)
+    except ValidationError:
+        said = {name: value for name, value in given.items() if value is not None}
+        if len(said) == len(given):
+            raise
+    return kind.model_validate(said)
 
 
 def _argument_error(exc: ValidationError) -> str:

@@ -109,6 +109,11 @@ async def test_a_search_takes_several_queries_a_log_and_a_second_look(house: Hou
         assert {hit["id"] for hit in called["data"]["hits"]} == {first, second}
         assert called["result"].startswith("[Memory recall")
         assert "=== CONVERSATION LOGS ===" in called["result"]
+        # and as it calls it, too
+        for queries in (["", "boat"], "boat"):
+            args = {"query": None, "queries": queries, "log": None, "n_results": None}
+            called = (await ada.post("/tools/search_memory/call", json={"args": args})).json()
+            assert second in [hit["id"] for hit in called["data"]["hits"]]
         for wrong in ({"args": {}}, {"args": {"queries": []}}, {"args": {"query": "x", "n_results": 0}}):
             assert (await ada.post("/tools/search_memory/call", json=wrong)).json()["error"]
         assert code(await ada.get("/memory", params={"query": "x", "queries": ["y"] * 9})) == (422, "invalid_request")

@@ -128,7 +128,10 @@ def test_which_relations_have_one_object_and_which_two_like_ends() -> None:
         ("december", "2025-12"), ("3 May 2024", "2024-05-03"), ("May 3, 2024", "2024-05-03"),
         ("3rd of may", "2026-05-03"),
         ("last year", "2025"), ("this month", "2026-11"), ("last month", "2026-10"), ("today", "2026-11-22"),
-        ("Sept 2020", None), ("2026-13", None), ("2026-02-30", None), ("31 April", None), ("soon", None), ("", None),
+        ("Sept 2020", "2020-09"),
+        # digits of a wide script, and of another one
+        ("２０２６-05", "2026-05"), ("٢٠٢٦", None),
+        ("2026-13", None), ("2026-02-30", None), ("31 April", None), ("soon", None), ("", None),
         (None, None), ("May " * 30, None),
     ],
 )  # fmt: skip

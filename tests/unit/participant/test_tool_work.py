@@ -17,7 +17,7 @@ from shared.bus.slots import Slots
 from shared.contracts import QUERY_CANCEL, TOOL_REQUEST, TOOL_SCHEMA_REQUEST, Outgoing, ToolRequest, encode
 from shared.errors import ToolError
 from shared.participant.inbox import inbox_bound
-from shared.participant.tool import RUNNING, Cancelled, Offered, Tool, ToolResult, Tools, ToolWork, _Call
+from shared.participant.tool import RUNNING, Cancelled, Offered, Tool, ToolResult, Tools, ToolWork, _arguments, _Call
 
 NOW = 1_780_000_000_000
 CALL = "7-0:A:0:0"
@@ -291,6 +291,20 @@ async def test_arguments_that_cannot_be_used_are_told_and_nothing_is_run(args: d
     stored, answered, _told = await Worker(never).does(request(args=args))
     assert stored[0] == "SET"
     assert read(answered)["error"].startswith(why)
+
+
+async def test_null_is_left_out_where_an_argument_may_be_left_out() -> None:
+    """Many models say `null` for what they do not use. Where it means something it stays."""
+
+    class Loose(BaseModel):
+        text: str
+        tone: str = "kind"
+        most: int | None = 3
+
+    assert _arguments(Loose, {"text": "x", "tone": None, "most": None}) == Loose(text="x")
+    assert _arguments(Loose, {"text": "x", "most": None}) == Loose(text="x", most=None)
+    stored, answered, _told = await Worker(never).does(request(args={"text": None}))
+    assert (stored[0], read(answered)["error"]) == ("SET", "missing text argument")
 
 
 async def test_a_tools_own_failure_is_its_result() -> None:
