@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from shared.bus import Bus, BusFull, Command, ReplyError
+from shared.bus import Bus, BusFull, Command, ReplyError, order
 from shared.bus.keys import schema_key, starts_key
 from shared.errors import TransientError
 from shared.participant.registry import ReplicaInfo, announcing, leaving, mend, still_there
@@ -93,7 +93,9 @@ class Presence:
 
     async def _tidy(self) -> None:
         """Others may write to the inbox whatever they like: what was read of it goes, and what shuts it."""
-        await self._bus.pulse.pipe_raw([("XTRIM", self._inbox, "MINID", "~", self._read())])
+        ms, number = order(self._read())
+        # to the last one: it may have words of a session that is deleted now
+        await self._bus.pulse.pipe_raw([("XTRIM", self._inbox, "MINID", "=", f"{ms}-{number + 1}")])
         await self._bus.unblock_stream(self._inbox)
 
     async def run(self, heartbeat: Callable[[], float]) -> None:

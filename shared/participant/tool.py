@@ -286,7 +286,7 @@ class ToolWork(Generic[A]):
 
     async def _execute(self, message: Message[ToolRequest], task: asyncio.Task[None]) -> Sequence[Command]:
         request, started = message.payload, self._loop.time()
-        store = True
+        run = True
         try:
             running = self._bounded(message, task)
             outcome = await (watched_call(request, running) if watching() else running)
@@ -294,10 +294,12 @@ class ToolWork(Generic[A]):
             result = _encoded(message, outcome, ms)
             log.debug("tool.completed", tool=self._name, call_id=request.call_id, ms=ms)
         except ToolError as exc:
-            store = not isinstance(exc, NotRun)
+            run = not isinstance(exc, NotRun)
             data = failure(request, str(exc), self._elapsed(started), message.entry_id)
             result = encode(data)
             log.info("tool.failed", tool=self._name, call_id=request.call_id, ms=data.duration_ms, error=data.error)
+        # nobody asks again for what a cancelled query called, and its session may have been deleted meanwhile
+        store = run and request.query_id not in self._cancelled
         return self._answering(message, result, new=True, store=store)
 
     def _elapsed(self, started: float) -> int:

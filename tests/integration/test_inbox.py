@@ -41,5 +41,9 @@ async def test_nothing_that_stands_in_an_inbox_keeps_the_rest_from_being_read(
         await eventually(lambda: later == [b"3"])
         assert got == [b"1", b"2"]
         inbox = context.inbox
+        await eventually(lambda: raw.xlen(inbox) == 0, what="nothing stays of what was read")
+        # and it is there for the next one
+        raw.xadd(inbox, {"type": "note", "number": "4"}, nomkstream=True)
+        await eventually(lambda: later == [b"3", b"4"])
     await asyncio.sleep(0)
     assert not raw.exists(inbox)
