@@ -190,7 +190,8 @@ class Consumer:
         """Begins with at most so many new entries of each stream. block: seconds to wait for the first; None: not at
         all. Whether there were any."""
         waiting = () if block is None else ("BLOCK", int(block * 1000))
-        self.slots.promised = count * len(streams)
+        # what comes beyond that waits for a slot; promised, whoever was parked would wait for a read that asks again
+        self.slots.promised = max(0, min(count * len(streams), self.slots.room()))
         try:
             reply = await self._bus.reader.call(
                 *("XREADGROUP", "GROUP", self._group, self._replica, "COUNT", count, *waiting),

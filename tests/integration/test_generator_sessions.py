@@ -105,7 +105,7 @@ async def test_an_answer_that_takes_many_times_the_claim_is_written_by_one_repli
 
 async def test_waiting_for_a_turn_leaves_the_slots_to_other_sessions(redis_url: str) -> None:
     stall = {"when": {"user": "^hold"}, "respond": {"text": "x", "fault": {"kind": "stall"}}}
-    async with stage(redis_url, [stall], concurrency=2, heartbeat=0.2) as on:
+    async with stage(redis_url, [stall], concurrency=2) as on:
         holding = await on.ask("hold", "s1")
         queued = [await on.ask(f"later {n}", "s1") for n in range(6)]
         assert await on.answer(await on.ask("other", "s2"), timeout=5) == "You asked: other"

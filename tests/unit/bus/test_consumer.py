@@ -279,6 +279,34 @@ async def test_what_comes_beside_the_one_that_was_waited_for_waits_for_a_slot(mo
     assert (reader.handled, most, list(reader.held.values()), reader.slots.room()) == (2, 1, [held], 1)
 
 
+async def test_a_read_of_more_streams_than_there_is_room_for_keeps_nobody_who_was_parked_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    promised: list[int] = []
+
+    class Promised(Reads):
+        async def call(self, *command: Any, **options: Any) -> Reply:
+            promised.append(reader.slots.promised)
+            if len(promised) == 3:
+                # it waits for the next entry of any stream; the last slot is for who goes on, without another read
+                reader.slots.give_back(held)
+                async with asyncio.timeout(5):
+                    await reader.slots.free_one()
+            return await super().call(*command, **options)
+
+    first, second = "local2:first", "local2:second"
+    reader, _ = reading(monkeypatch, Promised({}, {}, {}), {one: Route(nothing) for one in (first, second)}, 2)
+    monkeypatch.setattr(reader.slots, "_unblock", unblocked_never)
+    held = Delivery(first, "0-1", [], 1, reader.slots)
+    reader.slots.take(held)
+    await reader._read(reader.slots.room())
+    assert promised == [1, 1, 1]
+
+
+async def unblocked_never() -> bool:
+    raise AssertionError("nobody has to ask for the slot that is free")
+
+
 async def test_what_waits_for_a_slot_and_is_taken_over_gives_nothing_away() -> None:
     reader = consumer()
     reader._loop = asyncio.get_running_loop()
