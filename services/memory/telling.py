@@ -39,9 +39,9 @@ def _log(recalled: Recalled, settings: MemorySettings) -> list[str]:
     room."""
     if not recalled.log:
         return []
-    lines, room = ["", _LOG], settings.log_chars // len(recalled.log)
-    hits = {engram.id for _, engram in recalled.hits}
-    for talk in recalled.log:
+    lines, hits = ["", _LOG], {engram.id for _, engram in recalled.hits}
+    sizes = [sum(len(text) for engram in talk for text in _exactly(engram)) for talk in recalled.log]
+    for talk, room in zip(recalled.log, _rooms(sizes, settings.log_chars), strict=True):
         shown = _fitting(talk, hits, room)
         lines += ["", f"[session {talk[0].session_id}, {_date(talk[0].time)}]"]
         for engram, texts in shown:
@@ -49,6 +49,14 @@ def _log(recalled: Recalled, settings: MemorySettings) -> list[str]:
         if left := len(talk) - len(shown):
             lines.append(f"({left} more turns of this conversation had no room)")
     return lines
+
+
+def _rooms(sizes: Sequence[int], most: int) -> list[int]:
+    """The characters that each may have of `most`: as many, and what small ones leave is the others'."""
+    rooms = [0] * len(sizes)
+    for done, place in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
+        rooms[place] = min(sizes[place], (most - sum(rooms)) // (len(sizes) - done))
+    return rooms
 
 
 def _fitting(talk: Sequence[Engram], hits: set[str], room: int) -> list[tuple[Engram, list[str]]]:

@@ -7,7 +7,7 @@ from services.memory.engram import Engram
 from services.memory.ranking import Hit
 from services.memory.recall import Recalled, Reranked
 from services.memory.settings import MemorySettings
-from services.memory.telling import data_of, told
+from services.memory.telling import _rooms, data_of, told
 
 TODAY = datetime(2026, 5, 31, tzinfo=UTC)
 AT = int(datetime(2026, 5, 30, 9, 5, tzinfo=UTC).timestamp() * 1000)
@@ -71,6 +71,17 @@ def test_room_is_shared_by_the_conversations() -> None:
     told_log = text(recalled(ASKED, [ASKED, other], [other]), log_chars=500).partition("=== CONV")[2]
     assert told_log.count("[session s") == 2
     assert "And the harbour?" in told_log
+
+
+def test_room_that_a_short_conversation_leaves_is_the_others() -> None:
+    long, brief = turn(5, "x" * 300), replace(turn(9, "Yes."), session_id="s2")
+    for log in ([[long], [brief]], [[brief], [long]]):
+        told_log = text(recalled(ASKED, *log), log_chars=330).partition("=== CONV")[2]
+        assert "x" * 300 in told_log
+        assert "more characters" not in told_log
+    assert _rooms([10, 300, 20], 250) == [10, 220, 20]
+    assert _rooms([300, 300], 250) == [125, 125]
+    assert _rooms([], 250) == []
 
 
 def test_words_of_strangers_are_quoted_in_the_log_too() -> None:
