@@ -18,7 +18,8 @@ from services.memory.document_reader import DocumentReader
 from services.memory.embedding import Embedder
 from services.memory.formats import HEAD, IMAGES, KINDS, TYPES, FileRefused, clean_name, kind_of
 from services.memory.keeper import Hook
-from services.memory.library import Bare, File, Library, LibraryFull, Limits, Passage
+from services.memory.library import Bare, Library, LibraryFull, Limits
+from services.memory.passages import File, Passage
 from services.memory.ranking import min_score_for
 from services.memory.settings import DocumentSettings, MemorySettings
 from services.memory.transfer import Get, Incoming, Put, Transfer

@@ -19,7 +19,8 @@ from services.memory.blobs import BlobsAway
 from services.memory.bucket import BucketBlobs
 from services.memory.chunks import Chunk
 from services.memory.documents import ranked
-from services.memory.library import File, Library, LibraryFull, Limits, Passage
+from services.memory.library import Library, LibraryFull, Limits
+from services.memory.passages import File, Passage
 from services.memory.vectors import Space, Vector
 from shared.participant.retention import Census
 
