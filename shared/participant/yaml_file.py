@@ -19,12 +19,14 @@ def read_yaml(path: Path) -> Any:
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             names = set[str]()
             for key, _ in node.value:
+                # the key that merges may stand there twice; one that is no scalar is refused below
+                if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                    continue
                 if key.value in names:
                     raise yaml.constructor.ConstructorError(
                         None, None, f"{key.value} stands there twice", key.start_mark
                     )
-                if isinstance(key.value, str) and key.tag != "tag:yaml.org,2002:merge":
-                    names.add(key.value)
+                names.add(key.value)
             return super().construct_mapping(node, deep)
 
     try:

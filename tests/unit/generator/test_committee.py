@@ -202,6 +202,7 @@ def test_an_operators_file_adds_members_and_replaces_those_of_the_same_name(tmp_
         ("personas: {' _': You are nobody.}\n", "' _' needs a name and a text"),
         ("personas: {Pirate: x, ' pirate': y}\n", "' pirate' stands there twice"),
         ("personas: {Pirate: x}\npersonas: {Cook: y}\n", "personas stands there twice"),
+        ("personas: {[a, b]: x}\n", "unhashable key"),
         ("personas: {the_self: You are the captain.}\n", "stands under `self`"),
         ("personas: {'Pirate, retired': You are the Pirate.}\n", "one line without commas"),
         ("self: {a: b}\n", "a mapping with `personas`"),
