@@ -65,7 +65,7 @@ async def _shown(gateway: Gateway, user: Principal, query_id: str) -> dict[str, 
     shown = _told(record)
     if not end:
         # its journal may have gone before the record
-        return shown if gateway.bus.now_ms() <= record.deadline else None
+        return shown if gateway.bus.left(record.deadline, query_id) >= 0 else None
     first = end[0]
     shown["state"] = str(first.type) if first.type in TERMINAL else "running"
     if first.type is EntryType.FAILED:

@@ -152,7 +152,7 @@ class Answering:
 
     def _left(self, message: Message[QueryReceived]) -> float:
         """Seconds until the query's deadline."""
-        return (self._deadline(message) - self._parts.context.bus.now_ms()) / 1000
+        return self._parts.context.bus.left(self._deadline(message), message.entry_id)
 
     @contextlib.contextmanager
     def _stoppable(self, query_id: str, running: _Running) -> Iterator[None]:

@@ -58,7 +58,7 @@ class Bridge:
             self._context.facts["mcp"] = [_fact(self.links[name], one) for name, one in found.items()]
             await self._context.serve(new)
         await self._context.announce()
-        await self.offered.announce()
+        self.offered.announce()
 
     async def _sorted(self, link: Link) -> Sorted:
         if not link.tools:

@@ -322,13 +322,7 @@ class Documents:
 
     async def _lease(self) -> bool:
         """One replica of all does it; another may go on where it stopped."""
-        link, me = self._context.bus.link, self._context.replica
-        if await link.call("SET", DOCUMENT_VECTORS, me, "NX", "EX", _LEASE_SECONDS):
-            return True
-        if await link.call("GET", DOCUMENT_VECTORS) != me.encode():
-            return False
-        await link.call("EXPIRE", DOCUMENT_VECTORS, _LEASE_SECONDS)
-        return True
+        return await self._context.bus.lease(DOCUMENT_VECTORS, self._context.replica, _LEASE_SECONDS * 1000)
 
     async def _place(self, user_id: str, space: Space, after: int) -> int | None:
         """Gives the user's next chunks their vectors; the last of them, None when there was none. Raises _Elsewhere."""

@@ -91,14 +91,7 @@ class Reembedding:
 
     async def _lease(self) -> bool:
         """One replica of all does it; another may go on where it stopped."""
-        me = self._context.replica
-        link = self._context.bus.link
-        if await link.call("SET", REEMBEDDING, me, "NX", "EX", _LEASE_SECONDS):
-            return True
-        if await link.call("GET", REEMBEDDING) != me.encode():
-            return False
-        await link.call("EXPIRE", REEMBEDDING, _LEASE_SECONDS)
-        return True
+        return await self._context.bus.lease(REEMBEDDING, self._context.replica, _LEASE_SECONDS * 1000)
 
     async def _collection(self, one: Kept, space: Space) -> bool:
         """False: vectors are made in another space by now."""

@@ -49,6 +49,8 @@ class Watch:
         if self._last is None:
             self._began = now
         elif not 0 <= now - self._last <= self._gap:
+            # the clock may have gone back, to before the first look
+            self._began = min(self._began, now)
             self.back = min(now + _LATE * self._gap, max(self.back, now, 2 * now - self._last))
         self._last = now
         return now - max(self._began, self.back)

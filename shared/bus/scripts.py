@@ -83,7 +83,10 @@ return {delivered, removed}
 )
 
 # A heartbeat on one stream. Renews the claims on entries (a plain XCLAIM would steal them back from a new owner), and
-# looks for what nobody keeps. KEYS: stream. ARGV: group, consumer, heir, idle ms, id, …
+# looks for what nobody keeps. A claim is as old as the server's clock says: when that goes back, as by a fail-over to
+# another host, those of the dead lie ahead of it, and would look fresh until it has come there again. Whatever others
+# seem to have renewed in this millisecond is therefore theirs from now on, of the first hundred entries.
+# KEYS: stream. ARGV: group, consumer, heir, idle ms, id, …
 # Returns the server's time in ms, how many entries the heir has, how many are idle (each 0 or 1), and the ids that are
 # lost.
 KEEP = Script("""
@@ -100,6 +103,11 @@ for i = 1, #kept, 1000 do
   for n = i, math.min(i + 999, #kept) do claim[#claim + 1] = kept[n] end
   claim[#claim + 1] = 'JUSTID'
   redis.call(unpack(claim))
+end
+for _, row in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 100)) do
+  if row[3] == 0 and row[2] ~= ARGV[2] then
+    redis.call('XCLAIM', KEYS[1], ARGV[1], row[2], 0, row[1], 'JUSTID')
+  end
 end
 local left = #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3])
 local idle = #redis.call('XPENDING', KEYS[1], ARGV[1], 'IDLE', ARGV[4], '-', '+', 1)

@@ -41,6 +41,8 @@ OBSERVED = 1_000
 # Ids are given by the server's clock, in ms: none is this large before the year 5138. One that is was chosen by
 # somebody who wants no further ones to come.
 _TOO_LATE = 10**14
+# Whoever has an office says so more often (ms).
+_OFFICE_MS = 60_000
 
 Entry = tuple[str, list[bytes]]
 
@@ -126,11 +128,29 @@ class Bus:
         """Milliseconds since the epoch by Redis' clock: for what processes compare with each other."""
         return self._clock.now_ms()
 
+    def left(self, deadline: int, entry_id: str) -> float:
+        """Seconds until a deadline (ms, by Redis' clock) of what was accepted as an entry; also after that clock went
+        forward. An id that is none is of now."""
+        stamped, _, _ = entry_id.partition("-")
+        return self._clock.left(deadline, int(stamped) if stamped.isdecimal() else self.now_ms()) / 1000
+
     async def tell_time(self) -> None:
         """Asks Redis for its time. A lost connection tells it when it is there again."""
         asked = time.monotonic()
         with suppress(ConnectionLost):
             self._clock.learn(await self.pulse.call("TIME", retry=False), asked)
+
+    async def lease(self, key: str, holder: str, ms: int) -> bool:
+        """Whether `holder` has the office `key` alone, for so many ms from now: who has it keeps it. Raises ReplyError.
+
+        One that somebody left goes after its time, or after a minute when Redis' clock has gone back meanwhile.
+        """
+        if await self.link.call("SET", key, holder, "NX", "PX", ms):
+            return True
+        if await self.link.call("GET", key) != holder.encode():
+            await self.link.call("PEXPIRE", key, max(ms, _OFFICE_MS), "LT")
+            return False
+        return bool(await self.link.call("PEXPIRE", key, ms))
 
     async def keep_scripts(self) -> None:
         """Loads the scripts that Redis has lost, for those who may not (see Script)."""

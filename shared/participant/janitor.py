@@ -60,18 +60,13 @@ class Janitor:
 
     async def _elected(self) -> bool:
         """One keeps the office as long as it lives: what it has watched is not known to another."""
-        seconds = int(3 * self._period * 1000)
-        if await self._bus.link.call("SET", JANITOR, self._bus.source, "NX", "PX", seconds):
-            return True
         try:
-            if await self._bus.link.call("GET", JANITOR) != self._bus.source.encode():
-                return False
+            return await self._bus.lease(JANITOR, self._bus.source, int(3 * self._period * 1000))
         except ReplyError as exc:
             if exc.code == "WRONGTYPE":
                 # nobody's: it would stay for ever
                 await self._bus.link.call("DEL", JANITOR)
             raise
-        return bool(await self._bus.link.call("PEXPIRE", JANITOR, seconds))
 
     async def round(self) -> None:
         """Trims every stream once, and puts it right."""

@@ -122,6 +122,8 @@ async def mend(port: Port) -> None:
 # A stack has started after so many seconds; meanwhile its participants look so often who else is there.
 SETTLING = 60.0
 _SOON = 0.2
+# Nobody's idea of the bus's time is so far (ms) ahead of it.
+_AHEAD_MS = 60_000
 
 
 class Registry:
@@ -178,7 +180,10 @@ class Registry:
         return sorted(there.values(), key=_place)
 
     async def _read(self) -> tuple[list[ReplicaInfo], int]:
-        """Those that say that they live, in their order, and the time of the bus in ms."""
+        """Those that say that they live, in their order, and the time of the bus in ms.
+
+        Who was seen by a clock that has gone back since has not been heard of after that.
+        """
         index, (seconds, micros) = await self._bus.link.pipe([("ZRANGE", REPLICAS, 0, -1), ("TIME",)])
         now = int(seconds) * 1000 + int(micros) // 1000
         raw = [member.decode(errors="replace") for member in index]
@@ -194,7 +199,7 @@ class Registry:
         found = [
             info
             for member, value in zip(members, values, strict=True)
-            if isinstance(value, bytes) and (info := _parsed(member, value)) is not None
+            if isinstance(value, bytes) and (info := _parsed(member, value)) is not None and info.seen < now + _AHEAD_MS
         ]
         return sorted(found, key=_place), now
 

@@ -245,21 +245,21 @@ class ToolWork(Generic[A]):
         """The earlier entry is answered for this one too. It is told where the result will be until when that is waited
         for, because its own deadline may pass before it is begun."""
         deadline = message.envelope.deadline
-        if deadline is None or (left := deadline - self._context.bus.now_ms()) <= 0:
+        if deadline is None or (left := self._context.bus.left(deadline, message.entry_id)) <= 0:
             return []
         key, until = self._stored_under + message.payload.call_id, RUNNING + str(deadline).encode()
-        return [("SET", key, until, "NX", "PX", left)]
+        return [("SET", key, until, "NX", "PX", math.ceil(left * 1000))]
 
     async def _remaining(self, message: Message[ToolRequest]) -> float:
         """Seconds until a call's deadline, or until that of a later request which was left to this one."""
         deadline, bus = message.envelope.deadline, self._context.bus
         if deadline is None:
             return math.inf
-        if (left := deadline - bus.now_ms()) <= 0:
+        if (left := bus.left(deadline, message.entry_id)) <= 0:
             stored = await bus.link.call("GET", self._stored_under + message.payload.call_id)
             until = stored.removeprefix(RUNNING) if stored is not None else b""
-            left = int(until) - bus.now_ms() if until.isdigit() else 0
-        return left / 1000
+            left = (int(until) - bus.now_ms()) / 1000 if until.isdigit() else 0.0
+        return left
 
     async def _asked_before(self, message: Message[ToolRequest]) -> bool:
         """Whether an earlier entry of the same call is not finished."""
@@ -487,15 +487,18 @@ class Offered:
             except DecodeError as exc:
                 not_understood(QUERY_CANCEL.stream, entry[0], str(exc))
         self._context.observe(QUERY_CANCEL, self._cancel, after=earlier[-1][0] if earlier else START)
-        await self.announce()
+        self.announce()
 
-    async def announce(self) -> None:
-        """Says which tools there are, on `tool.schema`."""
+    def announce(self) -> None:
+        """Says which tools there are, on `tool.schema`, as soon as Redis takes it: nobody waits for that."""
+        self._context.keep_up("announce tools", self._announce)
+
+    async def _announce(self) -> None:
         schemas = [schema for schema in self._schemas if not schema.internal]
         await self._context.bus.publish(*(TOOL_SCHEMA.of(schema) for schema in schemas))
 
     async def _asked(self, _message: Message[ToolSchemaRequest]) -> None:
-        await self.announce()
+        self.announce()
 
     async def _cancel(self, message: Message[QueryCancel]) -> None:
         self._cancelled.add(message.payload.query_id)
@@ -523,7 +526,7 @@ async def open_tools(context: Context[S], build: BuildTools[S]) -> AsyncIterator
             old, offered.current = offered.current, fresh
             offered.set(tools)
         context.keep_up("close tools", old.close)
-        await offered.announce()
+        offered.announce()
 
     context.on_settings(replace)
     async with one_at_a_time:

@@ -208,7 +208,7 @@ class ToolClient:
             return _refused(tool, call_id, caller, f"[tool error: {exc}]", text)
         now = bus.now_ms()
         if caller.deadline is not None:
-            timeout = max(0.0, min(timeout, (caller.deadline - now) / 1000))
+            timeout = max(0.0, min(timeout, bus.left(caller.deadline, caller.query_id)))
         request = Outgoing(
             Envelope(
                 _subject(tool),

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import redis
+from support.apps import ProbeSettings, probe
 from support.http_gateway import gateway_settings, generating, serving
 from support.http_stack import ModelProcess
 from support.services import announced
@@ -21,7 +22,8 @@ from support.waiting import always, eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
-from shared.contracts import DEAD_LETTER
+from shared.contracts import DEAD_LETTER, TOOL_REQUEST, TOOL_SCHEMA
+from shared.participant.service import open_context
 
 REASONS = {"memory": "the bus is out of memory", "disk": "the bus cannot write to its disk"}
 
@@ -153,6 +155,20 @@ async def test_everybody_who_starts_waits_and_the_gateway_reads(
                     return (await site.http.get("/keys", headers=hers)).status_code == 200
 
                 await eventually(known)
+
+
+async def test_a_worker_whose_redis_fills_up_while_it_opens_its_tool_serves_and_announces_it_later(
+    redis_server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    settings = ProbeSettings(redis_url=redis_server.url, data_dir=tmp_path / "probe", heartbeat=0.2)
+    with redis.Redis.from_url(redis_server.url) as raw:
+        async with open_context("probe", settings) as context:
+            raw.config_set("maxmemory", 1)
+            async with probe._build(context) as works:
+                assert [work.stream for work in works] == [TOOL_REQUEST.for_tool("probe").stream]
+                await asyncio.sleep(0.1)
+                raw.config_set("maxmemory", 0)
+                await eventually(lambda: raw.xlen(TOOL_SCHEMA.stream) == 1)
 
 
 async def test_a_process_that_is_told_to_stop_while_redis_is_full_stops_quietly(

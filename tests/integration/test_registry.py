@@ -68,6 +68,19 @@ async def test_a_sign_of_life_counts_for_its_time_and_may_be_lengthened(bus: Bus
     assert (await bus.link.call(*still_there("probe", "r2", 2_400))) == 0
 
 
+async def test_who_was_seen_by_a_clock_that_has_gone_back_since_is_there_when_he_says_so_again(
+    bus: Bus, raw: redis.Redis
+) -> None:
+    seconds, _ = raw.time()
+    later = seconds * 1000 + 3_600_000
+    await announce(bus, info(replica="dead", seen=later), info(replica="alive", seen=later), ttl_ms=3_600_000)
+    registry = Registry(bus, 0.0)
+    assert await registry.replicas() == []
+    # who is a little ahead lives
+    await announce(bus, info(replica="alive", seen=seconds * 1000 + 5_000))
+    assert [one.replica for one in await registry.replicas()] == ["alive"]
+
+
 async def test_what_cannot_be_read_is_nobody_and_what_is_newer_is_passed_over(bus: Bus, raw: redis.Redis) -> None:
     await announce(bus, info(replica="plain"))
     odd = {"newer": {**orjson.loads(raw.get(replica_key("probe", "plain"))), "replica": "newer", "colour": "red"},

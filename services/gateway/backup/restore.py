@@ -139,9 +139,7 @@ async def admit(gateway: Gateway, summary: Summary, sections: dict[str, Section]
 async def alone(gateway: Gateway) -> AsyncIterator[str]:
     """The only restore of this stack, as long as the block. Raises ApiError 409."""
     token, link = uuid.uuid4().hex, gateway.bus.link
-    taken = await link.call("SET", RESTORE_LOCK, token, "NX", "PX", _LEASE_MS)
-    # a repeat after a lost answer finds the lock that the first one took
-    if not taken and await link.call("GET", RESTORE_LOCK) != token.encode():
+    if not await gateway.bus.lease(RESTORE_LOCK, token, _LEASE_MS):
         raise ApiError(
             409,
             "restore_running",

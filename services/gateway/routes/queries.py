@@ -110,7 +110,7 @@ def _ids(record: QueryRecord) -> dict[str, str]:
 
 def loop_time_of(gateway: Gateway, record: QueryRecord) -> float:
     """When the query must have ended, on this process's loop clock."""
-    return asyncio.get_running_loop().time() + (record.deadline - gateway.bus.now_ms()) / 1000 + GRACE
+    return asyncio.get_running_loop().time() + gateway.bus.left(record.deadline, record.query_id) + GRACE
 
 
 def _streaming(
@@ -239,7 +239,7 @@ async def query_events(
     async with gateway.reachable():
         record = await owned(gateway, user, query_id)
         newest, terminal = await ended_at(gateway, journal_key(query_id, respondent))
-    if newest == START and gateway.bus.now_ms() > record.deadline + GRACE * 1000:
+    if newest == START and gateway.bus.left(record.deadline, query_id) < -GRACE:
         raise ApiError(404, "not_found", "there is no journal of this query any more")
     # a follower that starts beyond the end would wait for entries that never come
     if is_before(newest, start):

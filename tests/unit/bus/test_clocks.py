@@ -39,12 +39,23 @@ def test_a_slow_reply_is_better_than_none_and_worse_than_a_quick_one(monotonic: 
     monotonic[0] = 1_010.0
     clock.learn(reply(5_000.0), asked=1_000.0)
     assert clock.now_ms() == pytest.approx(5_005_000, abs=1)
-    # says nothing new
+    # says nothing new: it may have been given at any moment of its way
     monotonic[0] = 1_020.0
-    clock.learn(reply(9_000.0), asked=1_019.7)
+    clock.learn(reply(5_014.75), asked=1_019.7)
     assert clock.now_ms() == pytest.approx(5_015_000, abs=1)
-    clock.learn(reply(9_000.0), asked=1_019.75)
-    assert clock.now_ms() == pytest.approx(9_000_125, abs=1)
+    clock.learn(reply(5_014.75), asked=1_019.75)
+    assert clock.now_ms() == pytest.approx(5_014_875, abs=1)
+
+
+@pytest.mark.parametrize("leap", [-3_600.0, -2.0, 2.0, 3_600.0])
+def test_a_clock_that_was_set_is_learned_on_a_line_on_which_every_reply_is_slow(
+    leap: float, monotonic: list[float]
+) -> None:
+    clock = BusClock()
+    clock.learn(reply(5_000.0), asked=1_000.0)
+    monotonic[0] = 1_010.0
+    clock.learn(reply(5_009.5 + leap), asked=1_009.0)
+    assert clock.now_ms() == pytest.approx((5_010 + leap) * 1000, abs=1)
 
 
 def test_only_what_was_watched_without_a_gap_counts() -> None:
@@ -58,6 +69,12 @@ def test_only_what_was_watched_without_a_gap_counts() -> None:
     # a clock that was set back proves nothing either, and says nothing about how long that was
     assert watch.look(500) == 0
     assert watch.look(551) == 51
+
+
+def test_a_clock_that_was_set_back_to_before_the_first_look_begins_the_watch_anew() -> None:
+    watch = Watch(100)
+    assert [watch.look(now) for now in (3_600_000, 3_600_050)] == [0, 50]
+    assert [watch.look(now) for now in (1_000, 1_050, 1_150)] == [0, 50, 150]
 
 
 def test_others_come_back_as_much_later_as_they_were_away_up_to_fifteen_gaps() -> None:
@@ -81,3 +98,31 @@ def test_a_short_pause_does_not_shorten_what_a_long_one_asked_for() -> None:
 def test_the_first_look_begins_the_watch_whatever_the_time_is() -> None:
     for now in (0, 50, 1_700_000_000_000):
         assert Watch(100).look(now) == 0
+
+
+def test_a_clock_that_goes_forward_takes_nothing_from_what_was_stamped_before(monotonic: list[float]) -> None:
+    clock = BusClock()
+    clock.learn(reply(5_000.0), asked=1_000.0)
+    assert clock.left(5_060_000, stamped=5_000_000) == 60_000
+    monotonic[0] += 10
+    clock.learn(reply(8_610.0), asked=1_010.0)
+    assert clock.left(5_060_000, stamped=5_000_000) == pytest.approx(50_000, abs=1)
+    assert clock.left(5_060_000, stamped=5_009_900) == pytest.approx(50_000, abs=1)
+    # what is stamped afterwards was set by the clock as it is
+    assert clock.left(8_620_000, stamped=8_610_000) == pytest.approx(10_000, abs=1)
+    # and so again
+    monotonic[0] += 10
+    clock.learn(reply(12_220.0), asked=1_020.0)
+    assert clock.left(5_060_000, stamped=5_000_000) == pytest.approx(40_000, abs=1)
+    assert clock.left(8_630_000, stamped=8_610_000) == pytest.approx(10_000, abs=1)
+
+
+def test_a_clock_that_is_told_better_or_goes_back_adds_nothing_to_what_is_left(monotonic: list[float]) -> None:
+    clock = BusClock()
+    monotonic[0] = 1_004.0
+    clock.learn(reply(5_000.0), asked=1_000.0)
+    # it was given at the beginning of that way
+    clock.learn(reply(5_003.9), asked=1_004.0)
+    assert clock.left(5_060_000, stamped=5_000_000) == pytest.approx(56_100, abs=1)
+    clock.learn(reply(4_000.0), asked=1_004.0)
+    assert clock.left(5_060_000, stamped=5_000_000) == pytest.approx(1_060_000, abs=1)

@@ -25,10 +25,9 @@ async def test_a_janitor_that_cannot_work_waits_its_time_before_it_tries_again(m
     class Away:
         source = "test/1"
 
-        class link:
-            @staticmethod
-            async def call(*_command: Any) -> Any:
-                raise TransientError("away")
+        @staticmethod
+        async def lease(*_office: Any) -> Any:
+            raise TransientError("away")
 
     waited: list[float] = []
 
@@ -47,10 +46,9 @@ async def test_a_janitor_whose_user_of_redis_may_not_leaves_it_to_others() -> No
     class Closed:
         source = "test/1"
 
-        class link:
-            @staticmethod
-            async def call(*_command: Any) -> Any:
-                raise ReplyError("NOPERM this user has no permissions")
+        @staticmethod
+        async def lease(*_office: Any) -> Any:
+            raise ReplyError("NOPERM this user has no permissions")
 
     # it ends, instead of waiting for its next try
     async with asyncio.timeout(30):

@@ -31,8 +31,11 @@ class Process:
         self.stored: dict[str, bytes] = {}
         self.looked: list[str] = []
         self.hear: Callable[[str, Mapping[bytes, bytes]], None] = lambda _id, _raw: None
-        self.bus = SimpleNamespace(link=self, now_ms=lambda: 0, publishing=self.publishing)
+        self.bus = SimpleNamespace(link=self, now_ms=lambda: 0, left=self.left, publishing=self.publishing)
         self.registry = SimpleNamespace(served=self.served)
+
+    def left(self, deadline: int, _entry_id: str) -> float:
+        return float(deadline - self.bus.now_ms()) / 1000
 
     def on_inbox(self, _kind: str, hear: Callable[[str, Mapping[bytes, bytes]], None]) -> None:
         self.hear = hear

@@ -45,6 +45,9 @@ class Bus:
     def now_ms(self) -> int:
         return NOW
 
+    def left(self, deadline: int, _entry_id: str) -> float:
+        return (deadline - NOW) / 1000
+
     async def call(self, *command: Any) -> Any:
         self.asked.append(command)
         if command[0] == "GET":
@@ -389,17 +392,30 @@ async def test_tools_are_announced_when_they_begin_and_again_to_whoever_asks(ear
     def observe(subject: Any, hear: Any, after: str = "") -> None:
         observed[subject.name] = hear, after
 
-    bus = SimpleNamespace(range=cancelled, publish=publish)
-    offered = Offered(cast(Any, SimpleNamespace(bus=bus, observe=observe, participant="probe", tools=[])))
+    telling: list[Any] = []
+
+    async def told() -> list[list[str]]:
+        while telling:
+            await telling.pop()()
+        return announced
+
+    context = SimpleNamespace(
+        bus=SimpleNamespace(range=cancelled, publish=publish),
+        observe=observe,
+        keep_up=lambda _name, work: telling.append(work),
+        participant="probe",
+        tools=[],
+    )
+    offered = Offered(cast(Any, context))
 
     async def run(_args: Args, _request: ToolRequest) -> ToolResult:
         return ToolResult("")
 
     offered.set([Tool("open", Args, run), Tool("hidden", Args, run, internal=True)])
-    assert announced == []
+    assert await told() == []
     await offered.begin()
-    assert announced == [["open"]]
+    assert await told() == [["open"]]
     # what was cancelled before is read once, and what comes after it is heard of
     assert observed[QUERY_CANCEL.name][1] == (earlier[-1] if earlier else START)
     await observed[TOOL_SCHEMA_REQUEST.name][0](None)
-    assert announced == [["open"], ["open"]]
+    assert await told() == [["open"], ["open"]]
