@@ -27,7 +27,8 @@ from services.web_search.service import WebSearchSettings
 from services.web_search.service import app as web_search
 from shared.bus import Bell, Bus, open_bell
 from shared.bus.keys import journal_key
-from shared.contracts import DEAD_LETTER, QUERY_CANCEL, TOOL_REQUEST, QueryCancel, ToolRequest
+from shared.contracts import DEAD_LETTER, QUERY_CANCEL, TOOL_REQUEST, TOOL_RESULT, QueryCancel, ToolRequest
+from shared.envelope import Envelope
 from shared.participant import health
 from shared.records.journal import EntryType, JournalWriter
 from shared.testing.model_server import ScriptedModelServer
@@ -189,8 +190,16 @@ async def test_a_worker_hears_of_a_cancelled_query(system: Site, users: AclRedis
 
         await eventually(fetched, 15, "the page is being fetched")
         await bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="7-7")))
-        await eventually(lambda: _result(users, calls[-1]), 10, "the call has ended")
-        assert "cancelled" in _result(users, calls[-1])
+        # it is told, and not kept: nobody asks for it again
+
+        async def told() -> list[str]:
+            results = await bus.range(TOOL_RESULT.for_tool("web_fetch").stream)
+            found = [TOOL_RESULT.decode(Envelope.parse("", *entry)) for entry in results]
+            return [result.error or "" for result in found if result.call_id == calls[-1]]
+
+        (error,) = await eventually(told, 10, "the call has ended")
+        assert "cancelled" in error
+        assert _result(users, calls[-1]) == ""
         for writer in held:
             writer.close()
 
