@@ -40,7 +40,6 @@ async def delete_session(gateway: Gateway, info: SessionInfo) -> list[str]:
     """
     bus, session_id = gateway.bus, info.session_id
     open_ids = await lanes.unfinished(bus, session_id, "A")
-    await gateway.sessions.close(session_id)
     queries = await _forget(gateway, session_id)
     await _sweep(bus, session_id, queries)
     await gateway.sessions.delete(info)
@@ -77,17 +76,17 @@ async def forget_queries(gateway: Gateway, user_id: str, session_id: str, query_
 
 
 async def _forget(gateway: Gateway, session_id: str) -> list[str]:
-    """Stops what is not finished and removes what is kept of the session's queries; their ids."""
+    """Stops what is not finished, closes the session and removes what is kept of its queries; their ids."""
     bus = gateway.bus
-    queries = await _queries(gateway, session_id)
-    if not queries:
-        return []
-    waiting = await _stop(gateway, queries)
-    # a client that follows the answer is told its end
-    until = asyncio.get_running_loop().time() + STOPPING
-    while waiting and await lanes.running(bus, session_id) and asyncio.get_running_loop().time() < until:
-        await asyncio.sleep(_LOOK)
-    await erase(bus, queries)
+    if queries := await _queries(gateway, session_id):
+        waiting = await _stop(gateway, queries)
+        # a client that follows the answer is told its end: whoever answers removes it at once in a closed session
+        until = asyncio.get_running_loop().time() + STOPPING
+        while waiting and await lanes.running(bus, session_id) and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(_LOOK)
+    await gateway.sessions.close(session_id)
+    if queries:
+        await erase(bus, queries)
     return queries
 
 

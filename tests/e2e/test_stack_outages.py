@@ -13,7 +13,7 @@ import httpx
 import pytest
 import redis
 from support.http_stack import SSE, HttpStack, Rules, answer_in, blocks, ended, http_stack, last_id, parsed
-from support.waiting import eventually
+from support.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,8 @@ RULES: Rules = [
     {"when": {"user": "^long"}, "respond": {"text": [f"w{number} " for number in range(60)], "pace": 0.03}},
     {"respond": {"thinking": "Hm.", "text": "You said: <<query>>"}},
 ]
-BACK = 2.0
+# In seconds: two of a free machine.
+BACK = 2.0 * PATIENCE
 
 
 @pytest.fixture(scope="module")
