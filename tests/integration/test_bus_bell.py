@@ -404,6 +404,11 @@ async def test_a_completed_journal_tells_at_its_end_what_a_result_needs(bus: Bus
     ]
 
 
+async def test_what_has_taken_a_journals_place_has_no_pages(bus: Bus) -> None:
+    await bus.link.call("SET", KEY, "in the way")
+    assert [page async for page in pages(bus, KEY)] == []
+
+
 async def test_a_journal_is_read_in_pages(bus: Bus) -> None:
     writer = await claim(bus)
     await writer.append_all([(EntryType.ANSWER, {"text": "x"})] * 1_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -181,6 +182,7 @@ async def test_the_last_vote_counts_and_the_same_vote_changes_nothing(redis_url:
     # a vote that a later one has overtaken need not be told, and never comes behind it
     assert events[-1].reward == -0.5
     assert len({event.vote_id for event in events}) == len(events) <= 4
+    assert all(re.fullmatch(r"\d+-\d+", event.vote_id) for event in events)
     assert sorted(events, key=lambda event: event.vote_id) == events
     assert (row["reward"], row["stars"]) == (-0.5, 2)
 

@@ -259,3 +259,47 @@ async def test_a_bell_that_is_silent_is_asked_and_given_up_when_it_does_not_answ
     wire = Wire(answers)
     await asyncio.wait_for(line._watch(cast(Any, wire)), 60)
     assert wire.asked == answers + 1
+
+
+async def test_a_scan_goes_from_one_master_to_the_next_and_tells_what_one_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    link, _ = cluster([(TWO, ONE)], one=0, two=0)
+    asked: list[tuple[Address, Any]] = []
+    replies: list[Any] = [[b"7", [b"a"]], [b"0", [b"b"]], [b"0", []], ReplyError("ERR invalid cursor")]
+
+    async def tell(address: Address, command: Any, _retry: bool) -> Any:
+        asked.append((address, command))
+        return replies.pop(0)
+
+    monkeypatch.setattr(link, "_tell", tell)
+    cursor, found = b"0", []
+    for _ in range(3):
+        cursor, keys = await link._scan(("SCAN", cursor, "COUNT", 10))
+        found += keys
+    assert (cursor, found) == (b"0", [b"a", b"b"])
+    assert asked == [
+        (ONE, ("SCAN", 0, "COUNT", 10)), (ONE, ("SCAN", 7, "COUNT", 10)), (TWO, ("SCAN", 0, "COUNT", 10)),
+    ]  # fmt: skip
+    assert str(await link._scan(("SCAN", 0))) == "ERR invalid cursor"
+
+
+async def test_a_map_that_cannot_be_used_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.bus.cluster._UNEASY", 0.01)
+    link, _ = cluster([(ONE,)], one=0, two=0)
+    maps = ["no map", "a map"]
+    applied: list[str] = []
+
+    async def slots(_asked: Any) -> Any:
+        return maps.pop(0) if maps else []
+
+    def apply(found: str) -> None:
+        if found == "no map":
+            raise IndexError(found)
+        applied.append(found)
+
+    monkeypatch.setattr(link, "_someone", lambda: "a node")
+    monkeypatch.setattr(link, "_slots", slots)
+    monkeypatch.setattr(link, "_apply", apply)
+    async with link:
+        await eventually(lambda: applied == ["a map"])

@@ -33,7 +33,10 @@ def keys(data_dir: Path, **settings: Any) -> Keys:
 
 async def test_the_operator_comes_in_while_the_bus_is_away_and_nobody_else(tmp_path: Path) -> None:
     known = keys(tmp_path)
-    assert await known.principal(SECRET) == Principal(ADMIN, "admin")
+    found = await known.principal(SECRET)
+    assert found == Principal(ADMIN, "admin")
+    # not even the administrator's key speaks for others, unless that was said of it
+    assert not found.trusted
     assert await known.principal("") is None
     for other in (SECRET[:-1], SECRET + "0", SECRET.upper(), "x"):
         with pytest.raises(BusUnavailable):

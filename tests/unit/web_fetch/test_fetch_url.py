@@ -18,3 +18,9 @@ def test_a_url_with_a_user_is_refused_for_that(url: str) -> None:
 def test_a_redirect_is_refused_as_it_came_before_anything_of_it_is_cleaned_away(location: str) -> None:
     with pytest.raises(Blocked, match=r"control character|longer than"):
         parse("http://a.example/").join(location)
+
+
+@pytest.mark.parametrize("host", ["xn--a.\u0378", "\u2488.example", "\u0301a.example"])
+def test_a_name_that_no_registry_takes_is_refused(host: str) -> None:
+    with pytest.raises(Blocked, match="the URL's host is not a valid name"):
+        parse(f"http://{host}/")
