@@ -106,7 +106,7 @@ class Presence:
             beat = (self.announce(heartbeat()), self._tidy(), self._bus.tell_time(), self._bus.keep_scripts())
             for failure in await asyncio.gather(*beat, return_exceptions=True):
                 await self._missed(failure)
-            await asyncio.sleep(max(0.0, due - now()))
+            await asyncio.sleep(due - now())
 
     async def _missed(self, failure: BaseException | None) -> None:
         """Goes on after what Redis refuses or cannot do now; anything else is raised."""

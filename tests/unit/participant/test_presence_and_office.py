@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any, cast
 
+import orjson
 import pytest
 
 from shared.bus import Bus, BusFull, Command, ReplyError
-from shared.bus.keys import KNOWN_TOOLS
-from shared.contracts import QUERY_CANCEL, RESPONSE_GENERATION
+from shared.bus.keys import JANITOR, KNOWN_TOOLS, REPLICAS, replica_key, schema_key, starts_key
+from shared.contracts import DEAD_LETTER, QUERY_CANCEL, QUERY_RECEIVED, RESPONSE_GENERATION, Subject
 from shared.envelope import Message
 from shared.errors import BusUnavailable, TransientError
 from shared.participant.janitor import ABANDONED_MS, Janitor
@@ -21,38 +24,144 @@ from shared.participant.service import Context, _mark_draining
 from shared.participant.tool import Cancelled
 
 
-async def test_a_janitor_that_cannot_work_waits_its_time_before_it_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Away:
-        source = "test/1"
+class Trimmed:
+    """A bus whose streams a janitor trims; `done` is what it did, in order."""
 
-        @staticmethod
-        async def lease(*_office: Any) -> Any:
-            raise TransientError("away")
+    source = "test/1"
 
-    waited: list[float] = []
+    def __init__(self, *subjects: Subject[Any]) -> None:
+        self.done: list[Any] = []
+        self.now = 1_000
+        self.gone: list[str] = []
+        self.elected: list[bool | Exception] = [True]
+        self.refused: dict[str, Exception] = {}
+        self.link = self
+        self._subjects = list(subjects)
+
+    async def lease(self, *office: Any) -> bool:
+        self.done.append(("lease", *office))
+        said = self.elected.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    async def call(self, *command: Any) -> Any:
+        self.done.append(command)
+
+    async def tell_time(self) -> None:
+        self.done.append("time")
+
+    def now_ms(self) -> int:
+        return self.now
+
+    async def subjects(self) -> list[Subject[Any]]:
+        return self._subjects
+
+    async def unblock_stream(self, stream: str) -> None:
+        self.done.append(("unblock", stream))
+
+    async def drop_forged(self) -> None:
+        self.done.append("forged")
+
+    async def absent(self, subject: Subject[Any], silent_ms: int) -> list[str]:
+        assert silent_ms == 60_000
+        return self.gone
+
+    async def trim(self, subject: Subject[Any], *, spare_ms: int, abandoned: Sequence[str]) -> None:
+        self.done.append(("trim", subject.name, spare_ms, list(abandoned)))
+        if subject.name in self.refused:
+            raise self.refused[subject.name]
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Trimmed:
+    """Streams of every sort; where the janitor waits stands what it waits for, and it ends when it has no office more
+    to ask for."""
+    on = Trimmed(DEAD_LETTER, QUERY_CANCEL, QUERY_RECEIVED)
+
+    async def shared(bus: Any, *subjects: Any) -> None:
+        assert bus is on
+        on.done.append(("share", *([one.name for one in listed] for listed in subjects)))
 
     async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-        if len(waited) == 3:
+        on.done.append(seconds)
+        if not on.elected:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr("shared.participant.janitor.asyncio.sleep", sleep)
+    monkeypatch.setattr("shared.participant.janitor.ration", shared)
+    monkeypatch.setattr("shared.participant.janitor.bound_requests", shared)
+    monkeypatch.setattr("shared.participant.janitor.asyncio", SimpleNamespace(sleep=sleep))
+    return on
+
+
+ROUND: list[Any] = [
+    "time", ("share",), ("share", ["dead.letter", "query.cancel", "query.received"]),
+    ("unblock", DEAD_LETTER.stream), "forged", ("trim", "dead.letter", 60_000, []),
+    ("unblock", QUERY_CANCEL.stream), ("trim", "query.cancel", 60_000, []),
+    ("trim", "query.received", 60_000, []),
+]  # fmt: skip
+LEASE = ("lease", JANITOR, "test/1", 180_000)
+
+
+async def test_who_has_the_office_trims_every_stream_and_puts_it_right(on: Trimmed) -> None:
+    on.elected = [True, False]
     with pytest.raises(asyncio.CancelledError):
-        await Janitor(cast(Bus, Away()), 60.0).run()
-    assert waited == [60.0, 60.0, 60.0]
+        await Janitor(cast(Bus, on), 60.0).run()
+    assert on.done == [LEASE, *ROUND, 60.0, LEASE, 60.0]
 
 
-async def test_a_janitor_whose_user_of_redis_may_not_leaves_it_to_others() -> None:
-    class Closed:
-        source = "test/1"
+@pytest.mark.parametrize(
+    "error", [BusFull("out of memory"), ReplyError("WRONGTYPE it is"), ReplyError("ERR other"), TransientError("away")],
+    ids=str,
+)  # fmt: skip
+async def test_a_stream_that_cannot_be_trimmed_keeps_no_other_from_it(error: Exception, on: Trimmed) -> None:
+    on.refused = {"dead.letter": error}
+    with pytest.raises(asyncio.CancelledError):
+        await Janitor(cast(Bus, on), 60.0).run()
+    # what is wrong with all of it ends the round; there is a next one
+    whole = isinstance(error, BusFull) or str(error).startswith("WRONGTYPE")
+    assert on.done == [LEASE, *(ROUND if whole else ROUND[:6]), 60.0]
 
-        @staticmethod
-        async def lease(*_office: Any) -> Any:
-            raise ReplyError("NOPERM this user has no permissions")
 
+async def test_a_janitor_that_cannot_work_waits_its_time_before_it_tries_again(on: Trimmed) -> None:
+    on.elected = [TransientError("away"), ReplyError("ERR other"), ReplyError("WRONGTYPE it is")]
+    with pytest.raises(asyncio.CancelledError):
+        await Janitor(cast(Bus, on), 60.0).run()
+    # what nobody wrote would stay for ever in the place of the office
+    assert on.done == [LEASE, 60.0, LEASE, 60.0, LEASE, ("DEL", JANITOR), 60.0]
+
+
+async def test_a_janitor_whose_user_of_redis_may_not_leaves_it_to_others(on: Trimmed) -> None:
+    on.elected = [ReplyError("NOPERM this user has no permissions"), True]
     # it ends, instead of waiting for its next try
-    async with asyncio.timeout(30):
-        await Janitor(cast(Bus, Closed()), 3_600.0).run()
+    await Janitor(cast(Bus, on), 60.0).run()
+    assert on.done == [LEASE]
+
+
+@pytest.mark.parametrize(
+    ("period", "times", "abandoned"),
+    [
+        (1_800.0, [0, 1_800_000, 3_600_000], ["memory"]),
+        (1_800.0, [0, 1_800_000, 3_599_999], []),
+        (1.0, range(0, 3_600_001, 60_000), ["memory"]),
+        # it was away itself meanwhile, somebody else had the office in between, or the clock was put back
+        (1_800.0, [0, 5_400_001, 9_000_000], []),
+        (1_800.0, [0, None, 3_600_000], []),
+        (1_800.0, [0, 3_599_999, 3_500_000, 3_600_000], []),
+    ],
+)
+async def test_a_group_holds_entries_back_until_one_janitor_has_seen_it_absent_for_an_hour(
+    period: float, times: Sequence[int | None], abandoned: list[str], on: Trimmed
+) -> None:
+    janitor = Janitor(cast(Bus, on), period)
+    # its queries are the gateway's to bound
+    on.gone = ["memory", "generator"]
+    for at in times:
+        on.elected = [at is not None]
+        on.now = 7_000_000 + (at or 0)
+        with pytest.raises(asyncio.CancelledError):
+            await janitor.run()
+    assert on.done[-2] == ("trim", "query.received", 60_000, abandoned)
 
 
 async def test_a_group_that_came_back_is_absent_from_then_on_when_it_goes_again() -> None:
@@ -68,30 +177,6 @@ async def test_a_group_that_came_back_is_absent_from_then_on_when_it_goes_again(
         for now in (0, 1_000, ABANDONED_MS, 2 * ABANDONED_MS)
     ]  # fmt: skip
     assert found == [[], [], [], ["memory"]]
-
-
-async def test_a_full_redis_is_told_of_until_it_takes_a_heartbeat_again() -> None:
-    full = [True, False]
-    still: list[Command] = []
-
-    class Pulse:
-        async def pipe(self, commands: Sequence[Command]) -> list[Any]:
-            if full.pop(0):
-                raise BusFull("out of memory")
-            return [1 for _ in commands]
-
-        async def call(self, *command: Any) -> Any:
-            still.append(command)
-
-    told = ReplicaInfo("probe", "r1", "ready", 1, 1)
-    bus = cast(Bus, SimpleNamespace(pulse=Pulse()))
-    presence = Presence(bus, "probe", "r1", "local2:inbox:probe:r1", lambda: "0-0", lambda: told, b"{}")
-    with pytest.raises(BusFull):
-        await presence.announce(2.0)
-    assert presence.full == "out of memory"
-    assert still == [("EXPIRE", "local2:replica:probe:r1", 6)]
-    await presence.announce(2.0)
-    assert presence.full is None
 
 
 @pytest.mark.parametrize(
@@ -129,30 +214,178 @@ async def test_names_of_tools_are_noted_once_and_so_many_at_most(
         assert said[-1] == ("SADD", KNOWN_TOOLS, *added)
 
 
+INBOX = "local2:inbox:probe:r1"
+OPENING: list[Command] = [
+    ("SET", schema_key("probe"), b"{}"),
+    ("XADD", INBOX, "*", "type", "started"),
+    ("EXPIRE", INBOX, 60),
+]
+
+
+class Pulse:
+    """Keeps what is sent, and answers every command with what the test says; the errors come first."""
+
+    def __init__(self, *errors: Exception, replies: Sequence[Any] = ()) -> None:
+        self.sent: list[Any] = []
+        self.errors = list(errors)
+        self.replies = list(replies)
+
+    async def pipe(self, commands: Sequence[Command]) -> list[Any]:
+        self.sent.append(list(commands))
+        if self.errors:
+            raise self.errors.pop(0)
+        return [self.replies.pop(0) if self.replies else 1 for _ in commands]
+
+    pipe_raw = pipe
+
+    async def call(self, *command: Any) -> Any:
+        return (await self.pipe([command]))[0]
+
+
+def presence_on(pulse: Pulse, read: str = "0-0", **bus: Any) -> Presence:
+    told = ReplicaInfo("probe", "r1", "ready", 1, 5)
+    on = SimpleNamespace(pulse=pulse, **bus)
+    return Presence(cast(Bus, on), "probe", "r1", INBOX, lambda: read, lambda: told, b"{}")
+
+
 @pytest.mark.parametrize("patient", [False, True])
-async def test_who_arrives_waits_for_a_full_redis_only_when_it_is_to(
-    patient: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [BusFull("out of memory"), BusUnavailable("away")], ids=str)
+async def test_who_arrives_waits_for_a_redis_that_takes_no_writes_only_when_it_is_to(
+    error: Exception, patient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-
-    class Pulse:
-        async def pipe(self, commands: Sequence[Command]) -> None:
-            said.append(commands[0][0])
-            if said.count("SET") < 3:
-                raise BusFull("out of memory")
-
-        async def pipe_raw(self, commands: Sequence[Command]) -> None:
-            said.append(commands[0][0])
+    pulse = Pulse(error, error)
 
     async def sleep(_seconds: float) -> None:
-        said.append("waits")
+        pulse.sent.append("waits")
 
     monkeypatch.setattr("shared.participant.presence.asyncio.sleep", sleep)
-    bus = cast(Bus, SimpleNamespace(pulse=Pulse()))
-    told = ReplicaInfo("probe", "r1", "ready", 1, 1)
-    presence = Presence(bus, "probe", "r1", "local2:inbox:probe:r1", lambda: "0-0", lambda: told, b"{}")
+    presence = presence_on(pulse)
     await presence.arrive(patient=patient)
-    assert said == (["SET", "waits", "SET", "waits", "SET", "INCR"] if patient else ["SET"])
+    started = [("INCR", starts_key("probe"))]
+    assert pulse.sent == ([OPENING, "waits", OPENING, "waits", OPENING, started] if patient else [OPENING])
+    # who waited for room says so until his first heartbeat
+    assert presence.full == ("out of memory" if isinstance(error, BusFull) else None)
+
+
+async def test_a_full_redis_is_told_of_until_it_takes_a_heartbeat_again() -> None:
+    pulse = Pulse(BusFull("out of memory"))
+    presence = presence_on(pulse)
+    with pytest.raises(BusFull):
+        await presence.announce(2.0)
+    assert presence.full == "out of memory"
+    assert pulse.sent[1:] == [[("EXPIRE", "local2:replica:probe:r1", 6)]]
+    await presence.announce(2.0)
+    assert presence.full is None
+
+
+async def test_a_heartbeat_says_who_is_there_and_keeps_what_is_his() -> None:
+    info = ReplicaInfo("probe", "r1", "ready", 1, 5)
+    beat = [
+        ("SET", replica_key("probe", "r1"), orjson.dumps(asdict(info)), "PX", 6_000),
+        ("ZADD", REPLICAS, 5, "probe/r1"),
+        ("EXISTS", schema_key("probe")),
+        ("EXPIRE", INBOX, 60),
+    ]
+    # as ZADD says of one that is there already
+    pulse = Pulse(replies=[b"OK", 0, 1, 1])
+    presence = presence_on(pulse)
+    await presence.announce(2.0)
+    assert pulse.sent == [beat]
+    # another description is written at once, and whenever it is gone, as the inbox is
+    await presence.describe(b'{"new":1}')
+    assert pulse.sent.pop() == [("SET", schema_key("probe"), b'{"new":1}')]
+    for there in ([0, 1], [1, 0]):
+        pulse.replies = [b"OK", 1, *there]
+        await presence.announce(2.0)
+        assert pulse.sent.pop() == [("SET", schema_key("probe"), b'{"new":1}'), *OPENING[1:]]
+
+
+async def test_a_replica_beats_by_its_heartbeat_of_now_whatever_one_of_the_beats_parts_meets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    beats, waited = [60.0, 60.0, 0.0, 0.0], list[float]()
+
+    def part(name: str, *errors: Exception) -> Any:
+        left = list(errors)
+
+        async def does(*_stream: str) -> None:
+            done.append(name)
+            if left:
+                raise left.pop(0)
+
+        return does
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 2:
+            raise asyncio.CancelledError
+
+    pulse = Pulse(ReplyError("WRONGTYPE it is"), replies=[0, b"none", b"set"])
+    presence = presence_on(
+        pulse,
+        "7-5",
+        unblock_stream=part("unblock"),
+        tell_time=part("time", BusUnavailable("away")),
+        keep_scripts=part("scripts", ReplyError("NOPERM no")),
+    )
+    monkeypatch.setattr("shared.participant.presence.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await presence.run(lambda: beats.pop(0))
+    assert Counter(done) == {"time": 2, "scripts": 2, "unblock": 2}
+    assert 0 < waited[0] <= 60
+    assert waited[1] <= 0
+    # what somebody has put in the place of an index is looked for, because of the beat that met it
+    looked = [[("TYPE", REPLICAS)], [("TYPE", KNOWN_TOOLS)]]
+    _, *others, _ = [one for one in pulse.sent if one != [("XTRIM", INBOX, "MINID", "=", "7-6")]]
+    assert (others, len(pulse.sent)) == (looked, 6)
+
+
+async def test_what_is_no_failure_of_redis_ends_a_heartbeat() -> None:
+    async def bug() -> None:
+        raise RuntimeError("a bug")
+
+    async def nothing(*_stream: str) -> None:
+        pass
+
+    presence = presence_on(Pulse(), unblock_stream=nothing, tell_time=bug, keep_scripts=nothing)
+    with pytest.raises(RuntimeError, match="a bug"):
+        await presence.run(lambda: 60.0)
+
+
+async def test_an_index_that_cannot_be_mended_now_ends_no_heartbeat() -> None:
+    for error in (BusUnavailable("away"), ReplyError("NOPERM no")):
+        pulse = Pulse(error)
+        await presence_on(pulse)._missed(ReplyError("WRONGTYPE it is"))
+        assert pulse.sent == [[("TYPE", REPLICAS)]]
+    # other refusals have nothing to do with it
+    pulse = Pulse()
+    await presence_on(pulse)._missed(ReplyError("NOPERM no"))
+    assert pulse.sent == []
+
+
+async def test_who_leaves_takes_away_what_was_his() -> None:
+    class Slow(Pulse):
+        async def pipe_raw(self, commands: Sequence[Command]) -> list[Any]:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            return await self.pipe(commands)
+
+    gone = [("DEL", replica_key("probe", "r1")), ("ZREM", REPLICAS, "probe/r1"), ("DEL", INBOX)]
+    for errors in ([], [BusUnavailable("away")], [ReplyError("NOPERM no")]):
+        pulse = Slow(*errors)
+        await presence_on(pulse).leave()
+        assert pulse.sent == [gone]
+
+
+async def test_who_leaves_waits_for_nobody() -> None:
+    class Hanging(Pulse):
+        async def pipe_raw(self, _commands: Sequence[Command]) -> list[Any]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async with asyncio.timeout(30):
+        await presence_on(Hanging()).leave()
 
 
 async def test_what_an_observer_makes_of_a_message_ends_nothing() -> None:

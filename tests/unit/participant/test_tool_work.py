@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,10 +15,38 @@ from pydantic import BaseModel, Field
 from shared.bus import START, Command, Delivery, Entry
 from shared.bus.keys import result_key
 from shared.bus.slots import Slots
-from shared.contracts import QUERY_CANCEL, TOOL_REQUEST, TOOL_SCHEMA_REQUEST, Outgoing, ToolRequest, encode
-from shared.errors import ToolError
+from shared.contracts import (
+    QUERY_CANCEL,
+    TOOL_REQUEST,
+    TOOL_SCHEMA_REQUEST,
+    Outgoing,
+    QueryCancel,
+    ToolFunction,
+    ToolRequest,
+    ToolResultMessage,
+    ToolSchema,
+    encode,
+)
+from shared.envelope import Envelope, Message
+from shared.errors import DecodeError, ToolError
 from shared.participant.inbox import inbox_bound
-from shared.participant.tool import RUNNING, Cancelled, Offered, Tool, ToolResult, Tools, ToolWork, _arguments, _Call
+from shared.participant.settings import Settings
+from shared.participant.tool import (
+    RUNNING,
+    Cancelled,
+    Offered,
+    Tool,
+    ToolResult,
+    Tools,
+    ToolWork,
+    _arguments,
+    _Call,
+    _older_names,
+    decode_result,
+    failure,
+    open_tools,
+    tool_service,
+)
 
 NOW = 1_780_000_000_000
 CALL = "7-0:A:0:0"
@@ -190,7 +219,8 @@ async def test_a_request_is_left_to_an_earlier_one_that_is_not_finished_and_says
     on.bus.earlier = [*others, entry(4)]
     until = RUNNING + str(NOW + 500).encode()
     assert await on.does(attempt="2", deadline=NOW + 500) == [("SET", STORED, until, "NX", "PX", 500)]
-    for nothing_to_wait_for in ({}, {"deadline": NOW}):
+    past: dict[str, Any] = {"deadline": NOW}
+    for nothing_to_wait_for in ({}, past):
         on.bus.earlier = [entry(4)]
         assert await on.does(attempt="2", **nothing_to_wait_for) == []
     on.bus.earlier = others
@@ -419,3 +449,300 @@ async def test_tools_are_announced_when_they_begin_and_again_to_whoever_asks(ear
     assert observed[QUERY_CANCEL.name][1] == (earlier[-1] if earlier else START)
     await observed[TOOL_SCHEMA_REQUEST.name][0](None)
     assert await told() == [["open"], ["open"]]
+
+
+async def test_what_stands_among_cancelled_queries_and_cannot_be_read_hides_no_other() -> None:
+    observed: list[tuple[str, str]] = []
+
+    async def cancelled(_stream: str) -> list[Entry]:
+        return [("5-0", [b"payload", b"{"]), ("6-0", [b"payload", b'{"query_id":"7-0"}'])]
+
+    on = Worker(never)
+    context = SimpleNamespace(
+        bus=SimpleNamespace(range=cancelled),
+        observe=lambda subject, _hear, after="": observed.append((subject.name, after)),
+        keep_up=lambda _name, _work: None,
+    )
+    offered = Offered(cast(Any, context))
+    on.work._cancelled = offered._cancelled
+    await offered.begin()
+    assert observed == [(TOOL_SCHEMA_REQUEST.name, ""), (QUERY_CANCEL.name, "6-0")]
+    answered, _told = await on.does()
+    assert read(answered)["error"] == "cancelled"
+
+
+class Page(BaseModel):
+    """Reads a page.
+
+    Call it for an address.
+    """
+
+    url: str = Field(min_length=1, max_length=9, description="Where it is")
+    kind: str = Field(default="text", description="As what", json_schema_extra={"enum": ["text", "raw"]})
+    parts: list[int] = Field(default=[], title="Which")
+
+
+async def shows(_args: Page, _request: ToolRequest) -> ToolResult:
+    return ToolResult("")
+
+
+def test_a_tool_is_described_by_its_arguments_as_models_read_them() -> None:
+    parameters = {
+        "type": "object",
+        "properties": {
+            "url": {"type": "string", "description": "Where it is"},
+            "kind": {"type": "string", "description": "As what", "default": "text", "enum": ["text", "raw"]},
+            "parts": {"type": "array", "items": {"type": "integer"}, "default": []},
+        },
+        "required": ["url"],
+    }
+    told = ToolFunction(name="read", description="Reads a page. Call it for an address.", parameters=parameters)
+    assert Tool("read", Page, shows).schema("reader") == ToolSchema(function=told, participant="reader")
+    internal = Tool("read", Page, shows, internal=True, timeout=20.0).schema("reader")
+    assert internal == ToolSchema(function=told, participant="reader", internal=True, timeout=20.0)
+    # as somebody else has described it
+    other = ToolFunction(name="other", description="d", parameters={})
+    assert Tool("read", Page, shows, function=other).schema("mcp") == ToolSchema(function=other, participant="mcp")
+
+    class Bare(BaseModel):
+        pass
+
+    empty = Bare.model_json_schema()
+    assert "properties" in empty
+    Bare.__doc__ = None
+    with pytest.raises(TypeError, match="Bare needs a docstring"):
+        Tool("read", Bare, cast(Any, shows)).schema("reader")
+
+
+def test_a_failure_says_of_which_call_it_is() -> None:
+    assert failure(request(), "why", 5, "1-1") == ToolResultMessage(
+        query_id="7-0", call_id=CALL, tool="probe", result="[tool error: why]", error="why", duration_ms=5,
+        session_id="s", request_id="1-1",
+    )  # fmt: skip
+    assert failure(request(), "why") == failure(request(), "why", 0, "")
+
+
+async def test_of_an_argument_that_is_wrong_the_whole_place_is_told() -> None:
+    class Nested(BaseModel):
+        inner: Args
+        parts: list[int] = Field(min_length=1)
+
+    async def told(**args: Any) -> str:
+        on = Worker()
+        on.work._args = cast(Any, Nested)
+        return str(read((await on.does(request(args=args)))[1])["error"])
+
+    good: dict[str, Any] = {"inner": {"text": "x"}, "parts": [1]}
+    for wrong, error in (
+        ({"inner": {}}, "missing inner.text argument"),
+        ({"parts": []}, "missing parts argument"),
+        ({"parts": [1, "x"]}, "argument parts.1: Input should be a valid integer"),
+    ):
+        assert (await told(**{**good, **wrong})).startswith(error)
+
+
+async def test_whoever_asks_by_an_earlier_name_is_answered_by_the_tool_under_the_calls_own_id() -> None:
+    assert _older_names(["probe"]) == []
+    works = {work.stream: work for work in _older_names(["probe", "save_topic", "search_memory"])}
+    streams = {name: TOOL_REQUEST.for_tool(name) for name in ("recall_memory", "search_memories", "memory_save")}
+    assert set(works) == {streams[name].stream for name in streams} | {TOOL_REQUEST.for_tool("memory_recall").stream}
+    published: list[Outgoing] = []
+    context = SimpleNamespace(bus=SimpleNamespace(publishing=published.append))
+    for name, args, tool in (
+        ("recall_memory", {"query": "x"}, "search_memory"),
+        # a recall with a topic means another tool
+        ("recall_memory", {"topic": "x"}, "recall_topic"),
+        ("memory_save", {"topic": "x"}, "save_topic"),
+    ):
+        asked = request(tool=name, args=args)
+        delivery = Worker().delivery(asked, deadline=NOW + 5)
+        await works[streams[name].stream].route(cast(Any, context)).handler(delivery)
+        envelope = published.pop().envelope
+        assert envelope.subject == f"tool.request.{tool}"
+        assert ToolRequest.model_validate_json(envelope.payload) == asked.model_copy(update={"tool": tool})
+        assert (envelope.correlation_id, envelope.session_id, envelope.deadline) == (f"{NOW}-5", "s", NOW + 5)
+        assert (envelope.user_id, envelope.respondent_id, envelope.traceparent) == ("ann", "B", "trace")
+
+
+async def test_a_tool_that_is_offered_for_the_first_time_is_new_work_and_one_that_goes_is_still_answered() -> None:
+    context = SimpleNamespace(participant="probe", bus=Bus(), settings=SimpleNamespace(retention=9), tools=[])
+    offered = Offered(cast(Any, context))
+
+    def tool(name: str, says: str, *, internal: bool = False) -> Tool[Args]:
+        async def run(_args: Args, _request: ToolRequest) -> ToolResult:
+            return ToolResult(says)
+
+        return Tool(name, Args, run, internal=internal)
+
+    (probe, hidden) = offered.set([tool("probe", "one"), tool("hidden", "one", internal=True)])
+    assert [work.stream for work in (probe, hidden)] == [STREAM, TOOL_REQUEST.for_tool("hidden").stream]
+    assert [(one["function"]["name"], one.get("internal")) for one in context.tools] == [
+        ("probe", None),
+        ("hidden", True),
+    ]
+    on = Worker()
+    on.bus = cast(Any, context.bus)
+    for work, said in ((probe, 3), (hidden, 2)):
+        on.route = work.route(cast(Any, context))
+        assert len(await on.does()) == said
+    # another version of one, a new one, and one less
+    (other,) = offered.set([tool("probe", "two"), tool("other", "two")])
+    assert other.stream == TOOL_REQUEST.for_tool("other").stream
+    assert [one["function"]["name"] for one in context.tools] == ["probe", "other"]
+    for work, answer_now in ((probe, "two"), (hidden, "one")):
+        on.route = work.route(cast(Any, context))
+        assert read((await on.does())[1])["result"] == answer_now
+
+
+async def test_a_query_that_is_cancelled_ends_its_calls_of_every_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = SimpleNamespace(participant="probe", tools=[])
+    offered = Offered(cast(Any, context))
+
+    async def run(_args: Args, _request: ToolRequest) -> ToolResult:
+        return ToolResult("")
+
+    ended: list[tuple[str, str]] = []
+    for work in offered.set([Tool("probe", Args, run), Tool("other", Args, run)]):
+        monkeypatch.setattr(work, "cancel", lambda query_id, name=work.stream: ended.append((name, query_id)))
+    await offered._cancel(Message("1-0", Envelope("query.cancel", b""), QueryCancel(query_id="7-0")))
+    assert ended == [(TOOL_REQUEST.for_tool(name).stream, "7-0") for name in ("probe", "other")]
+    assert "7-0" in offered._cancelled
+
+
+class Process:
+    """What tools are opened on: `done` is what was opened, closed and said, in order."""
+
+    def __init__(self, participant: str = "probe") -> None:
+        self.participant = participant
+        self.settings = "first"
+        self.tools: list[dict[str, Any]] = []
+        self.done: list[Any] = []
+        self.changed: list[Any] = []
+        self.bus = SimpleNamespace(range=self._nothing, publish=self._publish)
+        self.names = ["probe"]
+
+    async def _nothing(self, _stream: str) -> list[Entry]:
+        return []
+
+    async def _publish(self, *messages: Outgoing) -> None:
+        self.done.append(("said", len(messages)))
+
+    def observe(self, subject: Any, _hear: Any, after: str = "") -> None:
+        self.done.append((subject.name, after))
+
+    def keep_up(self, name: str, work: Any) -> None:
+        self.done.append((name, work))
+
+    def on_settings(self, changed: Any) -> None:
+        self.changed.append(changed)
+
+    @asynccontextmanager
+    async def build(self, settings: Any) -> AsyncIterator[Sequence[Tool[Any]]]:
+        async def run(_args: Args, _request: ToolRequest) -> ToolResult:
+            return ToolResult(settings)
+
+        self.done.append(f"open {settings}")
+        yield [Tool(name, Args, run) for name in self.names]
+        self.done.append(f"close {settings}")
+
+
+async def test_tools_are_built_anew_with_new_settings_and_the_older_ones_closed_when_they_are_done() -> None:
+    on = Process()
+    begun = [(TOOL_SCHEMA_REQUEST.name, ""), (QUERY_CANCEL.name, START)]
+    async with open_tools(cast(Any, on), cast(Any, on.build)) as works:
+        assert [work.stream for work in works] == [STREAM]
+        (name, announce) = on.done[-1]
+        assert on.done == ["open first", *begun, ("announce tools", announce)]
+        await announce()
+        assert on.done.pop() == ("said", 1)
+        on.done.clear()
+        (change,) = on.changed
+        await change("second")
+        ((_, close), (told, _)) = on.done[1:]
+        assert on.done == ["open second", ("close tools", close), (name, on.done[-1][1])]
+        assert told == "announce tools"
+        await close()
+        assert on.done.pop() == "close first"
+        on.done.clear()
+    # those of now close with their process
+    assert on.done == ["close second"]
+
+
+async def test_what_changes_while_tools_are_built_waits_until_they_are() -> None:
+    on, built = Process(), asyncio.Event()
+
+    @asynccontextmanager
+    async def build(settings: Any) -> AsyncIterator[Sequence[Tool[Any]]]:
+        async with on.build(settings) as tools:
+            if settings == "first":
+                change = asyncio.create_task(on.changed[0]("second"))
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                assert not change.done()
+                changing.append(change)
+                built.set()
+            yield tools
+
+    changing: list[asyncio.Task[None]] = []
+    async with open_tools(cast(Any, on), cast(Any, build)):
+        assert built.is_set()
+        await changing[0]
+        assert [one for one in on.done if str(one).startswith("open")] == ["open first", "open second"]
+
+
+@pytest.mark.parametrize(
+    ("participant", "names", "fits"),
+    [
+        ("web_fetch", ["web_fetch"], True),
+        ("web_fetch", ["web_search"], False),
+        ("web_fetch", ["web_fetch", "more"], False),
+        ("memory", ["search_memory", "save_topic"], True),
+    ],
+)
+async def test_a_participant_outside_serves_one_tool_of_its_own_name(
+    participant: str, names: list[str], fits: bool
+) -> None:
+    on = Process(participant)
+    on.names = names
+    opened = open_tools(cast(Any, on), cast(Any, on.build))
+    if fits:
+        async with opened as works:
+            aliases = 4 if participant == "memory" else 0
+            assert len(works) == len(names) + aliases
+    else:
+        with pytest.raises(TypeError, match="web_fetch must serve one tool"):
+            await opened.__aenter__()
+
+
+@pytest.mark.parametrize("timeout", [None, 30.0])
+async def test_a_participant_of_one_tool_is_its_arguments_and_a_function(timeout: float | None) -> None:
+    on = Process()
+    settings = SimpleNamespace() if timeout is None else SimpleNamespace(timeout=timeout)
+    on.settings = cast(Any, settings)
+    built: list[Any] = []
+
+    async def run(args: Args) -> ToolResult:
+        return ToolResult(f"you said {args.text}")
+
+    @asynccontextmanager
+    async def build(given: Any) -> AsyncIterator[Any]:
+        built.append(given)
+        yield run
+
+    app = tool_service("probe", Args, Settings, build)
+    assert (app.participant, app.settings_cls) == ("probe", Settings)
+    async with app._build(cast(Any, on)) as works:
+        assert built == [settings]
+        (told,) = on.tools
+        assert (told["function"]["name"], told.get("timeout")) == ("probe", timeout)
+        worker = Worker()
+        context = SimpleNamespace(bus=worker.bus, participant="probe", settings=SimpleNamespace(retention=60))
+        worker.route = works[0].route(cast(Any, context))
+        assert read((await worker.does())[1])["result"] == "you said hi"
+
+
+def test_a_result_is_read_whatever_a_newer_worker_says_beside_it() -> None:
+    said = {"query_id": "q", "call_id": "c", "tool": "t", "result": "r", "duration_ms": 1}
+    assert decode_result(orjson.dumps({**said, "newer": True})) == ToolResultMessage.model_validate(said)
+    with pytest.raises(DecodeError, match="a malformed tool result"):
+        decode_result(b"{}")
