@@ -2,8 +2,9 @@
 
 A sample of all small changes of meaning (`changes.py`), drawn by a seed, each tried in a copy of the checkout: of the
 tests that run the changed line the cheapest, and those that are most about it, until one fails twice or hangs
-twice, or the change has had its share of time. Which test runs which line is recorded once (`recorded.py`), in
-`.mutants`, and again of test files that have changed. Prints the rate of each area, and what nobody noticed.
+twice, or the change has had its share of time. Those that nobody has noticed are tried with other tests while there is
+time. Which test runs which line is recorded once (`recorded.py`), in `.mutants`, and again of test files that have
+changed. Prints the rate of each area, and what nobody noticed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -68,11 +70,13 @@ def sampled(found: Sequence[Change], count: int, seed: int) -> list[Change]:
     return list({(change.path, change.line): change for change in reversed(order)}.values())[::-1][:count]
 
 
-def chosen(known: Recorded, lines: Lines, apt: Aptness, budget: float) -> list[str]:
-    """The tests of some lines, until they take more than `budget` seconds: in turn the cheapest one and the aptest.
-    What a test file starts counts once."""
+def chosen(
+    known: Recorded, lines: Lines, apt: Aptness, budget: float, asked: Collection[str] = frozenset()
+) -> list[str]:
+    """The tests of some lines, until they take more than `budget` seconds: in turn the cheapest one and the aptest of
+    those that were not asked before. What a test file starts counts once."""
     starts = known.starts()
-    names = {name for file, numbers in lines.items() for name in known.running(file, numbers)}
+    names = {name for file, numbers in lines.items() for name in known.running(file, numbers)}.difference(asked)
     cheap = sorted(names, key=lambda name: (known.cases[name].seconds, name))
     aptest = sorted(names, key=lambda name: (-apt(name), known.cases[name].seconds, name))
     taken: dict[str, None] = {}
@@ -132,25 +136,35 @@ async def tried(known: Recorded, sample: Sequence[Change], options: argparse.Nam
     seconds = {name: max(case.seconds, starts[name.partition("::")[0]]) for name, case in known.cases.items()}
     quickest = sorted(seconds, key=lambda name: (seconds[name], name))[:5]
     until = time.monotonic() + 60 * options.minutes
-    left, verdicts = list(reversed(sample)), list[Verdict]()
+    left, verdicts = deque(sample), dict[Change, Verdict]()
+    asked = defaultdict[Change, set[str]](set)
 
     async def work() -> None:
         async with Bench(ROOT) as bench:
             await bench.check(quickest, seconds)
             while left and time.monotonic() < until:
-                change = left.pop()
+                change = left.popleft()
                 apt = aptness(known, wording, change)
-                tests = chosen(known, readers.of(change.path, change.line), apt, options.budget)
-                verdict = await bench.judge(change, rounds(known, tests, apt), seconds) if tests else Verdict(change)
-                verdicts.append(verdict)
-                if verdict.by is None or options.verbose:
-                    told = f"{verdict.why}: {verdict.by}" if verdict.by else f"NOT NOTICED by {verdict.tried} tests"
-                    print(f"[{len(verdicts)}] {change}\n      {told}, {verdict.seconds:.1f} s", flush=True)
+                lines = readers.of(change.path, change.line)
+                tests = chosen(known, lines, apt, options.budget, asked[change])
+                before = verdicts.get(change, Verdict(change))
+                if tests or change not in verdicts:
+                    asked[change].update(tests)
+                    verdict = await bench.judge(change, rounds(known, tests, apt), seconds)
+                    verdicts[change] = verdict.after(before)
+                    tell(verdicts[change])
+                if tests and verdicts[change].by is None:
+                    left.append(change)
+
+    def tell(verdict: Verdict) -> None:
+        if verdict.by is None or options.verbose:
+            told = f"{verdict.why}: {verdict.by}" if verdict.by else f"NOT NOTICED by {verdict.tried} tests"
+            print(f"[{len(verdicts)}] {verdict.change}\n      {told}, {verdict.seconds:.1f} s", flush=True)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(options.slots, len(sample))):
             group.create_task(work())
-    return verdicts
+    return list(verdicts.values())
 
 
 def report(verdicts: Iterable[Verdict]) -> str:
@@ -181,7 +195,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="which sample")
     parser.add_argument("--count", type=int, default=500, help="how many changes (500)")
     parser.add_argument("--minutes", type=float, default=30.0, help="no trial begins after that time (30)")
-    parser.add_argument("--budget", type=float, default=30.0, help="seconds of tests for each change (30)")
+    parser.add_argument("--budget", type=float, default=30.0, help="seconds of tests for each change at a time (30)")
     parser.add_argument("--slots", type=int, default=3 * (os.cpu_count() or 2), help="trials at a time: tests wait")
     parser.add_argument("--verbose", action="store_true", help="say of each change who noticed it")
     parser.add_argument("--known", action="store_true", help="ask the tests that are recorded, and record no others")

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -34,6 +34,10 @@ class Verdict:
     why: str = ""
     tried: int = 0
     seconds: float = 0.0
+
+    def after(self, before: Verdict) -> Verdict:
+        """With what was tried of the same change before."""
+        return replace(self, tried=before.tried + self.tried, seconds=before.seconds + self.seconds)
 
 
 class Bench:

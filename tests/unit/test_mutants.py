@@ -186,6 +186,7 @@ def test_the_cheapest_tests_are_asked_and_those_that_are_most_about_the_file_unt
     apt = about(known)
     assert set(chosen(known, {"one.py": {6}}, apt, 10.0)) == {"broad", "devoted"}
     assert set(chosen(known, {"one.py": {6}}, apt, 40.0)) == {"broad", "devoted", "slow"}
+    assert chosen(known, {"one.py": {6}}, apt, 40.0, {"broad", "devoted"}) == ["slow"]
     assert chosen(known, {"one.py": {9}}, apt, 40.0) == []
 
 
@@ -323,6 +324,8 @@ async def test_a_change_is_noticed_by_a_test_that_fails_twice_or_hangs(
         # it failed for another reason than the change
         passes = await bench.judge(changed("n + n", "2 * n"), [[unsteady, doubled]], {})
         assert (passes.by, passes.tried) == (None, 2)
+        after = fails.after(passes)
+        assert (after.by, after.tried, after.seconds) == (doubled, 4, fails.seconds + passes.seconds)
         with pytest.raises(RuntimeError, match="nothing changed"):
             await bench.check(["tests/test_product.py::test_of_nothing"], {})
     assert not bench.root.exists()
