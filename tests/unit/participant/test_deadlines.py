@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+
+import pytest
 
 from shared.participant.deadlines import TICK, Deadlines
 
@@ -35,3 +38,60 @@ async def test_what_was_not_taken_back_expires_once_at_its_time() -> None:
         while limits._timer is not None:
             await asyncio.sleep(0.01)
     assert len(expired) == 4
+
+
+class Wheel:
+    """A loop whose clock the test sets; `timers` are what it was asked to call, and after how long."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, seconds: float, turn: Callable[[], None]) -> object:
+        self.timers.append((seconds, turn))
+        return turn
+
+    def turns(self, now: float) -> None:
+        """The one timer that there is runs out then."""
+        ((seconds, turn),) = self.timers
+        assert seconds == TICK
+        self.timers.clear()
+        self.now = now
+        turn()
+
+
+@pytest.mark.parametrize("at", [1.0, 1.001, 1.025, 1.049])
+async def test_nothing_expires_early_nor_more_than_a_tick_late(at: float) -> None:
+    expired: list[str] = []
+    limits: Deadlines[str] = Deadlines(expired.append)
+    wheel = limits._loop = Wheel()  # type: ignore[assignment]
+    limits.add("thing", at)
+    wheel.turns(at - 0.0001)
+    assert expired == []
+    wheel.turns(at + TICK + 0.0001)
+    assert expired == ["thing"]
+
+
+async def test_one_timer_serves_all_limits_and_runs_as_long_as_there_are_any() -> None:
+    expired: list[str] = []
+    limits: Deadlines[str] = Deadlines(expired.append)
+    wheel = limits._loop = Wheel()  # type: ignore[assignment]
+    for number in range(3):
+        slot = limits.add(f"at {number}", float(number))
+        # in one slot, once
+        assert limits.add(f"at {number}", float(number)) == slot == limits.add(f"beside {number}", float(number))
+    limits.drop("beside 0", limits.add("beside 0", 0.0))
+    wheel.turns(1.5)
+    assert expired == ["at 0", "at 1", "beside 1"]
+    limits.drop("at 2", slot)
+    wheel.turns(1.6)
+    limits.drop("beside 2", slot)
+    # nobody is left: it is the last turn
+    wheel.turns(9.0)
+    assert (expired, wheel.timers) == (["at 0", "at 1", "beside 1"], [])
+    limits.add("again", 9.0)
+    wheel.turns(9.5)
+    assert (expired[3:], wheel.timers) == (["again"], [])

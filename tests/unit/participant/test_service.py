@@ -22,10 +22,12 @@ from shared.envelope import Envelope, Message
 from shared.errors import BusUnavailable, DecodeError, SettingsError
 from shared.participant import service
 from shared.participant.background import unheard
+from shared.participant.inbox import Inbox, inbox_bound
 from shared.participant.registry import RELEASE, ReplicaInfo
 from shared.participant.service import Context, Service, Subscription, Work, bound, new_replica_name, receive, run_main
 from shared.participant.settings import Settings
 from shared.telemetry import logging as telemetry
+from shared.telemetry import metrics
 
 
 class Probing(Settings):
@@ -510,3 +512,44 @@ async def test_a_process_is_there_before_anything_else_and_gone_after_everything
     assert sorted(done[2:7]) == sorted(parts)
     assert done[7] == "there"
     assert sorted(done[8:]) == sorted(["leave", *(f"no {part}" for part in parts)])
+
+
+@pytest.mark.parametrize(
+    ("size", "most"), [(0, None), (999, None), (1_000, 1_000), (32_000, 1_000), (64_000, 500), (40_000_000, 1)]
+)
+def test_large_answers_are_bounded_by_whoever_writes_them(size: int, most: int | None) -> None:
+    """To so many bytes in all, and never to none."""
+    assert inbox_bound(size) == (() if most is None else ("MAXLEN", "~", most))
+
+
+async def test_every_entry_of_an_inbox_goes_to_whoever_asked_for_its_type_and_the_others_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[str] = []
+    given: list[Any] = []
+    pages = [
+        [("1-0", [b"type", b"started"]), ("2-0", [b"number", b"7"]), ("3-0", [b"type", b"other"])],
+        [("4-0", [b"type", b"note", b"bad", b"1"]), ("5-0", [b"type", b"note", b"number", b"2"])],
+    ]
+
+    class Follower:
+        async def next(self) -> list[tuple[str, list[bytes]]]:
+            given.append(inbox.read)
+            if not pages:
+                raise asyncio.CancelledError
+            return pages.pop(0)
+
+    def follow(stream: str) -> Follower:
+        given.append(stream)
+        return Follower()
+
+    def notify(entry_id: str, fields: Any) -> None:
+        given.append((entry_id, fields[b"number"]))
+
+    monkeypatch.setattr(metrics, "meter", lambda: SimpleNamespace(inbox_ignored=counted.append))
+    inbox = Inbox("inbox")
+    inbox.on("note", notify)
+    with pytest.raises(asyncio.CancelledError):
+        await inbox.run(cast(Any, SimpleNamespace(follow=follow)))
+    assert given == ["inbox", "0-0", "3-0", ("5-0", b"2"), "5-0"]
+    assert counted == ["unknown", "unknown", "malformed"]
