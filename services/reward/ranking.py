@@ -137,21 +137,17 @@ def _groups(comparisons: Iterable[Comparison], tally: Mapping[tuple[Hashable, st
         if c.a != c.b:
             beside[c.a].add(c.b)
             beside[c.b].add(c.a)
-    found: list[list[Hashable]] = []
-    seen: set[Hashable] = set()
-    for name in sorted(beside, key=str):
-        if name in seen:
-            continue
-        members, waiting = [name], [name]
-        seen.add(name)
-        while waiting:
-            new = beside[waiting.pop()] - seen
-            seen |= new
-            members += new
-            waiting += new
+    found: list[set[Hashable]] = []
+    left = set(beside)
+    while left:
+        members, new = set[Hashable](), {left.pop()}
+        while new:
+            members |= new
+            new = {other for name in new for other in beside[name]} - members
+        left -= members
         found.append(members)
     weight = [sum(tally[name, end] for name in members for end in ("win", "tie", "loss")) for members in found]
-    order = sorted(range(len(found)), key=lambda n: (-weight[n], str(min(map(str, found[n])))))
+    order = sorted(range(len(found)), key=lambda n: (-weight[n], min(map(str, found[n]))))
     return {name: place for place, n in enumerate(order, 1) for name in found[n]}
 
 
@@ -160,7 +156,8 @@ def _interval(middle: Floats, draws: Floats, level: float) -> Floats:
     normal = NormalDist()
     reach = normal.inv_cdf(0.5 + level / 2)
     bounds = np.empty((2, len(middle)))
-    for n, (value, values) in enumerate(zip(middle, draws.T, strict=True)):
+    for n, value in enumerate(middle):
+        values = draws[:, n]
         # ties count half: a discrete parameter is not off its middle for that
         below = (np.mean(values < value) + np.mean(values <= value)) / 2
         shift = 2 * normal.inv_cdf(float(np.clip(below, 0.001, 0.999)))
@@ -170,7 +167,8 @@ def _interval(middle: Floats, draws: Floats, level: float) -> Floats:
 
 def _around(estimate: Floats, bounds: Floats) -> Floats:
     """The estimate from a handful of comparisons may lie beyond what resampling shows: an interval holds it anyway."""
-    return np.array([np.minimum(bounds[0], estimate), np.maximum(bounds[1], estimate)])
+    held = np.vstack([bounds, estimate])
+    return np.array([held.min(axis=0), held.max(axis=0)])
 
 
 # One verdict: the pair of names' places, the order it was given in, and what it gives to the first of the pair.
@@ -221,7 +219,7 @@ class _Model:
         self._others = self._same.sum(axis=1) - 1
         self._ridge = _PRIOR * np.eye(self._size + 1)
         # strengths are relative: their mean is held at nought in each group
-        self._ridge[:-1, :-1] += self._same / self._same.sum(axis=1)
+        self._ridge[:-1, :-1] += self._same
 
     def bootstrap(self, samples: int, seed: int) -> tuple[Floats, Floats, Floats]:
         """The estimate, what samples would come to if it had no bias of its own, and one row for each sample."""
@@ -277,7 +275,6 @@ class _Model:
             moving = moving[far >= _NEAR]
             if not len(moving):
                 break
-        theta[:, :-1] -= theta[:, :-1] @ self._same / self._same.sum(axis=1)
         return theta
 
     def win_rates(self, strengths: Floats) -> Floats:
@@ -315,7 +312,7 @@ def _unseen(verdicts: Iterable[_Verdict]) -> list[tuple[list[_Verdict], float]]:
         orders[first, second].add(order)
     opponents = Counter(place for pair in orders for place in pair)
     return [
-        ([(i, j, order, share) for order in sorted(seen)], 1.0 / min(opponents[i], opponents[j]))
+        ([(i, j, order, share) for order in seen], 1.0 / min(opponents[i], opponents[j]))
         for (i, j), seen in sorted(orders.items())
         for share in (1.0, 0.0)
     ]

@@ -34,17 +34,10 @@ _PLACES = 40
 _STAKES_ON = [(n + 0.5) / _PLACES for n in range(_PLACES)]
 # Half of the stakes are on moderate differences (a beta distribution), half on all of them alike.
 _NARROW = 8.0
+_MODERATE = [(p * (1 - p)) ** (_NARROW - 1) for p in _STAKES_ON]
+_STAKES = [math.log(0.5 * one / sum(_MODERATE) + 0.5 / _PLACES) for one in _MODERATE]
 _STEPS = 40
 _MOST_MORE = 100_000
-
-
-def _stakes() -> list[float]:
-    narrow = [(p * (1 - p)) ** (_NARROW - 1) for p in _STAKES_ON]
-    whole = sum(narrow)
-    return [math.log(0.5 * value / whole + 0.5 / _PLACES) for value in narrow]
-
-
-_STAKES = _stakes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,16 @@ def critiques(*answers: dict[str, Any], consents: dict[str, bool] = ANYBODY, **f
     return list(critique_rows(answers, consents, Filters(**filters)))
 
 
+def called(**values: Any) -> list[dict[str, Any]]:
+    """One call of a tool and its result, as messages."""
+    given = {"tool": "calculate", "args": {"expression": "6*7"}, "result": "42", "call_id": "c1", **values}
+    return exchange([ToolCallRecord(**given)])
+
+
+def with_calls(**values: Any) -> dict[str, Any]:
+    return {"tools": 1, "calls": bounded(called(**values))}
+
+
 @pytest.mark.parametrize(("winner", "loser"), [("A", "B"), ("B", "A")])
 def test_the_winner_is_chosen_and_the_loser_rejected(winner: str, loser: str) -> None:
     (row,) = dpo(pair(winner, score_a=4, score_b=2))
@@ -128,6 +138,7 @@ def test_a_margin_is_the_winners_lead_and_an_ungraded_pair_has_none() -> None:
     ]  # fmt: skip
     assert [row["provenance"]["query_id"] for row in dpo(led, behind, half, min_margin=3)] == ["1-0"]
     assert dpo(led, min_margin=3.5) == []
+    assert dpo(behind, half, min_margin=0.5) == []
 
 
 def test_it_is_told_when_the_two_went_on_from_different_conversations() -> None:
@@ -179,6 +190,103 @@ def test_an_export_without_rows_says_why() -> None:
     assert list(critique_rows([answer(), *answers[1:]], ANYBODY, wanted, left_out)) == []
     assert left_out == {"without a grade": 1, "of users who have not agreed to training": 2}
     assert "there are no verdicts yet; a second respondent" in nothing_because("dpo", Counter())
+    assert nothing_because("kto", Counter({"that nobody voted on": 2})) == (
+        "no rows: of 2 answers with a grade or a vote all are left out: 2 that nobody voted on"
+    )
+
+
+REFUSED = {"refused": False, "ann": True}
+
+
+@pytest.mark.parametrize(
+    ("rows", "items", "filters", "why"),
+    [
+        (
+            dpo_rows,
+            [
+                pair("tie"),
+                pair(a={"user_id": "refused"}),
+                pair(a={"material": 1}),
+                pair(b={"material": 1}),
+                pair(b=with_calls()),
+                pair(b={"answer": " answer of A"}),
+                pair(vote_a=-1.0, score_a=5, score_b=1),
+                pair(vote_b=1.0, score_a=5, score_b=1),
+                pair(score_a=5, score_b=1),
+                pair(vote_a=1.0, score_a=3, score_b=1),
+                pair(vote_a=1.0, score_a=5),
+            ],
+            {"min_margin": 2.5, "human_only": True},
+            {
+                "ties": 1,
+                "of users who refused training": 1,
+                "to files or passages, which are not kept": 2,
+                "of which the two called other tools or were told something else by them": 1,
+                "of two answers that are the same": 1,
+                "contradicted by a vote": 2,
+                "that no vote bears out": 1,
+                "with too small a margin of grades": 2,
+            },
+        ),
+        (
+            kto_rows,
+            [
+                answer(),
+                answer(score=3),
+                answer(vote=0.0),
+                answer(score=5, user_id="refused"),
+                answer(score=5, material=1),
+                answer(score=4),
+                answer(vote=-0.5),
+            ],
+            {"min_margin": 1.1},
+            {
+                "that are neither good nor bad": 3,
+                "of users who refused training": 1,
+                "to files or passages, which are not kept": 1,
+                "with too small a margin": 2,
+            },
+        ),
+        (kto_rows, [answer(score=5), answer()], {"human_only": True}, {"that no vote bears out": 2}),
+        (
+            critique_rows,
+            [
+                answer(vote=1.0),
+                answer(score=5, vote=1.0, user_id="refused"),
+                answer(score=5),
+                answer(score=4, vote=1.0),
+                answer(score=2, vote=1.0),
+                answer(score=5, vote=1.0, **with_calls()),
+                answer(score=5, vote=1.0, judged=""),
+            ],
+            {"min_margin": 2, "human_only": True, "tools": "leave-out"},
+            {
+                "without a grade": 1,
+                "of users who refused training": 1,
+                "that nobody voted on": 1,
+                "with too small a margin": 2,
+                "with tool calls": 1,
+                "of which it is not kept what the judge read": 1,
+            },
+        ),
+    ],
+)
+def test_each_that_is_left_out_is_counted_once_and_the_next_is_taken(
+    rows: Any, items: list[dict[str, Any]], filters: dict[str, Any], why: dict[str, int]
+) -> None:
+    left_out: LeftOut = Counter()
+    compared: dict[str, Any] = {"vote_a": 1.0, "score_a": 5, "score_b": 1}
+    last = pair(query="9-0", **compared) if rows is dpo_rows else answer("9-0:A", score=5, vote=1.0)
+    found = list(rows([*items, last], REFUSED, Filters(**filters), left_out))
+    assert [row["provenance"]["query_id"] for row in found] == ["9-0"]
+    assert left_out == why
+
+
+def test_what_is_asked_of_answers_with_tools_is_asked_of_no_others() -> None:
+    for tools in ("include", "leave-out"):
+        assert len(critiques(answer(score=4), tools=tools)) == len(kto(answer(score=4), tools=tools)) == 1
+        assert len(dpo(pair(), tools=tools)) == 1
+    assert len(critiques(answer(score=4, **with_calls()))) == 1
 
 
 def test_a_share_of_the_sessions_is_for_testing_each_as_a_whole() -> None:
@@ -258,16 +366,6 @@ def test_rows_of_the_same_words_have_the_same_digest_wherever_they_come_from() -
 
 
 # ── tools and what else the model had read ───────────────────────────────────────────────────────────────────────
-
-
-def called(**values: Any) -> list[dict[str, Any]]:
-    """One call of a tool and its result, as messages."""
-    given = {"tool": "calculate", "args": {"expression": "6*7"}, "result": "42", "call_id": "c1", **values}
-    return exchange([ToolCallRecord(**given)])
-
-
-def with_calls(**values: Any) -> dict[str, Any]:
-    return {"tools": 1, "calls": bounded(called(**values))}
 
 
 def test_calls_and_results_stand_behind_the_question_in_the_form_of_trainers() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from services.reward import leaderboard as module
-from services.reward.leaderboard import Leaderboard
+from services.reward.leaderboard import Leaderboard, label
+from services.reward.ranking import BAR
 
 
 def config(name: str) -> str:
@@ -35,6 +36,13 @@ def test_sessions_are_drawn_unless_there_are_many_users() -> None:
     assert (many["judge"]["resampled"], many["judge"]["clusters"]) == ("user", 25)
 
 
+@pytest.mark.parametrize(("users", "unit"), [(19, "session"), (20, "user")])
+def test_users_are_drawn_from_twenty_on(users: int, unit: str) -> None:
+    rows = [pair(n, user_id=f"u{n % users}", session_id=f"s{n}") for n in range(40)]
+    shown = Leaderboard().make(rows, [], [], 50)["judge"]
+    assert (shown["resampled"], shown["clusters"]) == (unit, users if unit == "user" else 40)
+
+
 def test_a_verdict_whose_user_is_not_known_any_more_counts_by_its_session() -> None:
     rows = [pair(n, user_id=f"u{n % 25}" if n else None) for n in range(100)]
     assert Leaderboard().make(rows, [], [], 50)["judge"]["resampled"] == "session"
@@ -49,11 +57,58 @@ def test_it_says_which_configurations_cannot_be_compared() -> None:
     assert [row["group"] for row in two["judge"]["rows"]] == [1, 1, 2, 2]
 
 
+def test_a_configuration_against_itself_tells_nothing_of_it() -> None:
+    rows = [*(pair(n, "a", "a") for n in range(3)), *(pair(n) for n in range(4)), pair(9, "c", "c")]
+    shown = Leaderboard().make(rows, [], [], 50)["judge"]
+    assert shown["comparisons"] == 4
+    assert [(row["name"], row["comparisons"]) for row in shown["rows"]] == [("a", 4), ("b", 4)]
+
+
+def test_each_intent_has_its_rankings_and_what_has_none_is_unknown() -> None:
+    pairs = [pair(0, intent="writing"), pair(1, intent=None), pair(2, intent=None)]
+    ratings = [rating(0, intent="code"), rating(1, intent="writing"), rating(2, intent="writing")]
+    intents = Leaderboard().make(pairs, ratings, [], 50)["intents"]
+    assert [(name, own["judge"]["comparisons"], own["people"]["comparisons"]) for name, own in intents.items()] == [
+        ("code", 0, 1),
+        ("unknown", 2, 0),
+        ("writing", 1, 2),
+    ]
+
+
+def test_judge_and_people_agree_where_both_think_well_or_both_badly_of_an_answer() -> None:
+    said = [(5, 1.0), (4, 0.5), (4, -1.0), (1, -0.5), (2, 1.0)]
+    # a grade in the middle says neither, and so does a vote
+    neither = [(3, 1.0), (3, -1.0), (3, 0.0), (5, 0.0), (1, 0.0)]
+    both = [{"score": score, "reward": reward} for score, reward in [*said, *neither]]
+    told = Leaderboard().make([], [], both, 50)["agreement"]
+    assert (told["cases"], told["share"]) == (5, 0.6)
+    assert told["kappa"] == pytest.approx((0.6 - 0.52) / 0.48)
+
+
+def test_a_configuration_is_shown_with_its_name_and_as_it_is() -> None:
+    rows = Leaderboard().make([], [rating(n) for n in range(8)], [], 50)["people"]["rows"]
+    assert [(row["name"], row["config"]) for row in rows] == [("a", {"model": "a"}), (BAR, None)]
+
+
+@pytest.mark.parametrize(
+    ("configuration", "shown"),
+    [
+        ({}, "?"),
+        ({"model": "m", "options": None, "prompt_version": ""}, "m"),
+        ({"model": "m", "options": {"top_k": 40, "temperature": 0.1 + 0.2}}, "m · temperature=0.3 top_k=40"),
+        ({"options": {"seed": 1_234_567}, "prompt_version": "v2"}, "? · seed=1234567 · prompt v2"),
+    ],
+)
+def test_a_configuration_in_a_few_words(configuration: dict[str, Any], shown: str) -> None:
+    assert label(configuration) == shown
+
+
 def test_only_what_changed_is_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ranked: list[int] = []
 
     def counting(comparisons: Any, **options: Any) -> Any:
         ranked.append(len(comparisons))
+        assert options == {"samples": 50}
         return real(comparisons, **options)
 
     real = module.rank

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.reward.ranking import BAR, Comparison, Outcome, Ranking, _Model, agreement, from_rating, rank
+from services.reward.ranking import (
+    BAR,
+    Agreement,
+    Comparison,
+    Outcome,
+    Ranking,
+    _interval,
+    _Model,
+    _unseen,
+    agreement,
+    from_rating,
+    rank,
+)
 
 PLACES = {"a": 0, "b": 1}
 STRENGTHS = {"w": 0.9, "x": 0.3, "y": -0.2, "z": -1.0}
@@ -47,6 +60,60 @@ def test_there_are_as_many_samples_as_are_wanted_however_many_are_fitted_at_once
     assert samples.shape == (7, *estimate.shape)
     assert middle.shape == estimate.shape
     assert len(np.unique(samples, axis=0)) > 1
+
+
+def test_a_fit_is_where_the_comparisons_pull_nowhere_and_is_found_in_a_few_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = random.Random(8)
+    met = [judged(rng, list(STRENGTHS), 0.7) for _ in range(60)]
+    met += [Comparison("w", "x", "B"), Comparison("y", "z", "tie"), Comparison("z", "w", "B")]
+    found = rank(met, samples=20)
+    strength = {row.name: row.strength for row in found.rows}
+    assert sum(strength.values()) == pytest.approx(0, abs=1e-9)
+    assert found.bias is not None
+    pull = dict.fromkeys([*strength, "bias"], 0.0)
+    for c in met:
+        seen = ((c.winner, 0),) if c.forward is None else ((c.forward, 1), (c.swapped, -1))
+        for winner, order in seen:
+            expected = 1 / (1 + math.exp(-(strength[c.a] - strength[c.b] + order * found.bias)))
+            missing = {"A": 1.0, "B": 0.0, "tie": 0.5}[str(winner)] - expected
+            pull[c.a] += missing
+            pull[c.b] -= missing
+            pull["bias"] += order * missing
+    # but for what keeps everybody at a finite strength
+    assert pull == pytest.approx({name: 0.002 * value for name, value in (*strength.items(), ("bias", found.bias))})
+    monkeypatch.setattr("services.reward.ranking._ROUNDS", 6)
+    quick = rank(met, samples=20)
+    assert quick.bias == pytest.approx(found.bias, abs=1e-7)
+    for row, other in zip(found.rows, quick.rows, strict=True):
+        assert row.name == other.name
+        assert row.strength == pytest.approx(other.strength, abs=1e-7)
+        assert [row.low, row.high] == pytest.approx([other.low, other.high], abs=1e-4)
+
+
+def test_intervals_are_percentiles_moved_by_how_far_the_draws_are_off_their_middle() -> None:
+    draws = np.arange(1001.0)[:, None]
+    low, high = _interval(np.array([500.0]), draws, 0.95)[:, 0]
+    assert [low, high] == pytest.approx([25, 975], abs=0.02)
+    low, high = _interval(np.array([500.0]), draws, 0.5)[:, 0]
+    assert [low, high] == pytest.approx([250, 750], abs=0.02)
+    # one standard deviation below their median: by two the interval is moved
+    low, high = _interval(np.array([158.5]), draws, 0.95)[:, 0]
+    assert [low, high] == pytest.approx([0.04, 484], abs=1.5)
+
+
+def test_what_was_not_seen_is_a_win_and_a_loss_for_each_in_the_orders_that_were_seen() -> None:
+    # the one in the middle has met two, and each of them nobody else
+    assert _unseen([(0, 1, 2, 1.0), (0, 1, 1, 0.0), (0, 2, 0, 0.5)]) == [
+        ([(0, 1, 1, 1.0), (0, 1, 2, 1.0)], 1.0),
+        ([(0, 1, 1, 0.0), (0, 1, 2, 0.0)], 1.0),
+        ([(0, 2, 0, 1.0)], 1.0),
+        ([(0, 2, 0, 0.0)], 1.0),
+    ]
+    assert [weight for _, weight in _unseen([(0, 2, 0, 1.0), (1, 2, 0, 1.0)])] == [1.0] * 4
+    # everybody has met two
+    assert [weight for _, weight in _unseen([(0, 1, 0, 1.0), (0, 2, 0, 1.0), (1, 2, 0, 1.0)])] == [0.5] * 6
 
 
 def test_swapping_removes_a_bias_that_one_order_puts_into_the_ranking() -> None:
@@ -117,9 +184,22 @@ def test_only_ties_are_equal_strengths() -> None:
 
 
 def test_nothing_to_compare_is_an_empty_ranking() -> None:
-    assert rank([]).rows == []
-    assert rank([]).disagreement is None
-    assert rank([Comparison("a", "a", "A")]).rows == []
+    assert rank([]) == Ranking([], 0, None, None, None, None, 0, 0)
+    assert rank([Comparison("a", "a", "A")]) == Ranking([], 1, None, None, None, None, 0, 0)
+    assert rank([Comparison("a", "a", "tie", "A", "B")] * 2) == Ranking([], 2, None, None, None, 1.0, 0, 0)
+
+
+@pytest.mark.parametrize("orders", [{"forward": "B"}, {"swapped": "B"}])
+def test_of_an_outcome_with_one_order_only_its_winner_counts(orders: dict[str, Any]) -> None:
+    found = rank([Comparison("a", "b", "A", **orders)] * 3, samples=20)
+    assert found == rank([Comparison("a", "b", "A")] * 3, samples=20)
+    assert (found.bias, found.bias_low, found.bias_high, found.disagreement) == (None, None, None, None)
+
+
+def test_who_met_nobody_else_is_not_ranked() -> None:
+    result = rank([Comparison("a", "b", "A")] * 2 + [Comparison("c", "c", "A")] * 9, samples=20)
+    assert ([row.name for row in result.rows], result.groups) == (["a", "b"], 1)
+    assert (result.comparisons, result.clusters) == (11, 2)
 
 
 def test_configurations_that_never_met_are_not_ranked_against_each_other() -> None:
@@ -138,6 +218,12 @@ def test_configurations_that_never_met_are_not_ranked_against_each_other() -> No
     for row, own in zip(result.rows[:2], alone.rows, strict=True):
         assert (row.name, row.wins) == (own.name, own.wins)
         assert row.strength == pytest.approx(own.strength, abs=1e-6)
+
+
+def test_groups_of_as_many_comparisons_stand_in_the_order_of_their_names() -> None:
+    for pairs in (("af", "be", "cd"), ("dc", "eb", "fa")):
+        result = rank([Comparison(a, b, "tie") for a, b in pairs], samples=20)
+        assert {row.name: row.group for row in result.rows} == {"a": 1, "f": 1, "b": 2, "e": 2, "c": 3, "d": 3}
 
 
 def test_one_comparison_connects_two_groups() -> None:
@@ -160,6 +246,12 @@ def test_what_one_conversation_says_ten_times_is_one_piece_of_evidence() -> None
 
     assert width(repeated) == pytest.approx(width(once), rel=0.15)
     assert width(apart) < width(repeated) / 2
+
+
+def test_the_other_way_round_the_same_comparisons_are_drawn_alike() -> None:
+    said: list[tuple[str, str, Outcome]] = [("a", "b", "A"), ("b", "c", "B"), ("a", "c", "tie"), ("c", "a", "A")]
+    met = [Comparison(a, b, winner, "A", winner, cluster) for a, b, winner in said for cluster in (None, *"stu")]
+    assert rank(met[::-1], samples=20) == rank(met, samples=20)
 
 
 OUTCOMES: st.SearchStrategy[Outcome] = st.sampled_from(["A", "B", "tie"])
@@ -201,9 +293,16 @@ def test_votes_rank_configurations_by_how_often_people_are_content() -> None:
     assert result.rows[0].strength - bar == pytest.approx(math.log(18 / 2), abs=0.1)
 
 
+def test_a_vote_is_won_or_lost_against_what_readers_expect_or_neither() -> None:
+    assert from_rating("x", 0.5, "s") == Comparison("x", BAR, "A", cluster="s")
+    assert from_rating("x", 0.0) == Comparison("x", BAR, "tie")
+    assert from_rating("x", -0.5) == Comparison("x", BAR, "B")
+
+
 def test_agreement_is_also_told_beyond_chance() -> None:
-    assert agreement([]).share is None
+    assert agreement([]) == Agreement(0, None, None)
     told = agreement([(True, True)] * 40 + [(False, False)] * 40 + [(True, False)] * 10 + [(False, True)] * 10)
     assert (told.cases, told.share) == (100, 0.8)
     assert told.kappa == pytest.approx(0.6)
-    assert agreement([(True, True)] * 9).kappa is None
+    assert agreement([(True, True)] * 9) == Agreement(9, 1.0, None)
+    assert agreement([(True, False)] * 9) == Agreement(9, 0.0, 0.0)

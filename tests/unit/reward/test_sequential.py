@@ -16,10 +16,14 @@ def drawn(rng: random.Random, share: float, number: int, session: int = 1) -> li
     return [(n // session, "B" if rng.random() < share else "A") for n in range(number)]
 
 
-def beta_binomial(wins: int, losses: int) -> float:
-    """The capital of a uniform stake after so many wins and losses, in closed form (Robbins 1970)."""
-    log = math.lgamma(wins + 1) + math.lgamma(losses + 1) - math.lgamma(wins + losses + 2)
-    return log + (wins + losses) * math.log(2)
+def beta_binomial(wins: int, losses: int, narrow: int = 1) -> float:
+    """The capital of a stake after so many wins and losses, in closed form (Robbins 1970); narrow: both parameters of
+    the beta distribution over which it is spread."""
+
+    def beta(a: int, b: int) -> float:
+        return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+    return beta(wins + narrow, losses + narrow) - beta(narrow, narrow) + (wins + losses) * math.log(2)
 
 
 def test_nothing_is_known_before_the_first_verdict() -> None:
@@ -35,6 +39,9 @@ def test_a_difference_is_found_and_its_side_named() -> None:
     assert (better.decision, worse.decision) == ("better", "worse")
     assert 0.5 < better.low < 0.75 < better.high < 1
     assert 0 < worse.low < 0.25 < worse.high < 0.5
+    # of a small one too
+    small = [trial([(n, "B" if n % 5 < wins else "A") for n in range(600)]).decision for wins in (2, 3)]
+    assert small == ["worse", "better"]
     assert better.p_value <= 0.05
     assert better.more is None
 
@@ -86,6 +93,17 @@ def test_with_one_verdict_in_each_conversation_it_is_the_mixture_ratio_test() ->
         assert -math.log(p_value) >= beta_binomial(wins, losses) - math.log(2) - 0.01
 
 
+@pytest.mark.parametrize(("wins", "losses"), [(7, 0), (20, 5), (40, 3), (5, 60)])
+def test_half_of_the_stakes_are_on_moderate_differences_and_half_on_all_alike(wins: int, losses: int) -> None:
+    fewer: Winner = "A" if wins > losses else "B"
+    more: Winner = "B" if wins > losses else "A"
+    said = [fewer] * min(wins, losses) + [more] * max(wins, losses)
+    capital = (math.exp(beta_binomial(wins, losses)) + math.exp(beta_binomial(wins, losses, 8))) / 2
+    assert trial(enumerate(said)).p_value == pytest.approx(1 / capital, rel=0.01)
+    for winner in (fewer, more):
+        assert trial([(1, winner)]).p_value == pytest.approx(1)
+
+
 def test_looking_after_every_verdict_finds_nothing_where_nothing_is() -> None:
     """A short form; the full one is in the evaluation of experiments."""
     found = [trial(drawn(random.Random(seed), 0.5, 150)).decision for seed in range(80)]
@@ -100,6 +118,16 @@ def test_it_says_how_many_conversations_are_still_needed() -> None:
     grown: list[tuple[int, Winner]] = [(n, "B" if n % 5 < 3 else "A") for n in range(40 + some.more + 5)]
     assert trial(grown).decision == "better"
     assert trial([(1, "A"), (2, "B")]).more is None
+    # more than a hundred thousand
+    assert trial([(n, "B" if n % 1_000 < 501 else "A") for n in range(1_000)]).more is None
+
+
+def test_how_many_are_still_needed_is_right_to_one() -> None:
+    decided = trial([(n, "B") for n in range(20)]).decided_at
+    assert decided is not None
+    for before in range(1, decided):
+        some = trial([(n, "B") for n in range(before)])
+        assert (some.decision, some.more) == ("not yet", decided - before)
 
 
 def test_a_smaller_alpha_wants_more() -> None:
