@@ -24,10 +24,11 @@ _MARKER = re.compile(
     re.IGNORECASE,
 )
 _LABEL = r"(?:(?:(?:the )?(?:final |overall )?(?:score|result|rating|grade)(?: (?:is|of))?)[\])>}\"' ]*[:=]?)?"
-_TO_NUMBER = re.compile(
-    rf"[\s\])>}}\"':=]*(?:(?:-|–|—|->|=>|→|#+) )?[\s\[(<{{\"']*{_LABEL}[\s\[(<{{\"']*", re.IGNORECASE
+_NUMBER = re.compile(
+    rf"(?>[\s\])>}}\"':=]*(?:(?:-|–|—|->|=>|→|#+) )?[\s\[(<{{\"']*{_LABEL}[\s\[(<{{\"']*)"
+    r"(?P<number>[-+−]?\d+(?:[.,·]\d+)*)",
+    re.IGNORECASE,
 )
-_NUMBER = re.compile(r"[-+−]?\d+(?:[.,·]\d+)*")
 # A scale behind the number, in the few words that languages have for it.
 _SCALE = re.compile(
     r"[\s\])>}\"']*[\[(]?\s*(?:/|out of|of|von|sur|de|su|av|af|van|из)\s*[\[(]?\s*(?P<top>\d+(?:[.,]\d+)?)",
@@ -65,13 +66,14 @@ _NOT_MEANT = re.compile(
     re.IGNORECASE,
 )
 
-_TO_SIDE = re.compile(
-    r"[\s\])>}\"':=]*(?:(?:-|–|—|->|=>|→) )?[\s\[(<{\"']*"
+_TO_SIDE = (
+    r"(?>[\s\])>}\"':=]*(?:(?:-|–|—|->|=>|→) )?[\s\[(<{\"']*"
     r"(?:(?:the )?(?:final )?(?:result|verdict|winner)(?: is)? ?[:=]? ?)?"
-    r"(?:(?:response|answer|assistant|option)[\s:\[(\"']*)?",
-    re.IGNORECASE,
+    r"(?:(?:response|answer|assistant|option)[\s:\[(\"']*)?)"
 )
-_SIDE = re.compile(r"(?P<side>[AB])(?![\w-])(?!\s*(?:or|and|/|,|&|=|vs\.?)\s*(?:response )?[AB](?!\w))", re.IGNORECASE)
+_SIDE = re.compile(
+    _TO_SIDE + r"(?P<side>[AB])(?![\w-])(?!\s*(?:or|and|/|,|&|=|vs\.?)\s*(?:response )?[AB](?!\w))", re.IGNORECASE
+)
 # `A` may be the article of a sentence; these words make it the name of a response.
 _NAMED = re.compile(r"[ \t]+(?:is|was|wins|won|has|because|since|as|due|over|performs|provides)\b|(?![ \t]*\w)")
 # The one that is named lost, or is asked about.
@@ -81,7 +83,7 @@ _UNLIKE = re.compile(
     r"(?:not|worse|weaker|poorer|inferior|loses|lost|fails)\b",
     re.IGNORECASE,
 )
-_TIE = re.compile(r"(?:it is )?(?:a )?(?:tie|draw|both|neither|equal)(?![\w])", re.IGNORECASE)
+_TIE = re.compile(_TO_SIDE + r"(?:it is )?(?:a )?(?:tie|draw|both|neither|equal)(?![\w])", re.IGNORECASE)
 _LAST_SIDE = re.compile(r"\[ ?response ([AB]) ?\]\.?$", re.IGNORECASE)
 
 _BRACKETS = str.maketrans(
@@ -133,17 +135,16 @@ def _marks(plain: str) -> Iterator[int]:
 
 def _within(grade: int) -> int:
     """The grade, or 0 for what is none."""
-    return grade if 1 <= grade <= 5 else 0
+    return grade if grade <= 5 else 0
 
 
 def _grade(plain: str, start: int) -> int | None:
     """The number after a marker, 0 when it is no whole grade from 1 to 5; None when there is no number."""
-    gap = _TO_NUMBER.match(plain, start)
-    number = _NUMBER.match(plain, gap.end() if gap else start)
+    number = _NUMBER.match(plain, start)
     if number is None:
         return None
     # 4.0 is 4
-    whole = re.fullmatch(r"\+?(\d+)(?:[.,·]0+)?", number.group())
+    whole = re.fullmatch(r"\+?(\d+)(?:[.,·]0+)?", number["number"])
     end = number.end()
     scale = _SCALE.match(plain, end)
     if scale is not None:
@@ -153,7 +154,7 @@ def _grade(plain: str, start: int) -> int | None:
     told = _TOLD_SCALE.match(plain, end)
     if whole is None or _NOT_ALONE.match(plain, end) or (told and _BEYOND_FIVE.search(told.group("told"))):
         return 0
-    if _BOUND.search(plain[start : number.start()]) and not re.match(r" ?>", plain[number.end() :]):
+    if _BOUND.search(plain[start : number.start("number")]) and not re.match(r" ?>", plain[number.end() :]):
         return 0
     return _within(int(whole.group(1)))
 
@@ -171,11 +172,9 @@ def parse_winner(text: str) -> Verdict | None:
 
 
 def _side(plain: str, start: int) -> Verdict | None:
-    gap = _TO_SIDE.match(plain, start)
-    at = gap.end() if gap else start
-    if _TIE.match(plain, at):
+    if _TIE.match(plain, start):
         return "tie"
-    side = _SIDE.match(plain, at)
+    side = _SIDE.match(plain, start)
     if side is None:
         return None
     if _UNLIKE.match(plain, side.end()):

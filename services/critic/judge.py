@@ -193,7 +193,7 @@ class Judge:
         judges alone, waiting until it is there."""
         # its own context length: nobody else asks the judge, and another one may not fit beside the other models
         facts = await self._model.facts(model)
-        temperature = settings.temperature if attempt == 0 else max(settings.temperature, _WARMER * attempt)
+        temperature = max(settings.temperature, _WARMER * attempt)
         # somebody who waits for a tool is told instead that it is away
         load = 0.0 if self._at_once or model in self._silent else settings.load_timeout
         request = ChatRequest(

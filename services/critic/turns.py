@@ -24,12 +24,12 @@ _AHEAD = 64
 # No more are read while those that wait take so much memory, in characters.
 _MOST_HELD = 64_000_000
 # A rank before all others.
-_FIRST = (math.inf, 0)
+_FIRST = (math.inf, math.inf)
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    rank: tuple[float, int]
+    rank: tuple[float, float]
     came: tuple[int, int]
     called: asyncio.Future[LeftOut | None]
 
@@ -52,7 +52,8 @@ class Turns:
         self._held = 0
         self._size = 0
         self._critics = 1
-        self._unfinished = 0
+        # how many of all of them are for this replica; None: any number
+        self._part: int | None = None
         self._others = 0
         self._changed = asyncio.Event()
 
@@ -62,14 +63,13 @@ class Turns:
 
     def shared(self, critics: int, unfinished: int) -> None:
         """Says how many replicas there are, this one included, and how many answers all of them have not finished."""
-        self._critics, self._unfinished = max(1, critics), unfinished
+        self._critics = max(1, critics)
+        self._part = None if self._critics == 1 else math.ceil(unfinished / self._critics) + _AHEAD
         self._others = max(0, unfinished - self._held)
 
     def limit(self) -> int | None:
         """How many answers this replica may hold; None: any number. What it holds beyond that is for the others."""
-        if self._size > _MOST_HELD:
-            return self._held
-        return None if self._critics == 1 else math.ceil(self._unfinished / self._critics) + _AHEAD
+        return self._held if self._size > _MOST_HELD else self._part
 
     @contextlib.asynccontextmanager
     async def turn(

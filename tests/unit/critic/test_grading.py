@@ -241,6 +241,9 @@ WINNERS: list[tuple[str, str | None]] = [
     ("Fine. [RESULT] A\n\nB was longer.", "A"),
     ("Fine.\nResult: B", "B"),
     ("Both are clear... [Response B]", "B"),
+    ("Both are clear... [Response A]", "A"),
+    # what is marked as the result cannot be read: nothing else is taken for it
+    ("[RESULT] undecided, leaning to [Response B]", None),
     ("First [RESULT] A, on reflection [RESULT] B", "B"),
     ("Fine. [RESULT] tie", "tie"),
     ("Fine. [RESULT] Both", "tie"),

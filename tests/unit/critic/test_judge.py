@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from services.critic.grading import absolute_prompt, relative_prompt
 from services.critic.judge import Judge
+from services.critic.jury import Grade
 from services.critic.rubrics import Rubric
 from services.critic.settings import CriticSettings
 from shared.errors import ModelError
 from shared.llm.port import ChatRequest, EmptyAnswer, ModelFacts, ModelMissing, ModelUnavailable, StreamInterrupted
+from shared.telemetry import metrics
 
 RUBRIC = Rubric("clarity", "[Is it clear?]\nScore 1: no\nScore 5: yes")
 
@@ -19,14 +23,15 @@ RUBRIC = Rubric("clarity", "[Is it clear?]\nScore 1: no\nScore 5: yes")
 class Bench:
     """A model that says these things one after the other (the last one for ever), or raises them."""
 
-    def __init__(self, *said: str | Exception) -> None:
+    def __init__(self, *said: str | Exception, facts: ModelFacts | None = None) -> None:
         self.said = list(said)
+        self.known = facts or ModelFacts()
         self.requests: list[ChatRequest] = []
         self.limits: list[tuple[float, float]] = []
         self.loads: list[float] = []
 
     async def facts(self, model: str) -> ModelFacts:
-        return ModelFacts()
+        return self.known
 
     async def say(self, request: ChatRequest, *, seconds: float, patience: float, load: float = 0.0) -> str:
         self.requests.append(request)
@@ -62,8 +67,49 @@ async def test_a_grade_has_its_score_its_words_and_its_rubric() -> None:
     (request,) = bench.requests
     assert (request.model, request.num_ctx, request.idle_timeout, request.think) == ("j", 4_096, 7, False)
     assert (request.options["temperature"], request.options["seed"]) == (0.0, 0)
-    assert "Because." in request.messages[-1]["content"]
+    # the model may have to be loaded; how long the call may be put off is not said here
+    assert (request.first_token_timeout, request.patience) == (307, None)
     assert judge.unread == 0
+
+
+async def test_what_the_judge_reads_has_each_thing_in_its_place() -> None:
+    judge, bench = judging("Clear. [RESULT] 4")
+    await judge.grade("Why?", "Because.", "The facts.", RUBRIC)
+    assert bench.requests[0].messages == absolute_prompt("Why?", "Because.", RUBRIC.text, "The facts.")
+    judge, bench = judging("[RESULT] A")
+    await judge.compare("Why?", "one", "other", "The facts.", RUBRIC)
+    assert [request.messages for request in bench.requests] == [
+        relative_prompt("Why?", "one", "other", RUBRIC.question, "The facts."),
+        relative_prompt("Why?", "other", "one", RUBRIC.question, "The facts."),
+    ]
+    assert bench.limits == [(30, 60), (30, 60)]
+
+
+async def test_somebody_who_waits_is_answered_before_others_and_not_after_a_model_is_loaded() -> None:
+    bench: Any = Bench("Clear. [RESULT] 4")
+    judge = Judge(bench, lambda: CriticSettings(grade_timeout=7, patience=60), at_once=True)
+    assert (await graded(judge)).score == 4
+    (request,) = bench.requests
+    assert (request.first_token_timeout, request.patience) == (7, 0.0)
+    assert (bench.limits, bench.loads) == ([(7, 0.0)], [0.0])
+
+
+@pytest.mark.parametrize(
+    ("facts", "context"),
+    [
+        (ModelFacts(), 4_096),
+        (ModelFacts(preset=2_048), 2_048),
+        (ModelFacts(preset=8_192), 4_096),
+        (ModelFacts(window=1_024), 1_024),
+        (ModelFacts(window=8_192, preset=2_048), 2_048),
+    ],
+)
+async def test_a_judge_is_asked_with_no_more_context_than_is_wanted_or_its_server_gives(
+    facts: ModelFacts, context: int
+) -> None:
+    bench: Any = Bench("Clear. [RESULT] 4", facts=facts)
+    await graded(Judge(bench, lambda: CriticSettings(num_ctx=4_096)))
+    assert bench.requests[0].num_ctx == context
 
 
 async def test_a_judge_that_cannot_be_read_is_asked_again_warmer_and_then_given_up() -> None:
@@ -77,6 +123,16 @@ async def test_a_judge_that_cannot_be_read_is_asked_again_warmer_and_then_given_
     await graded(judge)
     # a backend takes no more
     assert [r.options["temperature"] for r in bench.requests] == [2.0] * 10
+
+
+async def test_what_cannot_be_read_is_counted_by_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[str] = []
+    monkeypatch.setattr(metrics, "_meter", SimpleNamespace(unread=counted.append))
+    judge, _ = judging("No idea.", "Clear. [RESULT] 4", "[RESULT] A", "No idea.", "No idea.", "[RESULT] B")
+    assert (await graded(judge)).attempts == 2
+    found = await compared(judge)
+    assert (found.forward, found.swapped) == ("A", "A")
+    assert (counted, judge.unread) == (["grade", "comparison", "comparison"], 3)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +155,7 @@ async def test_what_gives_no_words_uses_up_an_attempt(failure: Exception, said: 
 
 async def test_a_judge_that_refuses_or_stays_away_is_not_asked_again() -> None:
     judge, bench = judging(ModelError("no such model"))
-    assert (await graded(judge)).feedback == "not graded: no such model"
+    assert await graded(judge) == Grade(None, "not graded: no such model", "clarity", 0)
     assert await compared(judge) is None
     assert len(bench.requests) == 2
 
@@ -160,8 +216,14 @@ async def test_a_comparison_of_which_one_order_cannot_be_read_is_none() -> None:
 
 @pytest.mark.parametrize(
     "between",
-    ["Clear. [RESULT] 4", ModelUnavailable("the server is away"), ModelMissing("no model 'other'")],
-    ids=["there", "away", "another"],
+    [
+        "Clear. [RESULT] 4",
+        ModelUnavailable("the server is away"),
+        ModelMissing("no model 'other'"),
+        # in the same words
+        ModelUnavailable("no model 'j'"),
+    ],
+    ids=["there", "away", "another", "not missing"],
 )
 async def test_that_a_judge_is_missing_is_said_once_and_again_after_anything_else(between: str | ModelError) -> None:
     missing = ModelMissing("no model 'j'")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from services.critic import judge as module
+from services.critic.grading import absolute_prompt
 from services.critic.judge import Judge
 from services.critic.jury import Comparison, Grade, agreed_grade, agreed_verdict, majority
 from services.critic.rubrics import Rubric
@@ -67,6 +68,7 @@ class Bench:
         self.said = said
         self.asked: list[str] = []
         self.loads: list[tuple[float, float]] = []
+        self.prompts: list[Any] = []
 
     async def facts(self, model: str) -> ModelFacts:
         return ModelFacts()
@@ -74,6 +76,7 @@ class Bench:
     async def say(self, request: ChatRequest, *, seconds: float, patience: float, load: float = 0.0) -> str:
         self.asked.append(request.model)
         self.loads.append((patience, load))
+        self.prompts.append(request.messages)
         said = self.said[request.model]
         said = said() if callable(said) else said
         if isinstance(said, Exception):
@@ -98,7 +101,8 @@ async def compared(judge: Judge) -> Any:
 async def test_each_is_asked_for_itself_and_all_are_told() -> None:
     bench = Bench(one="Fine. [RESULT] 5", two="Poor. [RESULT] 2", three="Good. [RESULT] 4")
     grade = await graded(judging(bench))
-    assert (grade.score, grade.feedback) == (4, "Good.")
+    assert (grade.score, grade.feedback, grade.rubric) == (4, "Good.", "clarity")
+    assert bench.prompts == [absolute_prompt("Why?", "Because.", RUBRIC.text)] * 3
     assert [(each["model"], each["score"], each["feedback"]) for each in grade.judges] == [
         ("one", 5, "Fine."), ("two", 2, "Poor."), ("three", 4, "Good."),
     ]  # fmt: skip
@@ -107,6 +111,42 @@ async def test_each_is_asked_for_itself_and_all_are_told() -> None:
     # two like the first place: each is a tie in both orders, before any are counted
     assert (found.winner, found.forward, found.swapped) == ("tie", "A", "B")
     assert bench.asked == ["one", "one", "two", "two", "three", "three"]
+
+
+async def test_what_each_said_of_a_pair_is_told_as_it_was_said() -> None:
+    said = {
+        "one": Comparison("tie", "Near.", "A", "B"),
+        "two": Comparison("A", "Longer.", "A", "A"),
+        "three": Comparison("tie", "So so.", "tie", "B"),
+    }
+    nothing = {"winner": None, "forward": None, "swapped": None}
+    told = [
+        {"model": "one", "winner": "tie", "forward": "A", "swapped": "B", "reason": "Near."},
+        {"model": "two", "winner": "A", "forward": "A", "swapped": "A", "reason": "Longer."},
+        {"model": "three", "winner": "tie", "forward": "tie", "swapped": "B", "reason": "So so."},
+        {"model": "gone", **nothing, "reason": "not asked: connection refused"},
+        {"model": "mute", **nothing, "reason": "no verdict could be read"},
+    ]
+    found = agreed_verdict({**said, "gone": AWAY, "mute": None})
+    assert found == Comparison("tie", "Near.", "A", "B", told)
+
+
+async def test_one_that_cannot_be_read_is_asked_again_and_one_that_is_silent_is_not() -> None:
+    answers: list[str | Exception] = ["Hm.", "[RESULT] 3", TimeoutError(), "Hm.", "Hm."]
+    bench = Bench(one=lambda: answers.pop(0), two="[RESULT] 5")
+    judge = judging(bench, load_timeout=300)
+    attempts = [(await graded(judge)).attempts for _ in range(3)]
+    # one of the others each time
+    assert attempts == [2 + 1, 1 + 1, 2 + 1]
+    loads = [load for model, (_, load) in zip(bench.asked, bench.loads, strict=True) if model == "one"]
+    assert loads == [300, 300, 300, 0, 300]
+    bench = Bench(one=TimeoutError(), two="[RESULT] A")
+    assert await compared(judging(bench)) is not None
+    assert bench.asked == ["one", "two", "two"]
+    # one who judges alone has all its attempts
+    bench = Bench(one=TimeoutError())
+    assert await compared(judging(bench, load_timeout=300)) is None
+    assert bench.loads == [(60, 300), (60, 300)]
 
 
 async def test_one_that_is_away_blocks_nobody_and_is_named() -> None:
@@ -137,6 +177,20 @@ async def test_when_nobody_is_there_they_are_waited_for(monkeypatch: pytest.Monk
     bench = Bench(one=lambda: comes.pop(0), two=AWAY)
     assert (await graded(judging(bench))).score == 4
     assert bench.asked == ["one", "two"] * 3
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(module.asyncio, "sleep", pause)
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 10)
+    comes = [AWAY, AWAY, AWAY, AWAY, "Good. [RESULT] 4"]
+    assert (await graded(judging(Bench(one=lambda: comes.pop(0), two=AWAY)))).score == 4
+    assert pauses == [10, 20, 30, 30]
+    # the next one would be longer than there is patience
+    bench = Bench(one=AWAY, two=AWAY)
+    assert (await graded(judging(bench, patience=9))).score is None
+    assert bench.asked == ["one", "two"]
     bench = Bench(one=ModelMissing("no one"), two=AWAY)
     grade = await graded(judging(bench, patience=0))
     assert (grade.score, grade.feedback, grade.judges) == (None, "not graded: connection refused", [])
