@@ -87,13 +87,7 @@ class Ask:
         if self.given:
             # the same question in another form of request is told in another form
             said["given"] = self.given
-        return digest(orjson.dumps(said, default=_fields, option=orjson.OPT_SORT_KEYS).decode())
-
-
-def _fields(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump()
-    raise TypeError
+        return digest(orjson.dumps(said, default=BaseModel.model_dump, option=orjson.OPT_SORT_KEYS).decode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +176,7 @@ def _same(earlier: QueryRecord, ask: Ask) -> QueryRecord:
 
 async def _check_personas(gateway: Gateway, ask: Ask) -> None:
     """Refuses at once what no live generator knows; without one, the generator will say it."""
-    live = await gateway.context.registry.live("generator") if ask.personas else []
+    live = await gateway.context.registry.live("generator")
     known = {persona for info in live for persona in info.facts.get("personas", ())}
     keys = {persona_key(persona) for persona in known}
     unknown = sorted({asked for asked in ask.personas or () if persona_key(asked) not in keys}) if known else []
@@ -216,8 +210,8 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
                 await gateway.sessions.change(known, tip="")
     elif ask.messages is None or ask.kept is not None:
         random = origin.idempotency_key is None
-        if not random and await gateway.sessions.open(session_id, user, ask.query) != user:
-            # somebody took the name that follows from a user and an Idempotency-Key
+        if not random:
+            # somebody may have taken the name that follows from a user and an Idempotency-Key
             session_id = await open_session(gateway, origin.principal, session_id, ask.query)
     accepted, asked = gateway.bus.now_ms(), ask.digest()
     seconds = min(ask.deadline_seconds or settings.deadline_seconds, settings.deadline_seconds)
@@ -251,7 +245,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         gateway.bus,
         QUERY_RECEIVED.of(payload, once=once, **headers),
         {**record.kept(), "once": once},
-        seconds=max(1, int(seconds)) + max(settings.retention, _ONCE_AT_LEAST),
+        seconds=int(seconds) + max(settings.retention, _ONCE_AT_LEAST),
         session_id=session_id if ask.messages is None or ask.kept is not None else None,
         respondents=[] if ask.messages is not None else ["A", "B"] if shadows else ["A"],
         limit=settings.max_session_backlog,

@@ -16,5 +16,4 @@ async def cancel_all(gateway: Gateway, query_ids: list[str]) -> None:
     for query_id in query_ids:
         commands.append(("SET", cancel_key(query_id), "1", "EX", _CANCEL_SECONDS))
         commands.append(bus.publishing(QUERY_CANCEL.of(QueryCancel(query_id=query_id), correlation_id=query_id)))
-    if commands:
-        await bus.link.pipe(commands)
+    await bus.link.pipe(commands)

@@ -12,6 +12,7 @@ from services.gateway.errors import ApiError
 from services.gateway.keys import Principal
 from services.gateway.schemas import ChatSettings
 from shared.contracts import ChatTurnMessage, ClientTools
+from shared.telemetry import tracing
 
 ANN = Principal("ann", "user")
 PLAIN = Ask("What is new?")
@@ -25,7 +26,7 @@ OTHER: dict[str, Any] = {
     "given": "responses", "chat": "c", "instead_of": "1-0", "system_prompt": "Be brief.",
 }  # fmt: skip
 # Which models there are, and under which name the turn is kept, may change before a repeat.
-NO_PART = {"model": "other:1b", "kept": "s9"}
+NO_PART: dict[str, Any] = {"model": "other:1b", "kept": "s9"}
 
 
 def test_a_request_that_says_anything_else_is_another_one() -> None:
@@ -87,7 +88,7 @@ def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
     assert (refused.value.status_code, refused.value.code) == (400, "bad_idempotency_key")
 
 
-def test_a_query_goes_on_with_the_clients_trace_or_begins_one() -> None:
+def test_a_query_goes_on_with_the_clients_trace_or_begins_one(monkeypatch: pytest.MonkeyPatch) -> None:
     given = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     assert Origin(ANN, traceparent=given).trace == given
     begun = [Origin(ANN, traceparent=given).trace for given in (None, "", "00-xyz-1-01")]
@@ -95,3 +96,6 @@ def test_a_query_goes_on_with_the_clients_trace_or_begins_one() -> None:
     for trace in begun:
         # it is one that the next would go on with
         assert Origin(ANN, traceparent=trace).trace == trace
+    # where traces are on, it is of the span that is open here
+    monkeypatch.setattr(tracing, "current", lambda: begun[0])
+    assert Origin(ANN, traceparent=given).trace == begun[0]

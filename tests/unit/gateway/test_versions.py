@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
 import pytest
 
-from services.gateway.versions import in_its_place, parents, tip_of
+from services.gateway import versions
+from services.gateway.errors import ApiError
+from services.gateway.gateway import Gateway
+from services.gateway.records import QueryRecord
+from services.gateway.versions import give_way, in_its_place, parents, place, tip_of
+from shared.bus.keys import cancel_key, lane_key, queries_key, record_key, steps_key
+from shared.contracts import QUERY_FORGET, QUERY_RECEIVED
+from shared.envelope import Envelope
+from shared.records import lanes
+from shared.records.lanes import padded
 from shared.records.sessions import Turn, before, shown
 from shared.records.summaries import Summary
 
@@ -58,3 +72,131 @@ def test_a_summary_of_a_version_tells_nothing_of_another(until: int, told: bool)
     assert summary.tells_of(shown(TREE, "5-0")) is told
     # a question that stands behind the fourth turn, and has no turn yet
     assert summary.tells_of(shown(TREE, "4-0"), "4-0") is (until in (1, 4))
+
+
+# ── on the bus ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def opened(gateway: Gateway, *turns: Turn) -> None:
+    await gateway.sessions.open("s", "ann", "title")
+    for one in turns:
+        await gateway.bus.link.pipe(gateway.sessions.appending("s", "A", one))
+
+
+async def unanswered(gateway: Gateway, query_id: str, **values: Any) -> None:
+    failed = orjson.dumps({"query": "failed", "state": "failed", **values})
+    await gateway.bus.link.call("HSET", steps_key("s"), f"{query_id} unanswered", failed)
+
+
+def record(query_id: str, query: str = "q2", **values: Any) -> QueryRecord:
+    return QueryRecord(query_id, **{"user_id": "ann", "session_id": "s", "query": query, "mode": "chat",
+                                    "accepted": 1, "deadline": 2, **values})  # fmt: skip
+
+
+async def recorded(gateway: Gateway, query_id: str, **values: Any) -> None:
+    kept = record(query_id, **values).kept()
+    await gateway.bus.link.call("HSET", record_key(query_id), *(word for pair in kept.items() for word in pair))
+
+
+async def test_a_question_takes_the_place_of_a_turn_of_one_under_way_or_of_one_without_an_answer(
+    gateway: Gateway,
+) -> None:
+    await opened(gateway, turn(2), turn(4, after=1))
+    for query_id in ("2-0", "5-0"):
+        await recorded(gateway, query_id, after="3-0" if query_id == "5-0" else "")
+    await unanswered(gateway, "6-0")
+    await unanswered(gateway, "7-0", after="1-0")
+    found = [await place(gateway, "s", "ann", f"{n}-0") for n in (2, 4, 5, 6, 7)]
+    assert found == ["1-9999999999", "1-5", "3-0", "5-9999999999", "1-0"]
+
+
+async def test_no_question_takes_the_place_of_one_that_is_not_its_users_in_this_session(gateway: Gateway) -> None:
+    await opened(gateway, turn(2))
+    await recorded(gateway, "5-0", session_id="t")
+    await recorded(gateway, "6-0", user_id="bob")
+    for query_id, wanted in (("5-0", "not_found"), ("6-0", "not_found"), ("8-0", "not_found"), ("x", "bad_query_id")):
+        with pytest.raises(ApiError) as refused:
+            await place(gateway, "s", "ann", query_id)
+        assert (refused.value.status_code, refused.value.code) == (400 if query_id == "x" else 404, wanted)
+
+
+async def left(gateway: Gateway) -> tuple[list[str], list[str]]:
+    """The turns of the session, and what else it lists of queries."""
+    listed = await gateway.bus.link.call("ZRANGE", queries_key("s"), 0, -1)
+    return [one.query_id for one in await gateway.sessions.every_turn("s")], [one.decode() for one in listed]
+
+
+async def waiting(gateway: Gateway, *query_ids: str) -> None:
+    """Queries that wait for their turn."""
+    for query_id in query_ids:
+        await gateway.bus.link.pipe(
+            [
+                ("XADD", QUERY_RECEIVED.stream, query_id, "session_id", "s"),
+                ("ZADD", lane_key("s", "A"), 0, padded(query_id)),
+                ("ZADD", queries_key("s"), 9e12, query_id),
+            ]
+        )
+
+
+async def cancelled(gateway: Gateway, numbers: Iterable[int]) -> list[int]:
+    return [n for n in numbers if await gateway.bus.link.call("EXISTS", cancel_key(f"{n}-0"))]
+
+
+@pytest.mark.parametrize("instead_of", ["3-0", "4-0"], ids=["of a turn", "of what nobody knows any more"])
+async def test_the_same_words_stop_what_waits_behind_them_and_remove_nothing(gateway: Gateway, instead_of: str) -> None:
+    await opened(gateway, turn(3), turn(5, after=3))
+    await waiting(gateway, "2-0", "4-0", "6-0", "7-0", "8-0", "9-0")
+    again = record("8-0", "  q3 " if instead_of == "3-0" else "other")
+    await give_way(gateway, again, instead_of)
+    assert await cancelled(gateway, range(1, 10)) == [4, 6, 7]
+    assert await left(gateway) == (["3-0", "5-0"], ["2-0", "4-0", "6-0", "7-0", "8-0", "9-0"])
+
+
+async def test_other_words_remove_what_stands_in_that_place_and_behind_it_and_nothing_else(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "STOPPING", 0.05)
+    # 3 and its version 5 leave, with what was said behind either; 12 came later
+    await opened(gateway, turn(2), turn(3), turn(4), turn(5, after=2), turn(12, after=2))
+    await unanswered(gateway, "7-0")
+    await unanswered(gateway, "1-0")
+    for query_id in ("1-0", "2-0", "6-0", "10-0", "11-0"):
+        await gateway.bus.link.call("ZADD", queries_key("s"), 9e12, query_id)
+        await recorded(gateway, query_id)
+    await waiting(gateway, "8-0")
+    await recorded(gateway, "8-0")
+    await recorded(gateway, "3-0", query="q3")
+    await give_way(gateway, record("10-0"), "3-0")
+    # what still waits is stopped, and goes when it has been read
+    assert await cancelled(gateway, range(1, 13)) == [8]
+    assert await left(gateway) == (["2-0", "12-0"], ["1-0", "10-0", "11-0", "2-0", "8-0"])
+    (told,) = await gateway.bus.range(QUERY_FORGET.stream)
+    gone = QUERY_FORGET.decode(Envelope.parse(QUERY_FORGET.name, *told))
+    assert (gone.user_id, gone.session_id, gone.queries) == ("ann", "s", [f"{n}-0" for n in (3, 4, 5, 6, 7)])
+    records = [("EXISTS", record_key(f"{n}-0")) for n in (1, 3, 6, 8, 10)]
+    assert await gateway.bus.link.pipe(records) == [1, 0, 0, 1, 1]
+    # a repeat finds nothing more
+    await give_way(gateway, record("10-0"), "3-0")
+    assert len(await gateway.bus.range(QUERY_FORGET.stream)) == 1
+
+
+async def test_what_had_been_written_of_an_answer_leaves_with_its_question(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "STOPPING", 3_600.0)
+    await opened(gateway, turn(2))
+    await waiting(gateway, "3-0", "9-0")
+    await recorded(gateway, "3-0", query="q3")
+
+    async def stopping() -> None:
+        while not await cancelled(gateway, [3]):
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await gateway.bus.link.call("PING")
+        await gateway.bus.link.pipe(gateway.sessions.appending("s", "A", turn(3)))
+        await lanes.leave(gateway.bus, "s", "A", "3-0")
+
+    async with asyncio.timeout(60):
+        # the new question is in the lane as well, and nobody waits for that
+        await asyncio.gather(give_way(gateway, record("9-0", "other"), "3-0"), stopping())
+    assert (await left(gateway))[0] == ["2-0"]
