@@ -198,8 +198,7 @@ async def _run_calls(
     """
     fresh: dict[str, tuple[int, ToolCall]] = {}
     for position, call in calls:
-        identity = _identity(call)
-        if identity not in told and call.error is None:
+        if call.error is None and (identity := _identity(call)) not in told:
             fresh.setdefault(identity, (position, call))
     results: dict[str, ToolCallRecord] = {}
     if fresh:
@@ -212,15 +211,14 @@ async def _run_calls(
         await steps.transition("TOOL_TIMEOUT" if timed_out else "TOOL_RESULT")
     messages = []
     for _, call in calls:
-        identity = _identity(call)
         if call.error is not None:
             messages.append(tool_message(call, _not_run(call, call.error)))
-        elif identity in told:
+        elif (identity := _identity(call)) in told:
             messages.append({**_told(call), "content": REPEATED})
         else:
             told.add(identity)
             messages.append(tool_message(call, results[identity]))
-    return messages, bool(calls) and not fresh and all(call.error is None for _, call in calls)
+    return messages, not fresh and all(call.error is None for _, call in calls)
 
 
 def _not_run(call: ToolCall, why: str) -> ToolCallRecord:
@@ -228,8 +226,6 @@ def _not_run(call: ToolCall, why: str) -> ToolCallRecord:
 
 
 def _identity(call: ToolCall) -> str:
-    if call.error is not None:
-        return ""
     return call.name + orjson.dumps(call.args, option=orjson.OPT_SORT_KEYS).decode()
 
 

@@ -105,6 +105,7 @@ async def test_results_follow_their_assistant_message_in_call_order() -> None:
     assert steps.actions == ["DISPATCH_TOOL", "AWAIT_TOOL", "TOOL_RESULT"]
     assert [record.tool for record in answer.tool_calls] == ["web_search", "web_fetch"]
     assert answer.usage.prompt_tokens == 20
+    assert (answer.said_before, answer.thinking) == (["looking"], "two things")
 
 
 async def test_a_call_that_a_message_asks_for_twice_runs_once_and_is_answered_twice() -> None:
@@ -169,6 +170,19 @@ async def test_a_call_made_although_none_is_left_is_not_run_and_is_no_answer() -
     assert steps.sent[2][0][-1]["content"].startswith("[tool error: no tool call is left")
 
 
+async def test_words_beside_a_call_that_is_not_run_are_the_answer() -> None:
+    steps = ScriptedSteps(reply("", call("f")), reply("", call("f", n=2)), reply("what I know", call("f", n=3)))
+    answer = await run_agent(steps, QUESTION, 1)
+    assert (answer.text, answer.said_before, steps.ran) == ("what I know", [], [[(0, "f")]])
+
+
+async def test_a_reply_that_tells_no_counts_adds_nothing() -> None:
+    said = [Reply("", "a", [call("f")], "stop", "m"), Reply("done", "b", [], "stop", "m")]
+    answer = await run_agent(ScriptedSteps(*said), QUESTION, 5)
+    assert answer.usage == Usage(prompt_tokens=0, completion_tokens=0, context_tokens=0, context_window=0)
+    assert (answer.thinking, answer.said_before) == ("a\n\nb", [])
+
+
 async def test_a_model_that_only_ever_asks_for_tools_ends_with_a_reason() -> None:
     steps = ScriptedSteps(*(reply("", call("f", n=n)) for n in range(3)))
     with pytest.raises(ModelError, match="asked for tools until none was left"):
@@ -193,6 +207,13 @@ async def test_an_empty_answer_is_asked_for_once_more_without_tools() -> None:
     answer = await run_agent(steps, QUESTION, 5)
     assert answer.text == "here it is"
     assert steps.sent == [([QUESTION], True), ([QUESTION], False)]
+
+
+async def test_a_model_that_says_nothing_without_tools_is_not_asked_again() -> None:
+    steps = ScriptedSteps(reply(""))
+    with pytest.raises(ModelError, match="no answer"):
+        await run_agent(steps, QUESTION, 0)
+    assert len(steps.sent) == 1
 
 
 async def test_a_model_that_says_nothing_twice_is_an_error() -> None:
@@ -310,3 +331,11 @@ async def test_a_message_of_calls_that_cannot_be_run_ends_like_any_other() -> No
     assert steps.ran == []
     assert [with_tools for _, with_tools in steps.sent] == [True, True, True]
     assert str(steps.sent[2][0]).count(ANSWER_NOW) == 1
+
+
+async def test_a_repetition_beside_a_call_that_cannot_be_run_leaves_further_calls() -> None:
+    broken = ToolCall("id-b", "b", {}, "no")
+    steps = ScriptedSteps(reply("", call("f")), reply("", call("f"), broken), reply("", call("g")), reply("done"))
+    assert (await run_agent(steps, QUESTION, 5)).text == "done"
+    assert steps.ran == [[(0, "f")], [(0, "g")]]
+    assert ANSWER_NOW not in str(steps.sent[3][0])

@@ -65,6 +65,21 @@ async def test_a_call_of_the_clients_tool_ends_the_run_when_our_own_have_their_r
     assert [record.tool for record in answer.tool_calls] == ["search"]
 
 
+@pytest.mark.parametrize("said", ["", "I look."])
+async def test_a_call_of_the_clients_tool_is_no_answer_and_is_handed_over_when_no_call_of_ours_is_left(
+    said: str,
+) -> None:
+    terms = Terms(tools=ClientTools(functions=[WEATHER]))
+    answer = await answered(Model(calls("weather", said=said)), terms)
+    assert answer.handed == [HandedCall(0, 0, ToolCall("id-weather", "weather", {}))]
+    assert (answer.text, answer.said_before) == (said, [])
+    # the second one repeats the first, and the third is refused
+    model = Model(*[calls("search")] * 3, calls("search", "weather", said=said))
+    answer = await answered(model, terms)
+    assert answer.handed == [HandedCall(3, 1, ToolCall("id-weather", "weather", {}))]
+    assert (answer.text, model.ran) == (said, [(0, "search")])
+
+
 async def test_one_call_is_handed_over_at_a_time_when_the_client_wants_it_so() -> None:
     tools = ClientTools(functions=[WEATHER, CLOCK], parallel=False)
     answer = await answered(Model(calls("clock", "weather")), Terms(tools=tools))
@@ -114,6 +129,21 @@ async def test_a_call_that_must_be_made_is_the_json_that_the_model_was_held_to(
     assert re.findall(r"^- (\w+): (.*)$", told, re.MULTILINE) == [
         (one, {"weather": "How the weather is.", "clock": "no description"}[one]) for one in meant
     ]
+
+
+async def test_a_call_that_must_be_made_may_be_mended_once() -> None:
+    terms = Terms(tools=ClientTools(functions=[WEATHER], choice="weather"))
+    answer = await answered(Model("Sunny.", '{"city": "Graz"}'), terms)
+    assert answer.handed == [HandedCall(1, 0, ToolCall("", "weather", {"city": "Graz"}))]
+    # nothing said is no second form
+    model = Model("Sunny.", "")
+    with pytest.raises(ModelError, match="gave no answer"):
+        await answered(model, terms)
+    assert len(model.sent) == 2
+    model = Model("three", "")
+    with pytest.raises(ModelError, match="gave no answer"):
+        await answered(model, Terms(schema=SCHEMA))
+    assert len(model.sent) == 2
 
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
