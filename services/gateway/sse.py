@@ -6,7 +6,8 @@ The path of an event is kept short: no JSON is parsed, and the entries of one re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -59,7 +60,9 @@ class Ending:
 Lost = Callable[[], Awaitable[bool]]
 
 
-async def journal_events(follower: Follower, ending: Ending, keepalive: float, lost: Lost) -> AsyncIterator[bytes]:
+async def journal_events(
+    follower: Follower, ending: Ending, keepalive: float, lost: Lost
+) -> AsyncGenerator[bytes, None]:
     """The events of one journal. The follower is closed at the end."""
     now = asyncio.get_running_loop().time
     until = now() + ending.follow_seconds if ending.answered else ending.until
@@ -129,7 +132,7 @@ class EventStream(Response):
     def __init__(
         self,
         gateway: Gateway,
-        events: AsyncIterator[bytes],
+        events: AsyncGenerator[bytes, None],
         headers: Mapping[str, str] | None = None,
         left: Callable[[], None] | None = None,
     ) -> None:
@@ -144,14 +147,10 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
         async def pump() -> bool:
-            try:
+            async with aclosing(self._events):
                 async for chunk in self._events:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                return True
-            finally:
-                close = getattr(self._events, "aclose", None)
-                if close is not None:
-                    await close()
+            return True
 
         self._gateway.metrics.streams.inc()
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,7 @@ class Tap:
         # small: a slow operator slows the followers down, which cost no memory
         self._queue: asyncio.Queue[bytes] = asyncio.Queue(100)
 
-    async def events(self, keepalive: float) -> AsyncIterator[bytes]:
+    async def events(self, keepalive: float) -> AsyncGenerator[bytes, None]:
         followers: list[Follower] = []
         pumps: list[asyncio.Task[None]] = []
         try:
@@ -113,7 +113,7 @@ class Tap:
                 with contextlib.suppress(ReplyError):
                     entries = await self._bus.latest(stream_key(subject), self._last)
                     found += [(order(entry[0]), subject, entry) for entry in entries]
-        return sorted(found, key=lambda item: item[:2])[-self._last :] if found else []
+        return sorted(found)[-self._last :]
 
     async def _pump(self, subject: str, follower: Follower) -> None:
         while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Protocol
@@ -167,7 +167,7 @@ def _stream(gateway: Gateway, record: QueryRecord, teller: Teller, left: Callabl
     return EventStream(gateway, _events(gateway, record, teller), _named(record), left)
 
 
-async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> AsyncIterator[bytes]:
+async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> AsyncGenerator[bytes, None]:
     now = asyncio.get_running_loop().time
     until = loop_time_of(gateway, record)
     follower = gateway.bell.follow(journal_key(record.query_id, "A"), new=True)

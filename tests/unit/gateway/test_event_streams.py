@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from services.gateway.sse import Ending, ended, frame, is_before, journal_events, parts
+from services.gateway.gateway import Gateway
+from services.gateway.sse import Ending, EventStream, ended, ended_at, frame, is_before, journal_events, parts
 
 Entry = tuple[str, list[bytes]]
 
@@ -64,7 +65,8 @@ def kinds(chunks: list[bytes]) -> list[str]:
 def test_an_event_is_its_id_its_type_and_its_data_as_written() -> None:
     assert frame(b"answer", "1-2", b'{"text":"x"}') == b'id: 1-2\nevent: answer\ndata: {"text":"x"}\n\n'
     # whatever anybody writes into a journal, it is one event
-    assert frame(b"answer", "1-2", b"a\nb\r\nc") == b"id: 1-2\nevent: answer\ndata: a\ndata: b\ndata: c\n\n"
+    for said in (b"a\nb\r\nc", b"a\nb\nc", b"a\rb\rc"):
+        assert frame(b"answer", "1-2", said) == b"id: 1-2\nevent: answer\ndata: a\ndata: b\ndata: c\n\n"
     for kind in (b"a\nb", b"a\rb"):
         assert frame(kind, "1-2", b"{}") == b"id: 1-2\nevent: unknown\ndata: {}\n\n"
 
@@ -107,6 +109,7 @@ async def test_without_a_critique_following_ends_after_its_time() -> None:
     late = Follower()
     assert kinds(await told(late, follow=True, answered=True, left=3_600, follow_seconds=0.1)) == []
     assert (follower.closed, late.closed) == (1, 1)
+    assert kinds(await told(Follower([entry(1, "critique")]), follow=True, answered=True, left=0)) == ["critique"]
     # and the query's deadline does not shorten it
     after = Follower([entry(1, "completed")], [], [entry(2, "critique")])
     assert kinds(await told(after, follow=True, left=0.05)) == ["completed", "critique"]
@@ -120,8 +123,10 @@ async def test_silence_is_filled_and_ends_with_the_deadline() -> None:
     assert set(chunks[1:]) == {b": keep-alive\n\n"}
     # never longer than is left
     assert all(within <= 0.03 for within in follower.asked)
-    assert follower.asked[-1] <= 0.1
     assert follower.closed == 1
+    short = Follower()
+    assert await told(short, left=0.05, keepalive=3_600) == [b": keep-alive\n\n"]
+    assert short.asked[0] <= 0.05
 
 
 async def test_a_query_that_is_gone_ends_its_stream_in_the_first_silence() -> None:
@@ -142,9 +147,11 @@ async def test_a_client_that_leaves_closes_its_follower() -> None:
     assert follower.closed == 1
 
 
-async def waited(follower: Any, lost: Callable[[], Awaitable[bool]] = there, left: float = 30.0) -> bool:
+async def waited(
+    follower: Any, lost: Callable[[], Awaitable[bool]] = there, left: float = 30.0, pause: float = 0.02
+) -> bool:
     async with asyncio.timeout(20):
-        return await ended(follower, asyncio.get_running_loop().time() + left, 0.02, lost)
+        return await ended(follower, asyncio.get_running_loop().time() + left, pause, lost)
 
 
 async def test_waiting_for_the_end_ends_with_it_or_in_time_or_when_the_query_is_gone() -> None:
@@ -159,9 +166,118 @@ async def test_waiting_for_the_end_ends_with_it_or_in_time_or_when_the_query_is_
     ):
         assert await waited(follower, lost, left) is found
         assert follower.closed == 1
+    # however little time is left, and no longer
+    assert await waited(Follower([entry(1, "completed")]), left=0.9) is True
+    assert await waited(Follower(), left=0.05, pause=3_600) is False
 
 
 def test_ids_are_compared_by_their_numbers() -> None:
     assert is_before("1-9", "1-10")
     assert not is_before("1-10", "1-10")
     assert not is_before("10-0", "9-9")
+
+
+async def test_a_journal_is_known_by_its_newest_entry_and_by_its_end(gateway: Gateway) -> None:
+    assert await ended_at(gateway, "journal") == ("0-0", None)
+    for number, kind in enumerate(("claimed", "answer", "completed", "critique"), 1):
+        await gateway.bus.link.call("XADD", "journal", f"1-{number}", "type", kind, "time", 1, "data", "{}")
+        assert await ended_at(gateway, "journal") == (f"1-{number}", "1-3" if number > 2 else None)
+
+
+class Sent:
+    """A response to a client that reads, until it `leaves`."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self.leaves = asyncio.Event()
+        self.read = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def send(self, message: Any) -> None:
+        self.messages.append(message)
+
+    async def receive(self) -> Any:
+        if self.read:
+            return self.read.pop()
+        await self.leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def take(self, stream: EventStream) -> None:
+        async with asyncio.timeout(20):
+            await stream({"type": "http"}, self.receive, self.send)
+
+    @property
+    def bodies(self) -> list[tuple[bytes, bool]]:
+        return [(message["body"], message["more_body"]) for message in self.messages[1:]]
+
+
+class Events:
+    """An iterator that hands out two events and then, unless they are all, waits."""
+
+    def __init__(self, gateway: Gateway, *, whole: bool = False) -> None:
+        self.events = [b"two", b"one"]
+        self.whole = whole
+        self.waits = asyncio.Event()
+        self.closed = False
+        self.streams = gateway.metrics.streams
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        # one stream is told of, while it lasts
+        assert counted(self.streams) == 1
+        if self.events:
+            return self.events.pop()
+        if self.whole:
+            raise StopAsyncIteration
+        self.waits.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+def counted(gauge: Any) -> float:
+    return float(next(iter(gauge.collect())).samples[0].value)
+
+
+async def test_a_stream_is_sent_event_by_event_until_its_end(gateway: Gateway) -> None:
+    left: list[str] = []
+    events: Any = Events(gateway, whole=True)
+    sent = Sent()
+    stream = EventStream(gateway, events, {"X-Query-Id": "1-0"}, lambda: left.append("left"))
+    # who routes the response looks for what is to be done behind it
+    assert stream.background is None
+    await sent.take(stream)
+    assert sent.messages[0] == {"type": "http.response.start", "status": 200, "headers": stream.raw_headers}
+    assert dict(stream.headers) == {
+        "cache-control": "no-store", "x-accel-buffering": "no", "x-query-id": "1-0",
+        "content-type": "text/event-stream; charset=utf-8",
+    }  # fmt: skip
+    assert {message["type"] for message in sent.messages[1:]} == {"http.response.body"}
+    assert sent.bodies == [(b"one", True), (b"two", True), (b"", False)]
+    assert (left, events.closed, counted(gateway.metrics.streams)) == ([], True, 0)
+    assert "x-query-id" not in EventStream(gateway, events).headers
+
+
+@pytest.mark.parametrize("how", ["leaves", "leaves unheard", "the gateway stops"])
+async def test_a_stream_ends_when_its_client_leaves_which_is_told_or_the_gateway_stops(
+    gateway: Gateway, how: str
+) -> None:
+    left: list[str] = []
+    events: Any = Events(gateway)
+    sent = Sent()
+    heard = None if how == "leaves unheard" else lambda: left.append("left")
+
+    async def end() -> None:
+        await events.waits.wait()
+        if how == "the gateway stops":
+            gateway.stop()
+        else:
+            sent.leaves.set()
+
+    await asyncio.gather(sent.take(EventStream(gateway, events, left=heard)), end())
+    assert sent.bodies == [(b"one", True), (b"two", True), (b"", False)]
+    assert left == (["left"] if how == "leaves" else [])
+    assert (events.closed, counted(gateway.metrics.streams)) == (True, 0)
