@@ -318,8 +318,9 @@ class ClusterLink(Port):
             return await self._scan(command)
         if name in EVERY:
             replies = await asyncio.gather(*(self._tell(address, command, retry) for address in self.masters))
+            refused = [reply for reply in replies if isinstance(reply, ReplyError)]
             # of several numbers the lowest: what one of them does not have is missing
-            return next((reply for reply in replies if isinstance(reply, ReplyError)), min(replies))
+            return refused[0] if refused else min(replies)
         links = sorted(self.commands.all(), key=lambda link: not link.connected.is_set())
         return await self._tell(links[0].address if links else self.masters[0], command, retry)
 

@@ -1,0 +1,225 @@
+"""Commands on their way through a cluster, with nodes that answer what the test says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from support.scripted_redis import HangUp, ScriptedRedis
+from support.waiting import eventually
+
+from shared.bus import ConnectionLost, ReplyError, Script
+from shared.bus.cluster import ClusterLink
+from shared.bus.endpoint import Address, Endpoint
+from shared.bus.hash_slots import slot_of_key
+
+# The first is of the one node, the second and the third of the other.
+BAR, FOO, OOF = "bar", "foo", "{foo}2"
+HALF = 8_192
+
+
+class Nodes:
+    """Two masters that share the slots; each answers GET with its own number before the key."""
+
+    def __init__(self) -> None:
+        self.one, self.two = (
+            ScriptedRedis(
+                GET=lambda _name, key, number=number: number + b":" + key,
+                SET="OK",
+                ASKING="OK",
+                CLUSTER=lambda *_: self.rows,
+            )
+            for number in (b"1", b"2")
+        )
+        self.rows: Any = []
+
+    @property
+    def both(self) -> tuple[ScriptedRedis, ScriptedRedis]:
+        return self.one, self.two
+
+    def asked(self) -> list[list[tuple[bytes, ...]]]:
+        """What both were asked, without the map and what shows that they are there."""
+        left = (b"CLUSTER", b"PING")
+        return [[one for asked in node.behind() for one in asked if one[0] not in left] for node in self.both]
+
+    def maps(self) -> int:
+        """How often the map was read."""
+        return sum(asked.count((b"CLUSTER", b"SLOTS")) for node in self.both for asked in node.asked)
+
+    def share(self) -> None:
+        self.rows = [
+            [0, HALF - 1, [b"127.0.0.1", self.one.port, b"id"]],
+            [HALF, 16_383, [b"127.0.0.1", self.two.port, b"id"]],
+        ]
+
+    @contextlib.asynccontextmanager
+    async def linked(self, timeout: float = 60.0) -> AsyncIterator[ClusterLink]:
+        async with self.one.listening() as first, self.two.listening():
+            self.share()
+            endpoint = Endpoint.parse(f"redis+cluster://127.0.0.1:{first.port}/")
+            async with ClusterLink(endpoint, name="test/1:commands", timeout=timeout) as link:
+                # both are there
+                assert await link.call("PING") == b"PONG"
+                yield link
+
+
+def at(node: ScriptedRedis) -> str:
+    return f"127.0.0.1:{node.port}"
+
+
+def once(first: Any, then: Any) -> Any:
+    """An answer that is another one the first time."""
+    answers = [first]
+    return lambda *parts: answers.pop() if answers else then(*parts) if callable(then) else then
+
+
+async def test_commands_go_to_the_masters_of_their_slots_and_their_replies_stand_in_their_order() -> None:
+    nodes = Nodes()
+    async with nodes.linked() as link:
+        gets = [("GET", key) for key in (FOO, BAR, OOF)]
+        assert await link.pipe_raw(gets) == [b"2:foo", b"1:bar", b"2:{foo}2"]
+        assert await link.pipe([("SET", BAR, 1), ("SET", FOO, 1), ("GET", BAR)]) == [b"OK"] * 2 + [b"1:bar"]
+        assert await link.commit([("SET", FOO, 2), ("SET", OOF, 2)]) == [b"OK"] * 2
+        assert link.masters == (Address("127.0.0.1", nodes.one.port), Address("127.0.0.1", nodes.two.port))
+        assert (link.owner(HALF - 1), link.owner(HALF)) == link.masters == (link.owner(0), link.owner(16_383))
+        assert (await link.server(link.masters[1])).port == nodes.two.port
+        assert not link.transactions
+    assert nodes.asked() == [
+        [(b"GET", b"bar"), (b"SET", b"bar", b"1"), (b"GET", b"bar")],
+        [
+            *((b"GET", b"foo"), (b"GET", b"{foo}2"), (b"SET", b"foo", b"1")),
+            *((b"SET", b"foo", b"2"), (b"SET", b"{foo}2", b"2")),
+        ],
+    ]
+    # one connection to each, which says whose it is
+    assert [len(node.asked) for node in nodes.both] == [1, 1]
+    assert [node.asked[0][1] for node in nodes.both] == [(b"CLIENT", b"SETNAME", b"test/1:commands")] * 2
+
+
+async def test_what_is_refused_stands_at_its_place_and_ends_what_is_all_or_nothing() -> None:
+    nodes = Nodes()
+    nodes.one.answers["SET"] = ReplyError("WRONGTYPE no")
+    nodes.two.answers["SET"] = once(ReplyError("OOM no room"), "OK")
+    async with nodes.linked() as link:
+        with pytest.raises(ReplyError, match="WRONGTYPE"):
+            await link.commit([("SET", BAR, 1), ("SET", FOO, 1)])
+        first, second, third = await link.pipe_raw([("SET", BAR, 1), ("SET", FOO, 1), ("GET", FOO)])
+        assert (str(first), str(second), third) == ("WRONGTYPE no", "OOM no room", b"2:foo")
+    # nothing behind what was refused
+    assert len(nodes.asked()[1]) == 2
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "", "?"])
+async def test_a_slot_that_has_moved_is_followed_and_the_map_is_read_again(host: str) -> None:
+    nodes = Nodes()
+    async with nodes.linked() as link:
+        slot = slot_of_key(BAR)
+        nodes.one.answers["GET"] = ReplyError(f"MOVED {slot} {host}:{nodes.two.port}")
+        nodes.rows = [[0, 16_383, [None if host == "?" else host.encode(), nodes.two.port]]]
+        assert await link.call("GET", BAR, retry=False) == b"2:bar"
+        # from now on it is asked there at once, and the first has no slot any more
+        assert await link.pipe([("GET", BAR)]) == [b"2:bar"]
+        await eventually(lambda: link.masters == (Address("127.0.0.1", nodes.two.port),))
+        assert link.owner(0) == link.masters[0]
+    assert nodes.asked() == [[(b"GET", b"bar")], [(b"GET", b"bar")] * 2]
+
+
+async def test_what_is_on_its_way_to_another_node_is_asked_for_there_once() -> None:
+    nodes = Nodes()
+    async with nodes.linked() as link:
+        nodes.one.answers["GET"] = once(ReplyError(f"ASK {slot_of_key(BAR)} {at(nodes.two)}"), b"1:here")
+        assert await link.pipe([("GET", BAR), ("GET", "{bar}2")], retry=False) == [b"2:bar", b"1:here"]
+        assert await link.call("GET", BAR) == b"1:here"
+        assert link.owner(slot_of_key(BAR)) == link.masters[0]
+    assert nodes.asked() == [
+        [(b"GET", b"bar"), (b"GET", b"{bar}2"), (b"GET", b"bar")],
+        [(b"ASKING",), (b"GET", b"bar")],
+    ]
+
+
+@pytest.mark.parametrize("text", ["BUSY", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED"])
+async def test_what_a_node_cannot_carry_out_just_now_is_said_again_after_a_pause_with_a_new_map(text: str) -> None:
+    nodes = Nodes()
+    async with nodes.linked() as link:
+        maps = nodes.maps()
+        nodes.one.answers["GET"] = once(ReplyError(f"{text} not now"), b"1:bar")
+        # also what must not be repeated: it was not carried out
+        assert await link.call("GET", BAR, retry=False) == b"1:bar"
+        assert [node.asked[0].count((b"GET", b"bar")) for node in nodes.both] == [2, 0]
+        await eventually(lambda: nodes.maps() > maps)
+        # on the same connection: nothing of it is wrong
+        assert [len(node.asked) for node in nodes.both] == [1, 1]
+
+
+async def test_a_node_that_has_lost_the_scripts_is_given_them_before_the_next_try() -> None:
+    script = next(iter(Script.known.values()))
+    nodes = Nodes()
+    nodes.one.answers["EVALSHA"] = once(ReplyError("NOSCRIPT no"), b"done")
+    async with nodes.linked() as link:
+        line = link.line("groups")
+        assert (await link.carry(line, [script([BAR])], retry=False)) == [b"done"]
+        own, other = nodes.one.asked
+        loads = [(b"SCRIPT", b"LOAD", each.source.encode()) for each in Script.known.values()]
+        assert [one for one in other if one[0] in (b"SCRIPT", b"EVALSHA")][-len(loads) - 1 :][:-1] == loads
+        assert [one[0] for one in other if one[0] == b"EVALSHA"] == [b"EVALSHA"] * 2
+        assert len([one for one in own if one[:2] == (b"SCRIPT", b"LOAD")]) == len(loads)
+        # the other node has kept them
+        assert not [one for asked in nodes.two.asked for one in asked if one[:2] == (b"SCRIPT", b"LOAD")]
+        await line.close()
+    assert other[1] == (b"CLIENT", b"SETNAME", b"test/1:groups")
+
+
+async def test_a_lost_connection_is_told_for_what_must_not_be_repeated_and_else_made_again() -> None:
+    def hangs_up(*_: bytes) -> Any:
+        raise HangUp
+
+    nodes = Nodes()
+    async with nodes.linked() as link:
+        own = nodes.one.answers["GET"]
+        for retry in (True, False):
+            calls = [0]
+
+            def answer(*parts: bytes, calls: list[int] = calls) -> Any:
+                calls[0] += 1
+                return hangs_up() if calls[0] == 1 else own(*parts)
+
+            nodes.one.answers["GET"] = answer
+            gets = [("GET", BAR), ("GET", FOO), ("GET", "{bar}2")]
+            if retry:
+                assert await link.pipe(gets) == [b"1:bar", b"2:foo", b"1:{bar}2"]
+            else:
+                with pytest.raises(ConnectionLost, match="lost"):
+                    await link.pipe(gets, retry=False)
+                # alone, too
+                calls[0] = 0
+                with pytest.raises(ConnectionLost, match="lost"):
+                    await link.call("GET", BAR, retry=False)
+
+
+async def test_what_concerns_no_key_is_asked_of_any_node_or_of_every_master_or_refused() -> None:
+    nodes = Nodes()
+    exists = [[1, 1], [1, 0]]
+    async with nodes.linked() as link:
+        for node, found in zip(nodes.both, exists, strict=True):
+            node.answers["SCRIPT"] = found
+        # what one of them lacks is missing
+        assert await link.call("SCRIPT", "EXISTS", "a", "b") == [1, 0]
+        for node in nodes.both:
+            node.answers["INFO"] = b"# Server"
+        assert await link.call("INFO") == b"# Server"
+        with pytest.raises(ReplyError, match="ERR CONFIG has no meaning for a Redis Cluster as a whole"):
+            await link.call("CONFIG", "GET", "x")
+        assert sorted(len([one for one in asked if one == (b"INFO",)]) for asked in nodes.asked()) == [0, 1]
+        # when it began
+        assert [node.asked[0].count((b"PING",)) for node in nodes.both] == [1, 1]
+
+
+@pytest.mark.parametrize("refusing", [("one",), ("two",), ("one", "two")])
+async def test_what_one_master_of_all_refuses_is_told(refusing: tuple[str, ...]) -> None:
+    nodes = Nodes()
+    async with nodes.linked() as link:
+        for name in refusing:
+            getattr(nodes, name).answers["SCRIPT"] = ReplyError("NOPERM no")
+        assert [str(reply) for reply in await link.pipe_raw([("SCRIPT", "EXISTS", "a")])] == ["NOPERM no"]

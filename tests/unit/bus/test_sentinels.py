@@ -1,0 +1,112 @@
+"""Who the sentinels say is master, asked of servers that answer what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.scripted_redis import HangUp, ScriptedRedis
+from support.waiting import eventually
+
+from shared.bus import ReplyError
+from shared.bus import sentinel as module
+from shared.bus.clock import BusClock
+from shared.bus.endpoint import Endpoint
+from shared.bus.sentinel import SentinelLink
+from shared.bus.wire import Desync, Server
+
+
+def state(port: int, flags: str) -> list[bytes]:
+    fields = {"name": "mymaster", "ip": "127.0.0.1", "port": port, "flags": flags, "role-reported": "master"}
+    return [str(part).encode() for field in fields.items() for part in field]
+
+
+async def sentinels(stack: AsyncExitStack, *answers: Any) -> tuple[list[ScriptedRedis], str]:
+    """One for each answer, and the URL that names them."""
+    made = [ScriptedRedis(SENTINEL=answer) for answer in answers]
+    servers = [await stack.enter_async_context(one.listening()) for one in made]
+    places = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    return made, f"redis+sentinel://me:p@{places}/mymaster/3?sentinel_username=other&sentinel_password=s"
+
+
+async def test_one_sentinel_after_the_other_is_asked_until_one_knows_a_master_that_is_up() -> None:
+    def hangs_up(*_: bytes) -> None:
+        raise HangUp
+
+    async with AsyncExitStack() as stack:
+        unknown = ReplyError("ERR No such master with that name")
+        made, url = await sentinels(stack, hangs_up, unknown, state(7, "s_down,master"), state(7, "master"), unknown)
+        link = SentinelLink(Endpoint.parse(url), name="test")
+        assert await link.server() == Server("127.0.0.1", 7, username="me", password="p", database=3)
+        await eventually(lambda: not any(one.connections for one in made))
+    asked = [(b"AUTH", b"other", b"s"), (b"SENTINEL", b"MASTER", b"mymaster")]
+    assert [one.asked for one in made] == [[asked]] * 4 + [[]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (state(7, "slave"), "the master is slave"),
+        (state(7, "s_down,master"), "the master is s_down,master"),
+        (state(7, "master,o_down"), "the master is master,o_down"),
+        (state(7, "disconnected,master"), "the master is disconnected,master"),
+        (ReplyError("ERR No such master"), "ERR No such master"),
+    ],
+)
+async def test_why_a_sentinel_knows_no_master_is_told(answer: Any, said: str) -> None:
+    async with AsyncExitStack() as stack:
+        (one,), url = await sentinels(stack, answer)
+        with pytest.raises(ConnectionError) as told:
+            await SentinelLink(Endpoint.parse(url), name="test").server()
+    assert str(told.value) == f"no sentinel knows a master that is up (127.0.0.1:{one.port}: {said})"
+
+
+async def test_sentinels_that_do_not_answer_or_not_in_the_protocol_leave_time_for_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[float] = []
+
+    async def opened(server: Server, _commands: Any) -> Any:
+        if server.host == "c":
+            return SimpleNamespace(abort=lambda: None), [state(7, "master")]
+        raise {"a": TimeoutError(), "b": Desync("odd")}[server.host]
+
+    def timeout(seconds: float) -> Any:
+        given.append(seconds)
+        return asyncio.timeout(None)
+
+    monkeypatch.setattr(module, "open_wire", opened)
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(timeout=timeout))
+    link = SentinelLink(Endpoint.parse("redis+sentinel://a,b,c/m/0"), name="test", timeout=60.0)
+    assert (await link.server()).port == 7
+    # and what is left is for the connection to the master
+    assert len(given) == 3
+    assert 30.0 < sum(given) < 60.0
+    link = SentinelLink(Endpoint.parse("redis+sentinel://a,b/m/0"), name="test")
+    with pytest.raises(ConnectionError, match=r"\(a:26379: TimeoutError; b:26379: odd\)"):
+        await link.server()
+
+
+async def test_the_master_is_used_once_it_says_itself_that_it_is_one() -> None:
+    clock = BusClock()
+    async with AsyncExitStack() as stack:
+        master = ScriptedRedis(GET=b"1", ROLE=[b"slave", b"x", 1])
+        port = (await stack.enter_async_context(master.listening())).port
+        (sentinel,), url = await sentinels(stack, state(port, "master"))
+        link = await stack.enter_async_context(
+            SentinelLink(Endpoint.parse(url), name="test/1", timeout=60.0, clock=clock)
+        )
+        await eventually(lambda: link.trouble)
+        assert link.trouble == "the sentinels' master is a slave just now"
+        master.answers["ROLE"] = ReplyError("NOPERM no")
+        await eventually(lambda: link.trouble == "NOPERM no")
+        master.answers["ROLE"] = [b"master", 1, []]
+        assert await link.call("GET", "x") == b"1"
+        # every connection is to whoever is master then
+        assert len(sentinel.asked) == len(master.asked) >= 3
+    handshake = [(b"AUTH", b"me", b"p"), (b"SELECT", b"3"), (b"CLIENT", b"ID"), (b"ROLE",)]
+    assert master.asked[-1][:5] == [*handshake, (b"CLIENT", b"SETNAME", b"test/1")]
+    assert clock.now_ms() == pytest.approx(5_000_000, abs=300_000)
