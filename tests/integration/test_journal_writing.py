@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 import redis
 from hypothesis import HealthCheck, given
@@ -13,8 +15,10 @@ from hypothesis import strategies as st
 from support.proxy import Proxy
 from support.waiting import eventually
 
-from shared.bus import Bus, order
+from shared.bus import Bus, ReplyError, order
 from shared.bus.keys import journal_key
+from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, Outgoing, Subject
+from shared.envelope import Envelope, now_ms
 from shared.errors import Fenced, TransientError
 from shared.records.journal import (
     LARGE_RESULT,
@@ -24,9 +28,12 @@ from shared.records.journal import (
     JournalWriter,
     append_after,
     closing,
+    read_end,
     read_journal,
     read_result,
 )
+from shared.telemetry import metrics
+from shared.telemetry.meter import Meter
 
 KEY = journal_key("1-1", "A")
 SAID = Crossing("critique.result", "9-0")
@@ -279,3 +286,247 @@ def test_whoever_claimed_last_is_the_only_one_who_writes(steps: list[tuple[int, 
             assert answers(await read_journal(bus, KEY)) == expected
 
     asyncio.run(play())
+
+
+def fields(raw: redis.Redis, key: str = KEY) -> list[tuple[str, dict[str, Any]]]:
+    """A journal as it stands in Redis."""
+    return [
+        (entry_id.decode(), {name.decode(): value.decode() for name, value in words.items()})
+        for entry_id, words in raw.xrange(key)
+    ]
+
+
+async def test_an_entry_is_written_with_what_crossed_before_it_and_the_end_with_everything(
+    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.records.journal.now_ms", lambda: 5)
+    meter = Meter("probe")
+    monkeypatch.setattr(metrics, "_meter", meter)
+    told: list[Any] = []
+    writer, _ = await claim(bus, "r1", fresh=True)
+    assert (writer.position, writer.next_position) == ("1-1", "1-2")
+    writer.on_entry = lambda *what: told.append(what)
+    asked, kept = Crossing("tool.request.x", "7-1"), writer.expect("agent.transition")
+    writer.note(*asked)
+    # text that comes by the thousand names nothing, and so keeps nothing from being named
+    await writer.append(EntryType.ANSWER, {"text": "a"})
+    await writer.append(EntryType.STATE, {"to": "B"})
+    await writer.append(EntryType.NOTICE, {"code": "n"})
+    writer.fill(kept, "8-1")
+    writer.fill(kept, "8-2")
+    writer.expect("never known")
+    await writer.append_all([])
+    await writer.append_all([(EntryType.TOOL_REQUEST, {"n": 0}), (EntryType.TOOL_REQUEST, {"n": 1})], ["one", "two"])
+    end = await writer.append(EntryType.COMPLETED, {"answer": "a"})
+    crossed = [["agent.transition", "8-1"], ["tool.request.x", "7-1"]]
+    plain = {"time": "5", "data": '{"n":0}'}
+    written = fields(raw)
+    assert len(written[0][1].pop("claim")) == 32
+    assert written == [
+        ("1-1", {"type": "claimed", "time": "5", "data": '{"owner":"r1"}'}),
+        ("1-2", {"type": "answer", "time": "5", "data": '{"text":"a"}'}),
+        ("1-3", {"type": "state", "time": "5", "data": '{"to":"B"}', "crossed": '[["tool.request.x","7-1"]]'}),
+        ("1-4", {"type": "notice", "time": "5", "data": '{"code":"n"}'}),
+        ("1-5", {"type": "tool.request", **plain, "token": "one", "crossed": '[["agent.transition","8-1"]]'}),
+        ("1-6", {"type": "tool.request", **plain, "data": '{"n":1}', "token": "two"}),
+        ("1-7", {"type": "completed", "time": "5", "data": '{"answer":"a"}', "crossed": orjson.dumps(crossed).decode(),
+                 "told": '[["1-4","notice",5,{"code":"n"}]]'}),
+    ]  # fmt: skip
+    assert end == writer.position == "1-7"
+    assert told == [
+        (entry_id, EntryType(one["type"]), orjson.loads(one["data"])) for entry_id, one in written[1:]
+    ]  # fmt: skip
+    assert writer.crossed == [Crossing(*one) for one in crossed]
+    assert meter._journal.labels("tool.request")._value.get() == 2
+
+
+@pytest.mark.parametrize("kind", [EntryType.FAILED, EntryType.CANCELLED])
+async def test_an_end_that_is_no_answer_names_what_crossed_and_tells_of_nothing(
+    kind: EntryType, bus: Bus, raw: redis.Redis
+) -> None:
+    writer, _ = await claim(bus, "r1", fresh=True)
+    await writer.append(EntryType.NOTICE, {"code": "n"})
+    await writer.append(kind, {"code": "c"})
+    assert set(fields(raw)[-1][1]) == {"type", "time", "data", "crossed"}
+    assert fields(raw)[-1][1]["crossed"] == "[]"
+
+
+def message(subject: Subject[Any] = QUERY_CANCEL, once: str | None = None) -> Outgoing:
+    return Outgoing(Envelope(subject.name, b'{"query_id":"1-1"}'), once=once)
+
+
+async def test_messages_cross_with_the_entry_behind_which_they_are_published(bus: Bus, raw: redis.Redis) -> None:
+    writer, _ = await claim(bus, "r1", fresh=True)
+    also = [("SET", "one", "1"), ("SET", "two", "2")]
+    place = await writer.append(EntryType.STATE, {"to": "B"}, also, messages=[message(), message(QUERY_RECEIVED)])
+    assert (place, raw.get("one"), raw.get("two")) == ("1-2", b"1", b"2")
+    first, second = (raw.xrange(one.stream)[0][0].decode() for one in (QUERY_CANCEL, QUERY_RECEIVED))
+    assert writer.crossed == [Crossing("query.cancel", first), Crossing("query.received", second)]
+    await writer.publish([message()], [("SET", "three", "3")])
+    assert raw.get("three") == b"3"
+    third = raw.xrange(QUERY_CANCEL.stream)[1][0].decode()
+    assert writer.crossed[2:] == [Crossing("query.cancel", third)]
+    await writer.append(EntryType.STATE, {"to": "C"})
+    assert (await read_journal(bus, KEY))[-1].crossings() == writer.crossed
+    # what is published a second time is not there a second time
+    for _ in range(2):
+        await writer.publish([message(once="name")])
+    assert len(writer.crossed) == 4
+
+
+async def test_an_answer_is_finished_although_those_who_only_watch_see_nothing(bus: Bus, raw: redis.Redis) -> None:
+    writer, _ = await claim(bus, "r1", fresh=True)
+    raw.set(QUERY_CANCEL.stream, "no stream")
+    await writer.publish([message(), message(QUERY_RECEIVED)], [("SET", "one", "1")])
+    assert [one.subject for one in writer.crossed] == ["query.received"]
+    # whoever works on it would never hear of it, and what is no message is refused for a reason
+    raw.delete(QUERY_RECEIVED.stream)
+    raw.set(QUERY_RECEIVED.stream, "no stream")
+    with pytest.raises(ReplyError, match="WRONGTYPE"):
+        await writer.publish([message(QUERY_RECEIVED)])
+    with pytest.raises(ReplyError, match="WRONGTYPE"):
+        await writer.publish([message()], [("INCR", KEY)])
+    with pytest.raises(ReplyError, match="ERR"):
+        await writer.publish([Outgoing(Envelope(QUERY_CANCEL.name, b"{}"))], [("NO", "such command")])
+
+
+async def test_a_later_owner_goes_on_with_what_the_end_is_to_tell(bus: Bus, raw: redis.Redis) -> None:
+    first, _ = await claim(bus, "r1", fresh=True)
+    await first.append(EntryType.NOTICE, {"code": "n"})
+    await first.append(EntryType.ANSWER, {"text": "a"})
+    await first.append(EntryType.TOOL_RESULT, {"call_id": "small", "result": "r"})
+    later, before = await claim(bus, "r2")
+    assert [entry.id for entry in before] == ["1-1", "1-2", "1-3", "1-4"]
+    assert (later.position, later.large) == ("2-1", {})
+    await later.append(EntryType.COMPLETED, {})
+    (notice,) = (await read_journal(bus, KEY))[-1].earlier() or []
+    assert (notice.id, notice.type, notice.value()) == ("1-2", EntryType.NOTICE, {"code": "n"})
+    assert 0 < now_ms() - notice.time < 3_600_000
+
+
+async def test_a_result_of_exactly_the_size_that_is_told_is_told(bus: Bus) -> None:
+    writer, _ = await claim(bus, "r1", fresh=True)
+    around = len(orjson.dumps({"call_id": "c", "result": ""}))
+    for more, large in ((0, {}), (1, {"c": "1-3"})):
+        await writer.append(EntryType.TOOL_RESULT, {"call_id": "c", "result": "x" * (LARGE_RESULT - around + more)})
+        assert writer.large == large
+
+
+async def test_the_end_is_found_behind_whatever_came_later(bus: Bus, raw: redis.Redis) -> None:
+    writer, _ = await claim(bus, "r1", fresh=True)
+    for n in range(6):
+        await writer.append(EntryType.ANSWER, {"text": n})
+    # while it is written, a few of the newest are all there is to see
+    assert [entry.id for entry in await read_end(bus, KEY)] == ["1-4", "1-5", "1-6", "1-7"]
+    await writer.append(EntryType.FAILED, {})
+    assert [entry.id for entry in await read_end(bus, KEY)] == ["1-8"]
+    later = [raw.xadd(KEY, {"type": "hologram" if n % 3 else "reward", "time": 1}).decode() for n in range(700)]
+    assert [entry.id for entry in await read_end(bus, KEY)] == ["1-8", *later]
+    with pytest.raises(JournalEnded):
+        await claim(bus, "r2")
+
+
+async def test_a_journal_of_what_nobody_knows_has_no_end_and_a_key_of_another_type_no_entries(
+    bus: Bus, raw: redis.Redis
+) -> None:
+    assert await read_end(bus, KEY) == []
+    ids = [raw.xadd(KEY, {"type": "hologram"}).decode() for _ in range(40)]
+    assert [entry.id for entry in await read_end(bus, KEY)] == ids
+    raw.delete(KEY)
+    raw.set(KEY, "no stream")
+    assert await read_end(bus, KEY) == await read_journal(bus, KEY) == []
+    assert [page async for page in read_result(bus, KEY)] == []
+
+
+@pytest.mark.parametrize("kind", [EntryType.FAILED, EntryType.CANCELLED, EntryType.ANSWER])
+async def test_of_what_is_not_completed_everything_is_read_in_its_order(
+    kind: EntryType, bus: Bus, raw: redis.Redis
+) -> None:
+    writer, _ = await claim(bus, "r1", fresh=True)
+    for n in range(700):
+        raw.xadd(KEY, {"type": "answer", "time": 1, "data": "{}"}, id=f"1-{n + 2}")
+    writer._number = 701
+    await writer.append(kind, {})
+    pages = [page async for page in read_result(bus, KEY)]
+    assert [entry.id for page in pages for entry in page] == [f"1-{n}" for n in range(1, 703)]
+    # nobody is kept waiting by a long one
+    assert len(pages[0]) < 10
+    assert max(map(len, pages)) <= 256
+
+
+async def test_of_what_is_completed_the_end_tells_enough_and_else_everything_is_read(
+    bus: Bus, raw: redis.Redis
+) -> None:
+    writer, _ = await claim(bus, "r1", fresh=True)
+    await writer.append(EntryType.ANSWER, {"text": "a"})
+    await writer.append(EntryType.NOTICE, {"code": "n"})
+    await writer.append(EntryType.COMPLETED, {"answer": "a"})
+    late = await append_after(bus, KEY, EntryType.REWARD, {"reward": 1}, message=SAID, once="r")
+    (shown,) = [page async for page in read_result(bus, KEY)]
+    assert [entry.id for entry in shown] == ["1-3", "1-4", late]
+    # of an earlier release, which told nothing
+    raw.delete(KEY)
+    for n, kind in enumerate(("claimed", "answer", "completed")):
+        raw.xadd(KEY, {"type": kind, "time": 1, "data": "{}"}, id=f"1-{n + 1}")
+    assert [entry.id async for page in read_result(bus, KEY) for entry in page] == ["1-1", "1-2", "1-3"]
+
+
+async def test_what_others_add_says_what_they_published_and_is_added_once(
+    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.records.journal.now_ms", lambda: 5)
+    for kind in ("failed", "cancelled", "completed"):
+        raw.delete(KEY)
+        raw.xadd(KEY, {"type": kind, "time": 1, "data": "{}"}, id="1-1")
+        added = await append_after(bus, KEY, EntryType.CRITIQUE, {"score": 5}, message=SAID, once="c", patience=0.0)
+        assert fields(raw)[1:] == [
+            (added, {"once": "c", "type": "critique", "time": "5", "data": '{"score":5}',
+                     "crossed": '[["critique.result","9-0"]]'}),
+        ]  # fmt: skip
+    # however much came behind the end, it has ended
+    pipe = raw.pipeline()
+    for n in range(600):
+        pipe.xadd(KEY, {"once": f"other {n}", "type": "reward", "time": "1", "data": "{}"})
+    pipe.execute()
+    last = await append_after(bus, KEY, EntryType.PAIRWISE, {}, message=SAID, once="p", patience=0.0)
+    assert last == fields(raw)[-1][0]
+    assert await append_after(bus, KEY, EntryType.PAIRWISE, {}, message=SAID, once="p", patience=0.0) == last
+    assert raw.xlen(KEY) == 603
+
+
+async def test_who_appends_waits_ever_longer_and_as_long_as_he_says(
+    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    now = [100.0]
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        now[0] += seconds
+
+    clock = SimpleNamespace(sleep=sleep, get_running_loop=lambda: SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr("shared.records.journal.asyncio", clock)
+    raw.xadd(KEY, {"type": "answer", "time": 1, "data": "{}"}, id="1-1")
+    assert await append_after(bus, KEY, EntryType.REWARD, {}, message=SAID, once="r", patience=3.0) is None
+    assert waited == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
+    assert raw.xlen(KEY) == 1
+    # the last look is one that has waited no longer
+    waited.clear()
+    assert await append_after(bus, KEY, EntryType.REWARD, {}, message=SAID, once="r", patience=0.0) is None
+    assert waited == []
+
+
+async def test_whoever_follows_a_journal_is_rung_for_every_entry(
+    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.records.journal.now_ms", lambda: 5)
+    with raw.pubsub() as ringing:
+        ringing.ssubscribe(KEY)
+        assert ringing.get_message(timeout=10)
+        writer, _ = await claim(bus, "r1", fresh=True)
+        await writer.append(EntryType.COMPLETED, {"answer": "so"})
+        added = await append_after(bus, KEY, EntryType.REWARD, {"reward": 1}, message=SAID, once="r")
+        heard = [ringing.get_message(timeout=10) or {} for _ in range(3)]
+    assert [one.get("data", b"").decode() for one in heard] == [
+        '1-1 claimed 5 {"owner":"r1"}', '1-2 completed 5 {"answer":"so"}', f'{added} reward 5 {{"reward":1}}',
+    ]  # fmt: skip

@@ -1,0 +1,87 @@
+"""What an entry of a journal says, whoever wrote it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from shared.records.journal import Crossing, EntryType, JournalEntry
+
+
+@pytest.mark.parametrize(
+    ("fields", "entry"),
+    [
+        (["type", "answer", "time", "7", "data", "{}"], JournalEntry("1-2", EntryType.ANSWER, 7, b"{}")),
+        # of as many words, and others
+        (["data", "{}", "time", "7", "type", "answer"], JournalEntry("1-2", EntryType.ANSWER, 7, b"{}")),
+        (["type", "answer", "data", "{}", "time", "7"], JournalEntry("1-2", EntryType.ANSWER, 7, b"{}")),
+        (["type", "answer", "time", "7", "told", "[]"], JournalEntry("1-2", EntryType.ANSWER, 7, b"{}", b"[]")),
+        (["type", "answer", "at", "7", "data", "[]"], JournalEntry("1-2", EntryType.ANSWER, 0, b"[]")),
+        (["kind", "answer", "time", "7", "data", "[]"], JournalEntry("1-2", "", 7, b"[]")),
+        (
+            ["claim", "x", "type", "tool.request", "time", "7", "data", "{}", "token", "t\xff", "crossed", "c"],
+            JournalEntry("1-2", EntryType.TOOL_REQUEST, 7, b"{}", b"", "t\ufffd", b"c"),
+        ),
+        (["type", "hologr\xff", "time", "-7", "data", "x"], JournalEntry("1-2", "hologr\\xff", 0, b"x")),
+        (["type", "hologram", "time", "soon"], JournalEntry("1-2", "hologram", 0, b"{}")),
+        (["type", "state", "odd"], JournalEntry("1-2", EntryType.STATE, 0, b"{}")),
+        ([], JournalEntry("1-2", "", 0, b"{}")),
+    ],
+)
+def test_an_entry_of_any_fields_is_read_and_what_is_missing_is_empty(fields: list[str], entry: JournalEntry) -> None:
+    assert JournalEntry.parse(("1-2", [word.encode("latin-1") for word in fields])) == entry
+
+
+@pytest.mark.parametrize(
+    ("data", "value", "text"),
+    [
+        (b'{"text":"said","n":1}', {"text": "said", "n": 1}, "said"),
+        (b'{"text":5}', {"text": 5}, ""),
+        (b"[1]", {}, ""),
+        (b"null", {}, ""),
+        (b"{", {}, ""),
+        (b"", {}, ""),
+    ],
+)
+def test_what_an_entry_says_is_an_object_and_a_text_or_nothing(data: bytes, value: dict[str, Any], text: str) -> None:
+    entry = JournalEntry("1-2", EntryType.ANSWER, 0, data)
+    assert (entry.value(), entry.text()) == (value, text)
+    assert entry.text("n") == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "valid"),
+    [({"discard_after": "1-9"}, (1, 9)), ({"discard_after": ""}, (2, 5)), ({"discard_after": 7}, (2, 5)), ({}, (2, 5))],
+)
+def test_text_is_void_behind_the_id_that_a_restart_names_and_else_behind_itself(
+    data: dict[str, Any], valid: tuple[int, int]
+) -> None:
+    assert JournalEntry("2-5", EntryType.RESTARTED, 0, orjson.dumps(data)).valid_until() == valid
+
+
+def end(told: Any = b"", crossed: Any = b"") -> JournalEntry:
+    told, crossed = (one if isinstance(one, bytes) else orjson.dumps(one) for one in (told, crossed))
+    return JournalEntry("3-9", EntryType.COMPLETED, 5, b"{}", told, "", crossed)
+
+
+def test_an_end_tells_of_the_entries_before_it_without_the_data_of_large_ones() -> None:
+    told = [["3-1", "notice", 5, {"code": "n"}], ["3-2", "tool.result", "6", None], ["3-3", "hologram", 7, {}]]
+    assert end(told).earlier() == [
+        JournalEntry("3-1", EntryType.NOTICE, 5, b'{"code":"n"}'),
+        JournalEntry("3-2", EntryType.TOOL_RESULT, 6, b""),
+        JournalEntry("3-3", "hologram", 7, b"{}"),
+    ]
+    assert end([]).earlier() == []
+    at: list[Any] = ["3-1", "notice"]
+    for nothing in (b"", b"{", 5, [at], [[*at, "soon", {}]], [[*at, None, {}]]):
+        assert end(nothing).earlier() is None
+
+
+def test_an_entry_names_the_messages_that_crossed_the_bus_and_nobody_else_makes_any_up() -> None:
+    named = [Crossing("tool.request.x", "7-1"), Crossing("tool.result.x", "7")]
+    assert end(crossed=[list(one) for one in named]).crossings() == named
+    assert end(crossed=[[5, "7-1"]]).crossings() == [Crossing("5", "7-1")]
+    for nothing in (b"", b"{", 5, [["x"]], [["x", "7-1", "more"]], [["x", "7-1"], ["y", "later"]], [5]):
+        assert end(crossed=nothing).crossings() == []
