@@ -35,12 +35,12 @@ class Address:
         host, colon, number = text.rpartition(":")
         if not colon or number.endswith("]"):
             host, number = text, ""
-        if not number and port is None:
+        number = number or str(port or "")
+        if not number:
             raise ValueError("a port is missing")
-        found = int(number or port or 0) if number.isdecimal() or not number else 0
-        if not 0 < found < 65_536:
+        if not number.isdecimal() or not 0 < int(number) < 65_536:
             raise ValueError("a port is no number from 1 to 65535")
-        return cls(host.removeprefix("[").removesuffix("]"), found)
+        return cls(host.removeprefix("[").removesuffix("]"), int(number))
 
 
 @dataclass(frozen=True, slots=True)

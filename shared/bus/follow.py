@@ -68,7 +68,7 @@ class Follower:
         self._at = order(after)
         # what the feed has offered: entries that follow each other directly, the first of them directly behind `_base`
         self._offered: deque[tuple[Id, Entry]] = deque()
-        self._base: Id = (0, 0)
+        self._base: Id = self._at
         self._bytes = 0
         # the stream may hold what nobody has offered
         self._missing = not new

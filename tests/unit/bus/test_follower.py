@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
 from shared.bus import ReplyError, order
+from shared.bus import follow as follow_module
 from shared.bus.follow import Follower, next_page
 from shared.bus.streams import Entry, entries, event_length, size_of
 
@@ -80,6 +82,27 @@ async def test_a_stream_that_is_new_is_read_when_the_feed_has_been_joined_and_no
     assert numbers(await waiting) == [1, 2]
 
 
+class Plain(follow_module.Feed):
+    def _left(self, stream: str) -> None:
+        raise AssertionError
+
+
+async def test_a_follower_begins_where_it_is_told_or_at_the_start() -> None:
+    held = Feed(1, 2, 3)
+    feed = Plain(held.bus)
+    assert numbers(await feed.follow("stream", "1-2").next()) == [3]
+    assert numbers(await feed.follow("stream").next()) == [1, 2, 3]
+    assert [start for start, _ in held.reads] == ["(1-2", "(0-0"]
+    new = feed.follow("stream", "1-2", new=True)
+    assert await new.next(within=0.01) == []
+    assert len(held.reads) == 2
+    # what is behind it already is not told
+    offer(new, 1, 2, 3)
+    assert numbers(await new.next()) == [3]
+    # who has never joined may leave
+    feed.follow("another").close()
+
+
 async def test_what_is_there_is_read_and_then_what_comes_is_waited_for() -> None:
     feed = Feed(1, 2, 3)
     follower = follow(feed, "1-1")
@@ -126,6 +149,34 @@ async def test_a_gap_before_what_is_offered_is_read_from_the_stream() -> None:
     assert await follower.next(within=0.01) == []
     offer(follower, 4, 5)
     assert numbers(await follower.next()) == [5]
+
+
+async def test_what_was_offered_behind_a_gap_and_is_gone_again_is_asked_for_once_more_and_then_waited_for() -> None:
+    feed = Feed(1)
+    follower = await caught_up(feed, 1)
+    before = len(feed.reads)
+    offer(follower, 3, 4)
+    assert await follower.next(within=0.05) == []
+    assert follower.waiting
+    assert feed.reads[before:] == [("(1-1", 16)] * 2
+    feed.held.append(entry(6))
+    offer(follower, 5, 6)
+    assert numbers(await follower.next()) == [6]
+
+
+async def test_what_comes_in_the_moment_in_which_a_wait_ends_is_taken() -> None:
+    feed = Feed(1)
+    follower = await caught_up(feed, 1)
+    loop, errors = asyncio.get_running_loop(), list[Any]()
+    loop.set_exception_handler(lambda _loop, context: errors.append(context))
+    waiting = asyncio.create_task(follower.next(within=0.05))
+    await asyncio.sleep(0)
+    loop.call_later(0.01, offer, follower, 1, 2)
+    # both are due when the loop goes on
+    time.sleep(0.1)
+    assert numbers(await waiting) == [2]
+    await asyncio.sleep(0.01)
+    assert errors == []
 
 
 async def test_of_two_offers_with_a_gap_between_them_the_stream_is_asked() -> None:
@@ -236,6 +287,8 @@ def test_pages_grow_while_they_are_full_and_small() -> None:
     assert next_page(small, 16) == 64
     assert next_page(small[:5], 16) == 16
     assert next_page([entry(n) for n in range(512)], 512) == 512
+    # also those that hold nothing
+    assert next_page([("1-1", [])] * 16, 16) == 64
     # so many that they come to a quarter of a megabyte
     assert next_page(large, 16) == 2
     assert next_page([entry(1, 10_000_000)], 16) == 1

@@ -45,6 +45,7 @@ def test_a_url_is_read_as_other_clients_write_it(url: str, wanted: dict[str, Any
         ("redis://there?db=-1", "must be a number"),
         ("http://there", "begins with redis://"),
         ("redis://there?colour=red&shape=round", "unknown options: colour, shape"),
+        ("redis://there?colour=", "unknown options: colour"),
         # of TLS, though there is none
         ("redis://there?ssl_cert_reqs=none", "unknown options: ssl_cert_reqs"),
         ("rediss://there?ssl_cert_reqs=maybe", "must be one of none, optional, required"),
@@ -60,7 +61,10 @@ def test_what_a_url_cannot_say_is_refused_in_a_sentence(url: str, said: str) -> 
     [
         ("redis://me:secret@there/first", "the URL of Redis is wrong: .*must be a number.*; expected: "),
         ("http://me:secret@there", "the URL of Redis is wrong: it is none of these; expected: "),
-        ("redis+cluster://", "the URL of Redis is wrong"),
+        ("redis+cluster://", "the URL of Redis is wrong: it is none of these"),
+        ("redis+cluster://me:secret@there:1,:2/", "an address has no host"),
+        ("redis+cluster://me:secret@there/?colour=", "unknown options: colour"),
+        ("redis+sentinel://there/", "ends with the name of the master and a database"),
         ("nothing", "the URL of Redis is wrong"),
         ("rediss://me:secret@there?ssl_ca_certs=/no/such/file", "certificates that cannot be read"),
     ],
@@ -127,6 +131,21 @@ def test_a_port_is_between_1_and_65535(text: str) -> None:
 def test_without_a_usual_port_one_must_be_told() -> None:
     with pytest.raises(ValueError, match="a port is missing"):
         Address.parse("one")
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("redis://there", False),
+        ("redis://:p@there", False),
+        ("redis://default:p@there", False),
+        ("redis://me:p@there", True),
+        ("redis+cluster://me:p@one,two/", True),
+        ("redis+sentinel://there/m/0?sentinel_username=me", False),
+    ],
+)
+def test_a_url_may_say_which_of_the_users_this_is(url: str, named: bool) -> None:
+    assert Endpoint.parse(url).named is named
 
 
 async def test_where_no_sentinel_knows_a_master_each_of_them_is_told_with_its_reason(closed_ports: list[int]) -> None:

@@ -95,7 +95,8 @@ async def tailing(monkeypatch: pytest.MonkeyPatch, pause: float = 600.0) -> Asyn
         yield bus, tail
     finally:
         running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
 
 
 def join(tail: Tail, stream: str, position: str = "0-0") -> Reader:
@@ -189,6 +190,43 @@ async def test_a_key_that_is_no_stream_is_left_out_for_a_while(monkeypatch: pyte
             async with asyncio.timeout(30):
                 while len(bus.asked) == asked:
                     await asyncio.sleep(0.01)
+            # once nothing is left out any more
+            assert bus.asked[-1] == {"inbox": "0-0", "events": "0-0"}
+
+
+async def test_nobody_is_kept_from_what_he_may_read_unless_something_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with tailing(monkeypatch) as (bus, tail):
+        monkeypatch.setattr(module, "_GLANCE", 3_600.0)
+        reader = join(tail, "events")
+        await settled()
+        await bus.answer([read("events", "1-0")])
+        assert [ids for _, ids, _ in reader.offered] == [["1-0"]]
+        # who comes back at once for what nobody can read waits for somebody to put it right
+        bus.insane, asked = {"99-0"}, len(bus.asked)
+        await bus.answer([read("events", "2-0", "99-0")])
+        assert (len(reader.offered), len(bus.asked)) == (1, asked)
+
+
+async def test_a_tail_that_ends_leaves_nothing_behind_that_would_end_its_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = asyncio.Event()
+    async with tailing(monkeypatch) as (bus, tail):
+
+        async def end_tailing() -> bool:
+            try:
+                return await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        monkeypatch.setattr(bus, "end_tailing", end_tailing)
+        join(tail, "events")
+        await settled()
+        assert not ended.is_set()
+    await asyncio.wait_for(ended.wait(), 30)
+    # nor is there anything to end where nobody has joined
+    async with tailing(monkeypatch):
+        pass
 
 
 async def test_an_entry_behind_which_nothing_would_come_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
