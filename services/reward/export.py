@@ -122,9 +122,7 @@ def dpo_rows(
             (pair["vote_a"], pair["vote_b"]) if pair["winner"] == "A" else (pair["vote_b"], pair["vote_a"])
         )
         against = (vote_chosen is not None and vote_chosen < 0) or (vote_rejected is not None and vote_rejected > 0)
-        borne_out = not against and (
-            (vote_chosen is not None and vote_chosen > 0) or (vote_rejected is not None and vote_rejected < 0)
-        )
+        borne_out = (vote_chosen is not None and vote_chosen > 0) or (vote_rejected is not None and vote_rejected < 0)
         if against or (filters.human_only and not borne_out):
             left_out["contradicted by a vote" if against else "that no vote bears out"] += 1
             continue

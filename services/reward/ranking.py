@@ -217,9 +217,8 @@ class _Model:
         self._towards[np.arange(self._edges), self._j] = -1.0
         self._same = np.equal.outer(group, group).astype(np.float64)
         self._others = self._same.sum(axis=1) - 1
+        # strengths are relative: this alone says where the mean of each group is, at nought
         self._ridge = _PRIOR * np.eye(self._size + 1)
-        # strengths are relative: their mean is held at nought in each group
-        self._ridge[:-1, :-1] += self._same
 
     def bootstrap(self, samples: int, seed: int) -> tuple[Floats, Floats, Floats]:
         """The estimate, what samples would come to if it had no bias of its own, and one row for each sample."""

@@ -252,6 +252,8 @@ REFUSED = {"refused": False, "ann": True}
             critique_rows,
             [
                 answer(vote=1.0),
+                # of several reasons the first is told
+                answer(judged="", **with_calls()),
                 answer(score=5, vote=1.0, user_id="refused"),
                 answer(score=5),
                 answer(score=4, vote=1.0),
@@ -261,7 +263,7 @@ REFUSED = {"refused": False, "ann": True}
             ],
             {"min_margin": 2, "human_only": True, "tools": "leave-out"},
             {
-                "without a grade": 1,
+                "without a grade": 2,
                 "of users who refused training": 1,
                 "that nobody voted on": 1,
                 "with too small a margin": 2,

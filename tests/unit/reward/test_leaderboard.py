@@ -64,6 +64,18 @@ def test_a_configuration_against_itself_tells_nothing_of_it() -> None:
     assert [(row["name"], row["comparisons"]) for row in shown["rows"]] == [("a", 4), ("b", 4)]
 
 
+def test_a_verdict_is_counted_for_who_won_it_and_its_orders_tell_of_the_judge() -> None:
+    likes_first = [pair(n, winner="tie", forward="A", swapped="B") for n in range(6)]
+    rows = [*likes_first, *(pair(n, winner="A", forward="A", swapped="A") for n in range(4))]
+    shown = Leaderboard().make(rows, [], [], 50)["judge"]
+    assert [(row["name"], row["wins"], row["ties"], row["losses"]) for row in shown["rows"]] == [
+        ("a", 4, 6, 0),
+        ("b", 0, 6, 4),
+    ]
+    assert shown["disagreement"] == 0.6
+    assert shown["bias"] > 0.5
+
+
 def test_each_intent_has_its_rankings_and_what_has_none_is_unknown() -> None:
     pairs = [pair(0, intent="writing"), pair(1, intent=None), pair(2, intent=None)]
     ratings = [rating(0, intent="code"), rating(1, intent="writing"), rating(2, intent="writing")]
