@@ -173,7 +173,7 @@ async def test_what_comes_in_the_moment_in_which_a_wait_ends_is_taken() -> None:
     await asyncio.sleep(0)
     loop.call_later(0.01, offer, follower, 1, 2)
     # both are due when the loop goes on
-    time.sleep(0.1)
+    time.sleep(0.1)  # noqa: ASYNC251
     assert numbers(await waiting) == [2]
     await asyncio.sleep(0.01)
     assert errors == []
