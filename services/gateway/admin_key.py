@@ -37,7 +37,7 @@ def admin_key(settings: GatewaySettings) -> AdminKey:
         return AdminKey(settings.admin_key.get_secret_value())
     path = settings.data_dir / "admin.key"
     try:
-        if path.is_symlink() or path.exists():
+        if path.exists():
             return AdminKey(_kept(path))
         return _made(path)
     except OSError as exc:

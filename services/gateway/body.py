@@ -97,8 +97,6 @@ def _deeper(value: Any, limit: int) -> bool:
             if isinstance(parent, dict | list)
             for child in (parent.values() if isinstance(parent, dict) else parent)
         ]
-        if not level:
-            return False
     return any(isinstance(value, dict | list) for value in level)
 
 

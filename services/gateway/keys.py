@@ -157,7 +157,6 @@ class Keys:
         hashed = digest(key)
         record = KeyRecord(hashed[:12], name, user_id, role, now_ms(), trusted=trusted)
         await self._connection.bus.link.call("HSET", API_KEYS, hashed, record.dump())
-        self._cache.pop(hashed, None)
         return record, key
 
     async def link(self, principal: Principal) -> str:
