@@ -33,7 +33,7 @@ def letter_name(letter: DeadLetter) -> str:
 
 async def forged(port: Port, letters: Sequence[Entry]) -> list[str]:
     """The ids of those letters that nobody vouches for. One that cannot be read is none: nobody can replay it."""
-    seen = await port.call("GET", LETTERS_SEEN)
+    seen = _order(await _looked_at(port) or b"0-0")
     noted: dict[str, Command] = {}
     for letter_id, fields in letters:
         try:
@@ -41,7 +41,7 @@ async def forged(port: Port, letters: Sequence[Entry]) -> list[str]:
         except DecodeError as exc:
             not_understood(DEAD_LETTER.stream, letter_id, str(exc))
             continue
-        if seen is None or _order(letter_id.encode()) > _order(seen):
+        if _order(letter_id.encode()) > seen:
             noted[letter_id] = ("GET", once_key(DEAD_LETTER.stream, letter_name(letter)))
     notes = await port.pipe_raw(list(noted.values())) if noted else []
     return [letter_id for letter_id, note in zip(noted, notes, strict=True) if note != letter_id.encode()]
@@ -49,8 +49,8 @@ async def forged(port: Port, letters: Sequence[Entry]) -> list[str]:
 
 async def drop_forged(port: Port) -> None:
     """Removes the forged ones among the letters that have come since the last look."""
-    seen = await port.call("GET", LETTERS_SEEN)
-    if seen is None or not _ID.fullmatch(seen):
+    seen = await _looked_at(port)
+    if seen is None:
         # the letters of an earlier release may have outlived their notes
         newest = await port.call("XREVRANGE", DEAD_LETTER.stream, "+", "-", "COUNT", 1)
         seen = newest[0][0] if newest else b"0-0"
@@ -61,6 +61,12 @@ async def drop_forged(port: Port) -> None:
             await port.call("XDEL", DEAD_LETTER.stream, *ids)
         seen = found[-1][0]
         await port.call("SET", LETTERS_SEEN, seen)
+
+
+async def _looked_at(port: Port) -> bytes | None:
+    """The id of the last letter that was looked at; None when nobody has said so, or somebody something else."""
+    said = await port.call("GET", LETTERS_SEEN)
+    return said if said is not None and _ID.fullmatch(said) else None
 
 
 def _order(entry_id: bytes) -> tuple[int, int]:

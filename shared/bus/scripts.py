@@ -123,8 +123,6 @@ local p = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 500, ARGV[2])
 for _, row in ipairs(p) do
   redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[3], 0, row[1],
              'IDLE', 1000000000, 'RETRYCOUNT', math.max(row[4] - 1, 0), 'JUSTID')
-  local moved = redis.call('XPENDING', KEYS[1], ARGV[1], row[1], row[1], 1)
-  if moved[1] and moved[1][2] == ARGV[2] then redis.call('XACK', KEYS[1], ARGV[1], row[1]) end
 end
 if #p == 0 then redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2]) end
 return #p

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 # Entries of one stream held at the same time: a number, or what says it now; None: as many as there are slots.
 Limit = int | Callable[[], int | None] | None
@@ -20,8 +20,8 @@ class Delivery:
     entry_id: str
     fields: list[bytes]
     deliveries: int
-    _slots: Slots = field(repr=False)
-    task: asyncio.Task[None] | None = field(default=None, repr=False)
+    _slots: Slots
+    task: asyncio.Task[None] | None = None
     lost: bool = False
     settling: bool = False
     broken: int = 0

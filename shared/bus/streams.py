@@ -190,7 +190,7 @@ class Bus:
         """How long a message is known: as long as what is kept of its query."""
         deadline = message.envelope.deadline
         ahead = 0 if deadline is None else max(0, deadline - self.now_ms()) // 1000
-        return int(ahead) + max(self._retention, _ONCE_AT_LEAST)
+        return ahead + max(self._retention, _ONCE_AT_LEAST)
 
     async def publish(self, *messages: Outgoing) -> list[str]:
         """The ids of the entries. A repeated send after a lost connection may add an entry twice: a message for

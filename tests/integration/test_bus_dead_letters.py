@@ -14,6 +14,8 @@ from support.services import child, running
 from support.waiting import eventually
 
 from shared.bus import Bus, Delivery
+from shared.bus.keys import LETTERS_SEEN, once_key
+from shared.bus.letters import drop_forged, forged, letter_name
 from shared.contracts import (
     CRITIQUE_RESULT,
     DEAD_LETTER,
@@ -282,3 +284,86 @@ async def test_the_dead_letter_stream_is_bounded(bus: Bus, raw: redis.Redis, mon
             [bus.burying(STREAM, GROUP, f"1-{n}", [b"payload", b"x"], 5, "why") for n in range(start, start + 100)]
         )
     assert raw.xlen(DEAD) <= 300
+
+
+# ── letters that nobody vouches for ──────────────────────────────────────────────────────────────────────────────────
+
+
+def forge(raw: redis.Redis, entry_id: str) -> str:
+    """A letter as the bus would write it, without a note that it has."""
+    letter = DeadLetter(stream=STREAM, group=GROUP, entry_id=entry_id, deliveries=5, reason="why", fields={})
+    return str(raw.xadd(DEAD, {"payload": letter.model_dump_json()}).decode())
+
+
+async def set_aside(bus: Bus, entry_id: str) -> str:
+    written = await bus.link.call(*bus.burying(STREAM, GROUP, entry_id, [b"payload", b"x"], 5, "why"))
+    return str(written.decode())
+
+
+def ids(raw: redis.Redis) -> list[str]:
+    return [entry_id.decode() for entry_id, _ in raw.xrange(DEAD)]
+
+
+@pytest.mark.parametrize("said", [None, "nonsense", "1-1 "])
+async def test_the_letters_that_are_there_before_the_first_look_count_as_genuine(
+    said: str | None, bus: Bus, raw: redis.Redis
+) -> None:
+    if said is not None:
+        raw.set(LETTERS_SEEN, said)
+    await drop_forged(bus.link)
+    assert raw.get(LETTERS_SEEN) == b"0-0"
+    raw.set(LETTERS_SEEN, said) if said else raw.delete(LETTERS_SEEN)
+    found = [forge(raw, "1-1"), forge(raw, "2-1")]
+    await drop_forged(bus.link)
+    assert ids(raw) == found
+    assert raw.get(LETTERS_SEEN) == found[-1].encode()
+
+
+async def test_every_forged_letter_goes_however_many_there_are_and_nothing_else(bus: Bus, raw: redis.Redis) -> None:
+    await drop_forged(bus.link)
+    genuine = [await set_aside(bus, "1-1")]
+    for number in range(150):
+        forge(raw, f"{number}-2")
+    # nobody can replay it: it is somebody else's who looks at it
+    unread = raw.xadd(DEAD, {"payload": "no json"}).decode()
+    forge(raw, "3-1")
+    genuine.append(await set_aside(bus, "4-1"))
+    await drop_forged(bus.link)
+    assert ids(raw) == [genuine[0], unread, genuine[1]]
+    assert raw.get(LETTERS_SEEN) == genuine[1].encode()
+    # one alone
+    forge(raw, "5-1")
+    await drop_forged(bus.link)
+    assert ids(raw) == [genuine[0], unread, genuine[1]]
+    # a note goes after a while, and what was looked at in time stays genuine
+    raw.delete(once_key(DEAD, f"{STREAM}:{GROUP}:1-1"), once_key(DEAD, f"{STREAM}:{GROUP}:4-1"))
+    await drop_forged(bus.link)
+    assert ids(raw) == [genuine[0], unread, genuine[1]]
+
+
+async def test_a_letter_is_vouched_for_by_its_own_note_as_long_as_nobody_has_looked(
+    bus: Bus, raw: redis.Redis, capfd: pytest.CaptureFixture[str]
+) -> None:
+    genuine = await set_aside(bus, "1-1")
+    fake = forge(raw, "2-1")
+    # the note names another letter than this one
+    copy = forge(raw, "1-1")
+    unread = raw.xadd(DEAD, {"payload": "no json"}).decode()
+    letters = await bus.range(DEAD)
+    assert [entry_id for entry_id, _ in letters] == [genuine, fake, copy, unread]
+    for said in (None, "nonsense"):
+        if said is not None:
+            raw.set(LETTERS_SEEN, said)
+        # what cannot be read keeps none behind it from being asked for
+        assert await forged(bus.link, [letters[3], *letters[:3]]) == [fake, copy]
+    assert f'"stream": "{DEAD}", "entry_id": "{unread}"' in capfd.readouterr().err
+    # what was looked at, and was not removed then, is asked for no more
+    raw.set(LETTERS_SEEN, fake)
+    assert await forged(bus.link, letters) == [copy]
+    raw.set(LETTERS_SEEN, copy)
+    assert await forged(bus.link, letters) == []
+
+
+def test_a_letter_is_named_after_its_entry() -> None:
+    letter = DeadLetter(stream="s", group="g", entry_id="1-1", deliveries=5, reason="why", fields={})
+    assert letter_name(letter) == "s:g:1-1"

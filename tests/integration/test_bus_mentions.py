@@ -48,3 +48,17 @@ async def test_what_follows_the_first_mention_is_not_read(bus: Bus, raw: redis.R
     assert await mentions(bus, "1-0", "<1>", 40, "FIRST") == ("", ["1-0"])
     # the first entry alone
     assert reads() == before + 1
+
+
+async def test_a_mention_is_looked_for_in_values_from_their_first_to_their_last_byte(
+    bus: Bus, raw: redis.Redis
+) -> None:
+    raw.xadd("s", {"<same>": "a name", "same>": "a part"}, id="1-0")
+    raw.xadd("s", {"a": "<same> at the beginning", "b": "<same>"}, id="2-0")
+    raw.xadd("s", {"a": "x", "b": "y", "c": "at the end <same>"}, id="3-0")
+    raw.xadd("s", {"a": "<Same>"}, id="4-0")
+    assert await mentions(bus, "0-0", "<same>", 40) == ("", ["2-0", "3-0"])
+    # of two beside each other the first alone
+    assert await mentions(bus, "2-0", "<same>", 40, "FIRST") == ("", ["2-0"])
+    # a text, and no pattern
+    assert await mentions(bus, "0-0", "<.ame>", 40) == ("", [])

@@ -42,6 +42,8 @@ async def test_an_entry_is_held_once_and_takes_a_slot_until_it_is_given_back() -
 async def test_a_stream_with_a_limit_leaves_room_for_the_others_parked_entries_included() -> None:
     have = slots(size=10)
     assert (have.room_of(FREE), have.room_of(BOUND)) == (None, 2)
+    have.limits |= {"asked": lambda: 3, "asked without": lambda: None}
+    assert (have.room_of("asked"), have.room_of("asked without")) == (3, None)
     parked = taken(have, "1-1", stream=BOUND)
     taken(have, "1-1", stream=FREE)
     assert have.room_of(BOUND) == 1
@@ -81,11 +83,40 @@ async def test_an_entry_at_its_last_attempt_leaves_no_room_beside_it() -> None:
     have.give_back(last)
     assert (have.last_chance, have.room()) == (False, 3)
     have.give_back(before)
+    twice = slots(last=2)
+    taken(twice, "1-1", deliveries=2)
+    assert twice.last_chance
     # where an entry is tried once only, every attempt is the last
     once = slots(last=1)
     taken(once, "1-1", deliveries=1)
     assert not once.last_chance
     assert once.room() == 3
+
+
+async def test_a_limit_that_is_just_reached_leaves_nothing_beyond_it() -> None:
+    for limit in (2, lambda: 2):
+        have = Slots(10, {FREE: None, BOUND: limit}, 5, nothing_to_unblock)
+        other, first = taken(have, "1-1"), taken(have, "1-1", stream=BOUND)
+        async with other.parked(), first.parked():
+            taken(have, "2-1", stream=BOUND)
+            assert have.beyond() == []
+            taken(have, "3-1", stream=BOUND)
+            assert have.beyond() == [first]
+
+
+async def test_who_has_a_slot_keeps_it_and_who_has_none_waits_for_one() -> None:
+    have = slots(size=1)
+    working, waiting = taken(have, "1-1"), taken(have, "2-1")
+    have.changed.clear()
+    await working.slot()
+    assert (have.working, have.changed.is_set()) == ({working}, False)
+    going_on = asyncio.create_task(waiting.slot())
+    while not have.wanted:
+        await asyncio.sleep(0)
+    assert have.working == {working}
+    have.give_back(working)
+    await asyncio.wait_for(going_on, 5)
+    assert have.working == {waiting}
 
 
 async def test_what_is_parked_gives_its_slot_away_and_waits_for_one_to_go_on() -> None:
@@ -94,8 +125,10 @@ async def test_what_is_parked_gives_its_slot_away_and_waits_for_one_to_go_on() -
     back = asyncio.Event()
 
     async def wait() -> None:
+        have.changed.clear()
         async with parked.parked():
-            # while it waits its slot is somebody else's
+            # while it waits its slot is somebody else's, who is told of it
+            assert have.changed.is_set()
             assert have.room() == 1
             taken(have, "2-1")
         back.set()
@@ -129,6 +162,26 @@ async def test_a_read_that_waits_gives_back_the_slots_that_it_was_promised() -> 
         have.promised = 2
     assert asked == 1
     assert have.working == {parked}
+
+
+async def test_a_read_that_does_not_wait_in_redis_ends_by_itself_and_is_waited_for() -> None:
+    asked = 0
+
+    async def unblock() -> bool:
+        nonlocal asked
+        asked += 1
+        assert asked < 100, "it is asked without end, and can never end"
+        asyncio.get_running_loop().call_soon(ended)
+        return False
+
+    def ended() -> None:
+        have.promised = 0
+
+    have = Slots(1, {FREE: None}, 5, unblock)
+    parked = taken(have, "1-1")
+    async with asyncio.timeout(5), parked.parked():
+        have.promised = 1
+    assert (asked, have.working) == (1, {parked})
 
 
 async def test_an_entry_whose_waiting_fails_is_worked_on_again() -> None:

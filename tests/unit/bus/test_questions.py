@@ -1,0 +1,477 @@
+"""What the bus asks of the server for each thing that it is asked for, and what it makes of the replies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.asked import Asked
+
+from shared.bus import Bus, Command, ConnectionLost, ReplyError
+from shared.bus.keys import KNOWN_TOOLS, once_key
+from shared.bus.port import Script, loading, there
+from shared.bus.scripts import CUT, KEEP, PUBLISH_ONCE, TRIM
+from shared.bus.streams import OBSERVED, GroupState, entries, event_length, grouping, size_of
+from shared.contracts import (
+    AGENT_TRANSITION,
+    DEAD_LETTER,
+    QUERY_CANCEL,
+    QUERY_RECEIVED,
+    RESPONSE_GENERATION,
+    SUBJECTS,
+    TOOL_RESULT,
+    DeadLetter,
+    Outgoing,
+)
+from shared.envelope import Envelope
+from shared.errors import DecodeError
+
+NOW = 1_700_000_000_000
+WORK = RESPONSE_GENERATION.stream
+GONE = ReplyError("ERR no such key")
+# ids that come so late that hardly any is behind them
+LATE = 10**14
+GROUPS = ("XINFO", "GROUPS", WORK)
+BOUND = [("XLEN", WORK), ("MEMORY", "USAGE", WORK)]
+
+
+def group(name: str, last: str = "6-0", *, pending: int = 0, lag: int | None = 0) -> list[Any]:
+    return [b"name", name.encode(), b"consumers", 2, b"pending", pending, b"last-delivered-id", last.encode(),
+            b"lag", lag]  # fmt: skip
+
+
+# ── time and offices ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("timeout", "block"), [(5.0, 2.0), (0.5, 1.0)])
+def test_a_read_waits_two_seconds_or_less_where_replies_are_missed_sooner(timeout: float, block: float) -> None:
+    assert Bus("redis://127.0.0.1:1", "test/1", timeout=timeout).block == block
+
+
+async def test_time_is_told_by_the_server_and_what_is_left_counts_from_when_something_was_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monotonic = [50.0]
+    monkeypatch.setattr("shared.bus.clock.time.monotonic", lambda: monotonic[0])
+    server = Asked([b"5000", b"250000"])
+    bus = server.bus()
+    await bus.tell_time()
+    assert server.heard() == [("TIME",)]
+    assert bus.now_ms() == 5_000_250
+    assert bus.left(5_010_250, "5000250-0") == 10.0
+    # it is told when there is a connection again
+    server.replies = [ConnectionLost("gone")]
+    await bus.tell_time()
+    assert bus.now_ms() == 5_000_250
+    monotonic[0], server.replies = 60.0, [[b"8610", b"250000"]]
+    await bus.tell_time()
+    assert bus.now_ms() == 8_610_250
+    # ten seconds have passed, and the clock went forward by an hour
+    assert bus.left(5_020_250, "5000250-0") == 10.0
+    assert bus.left(8_620_250, "8610250-0") == 10.0
+    # what says not when it was accepted was accepted now
+    assert bus.left(8_620_250, "nobody knows") == 10.0
+    assert bus.left(8_620_250, "") == 10.0
+
+
+TAKING, HOLDER = ("SET", "office", "me", "NX", "PX", 500), ("GET", "office")
+
+
+@pytest.mark.parametrize(
+    ("ms", "replies", "asked", "has"),
+    [
+        (500, [b"OK"], [TAKING], True),
+        (500, [None, b"me", 1], [TAKING, HOLDER, ("PEXPIRE", "office", 500)], True),
+        # it has gone between the two
+        (500, [None, b"me", 0], [TAKING, HOLDER, ("PEXPIRE", "office", 500)], False),
+        (500, [None, b"another", 0], [TAKING, HOLDER, ("PEXPIRE", "office", 60_000, "LT")], False),
+        (500, [None, None, 0], [TAKING, HOLDER, ("PEXPIRE", "office", 60_000, "LT")], False),
+        (
+            90_000,
+            [None, b"another", 1],
+            [(*TAKING[:-1], 90_000), HOLDER, ("PEXPIRE", "office", 90_000, "LT")],
+            False,
+        ),
+    ],
+)
+async def test_an_office_is_kept_by_who_has_it_and_goes_after_its_time(
+    ms: int, replies: list[Any], asked: list[Command], has: bool
+) -> None:
+    server = Asked(*replies)
+    assert await server.bus().lease("office", "me", ms) is has
+    assert server.heard() == asked
+
+
+async def test_the_scripts_that_are_missing_are_loaded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = [KEEP, TRIM, CUT]
+    monkeypatch.setattr(Script, "known", {script.sha: script for script in scripts})
+    server = Asked([[0, 1, 0]], [b"sha"], [ReplyError("NOPERM x")])
+    await server.bus().keep_scripts()
+    assert server.heard() == [[there(scripts)], loading([KEEP]), loading([CUT])]
+    server.replies = [[[1, 1, 1]]]
+    await server.bus().keep_scripts()
+    assert server.heard() == [[there(scripts)]]
+
+
+# ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def message(subject: str, payload: bytes = b"{}", once: str | None = None, deadline: int | None = None) -> Outgoing:
+    return Outgoing(Envelope(subject, payload, source="somebody", time=7, deadline=deadline), once)
+
+
+FIELDS = ["source", "test/1", "time", "7", "correlation_id", "", "session_id", "", "respondent_id", "A"]
+
+
+async def test_a_message_is_published_with_its_sender_on_the_stream_of_its_subject() -> None:
+    server = Asked([b"1-1", b"1-2", b"1-3"])
+    cancel, work = message(QUERY_CANCEL.name), message(QUERY_RECEIVED.name)
+    assert await server.bus().publish(cancel, cancel, work) == ["1-1", "1-2", "1-3"]
+    fields = (*FIELDS, "payload", b"{}")
+    assert server.heard() == [
+        [
+            ("XADD", "local2:query.cancel", "MAXLEN", "~", 1_000, "*", *fields),
+            ("XADD", "local2:query.cancel", "*", *fields),
+            ("XADD", "local2:query.received", "*", *fields),
+        ]
+    ]
+
+
+@pytest.mark.parametrize(("size", "keep"), [(0, 1_000), (31_999, 1_000), (32_001, 999), (32_000_001, 1)])
+def test_an_event_stream_keeps_what_it_may_and_of_large_entries_so_many_bytes(size: int, keep: int) -> None:
+    command = Asked().bus().publishing(message(QUERY_CANCEL.name, bytes(size)))
+    assert command[2:5] == ("MAXLEN", "~", keep)
+
+
+@pytest.mark.parametrize(
+    ("retention", "deadline", "seconds"),
+    [
+        (100, None, 100),
+        (60, None, 60),
+        (59, None, 60),
+        (100, NOW + 30_999, 130),
+        (100, NOW - 5_000, 100),
+        (5, NOW + 30_000, 90),
+    ],
+)
+def test_that_a_message_was_published_is_known_until_its_query_is_forgotten(
+    retention: int, deadline: int | None, seconds: int
+) -> None:
+    bus = Asked().bus(NOW, retention=retention)
+    told = [] if deadline is None else ["deadline", str(deadline)]
+    for subject, keep in ((QUERY_CANCEL, 1_000), (QUERY_RECEIVED, 0)):
+        assert bus.publishing(message(subject.name, once="name", deadline=deadline)) == PUBLISH_ONCE(
+            (subject.stream, once_key(subject.stream, "name")), seconds, keep, *FIELDS, *told, "payload", b"{}"
+        )
+
+
+def test_only_event_streams_are_cut_by_what_is_published() -> None:
+    assert {subject.name: event_length(subject.name) for subject in SUBJECTS} == {
+        subject.name: subject.keep if subject.kind == "event" else None for subject in SUBJECTS
+    }
+    assert event_length("tool.result.probe") == TOOL_RESULT.keep
+    assert event_length("tool.request.probe") is event_length("tool.results") is None
+
+
+# ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_subjects_are_those_with_a_fixed_name_and_two_of_every_tool() -> None:
+    server = Asked([b"web", b"a\xff", b"mail"])
+    names = [subject.name for subject in await server.bus().subjects()]
+    assert server.heard() == [("SMEMBERS", KNOWN_TOOLS)]
+    assert names == [
+        *(subject.name for subject in SUBJECTS),
+        *(f"{kind}.{tool}" for tool in ("a\ufffd", "mail", "web") for kind in ("tool.request", "tool.result")),
+    ]
+
+
+LOOKING = [("XLEN", WORK), ("XRANGE", WORK, "-", "+", "COUNT", 1), GROUPS]
+
+
+async def test_the_backlog_of_a_group_is_what_it_has_not_finished() -> None:
+    server = Asked([9, [[b"5000-1", []]], [group("a", pending=3, lag=4), group("b", pending=1, lag=None)]], [7, 7])
+    bus = server.bus(12_000)
+    state = await bus.state(WORK)
+    assert (state.name, state.length, state.oldest_ms) == (WORK, 9, 7_000)
+    assert state.groups == [GroupState("a", 2, 3, 4, "6-0"), GroupState("b", 2, 1, 2, "6-0")]
+    assert server.heard() == [LOOKING, ("XRANGE", WORK, "(6-0", "+", "COUNT", 10_000)]
+    for name, backlog in (("a", 7), ("b", 1), ("nobody", 9)):
+        server.replies = [[9, [], [group("a", pending=3, lag=4), group("b", pending=1)]]]
+        assert await bus.backlog(WORK, name) == backlog
+        assert server.heard() == [LOOKING]
+
+
+@pytest.mark.parametrize(
+    ("entry_id", "pending", "groups", "finished"),
+    [
+        ("6-0", [], [group("other", "9-0"), group("g", "6-0")], True),
+        ("6-1", [], [group("other", "9-0"), group("g", "6-0")], False),
+        ("5-9", [], [group("g", "10-0")], True),
+        ("6-0", [[b"6-0", b"r1", 5, 1]], [group("g", "6-0")], False),
+        # what no group is there for is waited for by nobody
+        ("6-0", [], [group("other", "1-0")], True),
+        ("6-0", ReplyError("NOGROUP x"), [group("g", "1-0")], True),
+        ("6-0", [], ReplyError("ERR no such key"), True),
+    ],
+)
+async def test_an_entry_is_finished_when_its_group_has_read_it_and_it_is_not_pending(
+    entry_id: str, pending: Any, groups: Any, finished: bool
+) -> None:
+    server = Asked([pending, groups])
+    assert await server.bus().finished(WORK, "g", entry_id) is finished
+    assert server.heard() == [[("XPENDING", WORK, "g", entry_id, entry_id, 1), GROUPS]]
+
+
+ROWS = [[b"2-0", [b"a", b"b"]], [b"1-0", [b"c", b"de"]]]
+FOUND = [("2-0", [b"a", b"b"]), ("1-0", [b"c", b"de"])]
+
+
+async def test_entries_are_read_between_two_ids_or_from_the_end() -> None:
+    server = Asked(ROWS, ROWS, ROWS, ROWS, None)
+    bus = server.bus()
+    assert [
+        await bus.range("s"),
+        await bus.range("s", "1-0", "(3-0", 5),
+        await bus.latest("s", 2),
+        await bus.latest("s", 2, before="(3-0"),
+        await bus.range("s", count=0),
+    ] == [FOUND] * 4 + [[]]
+    assert server.heard() == [
+        ("XRANGE", "s", "-", "+"),
+        ("XRANGE", "s", "1-0", "(3-0", "COUNT", 5),
+        ("XREVRANGE", "s", "+", "-", "COUNT", 2),
+        ("XREVRANGE", "s", "(3-0", "-", "COUNT", 2),
+        ("XRANGE", "s", "-", "+", "COUNT", 0),
+    ]
+    assert [size_of(entry) for entry in FOUND] == [2, 3]
+    assert entries(None) == []
+
+
+async def test_what_comes_from_now_on_comes_after_the_newest_entry() -> None:
+    for reply, newest in ((ROWS, "2-0"), ([], "0-0"), (ReplyError("WRONGTYPE x"), "0-0")):
+        server = Asked(reply)
+        assert await server.bus().newest("s") == newest
+        assert server.heard() == [("XREVRANGE", "s", "+", "-", "COUNT", 1)]
+
+
+async def test_a_stream_has_the_groups_that_it_tells() -> None:
+    for reply, there_ in (([group("a"), group("g")], True), ([group("a")], False), (GONE, False)):
+        server = Asked([reply])
+        assert await server.bus().grouped(WORK, "g") is there_
+        assert server.heard() == [[GROUPS]]
+    assert grouping("s", "g") == ("XGROUP", "CREATE", "s", "g", "0", "MKSTREAM")
+
+
+async def test_a_group_is_absent_when_no_consumer_of_it_gives_a_sign_of_life() -> None:
+    def idle(*ms: int) -> list[Any]:
+        return [[b"name", b"c", b"idle", one] for one in ms]
+
+    names = ["silent", "busy", "empty", "just", "gone"]
+    server = Asked([[group(name) for name in names]], [idle(501, 900), idle(900, 5), [], idle(500), GONE])
+    assert await server.bus().absent(RESPONSE_GENERATION, 500) == ["silent", "empty"]
+    assert server.heard() == [[GROUPS], [("XINFO", "CONSUMERS", WORK, name) for name in names]]
+
+
+# ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("fields", "readable", "raw"),
+    [
+        ([b"a", b"b", b"c", b"d"], {"a": "b", "c": "d"}, None),
+        ([b"a", b"\xff"], {"a": "\\xff"}, ["YQ==", "/w=="]),
+        ([b"a", b"b", b"a", b"c"], {"a": "c"}, ["YQ==", "Yg==", "YQ==", "Yw=="]),
+        ([], {}, None),
+    ],
+)
+async def test_an_entry_is_set_aside_once_and_put_back_as_it_was(
+    fields: list[bytes], readable: dict[str, str], raw: list[str] | None
+) -> None:
+    server = Asked()
+    bus = server.bus(NOW)
+    command = bus.burying("s", "g", "1-1", fields, 5, "why")
+    *_, payload = command
+    assert command[:7] == PUBLISH_ONCE(
+        (DEAD_LETTER.stream, once_key(DEAD_LETTER.stream, "s:g:1-1")), 86_400, DEAD_LETTER.keep
+    )
+    assert DEAD_LETTER.decode(Envelope("", payload)) == DeadLetter(
+        stream="s", group="g", entry_id="1-1", deliveries=5, reason="why", fields=readable, raw=raw
+    )
+    server.replies = [[[b"7-7", [b"payload", payload]]], b"9-9", 1]
+    assert await bus.replay("7-7") == "9-9"
+    back = fields if raw is not None else [field.decode() for field in fields]
+    assert server.heard() == [
+        ("XRANGE", DEAD_LETTER.stream, "7-7", "7-7"),
+        PUBLISH_ONCE(("s", once_key("s", "replay:7-7")), 86_400, 0, *back),
+        ("XDEL", DEAD_LETTER.stream, "7-7"),
+    ]
+
+
+async def test_a_letter_that_is_not_there_or_cannot_be_read_is_not_put_back() -> None:
+    server = Asked([], [[b"7-7", [b"payload", b"no json"]]], 1, 0)
+    bus = server.bus()
+    assert await bus.replay("7-7") is None
+    with pytest.raises(DecodeError):
+        await bus.replay("7-7")
+    assert (await bus.drop("7-7"), await bus.drop("7-7")) == (True, False)
+    assert server.heard()[2:] == [("XDEL", DEAD_LETTER.stream, "7-7")] * 2
+
+
+@pytest.mark.parametrize("users", [True, False])
+async def test_letters_are_vouched_for_where_the_server_has_users(users: bool) -> None:
+    bus = Asked().bus()
+    payload = bus.burying("s", "g", "1-1", [b"a", b"b"], 5, "why")[-1]
+    found = [[b"7-7", [b"payload", payload]]]
+    url = f"redis://{'core:secret@' if users else ''}127.0.0.1:1"
+    # the last letter that was looked at, and that nobody has noted this one
+    server = Asked(found, *([b"1-1", [None]] if users else [b"9-9", 1]))
+    bus = server.bus(url=url)
+    if users:
+        with pytest.raises(DecodeError, match="nobody who may read s has set an entry of it aside so: it is forged"):
+            await bus.replay("7-7")
+    else:
+        assert await bus.replay("7-7") == "9-9"
+    assert len(server.heard()) == 3
+    server.replies = [b"7-7", []] if users else []
+    await bus.drop_forged()
+    assert len(server.heard()) == 2 * users
+
+
+# ── retention ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_event_stream_loses_what_is_older_than_the_retention_and_no_dead_letter() -> None:
+    server = Asked(100, 30, 0)
+    bus = server.bus(NOW, retention=60)
+    assert await bus.trim(AGENT_TRANSITION) == 130
+    assert server.heard() == [CUT((AGENT_TRANSITION.stream,), "MINID", NOW - 60_000)] * 3
+    assert await bus.trim(DEAD_LETTER) == 0
+    assert server.heard() == []
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "keep"),
+    [
+        (20_000, None, 10_000),
+        (20_000, 32_000_000, 10_000),
+        (20_000, 64_000_000, 10_000),
+        (20_000, 128_000_000, 5_000),
+        (3, 320_000_000, 1),
+    ],
+)
+@pytest.mark.parametrize("groups", [GONE, [], [group("gone")]])
+async def test_a_work_stream_that_nobody_reads_is_bounded_by_length_and_bytes(
+    groups: Any, length: int, size: int | None, keep: int
+) -> None:
+    server = Asked([groups], [length, size], 0)
+    assert await server.bus(NOW).trim(RESPONSE_GENERATION, abandoned=["gone"], spare_ms=60_000) == 0
+    assert server.heard() == [[GROUPS], BOUND, CUT((WORK,), "MAXLEN", keep)]
+
+
+PENDING = ("XPENDING", WORK, b"b")
+
+
+@pytest.mark.parametrize(
+    ("summary", "abandoned", "oldest"),
+    [
+        ([1, b"9-5", b"9-5", []], (), "9-5"),
+        # what was pending was finished meanwhile
+        ([0, None, None, None], (), "10-1"),
+        ([1, b"11-0", b"11-0", []], (), "10-4"),
+        (None, ["b", "nobody"], "10-4"),
+    ],
+)
+async def test_a_work_stream_keeps_what_a_group_has_not_finished(
+    summary: Any, abandoned: list[str], oldest: str
+) -> None:
+    rows = [group("a", "10-3"), group("b", "10-0", pending=1)]
+    asking = [] if summary is None else [PENDING]
+    server = Asked([rows], *([summary] if asking else []), 100, 0, 7)
+    assert await server.bus(NOW).trim(RESPONSE_GENERATION, abandoned=abandoned) == 107
+    cut = CUT((WORK,), "MINID", oldest)
+    assert server.heard() == [[GROUPS], *asking, cut, cut, ("XTRIM", WORK, "MINID", "=", oldest)]
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "last", "oldest"),
+    [
+        (OBSERVED, None, NOW, NOW - 60_000),
+        (OBSERVED, None, NOW - 70_000, NOW - 70_000),
+        (OBSERVED + 1, None, NOW, NOW),
+        (OBSERVED, 64_000_000, NOW, NOW),
+    ],
+)
+async def test_what_was_finished_just_now_stays_for_observers_where_it_is_not_much(
+    length: int, size: int | None, last: int, oldest: int
+) -> None:
+    server = Asked([[group("a", f"{last}-0")]], [length, size], 0, 0)
+    assert await server.bus(NOW).trim(RESPONSE_GENERATION, spare_ms=60_000) == 0
+    bound = f"{oldest}-{int(oldest == last)}"
+    assert server.heard() == [
+        [GROUPS], BOUND, CUT((WORK,), "MINID", bound), ("XTRIM", WORK, "MINID", "=", bound)
+    ]  # fmt: skip
+
+
+def test_ids_behind_which_nothing_would_come_are_left_out() -> None:
+    bus = Asked().bus()
+
+    def sane(*ids: str) -> list[str]:
+        return [entry_id for entry_id, _ in bus.sane([(entry_id, []) for entry_id in ids])]
+
+    assert sane() == []
+    assert sane("1-0", f"{LATE - 1}-9") == ["1-0", f"{LATE - 1}-9"]
+    assert sane("1-0", f"{LATE - 1}-0", f"{LATE}-0", f"{LATE}-1") == ["1-0", f"{LATE - 1}-0"]
+
+
+SHUT = [("XRANGE", "s", f"{LATE}-0", "+", "COUNT", 1), ("XLEN", "s")]
+ABOUT = [("XINFO", "STREAM", "s")]
+SHUTTING = [[f"{LATE}-0".encode(), []]]
+
+
+def about(last: str) -> list[Any]:
+    return [[b"length", 1, b"last-generated-id", last.encode()]]
+
+
+@pytest.mark.parametrize(
+    ("replies", "asked"),
+    [
+        ([[ReplyError("WRONGTYPE x"), 0]], [SHUT]),
+        ([[[], 5]], [SHUT]),
+        ([[[], 0], [GONE]], [SHUT, ABOUT]),
+        ([[[], 0], about(f"{LATE - 1}-9")], [SHUT, ABOUT]),
+        ([[SHUTTING, 5], about(f"{LATE - 1}-9")], [SHUT, ABOUT]),
+    ],
+)
+async def test_a_stream_that_is_not_shut_is_left_as_it_is(replies: list[Any], asked: list[Any]) -> None:
+    server = Asked(*replies)
+    assert not await server.bus().unblock_stream("s")
+    assert server.heard() == asked
+
+
+@pytest.mark.parametrize(
+    ("first", "kept", "last"),
+    [
+        ([SHUTTING, 2], [("1-0", [b"a", b"b"]), ("2-0", [b"c", b"d"])], f"{NOW}-0"),
+        ([SHUTTING, 1], [(f"{NOW + 5}-3", [b"a", b"b"])], f"{NOW + 5}-3"),
+        # the entry that has shut it was deleted
+        ([[], 0], [], f"{NOW}-0"),
+    ],
+)
+async def test_a_stream_that_is_shut_is_made_anew_with_what_was_there_before(
+    first: list[Any], kept: list[tuple[str, list[bytes]]], last: str
+) -> None:
+    server = Asked(first, about(f"{LATE}-0"), [[entry_id.encode(), fields] for entry_id, fields in kept], [])
+    assert await server.bus(NOW).unblock_stream("s")
+    assert server.heard() == [
+        SHUT,
+        ABOUT,
+        ("XRANGE", "s", "-", f"({LATE}-0"),
+        [
+            ("DEL", "s"),
+            ("XGROUP", "CREATE", "s", "nobody", "0", "MKSTREAM"),
+            ("XGROUP", "DESTROY", "s", "nobody"),
+            *(("XADD", "s", entry_id, *fields) for entry_id, fields in kept),
+            ("XSETID", "s", last),
+        ],
+    ]
