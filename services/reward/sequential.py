@@ -100,7 +100,7 @@ def trial(verdicts: Iterable[tuple[Hashable, Winner]], alpha: float = 1 - LEVEL)
         share=share,
         low=low,
         high=high,
-        p_value=min(1.0, math.exp(-most)),
+        p_value=math.exp(-most),
         decided_at=decided_at,
         more=None if decided or share is None else _more(parts, len(seen), enough),
     )

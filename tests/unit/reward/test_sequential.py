@@ -55,6 +55,7 @@ def test_what_was_decided_stays_decided_and_says_when() -> None:
     later = trial([*first, *((100 + n, "A") for n in range(20))])  # type: ignore[list-item]
     assert (later.decision, later.decided_at) == ("better", decided.decided_at)
     assert later.low < 0.5
+    assert later.p_value == decided.p_value
 
 
 def test_ties_count_and_decide_nothing() -> None:
