@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import orjson
 import pytest
 import redis
 
 from shared.bus import Bus
-from shared.bus.keys import earlier_turns_key, turns_key, user_sessions_key
+from shared.bus.keys import (
+    deleted_key,
+    earlier_turns_key,
+    session_key,
+    steps_key,
+    summary_key,
+    turns_key,
+    user_sessions_key,
+)
 from shared.contracts import QUERY_RECEIVED
 from shared.records.session_records import read_sessions, session_ids
-from shared.records.sessions import MAX_TURNS, Sessions, Turn
+from shared.records.sessions import MAX_TURNS, SessionInfo, Sessions, Turn
 
 
 def turn(n: int, answer: str = "a") -> Turn:
@@ -200,3 +210,227 @@ async def test_respondents_have_histories_of_their_own(bus: Bus) -> None:
     await store(bus, sessions, turn(1, "from B"), respondent="B")
     assert [one.answer for one in await sessions.turns("s", "A")] == ["from A"]
     assert [one.answer for one in await sessions.turns("s", "B")] == ["from B"]
+
+
+async def test_a_session_is_opened_once_for_its_user_with_the_beginning_of_a_title(
+    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [5_000]
+    monkeypatch.setattr("shared.records.sessions.now_ms", lambda: now[0])
+    sessions = Sessions(bus)
+    assert await sessions.open("s", "u", "t" * 100) == "u"
+    opened = {b"user_id": b"u", b"title": b"t" * 80, b"created": b"5000", b"updated": b"5000"}
+    assert raw.hgetall(session_key("s")) == opened
+    now[0] = 6_000
+    assert await sessions.open("s", "u", "other", "1-0") == "u"
+    assert raw.hgetall(session_key("s")) == opened
+    # it is listed by its last use
+    assert raw.zrange(user_sessions_key("u"), 0, -1, withscores=True) == [(b"s", 6_000.0)]
+    # whom it does not belong to has none of that name, also where nobody knows whose it is
+    assert await sessions.open("s", "eve", "mine") == "u"
+    raw.hset(session_key("nobodys"), "title", "t")
+    assert await sessions.open("nobodys", "eve", "mine") == ""
+    assert raw.exists(user_sessions_key("eve")) == 0
+    assert await sessions.info("nobodys") == SessionInfo("nobodys", "", "t", 0, 0)
+    assert await sessions.info("never") is None
+
+
+async def test_what_is_changed_of_a_session_is_that_and_nothing_else(
+    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [5_000]
+    monkeypatch.setattr("shared.records.sessions.now_ms", lambda: now[0])
+    sessions, key = Sessions(bus), user_sessions_key("u")
+    await sessions.open("s", "u", "t")
+    info = await sessions.info("s")
+    assert info == SessionInfo("s", "u", "t", 5_000, 5_000)
+    now[0] = 7_000
+    named = await sessions.change(info, title="other")
+    assert named == replace(info, title="other", named=True) == await sessions.info("s")
+    assert raw.zscore(key, "s") == 5_000
+    asked = await sessions.change(named, settings={"mode": "chat"}, tip="7-1")
+    assert asked == replace(named, settings={"mode": "chat"}, tip="7-1") == await sessions.info("s")
+    # a pinned one stands before all that are used since, and then again by its last use
+    pinned = await sessions.change(asked, pinned=True)
+    assert pinned == replace(asked, pinned=True) == await sessions.info("s")
+    await sessions.open("s", "u", "t")
+    assert raw.zscore(key, "s") == 4_000_000_000_007_000
+    assert await sessions.change(pinned, pinned=False) == asked == await sessions.info("s")
+    assert raw.zscore(key, "s") == 5_000
+    assert await sessions.change(asked, title="", settings={}, tip="") == replace(
+        asked, title="", settings={}, tip=""
+    )  # fmt: skip
+    # what is deleted meanwhile does not come back
+    raw.zrem(key, "s")
+    await sessions.change(asked, pinned=True)
+    assert raw.zscore(key, "s") is None
+    await sessions.delete(asked)
+    with pytest.raises(KeyError, match="s"):
+        await sessions.change(asked, title="late")
+    assert not raw.exists(session_key("s"))
+
+
+async def test_a_users_sessions_are_told_a_page_at_a_time_the_pinned_ones_first(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [5_000]
+    monkeypatch.setattr("shared.records.sessions.now_ms", lambda: now[0])
+    sessions = Sessions(bus)
+    for name in "abcde":
+        now[0] += 1
+        await sessions.open(name, "u", f"title of {name}")
+    for name in "ba":
+        now[0] += 1
+        info = await sessions.info(name)
+        assert info is not None
+        await sessions.change(info, pinned=True)
+    found = await sessions.of_user("u", 10)
+    assert [one.session_id for one in found] == ["a", "b", "e", "d", "c"]
+    assert [one.session_id for one in await sessions.of_user("u", 2)] == ["a", "b"]
+    assert [one.session_id for one in await sessions.of_user("u", 2, 1)] == ["b", "e"]
+    assert [one.session_id for one in await sessions.of_user("u", 2, 4)] == ["c"]
+    assert await sessions.of_user("eve", 10) == []
+
+
+async def test_each_of_the_sessions_used_last_comes_with_how_it_began(bus: Bus, raw: redis.Redis) -> None:
+    sessions = Sessions(bus)
+    for number, name in enumerate(("a", "empty", "b", "c")):
+        await sessions.open(name, "u", "t")
+        raw.zadd(user_sessions_key("u"), {name: number})
+        for turn_of in (turn(5), turn(3)) if name != "empty" else ():
+            await bus.link.pipe(sessions.appending(name, "A", turn_of))
+            await bus.link.pipe(sessions.appending(name, "B", turn(1)))
+    raw.zadd(user_sessions_key("u"), {"no {id}": 9, b"\xff": 8})
+    assert await sessions.beginnings("u", 10) == [("c", turn(3)), ("b", turn(3)), ("a", turn(3))]
+    assert await sessions.beginnings("u", 4) == [("c", turn(3)), ("b", turn(3))]
+    assert await sessions.beginnings("eve", 10) == []
+
+
+async def test_the_turns_of_one_conversation_are_shown_up_to_where_it_is_asked_for(bus: Bus) -> None:
+    sessions = Sessions(bus)
+    await sessions.open("s", "u", "t")
+    line = [Turn(f"{n}-0", f"q{n}", "a", n) for n in range(1, 8)]
+    # another version of the fifth, with one behind it
+    other = [Turn("8-0", "q5", "b", 8, after="4-5"), Turn("9-0", "more", "b", 9)]
+    await store(bus, sessions, *line, *other)
+
+    async def shows(before: str | None = None, **how: Any) -> list[str]:
+        return [one.query_id.removesuffix("-0") for one in await sessions.turns("s", "A", before, **how)]
+
+    assert await shows() == ["1", "2", "3", "4", "8", "9"]
+    assert await shows(limit=2) == ["8", "9"]
+    assert await shows(limit=3) == ["4", "8", "9"]
+    # of a query that has a turn: what came before it; of one that has none: where it is asked
+    assert await shows("9-0") == ["1", "2", "3", "4", "8"]
+    assert await shows("8-0") == ["1", "2", "3", "4"]
+    assert await shows("7-0") == ["1", "2", "3", "4", "5", "6"]
+    assert await shows("7-0", limit=1) == ["6"]
+    assert await shows("7-5") == ["1", "2", "3", "4", "5", "6", "7"]
+    assert await shows("99-0", after="7-0") == ["1", "2", "3", "4", "5", "6", "7"]
+    assert await shows("99-0", after="8-0", limit=2) == ["4", "8"]
+    assert await shows("1-0") == []
+    # whatever lies between is passed over, page by page
+    assert await shows("99-0", after="2-0", limit=1) == ["2"]
+
+
+async def test_a_turn_is_found_by_its_query(bus: Bus) -> None:
+    sessions = Sessions(bus)
+    await sessions.open("s", "u", "t")
+    await store(bus, sessions, *(turn(n) for n in range(5)))
+    for n in range(5):
+        assert await sessions.turn("s", "A", turn(n).query_id) == turn(n)
+    for nothing in ("1000-9", "999-0", "2000-0"):
+        assert await sessions.turn("s", "A", nothing) is None
+    assert await sessions.turn("s", "B", turn(1).query_id) is None
+    with pytest.raises(ValueError, match="invalid literal"):
+        await sessions.turn("s", "A", "none")
+
+
+async def test_turns_are_taken_out_with_all_that_is_told_of_them_and_others_brought_in(
+    bus: Bus, raw: redis.Redis
+) -> None:
+    sessions = Sessions(bus)
+    await sessions.open("s", "u", "t")
+    turns = [turn(n) for n in range(4)]
+    for respondent in "AB":
+        await store(bus, sessions, *turns, respondent=respondent)
+    gone, stays = turns[1].query_id, turns[2].query_id
+    of_the_last_release(raw, turns[1], turns[2])
+    kinds = ("", " unanswered", " critique", " pairwise", " reward")
+    raw.hset(steps_key("s"), mapping={f"{one}{kind}": "told" for one in (gone, stays) for kind in kinds})
+    raw.hset(session_key("s"), "tip", gone)
+    added = [Turn("2000-0", "q", "new", 9), turn(3, "is there already"), Turn("2000-1", "q", "newer", 9)]
+    for _ in range(2):
+        await sessions.bring("s", [gone, "77-0"], added)
+        assert await sessions.every_turn("s") == [turns[0], turns[2], turns[3], added[0], added[2]]
+        assert await sessions.every_turn("s", "B") == [turns[0], turns[2], turns[3]]
+        assert raw.hkeys(earlier_turns_key("s", "A")) == [stays.encode()]
+        assert set(raw.hkeys(steps_key("s"))) == {f"{stays}{kind}".encode() for kind in kinds}
+        assert not raw.hexists(session_key("s"), "tip")
+    await sessions.bring("s", [], [])
+    assert (await sessions.page("s", "A")).total == 6
+    # of a session that is gone nothing is kept
+    await sessions.bring("never", [], added)
+    assert not raw.exists(turns_key("never", "A"))
+
+
+@pytest.mark.parametrize("copied", [False, True])
+async def test_a_turn_is_kept_where_the_last_release_reads_it_while_that_is_there(
+    copied: bool, bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.records.sessions.now_ms", lambda: 9_000)
+    sessions = Sessions(bus)
+    await sessions.open("s", "u", "t")
+    raw.hset(session_key("s"), "tip", "1-0")
+    of_the_last_release(raw, turn(1))
+    await bus.link.pipe(sessions.appending("s", "A", turn(2), copied=copied))
+    kept = {turn(n).query_id.encode() for n in (1, 2)}
+    assert set(raw.hkeys(earlier_turns_key("s", "A"))) == (kept if copied else set())
+    assert raw.zcard(turns_key("s", "A")) == (1 if copied else 2)
+    assert await sessions.every_turn("s") == [turn(1), turn(2)]
+    # what was said last is shown
+    info = await sessions.info("s")
+    assert info is not None
+    assert (info.tip, info.updated) == ("", 9_000)
+
+
+async def test_a_session_is_closed_up_to_the_newest_query_there_is_and_for_a_week(bus: Bus, raw: redis.Redis) -> None:
+    sessions = Sessions(bus)
+    # nobody has asked anything yet, or what is asked is kept in nothing that could be one
+    await sessions.close("s")
+    raw.set(QUERY_RECEIVED.stream, "no stream")
+    await sessions.close("s")
+    raw.delete(QUERY_RECEIVED.stream)
+    assert not raw.exists(deleted_key("s"))
+    raw.xadd(QUERY_RECEIVED.stream, {"payload": "{}"}, id="1000-5")
+    await sessions.close("s")
+    assert raw.get(deleted_key("s")) == b"1000-5"
+    assert 6.9 * 86_400 < raw.ttl(deleted_key("s")) <= 7 * 86_400
+    told = {one: await sessions.deleted("s", one) for one in ("1000-4", "1000-5", "1000-6", "999-9", "1001-0", "none")}
+    assert told == {"1000-4": True, "1000-5": True, "1000-6": False, "999-9": True, "1001-0": False, "none": False}
+    assert not await sessions.deleted("other", "1000-4")
+    raw.set(deleted_key("s"), "never")
+    assert not await sessions.deleted("s", "1000-4")
+
+
+async def test_of_a_deleted_session_nothing_is_left_but_until_when(bus: Bus, raw: redis.Redis) -> None:
+    raw.xadd(QUERY_RECEIVED.stream, {"payload": "{}"}, id="1000-5")
+    sessions = Sessions(bus)
+    for name in ("s", "t"):
+        await sessions.open(name, "u", "t")
+        for respondent in "AB":
+            await bus.link.pipe(sessions.appending(name, respondent, Turn("2000-0", "q", "a", 1)))
+            raw.hset(earlier_turns_key(name, respondent), "1-0", turn(1).dump())
+        raw.hset(steps_key(name), "1-0", "told")
+        raw.hset(summary_key(name), "until", "1-0")
+    info = await sessions.info("s")
+    assert info is not None
+    await sessions.delete(info)
+    assert {key.decode() for key in raw.scan_iter("local2:session:{s}*")} == {deleted_key("s")}
+    assert raw.zrange(user_sessions_key("u"), 0, -1) == [b"t"]
+    assert len(list(raw.scan_iter("local2:session:{t}*"))) == 7
+    # what its queries still write, up to the mark, comes to nothing
+    await sessions.open("s", "u", "t")
+    for late, there in (("1000-4", 0), ("1000-5", 0), ("999-9", 0), ("1000-6", 1)):
+        await bus.link.pipe(sessions.appending("s", "A", Turn(late, "q", "a", 1)))
+        assert raw.zcard(turns_key("s", "A")) == there
