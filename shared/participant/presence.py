@@ -122,5 +122,5 @@ class Presence:
     async def leave(self) -> None:
         """Takes the entry and the inbox away, when Redis answers within a second."""
         with contextlib.suppress(TimeoutError, TransientError, ReplyError):
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(1.0):
                 await self._bus.pulse.pipe_raw([*leaving(self._participant, self._replica), ("DEL", self._inbox)])

@@ -124,7 +124,7 @@ class Retention:
         for kind in self._kinds:
             kept = self._days(kind)
             asked = kept if days is None else days
-            census = await kind.census(bus.now_ms() - asked * DAY_MS if asked else 0)
+            census = await kind.census(bus.now_ms() - asked * DAY_MS)
             found.append(
                 {
                     "kind": kind.name,

@@ -349,7 +349,7 @@ async def _mark_draining(context: Context[Any], stop: asyncio.Event) -> None:
     await stop.wait()
     context.state = "draining"
     with contextlib.suppress(BusUnavailable, TimeoutError):
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(1.0):
             await context.announce()
 
 

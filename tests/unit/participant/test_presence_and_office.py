@@ -143,6 +143,7 @@ async def test_a_janitor_whose_user_of_redis_may_not_leaves_it_to_others(on: Tri
     [
         (1_800.0, [0, 1_800_000, 3_600_000], ["memory"]),
         (1_800.0, [0, 1_800_000, 3_599_999], []),
+        (1_800.0, [0, 1, 3_600_000], ["memory"]),
         (1.0, range(0, 3_600_001, 60_000), ["memory"]),
         # it was away itself meanwhile, somebody else had the office in between, or the clock was put back
         (1_800.0, [0, 5_400_001, 9_000_000], []),
@@ -405,6 +406,7 @@ async def test_what_an_observer_makes_of_a_message_ends_nothing() -> None:
         return "7-1"
 
     async def handle(message: Message[Any]) -> None:
+        assert (message.entry_id, message.envelope.subject) == ("1-1", "query.cancel")
         seen.append(message.payload.query_id)
         raise RuntimeError("a bug")
 

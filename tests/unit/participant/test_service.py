@@ -9,14 +9,15 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import orjson
 import pytest
 
-from shared.bus import Bus, BusFull, Delivery, ReplyError, Route
-from shared.bus.keys import inbox_key, settings_key
+from shared.bus import Bus, BusFull, Command, Delivery, ReplyError, Route
+from shared.bus.keys import REPLICAS, inbox_key, replica_key, settings_key
 from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, SETTINGS_UPDATE, Outgoing, QueryCancel, SettingsUpdate
 from shared.envelope import Envelope, Message
 from shared.errors import BusUnavailable, DecodeError, SettingsError
@@ -43,7 +44,7 @@ class On:
     def __init__(self, kept: Sequence[bytes] = ()) -> None:
         self.kept = list(kept)
         self.link = self.pulse = self
-        self.published: list[Outgoing] = []
+        self.sent: list[Command] = []
 
     def now_ms(self) -> int:
         return 77
@@ -51,6 +52,15 @@ class On:
     async def call(self, *command: Any) -> list[bytes]:
         assert command == ("HGETALL", settings_key("probe"))
         return self.kept
+
+    async def pipe(self, commands: Sequence[Command]) -> list[int]:
+        self.sent += commands
+        return [1 for _ in commands]
+
+    pipe_raw = pipe
+
+    async def unblock_stream(self, stream: str) -> None:
+        self.sent.append(("unblock", stream))
 
     def publishing(self, message: Outgoing) -> tuple[Any, ...]:
         return ("PUBLISH", message)
@@ -74,6 +84,21 @@ async def test_a_process_says_what_it_is_and_has_to_do() -> None:
     on.consumer = cast(Any, SimpleNamespace(held={"a": 1, "b": 2}, concurrency=3, handled=9))
     assert on._told() == ReplicaInfo("probe", "r1", "ready", on.started, 77, 2, 3, 9, on.tools, on.facts, RELEASE)
     assert on.inbox == inbox_key("probe", "r1")
+
+
+async def test_what_a_process_says_of_itself_is_kept_under_its_own_name() -> None:
+    bus = On()
+    on = await context(bus=bus)
+    on._inbox.read = "7-5"
+    await on.presence.announce(2.0)
+    assert bus.sent[0] == ("SET", replica_key("probe", "r1"), orjson.dumps(asdict(on._told())), "PX", 6_000)
+    bus.sent.clear()
+    await on.presence._tidy()
+    assert bus.sent == [("XTRIM", on.inbox, "MINID", "=", "7-6"), ("unblock", on.inbox)]
+    bus.sent.clear()
+    await on.presence.leave()
+    assert [command[:2] for command in bus.sent] == [("DEL", replica_key("probe", "r1")), ("ZREM", REPLICAS),
+                                                     ("DEL", on.inbox)]  # fmt: skip
 
 
 async def test_a_process_describes_its_settings_with_the_values_that_it_started_with() -> None:
@@ -426,7 +451,7 @@ async def test_an_open_process_is_what_its_settings_say(monkeypatch: pytest.Monk
 
     @asynccontextmanager
     async def observing(participant: str, replica: str, settings: Settings, text: Any) -> AsyncIterator[str | None]:
-        done.append((participant, text))
+        done.append((participant, replica.startswith(socket.gethostname()), settings, text))
         yield addresses.pop(0)
 
     @asynccontextmanager
@@ -452,10 +477,10 @@ async def test_an_open_process_is_what_its_settings_say(monkeypatch: pytest.Monk
         assert (on.tools, on.facts, on.settings.greeting, on.state) == ([], {}, "kept", "starting")
         assert on.replica.startswith(socket.gethostname())
         assert orjson.loads(on.presence.described)["defaults"]["greeting"] == "hello"
-    assert done == [("probe", None), ("redis://there", "probe", 0.7, 99), (True, since)]
+    assert done == [("probe", True, settings, None), ("redis://there", "probe", 0.7, 99), (True, since)]
     async with service.open_context("probe", settings, tools=[{"a": 1}], metrics=text, patient=False) as on:
         assert (on.tools, on.facts) == ([{"a": 1}], {"metrics": "127.0.0.1:9"})
-    assert done[3:] == [("probe", text), ("redis://there", "probe", 0.7, 99), (False, since)]
+    assert done[3:] == [("probe", True, settings, text), ("redis://there", "probe", 0.7, 99), (False, since)]
 
 
 async def test_a_process_is_there_before_anything_else_and_gone_after_everything_else(
@@ -523,7 +548,7 @@ def test_large_answers_are_bounded_by_whoever_writes_them(size: int, most: int |
 
 
 async def test_every_entry_of_an_inbox_goes_to_whoever_asked_for_its_type_and_the_others_are_counted(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     counted: list[str] = []
     given: list[Any] = []
@@ -547,9 +572,16 @@ async def test_every_entry_of_an_inbox_goes_to_whoever_asked_for_its_type_and_th
         given.append((entry_id, fields[b"number"]))
 
     monkeypatch.setattr(metrics, "meter", lambda: SimpleNamespace(inbox_ignored=counted.append))
+    monkeypatch.setattr("shared.telemetry.unread._said", {})
     inbox = Inbox("inbox")
     inbox.on("note", notify)
     with pytest.raises(asyncio.CancelledError):
         await inbox.run(cast(Any, SimpleNamespace(follow=follow)))
     assert given == ["inbox", "0-0", "3-0", ("5-0", b"2"), "5-0"]
     assert counted == ["unknown", "unknown", "malformed"]
+    told = [orjson.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(one["entry_id"], one.get("reason", "")[:6]) for one in told] == [
+        ("2-0", "nobody"),
+        ("3-0", "nobody"),
+        ("4-0", ""),
+    ]

@@ -550,9 +550,11 @@ async def test_a_request_that_can_never_be_sent_is_the_calls_result_and_a_lost_o
         await sent(process, 2)
         ((again,), retry, writing) = process.commits[1]
         assert (again[1:3], retry) == (("tool.request.one", None), True)
+        unheard: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
         writing.cancel()
         await asyncio.sleep(0)
-        assert not waiting.done()
+        assert (waiting.done(), unheard) == (False, [])
         process.answer(again)
         assert (await waiting).result == "done"
 
@@ -616,3 +618,40 @@ def test_who_is_asked_for_is_said_in_every_message_on_his_behalf() -> None:
     }  # fmt: skip
     tokens = {new_token() for _ in range(20)}
     assert (len(tokens), {len(token) for token in tokens}) == (20, {32})
+
+
+async def test_a_store_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process()
+
+    async def hangs(*_command: Any) -> None:
+        await asyncio.Event().wait()
+
+    process.call = hangs  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(tool_client, "_LAST_LOOK", 0.01)
+    client = ToolClient(process)  # type: ignore[arg-type]
+    async with asyncio.timeout(60):
+        answer = await client.call("one", {}, call_id="c", caller=Caller("q"), timeout=0.01)
+    assert answer.result == "[tool timeout after 0.01s]"
+
+
+async def test_who_has_no_time_waits_for_no_tool() -> None:
+    process, asked = Process(), list[str]()
+
+    async def served(tool: str) -> None:
+        asked.append(tool)
+
+    process.registry = SimpleNamespace(served=served, known=served)
+    client = ToolClient(process)  # type: ignore[arg-type]
+    Loop(client)
+    await client.back("one", {}, 0.0)
+    assert asked == []
+
+
+async def test_models_are_offered_what_the_registry_has() -> None:
+    process = Process()
+
+    async def tools() -> dict[str, Any]:
+        return {"one": {"type": "function"}}
+
+    process.registry = SimpleNamespace(tools=tools)
+    assert await ToolClient(process).schemas() == {"one": {"type": "function"}}  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from shared.bus import START, Command, Delivery, Entry
 from shared.bus.keys import result_key
+from shared.bus.scripts import MENTIONING
 from shared.bus.slots import Slots
 from shared.contracts import (
     QUERY_CANCEL,
@@ -97,6 +98,13 @@ class Bus:
         return ("PUBLISH", message)
 
 
+def says(text: str) -> Run:
+    async def run(_args: Args, _request: ToolRequest) -> ToolResult:
+        return ToolResult(text)
+
+    return run
+
+
 async def echo(args: Args, _request: ToolRequest) -> ToolResult:
     return ToolResult(f"you said {args.text}", {"n": 1})
 
@@ -164,15 +172,14 @@ async def test_a_call_is_run_stored_answered_and_told_without_looking_anything_u
 
 
 async def test_a_large_result_is_stored_and_told_and_the_inbox_says_only_that_it_is_there() -> None:
-    for size, there in ((60_000, True), (70_000, False)):
-
-        async def run(_args: Args, _request: ToolRequest, size: int = size) -> ToolResult:
-            return ToolResult("x" * size)
-
-        stored, answered, _told = await Worker(run).does()
+    around = len((await Worker(says("")).does())[0][2])
+    for size, there in ((60_000, True), (65_536 - around, True), (65_537 - around, False), (70_000, False)):
+        stored, answered, _told = await Worker(says("x" * size)).does()
         assert len(stored[2]) > size
-        said = answered[answered.index("type") :]
-        assert said == ("type", "tool.result", "call_id", CALL, "token", "secret", *(("payload", stored[2]) * there))
+        whole = answer(stored[2])
+        # one that says nothing takes no room
+        alone = ("XADD", "inbox", "NOMKSTREAM", "*", *whole[whole.index("type") : -2])
+        assert answered == (whole if there else alone)
 
 
 async def test_nobody_is_answered_who_gave_no_inbox_and_an_operation_between_participants_is_told_to_nobody() -> None:
@@ -196,7 +203,8 @@ async def test_nobody_is_answered_who_gave_no_inbox_and_an_operation_between_par
 async def test_only_what_may_have_been_asked_before_is_looked_up(how: dict[str, Any], looked_up: bool) -> None:
     on = Worker()
     assert len(await on.does(**how)) == 3
-    assert [command[0] for command in on.bus.asked] == (["EVALSHA", "GET"] if looked_up else [])
+    looks = [MENTIONING((STREAM,), "-", f"{NOW}-5", CALL), ("GET", STORED)]
+    assert [command[: len(looks[0])] for command in on.bus.asked] == (looks if looked_up else [])
     # there it is answered for this request, and neither run nor stored nor told again
     on.bus.stored[STORED] = b'{"result":"of the first time"}'
     assert (await on.does(**how) == [answer(b'{"result":"of the first time"}')]) is looked_up
@@ -219,6 +227,9 @@ async def test_a_request_is_left_to_an_earlier_one_that_is_not_finished_and_says
     on.bus.earlier = [*others, entry(4)]
     until = RUNNING + str(NOW + 500).encode()
     assert await on.does(attempt="2", deadline=NOW + 500) == [("SET", STORED, until, "NX", "PX", 500)]
+    # each page begins behind the one before
+    starts = ["-", *(f"{NOW - 9}-{number}" for number in (1, 2, 3))]
+    assert [command[4] for command in on.bus.asked] == starts
     past: dict[str, Any] = {"deadline": NOW}
     for nothing_to_wait_for in ({}, past):
         on.bus.earlier = [entry(4)]
@@ -250,6 +261,12 @@ async def test_a_call_that_a_later_request_waits_for_is_run_until_then() -> None
     on = Worker()
     on.bus.stored[STORED] = RUNNING + str(NOW + 60_000).encode()
     assert read((await on.does(deadline=NOW - 5))[1])["error"] is None
+    # nothing is left of a limit that was not reached, nor of a call that has ended
+    assert on.work._deadlines._slots == {}
+    on.work.cancel("7-0")
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
     for deadline, later in ((NOW + 100, None), (NOW - 5, NOW + 100)):
         on = Worker(hangs)
         if later:
@@ -377,10 +394,7 @@ async def test_what_json_cannot_carry_is_told() -> None:
 async def test_large_and_internal_results_are_kept_for_less_and_none_for_longer_than_anything(
     size: int, internal: bool, retention: int, seconds: int
 ) -> None:
-    async def run(_args: Args, _request: ToolRequest) -> ToolResult:
-        return ToolResult("x" * size)
-
-    stored, *_ = await Worker(run, internal=internal, retention=retention).does()
+    stored, *_ = await Worker(says("x" * size), internal=internal, retention=retention).does()
     assert stored[-2:] == ("EX", seconds)
 
 
@@ -396,6 +410,9 @@ async def test_a_call_that_is_given_up_is_answered() -> None:
 async def test_tools_that_were_replaced_stay_open_until_their_last_call_has_ended() -> None:
     tools, closed = Tools(), list[str]()
     tools.stack.callback(closed.append, "closed")
+    # it had nothing to do before
+    tools.calls = 1
+    tools.ended()
     tools.calls = 2
     closing = asyncio.create_task(tools.close())
     for left in (1, 0):
@@ -451,7 +468,10 @@ async def test_tools_are_announced_when_they_begin_and_again_to_whoever_asks(ear
     assert await told() == [["open"], ["open"]]
 
 
-async def test_what_stands_among_cancelled_queries_and_cannot_be_read_hides_no_other() -> None:
+async def test_what_stands_among_cancelled_queries_and_cannot_be_read_hides_no_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.telemetry.unread._said", {})
     observed: list[tuple[str, str]] = []
 
     async def cancelled(_stream: str) -> list[Entry]:
@@ -467,6 +487,7 @@ async def test_what_stands_among_cancelled_queries_and_cannot_be_read_hides_no_o
     on.work._cancelled = offered._cancelled
     await offered.begin()
     assert observed == [(TOOL_SCHEMA_REQUEST.name, ""), (QUERY_CANCEL.name, "6-0")]
+    assert orjson.loads(capsys.readouterr().err)["entry_id"] == "5-0"
     answered, _told = await on.does()
     assert read(answered)["error"] == "cancelled"
 
@@ -746,3 +767,17 @@ def test_a_result_is_read_whatever_a_newer_worker_says_beside_it() -> None:
     assert decode_result(orjson.dumps({**said, "newer": True})) == ToolResultMessage.model_validate(said)
     with pytest.raises(DecodeError, match="a malformed tool result"):
         decode_result(b"{}")
+
+
+async def test_a_call_is_watched_by_whoever_wants_to_know_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[ToolRequest] = []
+
+    async def watched_call(asked: ToolRequest, running: Coroutine[Any, Any, ToolResult]) -> ToolResult:
+        watched.append(asked)
+        return await running
+
+    monkeypatch.setattr("shared.participant.tool.watched_call", watched_call)
+    for wanted in (False, True):
+        monkeypatch.setattr("shared.participant.tool.watching", lambda wanted=wanted: wanted)
+        assert read((await Worker().does())[1])["result"] == "you said hi"
+        assert watched == [request()] * wanted
