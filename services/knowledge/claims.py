@@ -124,21 +124,20 @@ def grounded(turn: Turn, found: dict[str, Any], by: By) -> Claim | None:
     What stands in the user's words is the user's, anything else the assistant's.
     """
     subject, object_ = str(found.get("subject", "")), str(found.get("object", ""))
-    values = {name: found.get(name) for name in ("since", "until")}
     for speaker, text in _said(turn):
         by_assistant = speaker == "assistant"
-        keys = [named(name, by_assistant=by_assistant) for name in (subject, object_)]
-        wanted = [key for key in keys if key not in (None, USER)]
-        if None in keys or not wanted:
+        ends = [named(name, by_assistant=by_assistant) for name in (subject, object_)]
+        keys = [key for key in ends if key is not None]
+        if len(keys) < 2:
             continue
-        quote = _sentence(text, [key for key in wanted if key])
+        quote = _sentence(text, [key for key in keys if key != USER])
         if quote is None:
             continue
         return claim(
             turn, subject, str(found.get("relation", "")), object_,
             subject_kind=str(found.get("subject_kind", "")), object_kind=str(found.get("object_kind", "")),
             holds=str(found.get("holds", "is")),
-            since=str(values["since"] or ""), until=str(values["until"] or ""),
+            since=str(found.get("since", "")), until=str(found.get("until", "")),
             speaker=speaker, by=by, quote=quote,
         )  # fmt: skip
     return None

@@ -16,18 +16,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 from services.knowledge.claims import Claim
 from services.knowledge.dates import day, earlier, first
 from services.knowledge.names import KINDS, USER, USER_NAME, Kind
 from services.knowledge.relations import ALIAS, exclusive, symmetric
 
+# Where the two ends of a fact differ, the later of these counts.
 State = Literal["is", "was", "doubted"]
 # The entity of a name's key.
 Entity = Callable[[str], str]
 
-_USERS, _ASSISTANTS = 2, 1
 # How far a single source is trusted.
 _TRUST = {"person": 1.0, "user": 0.8, "assistant": 0.5}
 _BY_RULES = 0.9
@@ -56,8 +56,8 @@ class Fact:
     until: str
     confidence: float
     claims: tuple[Claim, ...]
-    closed_by: Claim | None = None
-    ahead: bool = False
+    closed_by: Claim | None
+    ahead: bool
 
     @property
     def said(self) -> int:
@@ -163,10 +163,6 @@ def _when(claim: Claim) -> tuple[int, str]:
     return claim.said, claim.id
 
 
-def _tier(claim: Claim) -> int:
-    return _USERS if claim.speaker == "user" else _ASSISTANTS
-
-
 def _fact(claim: Claim, entity: Entity) -> tuple[str, str, str]:
     subject, object_ = entity(claim.subject_key), entity(claim.object_key)
     if symmetric(claim.relation) and object_ < subject:
@@ -191,9 +187,13 @@ def _other_end(entity: Entity, place: tuple[str, ...], claim: Claim) -> str:
 def _read(claims: Sequence[Claim], object_of: Callable[[Claim], str], today: str) -> _Open:
     """The claims of one place in the order in which they count; the user's come first."""
     found = _Open()
-    for tier in (_USERS, _ASSISTANTS):
+    for of_user in (True, False):
         settled, sure = set(found.state), found.current is not None
-        told = [(object_of(one), one) for one in claims if _tier(one) == tier and object_of(one) not in settled]
+        told = [
+            (object_of(one), one)
+            for one in claims
+            if (one.speaker == "user") is of_user and object_of(one) not in settled
+        ]
         taken_back = {key: one.said for key, one in told if one.holds == "was"}
         for key, one in sorted(told, key=lambda each: _counts(each[1])):
             if _ahead(one) and taken_back.get(key, 0) > one.said:
@@ -225,8 +225,8 @@ def _to_come(date: str, today: str) -> bool:
 
 def _say(found: _Open, key: str, claim: Claim) -> None:
     if claim.holds == "was":
-        if claim.until and earlier(claim.until, found.since.get(key, "")) and found.state.get(key) == "is":
-            # an earlier time of what is so again
+        if earlier(claim.until, found.since.get(key, "")):
+            # an earlier time of it
             return
         if claim.since:
             found.since.setdefault(key, claim.since)
@@ -266,10 +266,9 @@ def _made(
     subject, relation, object_ = key
     states = [(one, object_ if place[0] == subject else subject) for place, one in seen]
     # of a relation that binds both ends, what one end says is over is over
-    rank = {"is": 0, "was": 1, "doubted": 2}
-    place, end = max(states, key=lambda one: rank[one[0].state[one[1]]])
+    place, end = max(states, key=lambda one: get_args(State).index(one[0].state[one[1]]))
     state, until = place.state[end], place.until.get(end, "")
-    if state != "doubted" and until and today:
+    if state != "doubted":
         state = "was" if earlier(until, today) else "is" if earlier(today, until) else state
     by_source: dict[str, float] = {}
     for one in claims:

@@ -81,4 +81,4 @@ def occurs(key: str, text: str) -> bool:
 @lru_cache(maxsize=256)
 def key_of_text(text: str) -> str:
     """A whole text folded as names are."""
-    return " ".join(key_of(word) for word in re.split(r"[\s/–—-]+", text) if word)
+    return " ".join(filter(None, map(key_of, re.split(r"[\s/–—-]+", text))))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.knowledge.claims import MAX_QUOTE, Claim, Turn, claim, claim_of, grounded, moved, once
+from services.knowledge.claims import MAX_QUOTE, Claim, Turn, claim, claim_of, grounded, moved, once, sentences
 from services.knowledge.names import MAX_NAME
 
 SAID = int(datetime(2026, 11, 22, tzinfo=UTC).timestamp() * 1000)
@@ -32,6 +32,10 @@ def test_all_that_was_said_is_in_it_and_it_reads_back() -> None:
         "by": "rules", "quote": "Anna moved to Porto.",
     }  # fmt: skip
     assert claim_of({**found.row(), "newer": 1}) == found
+    bare = made("Anna", "likes", "tea")
+    assert (bare.since, bare.until, bare.speaker, bare.quote, bare.subject_kind, bare.object_kind, bare.holds) == (
+        "", "", "user", "", "thing", "thing", "is",
+    )  # fmt: skip
 
 
 def test_one_thing_said_twice_in_a_turn_has_one_id_and_in_another_turn_or_by_another_user_another() -> None:
@@ -74,6 +78,8 @@ def test_what_is_past_was_so(relation: str, holds: str, expected: str) -> None:
         (("Anna", "likes", "ANNA!"), False),
         (("you", "live in", "Porto"), False),
         (("I", "live in", "Porto"), True),
+        (("Anna", "likes", "you"), False),
+        (("Anna", "likes", "me"), True),
     ],
 )
 def test_without_names_and_a_relation_there_is_no_claim(said: tuple[str, str, str], by_assistant: bool) -> None:
@@ -101,12 +107,8 @@ def fact(subject: str, relation: str, object_: str, **values: Any) -> dict[str, 
 def test_what_the_user_said_is_the_users_and_the_rest_the_assistants_with_the_sentence_that_says_it() -> None:
     turn = Turn("7-0:A", "ann", "s1", SAID, "Anna moved to Porto. It rains?", "Porto lies in Portugal. You like Anna.")
     found = grounded(turn, fact("Anna", "moved to", "Porto", since="May", subject_kind="person"), "model")
-    assert found is not None
-    assert (found.speaker, found.quote, found.since, found.subject_kind) == (
-        "user",
-        "Anna moved to Porto.",
-        "2026-05",
-        "person",
+    assert found == made(
+        "Anna", "moved to", "Porto", turn=turn, since="May", subject_kind="person", quote="Anna moved to Porto."
     )
     found = grounded(turn, fact("Porto", "lies in", "Portugal", object_kind="place", until="2030"), "rules")
     assert found is not None
@@ -120,6 +122,15 @@ def test_what_the_user_said_is_the_users_and_the_rest_the_assistants_with_the_se
     found = grounded(Turn("7-0:A", "ann", "s1", SAID, "Tom is here. He met Eva."), fact("Tom", "knows", "Eva"), "model")
     assert found is not None
     assert found.quote == "Tom is here."
+    turn = Turn("7-0:A", "ann", "s1", SAID, "It rains. Tom is here. He met Eva. Tom likes tea.")
+    for ends, quote in ((("Tom", "knows", "Eva"), "Tom is here."), (("Tom", "likes", "tea"), "Tom likes tea.")):
+        found = grounded(turn, fact(*ends), "model")
+        assert found is not None
+        assert found.quote == quote
+    # a name that ends no sentence, though it seems to
+    found = grounded(Turn("7-0:A", "ann", "s1", SAID, "I met Dr. Who. Not now."), fact("I", "met", "Dr. Who"), "model")
+    assert found is not None
+    assert (found.object, found.quote) == ("Dr. Who", "I met Dr.")
     # one name in the question, the other in the answer
     turn = Turn("7-0:A", "ann", "s1", SAID, "I think of Anna.", "She lives in Porto.")
     found = grounded(turn, fact("Anna", "lives in", "Porto"), "model")
@@ -135,6 +146,8 @@ def test_what_the_user_said_is_the_users_and_the_rest_the_assistants_with_the_se
         # of a question nothing is known
         fact("Eva", "likes", "tea"),
         fact("I", "am", "me"),
+        # without an answer the assistant has said nothing
+        fact("you", "know", "Anna"),
         {},
         fact("Anna", "", "Porto"),
     ],
@@ -142,6 +155,17 @@ def test_what_the_user_said_is_the_users_and_the_rest_the_assistants_with_the_se
 def test_what_the_turn_does_not_say_is_no_claim(found: dict[str, Any]) -> None:
     turn = Turn("7-0:A", "ann", "s1", SAID, "Anna moved to Porto. Does Eva like tea?")
     assert grounded(turn, found, "model") is None
+
+
+def test_of_nobody_and_nothing_that_is_told_there_is_no_claim() -> None:
+    assert grounded(Turn("7-0:A", "ann", "s1", SAID, "Am I me?"), fact("I", "am", "me"), "model") is None
+    assert grounded(Turn("7-0:A", "ann", "s1", SAID, "Who is Anna?"), fact("Anna", "is", "Who"), "model") is None
+
+
+def test_a_text_is_told_sentence_by_sentence() -> None:
+    assert sentences(" It rains! \n\n Anna, e.g. Tom.\nWhy?  3.5 is left. ") == [
+        "It rains!", "Anna, e.g.", "Tom.", "Why?", "3.5 is left.",
+    ]  # fmt: skip
 
 
 def test_of_claims_with_one_id_what_is_so_counts_and_then_the_first() -> None:

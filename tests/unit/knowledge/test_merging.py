@@ -176,6 +176,36 @@ def test_what_is_told_to_end_on_a_day_is_so_until_then() -> None:
     # what the assistant says otherwise stays doubted
     doubted = home(3, "Bonn", until="2020", speaker="assistant")
     assert on("2026-06-01", rome, doubted)[0].startswith("Bonn: doubted")
+    lived = home(2, "Bonn", "lived in", until="2020", speaker="assistant")
+    assert on("2026-06-01", rome, lived, doubted)[0].startswith("Bonn: doubted")
+
+
+def test_a_day_is_no_earlier_than_what_was_said_last() -> None:
+    # the clock is behind: what was said of a day at the end of January is not to come
+    claims = [home(1, "Rome"), home(29, "Porto", "moved to", since="2026-01-20")]
+    assert on("2025-06-01", *claims)[0] == "Porto: IS true since 2026-01-20 (said 2026-01-30)"
+    assert facts_of([], today="2026-01-01") == []
+    # without a day nothing is to come, also what was told so
+    assert on("", home(1, "Porto", "moves to", since="2027-03")) == ["Porto: IS true since 2027-03 (said 2026-01-02)"]
+
+
+def test_a_plan_counts_when_its_day_comes_whatever_was_said_meanwhile() -> None:
+    lyon, porto, bonn = home(1, "Lyon"), home(2, "Porto", "moves to", since="2027-03"), home(3, "Bonn", since="2027-06")
+    given_up = home(9, "Porto", "no longer lives in")
+    # another plan than the one that was given up
+    assert on("2028-06-01", lyon, porto, bonn, given_up) == [
+        "Bonn: IS true since 2027-06 (said 2026-01-04)",
+        "Lyon: WAS true until 2027-06 (said 2026-01-02)",
+        "Porto: WAS true (said 2026-01-10)",
+    ]
+    # what is said to be so by now takes back no plan
+    there = home(9, "Porto")
+    assert on("2028-06-01", porto, there) == ["Porto: IS true since 2027-03 (said 2026-01-10)"]
+    # of what is over nothing is to come
+    over = home(1, "Rome", "lived in", since="2027")
+    (fact,) = facts_of([over], today="2026-06-01")
+    assert (fact.state, fact.since, fact.ahead) == ("was", "2027", False)
+    assert on("2026-06-01", over, home(9, "Rome")) == ["Rome: IS true (said 2026-01-10)"]
 
 
 def test_dates_are_compared_as_far_as_they_are_told() -> None:
@@ -198,6 +228,14 @@ def test_a_name_and_a_kind_are_those_used_most() -> None:
         say(3, "Müller", "likes", "tea"),
     )
     assert (fact.subject.name, fact.subject.kind, fact.object.kind) == ("Müller", "person", "thing")
+    assert (
+        only(say(1, "anna", "likes", "tea"), *(say(n, "Anna", "likes", "tea") for n in (2, 3))).subject.name == "Anna"
+    )
+    # whoever talks with us is called so, and is a person, whatever else was said of another name
+    me = Names(1, ["@user", "eva"], [say(1, "I", "am called", "Eva")])
+    claims = [say(n, "Eva", "likes", "tea", subject_kind="place") for n in (2, 3)]
+    (fact,) = facts_of([*claims, say(4, "I", "likes", "tea")], me.entity)
+    assert (fact.subject.id, fact.subject.name, fact.subject.kind) == ("@user", "the user", "person")
 
 
 def test_how_far_a_fact_is_trusted_grows_with_its_sources_not_with_what_one_of_them_repeats() -> None:
@@ -216,6 +254,7 @@ def test_how_far_a_fact_is_trusted_grows_with_its_sources_not_with_what_one_of_t
         both = [tea(1, "r", **first), say(2, "Annie", "likes", "tea", "r", **second)]
         assert [fact.confidence for fact in facts_of(both, names.entity)] == [0.8]
     assert trusted(tea(1), tea(2, speaker="assistant")) == 0.9
+    assert trusted(*map(tea, range(4))) == 0.998
 
 
 def test_why_a_fact_is_believed_is_said_in_sentences() -> None:
@@ -235,6 +274,15 @@ def test_why_a_fact_is_believed_is_said_in_sentences() -> None:
     ]
     assert porto.why() == [read]
     assert (lyon.id, lyon.said, porto.said) == (claims[0].id, claims[2].said, claims[3].said)
+    # what was never so now has not been ended by anything
+    lived = home(1, "Rome", "lived in")
+    assert only(lived).why() == ["The user said on 2026-01-02 that Tom lives in Rome (read by the model)."]
+    # said once more to be over, it is still over for the first reason; and so again it is for none
+    rome, bonn = home(1, "Rome"), home(2, "Bonn")
+    assert [
+        fact.closed_by for fact in facts_of([rome, bonn, home(3, "Rome", "lived in")]) if fact.object.id == "rome"
+    ] == [bonn]
+    assert [fact.closed_by for fact in facts_of([rome, bonn, home(3, "Rome")]) if fact.object.id == "rome"] == [None]
 
 
 @pytest.mark.parametrize(
@@ -243,6 +291,8 @@ def test_why_a_fact_is_believed_is_said_in_sentences() -> None:
         (("I", "favourite colour", "blue"), "The user has the favourite colour blue: IS true"),
         (("Eva", "is the sister of", "me"), "Eva is the sister of the user: IS true"),
         (("Tom", "likes", "tea"), "Tom likes tea: IS true"),
+        (("Tom", "knows the history of", "Rome"), "Tom knows the history of Rome: IS true"),
+        (("Tom", "is afraid to meet", "Eva"), "Tom is afraid to meet Eva: IS true"),
     ],
 )
 def test_a_fact_reads_like_a_sentence(said: tuple[str, str, str], line: str) -> None:
@@ -288,6 +338,23 @@ def home(day: int, place: str, relation: str = "lives in", **values: Any) -> Cla
          ["Bonn: IS true (said 2026-01-02)", "Rome: WAS true (said 2026-01-03)"]),
         ([home(1, "Bonn"), home(2, "Bonn", "no longer lives in", speaker="assistant")],
          ["Bonn: IS true (said 2026-01-03)"]),
+        # what was over is not ended again by what comes after it
+        ([home(1, "Rome"), home(2, "Rome", "no longer lives in", until="2024"), home(5, "Bonn")],
+         ["Bonn: IS true (said 2026-01-06)", "Rome: WAS true until 2024 (said 2026-01-03)"]),
+        ([home(1, "Rome"), home(2, "Rome", "no longer lives in"), home(5, "Bonn", speaker="assistant")],
+         ["Bonn: IS true (said 2026-01-06)", "Rome: WAS true until 2026-01-03 (said 2026-01-03)"]),
+        # and what was so before does not keep what is so now from being ended
+        ([home(1, "Bonn"), home(2, "Rome", "lived in"), home(3, "Porto")],
+         ["Bonn: WAS true until 2026-01-04 (said 2026-01-02)", "Porto: IS true (said 2026-01-04)",
+          "Rome: WAS true (said 2026-01-03)"]),
+        # dates that are told later are taken, and of an earlier time of it they change nothing
+        ([home(1, "Rome", "lived in"), home(2, "Rome", "lived in", since="2001")],
+         ["Rome: WAS true since 2001 (said 2026-01-03)"]),
+        ([home(1, "Rome"), home(2, "Rome", "no longer lives in", since="2001")],
+         ["Rome: WAS true since 2001 until 2026-01-03 (said 2026-01-03)"]),
+        ([home(1, "Rome", until="2027"), home(2, "Rome")], ["Rome: IS true until 2027 (said 2026-01-03)"]),
+        ([home(1, "Rome", "lived in", since="2011", until="2015"), home(2, "Rome", "lived in", until="2005")],
+         ["Rome: WAS true since 2011 until 2015 (said 2026-01-03)"]),
     ],
 )  # fmt: skip
 def test_dates_say_since_when_and_until_when(claims: list[Claim], expected: list[str]) -> None:
@@ -307,7 +374,19 @@ def test_a_bond_is_over_when_one_end_says_so_and_doubted_when_the_assistant_says
         rest = [fact for ends, fact in found.items() if ends != {"tom", "eva"}]
         assert [fact.state for fact in rest] == ([] if other.holds == "was" else ["doubted" if state == "is" else "is"])
     # a relation that binds nobody leaves room for others
-    assert lines(say(1, "Tom", "likes", "tea"), say(2, "Tom", "likes", "milk"))[0].startswith("Tom likes milk: IS")
+    liked = lines(say(1, "Tom", "likes", "tea"), say(2, "Tom", "likes", "milk"))
+    assert liked == ["Tom likes milk: IS true (said 2026-01-03)", "Tom likes tea: IS true (said 2026-01-02)"]
+    # nor does a place have one inhabitant
+    lived = lines(home(1, "Rome"), say(2, "Eva", "lives in", "Rome"))
+    assert lived == ["Eva lives in Rome: IS true (said 2026-01-03)", "Tom lives in Rome: IS true (said 2026-01-02)"]
+
+
+def test_the_ends_of_a_bond_stand_in_the_order_of_those_they_are() -> None:
+    # under his other name he stands before her
+    names = Names(1, ["aaron", "ann", "tom"], [alias := say(3, "Tom", "also called", "Aaron")])
+    bond, again = say(1, "Tom", "married to", "Ann"), say(2, "Aaron", "married to", "Ann")
+    (fact,) = [fact for fact in facts_of([bond, again, alias], names.entity) if fact.relation == "is married to"]
+    assert (fact.subject.id, fact.object.id, fact.claims) == ("aaron", "ann", (bond, again))
 
 
 def test_of_spellings_used_as_often_the_longer_one_is_shown_and_a_kind_says_more_than_none() -> None:
@@ -321,7 +400,9 @@ def test_of_spellings_used_as_often_the_longer_one_is_shown_and_a_kind_says_more
 
 def test_two_names_of_one_entity_say_nothing_of_each_other() -> None:
     names = Names(1, ["anna", "annie"], [alias := say(3, "Annie", "also called", "Anna")])
-    assert [fact.claims for fact in facts_of([say(1, "Annie", "likes", "Anna"), alias], names.entity)] == [(alias,)]
+    tea = say(2, "Annie", "likes", "tea")
+    found = facts_of([say(1, "Annie", "likes", "Anna"), tea, alias], names.entity)
+    assert {fact.claims for fact in found} == {(alias,), (tea,)}
 
 
 def test_of_one_turn_what_is_counts() -> None:

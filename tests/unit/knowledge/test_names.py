@@ -50,6 +50,17 @@ def test_two_names_stay_two(one: str, other: str) -> None:
 )  # fmt: skip
 def test_pronouns_stand_for_whoever_says_them(text: str, by_assistant: bool, key: str | None) -> None:
     assert named(text, by_assistant=by_assistant) == key
+    if not by_assistant:
+        assert named(text) == key
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("An\x07na", "An na"), ("“Anna”,", "Anna"), ("a [b] <c>|`d`", "a b c d"), ("Anna\n===\nTom", "Anna Tom"),
+     ("(--)", "")],
+)  # fmt: skip
+def test_a_name_is_shown_without_what_could_be_taken_for_structure(text: str, name: str) -> None:
+    assert shown(text) == name
 
 
 @given(st.text(max_size=200))
@@ -74,6 +85,13 @@ def test_a_key_is_stable_and_no_name_has_the_users(text: str) -> None:
 )
 def test_a_name_stands_in_a_text_word_by_word(text: str, there: bool) -> None:
     assert occurs("anna", text) is there
+
+
+@pytest.mark.parametrize("name", ["Marks & Spencer", "Tom + Anna", "the Arts Club", "Jean-Luc"])
+def test_a_name_is_found_in_a_text_as_it_is_written(name: str) -> None:
+    key = named(name)
+    assert key is not None
+    assert occurs(key, f"I met {name} yesterday.")
 
 
 @pytest.mark.parametrize(
