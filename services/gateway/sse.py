@@ -53,7 +53,7 @@ class Ending:
     until: float
     follow: bool
     follow_seconds: float
-    answered: bool = False
+    answered: bool
 
 
 # Asked when nothing came for a while: whether nothing will ever come, because the query itself is gone.

@@ -340,6 +340,8 @@ async def test_a_request_is_of_whoever_its_key_is(gateway: Gateway) -> None:
         assert await answered("/who", authorization="Bearer mine", **named) == (200, ["ann", "user", False])
         assert await answered("/who", authorization="Bearer trusted") == (200, ["ann", "user", True])
         assert await answered("/who", authorization="Bearer trusted", **named) == (200, ["ann/bob", "user", True])
+        # with a key, from wherever one asks
+        assert (await answered("/who", authorization="Bearer mine", host="page.example"))[0] == 200
         assert await answered("/boss", authorization="Bearer mine") == (403, None)
         assert await answered("/boss", authorization="Bearer an-administrator's-key") == (200, ["admin"])
     described = app.openapi()["components"]["securitySchemes"]

@@ -141,7 +141,7 @@ async def test_a_query_that_is_gone_ends_its_stream_in_the_first_silence() -> No
 async def test_a_client_that_leaves_closes_its_follower() -> None:
     follower: Any = Follower([entry(1, "claimed")], [entry(2, "answer")])
     until = asyncio.get_running_loop().time() + 30
-    events: Any = journal_events(follower, Ending(until, False, 1.0), 1.0, there)
+    events: Any = journal_events(follower, Ending(until, False, 1.0, False), 1.0, there)
     assert await anext(events)
     await events.aclose()
     assert follower.closed == 1

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.waiting import eventually
 
 from services.gateway import tap
 from services.gateway.sse import KEEP_ALIVE
@@ -176,6 +177,22 @@ async def test_what_came_together_leaves_together_but_not_without_end() -> None:
         assert [one for chunk in told for one in chunk] == [("one", f"{n}-0") for n in range(9)]
 
 
-async def test_silence_is_filled_again_and_again() -> None:
-    async with asyncio.timeout(60), aclosing(tapped(Streams("one")).events(keepalive=0.01)) as chunks:
-        assert [await anext(chunks) for _ in range(3)] == [KEEP_ALIVE] * 3
+async def test_silence_is_filled_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tap, "_RESCAN_SECONDS", 3_600.0)
+    began = asyncio.get_running_loop().time()
+    async with asyncio.timeout(60), aclosing(tapped(Streams("one")).events(keepalive=0.05)) as chunks:
+        assert [await anext(chunks) for _ in range(4)] == [KEEP_ALIVE] * 4
+    # the first says that it begins
+    assert asyncio.get_running_loop().time() - began >= 0.15
+
+
+async def test_a_subject_that_appears_in_silence_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tap, "_RESCAN_SECONDS", 0.01)
+    streams = Streams("one")
+    async with aclosing(tapped(streams).events(keepalive=3_600.0)) as chunks:
+        assert await anext(chunks) == KEEP_ALIVE
+        streams.there.append("two")
+        following = asyncio.ensure_future(anext(chunks))
+        await eventually(lambda: "two" in streams.followed)
+        streams.followed["two"].put_nowait([said("1-0")])
+        assert ids(await following) == [("two", "1-0")]
