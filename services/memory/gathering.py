@@ -55,11 +55,8 @@ class Gathering:
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
         waiting.append(wish)
-        try:
-            return await wish.kept
-        finally:
-            # nobody waits for it any more: it is left out when it has not been begun
-            wish.kept.cancel()
+        # it ends with who waits for it: then it is left out when it has not been begun
+        return await wish.kept
 
     def stop(self) -> None:
         """Breaks off what is still being written."""

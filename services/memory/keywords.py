@@ -126,28 +126,28 @@ class KeywordIndex:
     def shares(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
         """How engrams fit a query whose words are worth so much (`Found.rarity`): by id, as `KeywordHit.score`. Raises
         KeywordIndexDamaged."""
-        if not ids or not rarity or not self._path(user_id).exists():
+        if not rarity or not self._path(user_id).exists():
             return {}
         with self._using(user_id) as db:
             return shares(db, ids, rarity)
 
     def around(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> Around:
         """The turns before and after each of the engrams, and how they fit the query. Raises KeywordIndexDamaged."""
-        if not ids or not self._path(user_id).exists():
+        if not self._path(user_id).exists():
             return Around()
         with self._using(user_id) as db:
             return around(db, ids, rarity)
 
     def windows(self, user_id: str, ids: Sequence[str], reach: int) -> list[list[str]]:
         """What was said round each of the engrams: see `fts.windows`. Raises KeywordIndexDamaged."""
-        if not ids or not self._path(user_id).exists():
+        if not self._path(user_id).exists():
             return []
         with self._using(user_id) as db:
             return windows(db, ids, reach)
 
     def data(self, user_id: str, ids: Sequence[str]) -> dict[str, str]:
         """The `data` of those of the engrams that are there; far quicker than asking the store."""
-        if not ids or not self._path(user_id).exists():
+        if not self._path(user_id).exists():
             return {}
         places = ", ".join("?" * len(ids))
         with self._using(user_id) as db:

@@ -147,7 +147,7 @@ class CrossEncoder:
             raise RerankFailed("not reranked: LOCAL2_MEMORY_RERANK_URL is not an address") from exc
         except httpx.HTTPError as exc:
             raise RerankFailed(f"not reranked: no connection to {_origin(settings.rerank_url)}") from exc
-        return sorted(range(len(texts)), key=lambda place: (-scores[place], place))
+        return sorted(range(len(texts)), key=lambda place: -scores[place])
 
     async def _scores(self, query: str, texts: Sequence[str], settings: MemorySettings) -> list[float]:
         """Of each text; of half of them at a time, and at last of half a text, as long as the server refuses."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -211,6 +212,45 @@ async def test_while_users_are_answered_writes_are_small_and_all_is_written(monk
         waiting = started(gathering, [engram(number) for number in range(3 * pace.FEW)])
         assert [len(one) for one in await asyncio.gather(*waiting)] == [1] * 3 * pace.FEW
     assert store.sizes == [pace.FEW] * 3
+
+
+async def test_a_rest_is_due_after_each_write_and_who_waits_is_told_of_a_failure_all_the_same() -> None:
+    class Rests:
+        def __init__(self) -> None:
+            self.turns: list[int] = []
+            self.done_of: list[float] = []
+
+        async def turn(self, most: int) -> tuple[int, float]:
+            self.turns.append(most)
+            return most, float(len(self.turns))
+
+        async def done(self, began: float) -> None:
+            self.done_of.append(began)
+
+    store, rests = Store(), Rests()
+    store.refused = {"3-0:A": ValueError("a bug")}
+    async with open_gathering(store.write, cast(Pace, rests)) as gathering:
+        await asyncio.gather(*started(gathering, [engram(n) for n in range(5)]), return_exceptions=True)
+        await asyncio.gather(*started(gathering, [engram(n) for n in range(5, 12)]))
+    # of the first together each was written by itself; after a failure the next are few
+    assert store.sizes == [5, *[1] * 5, 1, 2, 4]
+    assert (rests.turns, rests.done_of) == ([MOST, 1, 2, 4], [1, 2, 3, 4])
+
+
+async def test_who_gives_up_on_a_write_that_fails_takes_nothing_from_the_others() -> None:
+    store = Store()
+    store.gate = asyncio.Event()
+    store.away = True
+    async with open_gathering(store.write, Pace(nobody)) as gathering:
+        given_up, stays = started(gathering, [engram(0), engram(1)])
+        await settled()
+        given_up.cancel()
+        await settled()
+        store.gate.set()
+        with pytest.raises(StoreUnavailable):
+            await stays
+        store.away = False
+        assert await gathering.put(engram(2), NO_VECTOR) == [engram(2)]
 
 
 async def test_at_the_end_nobody_is_left_waiting() -> None:

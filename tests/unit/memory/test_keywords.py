@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.memory import fts, keywords
-from services.memory.keywords import Entry, Found, KeywordIndex, KeywordIndexDamaged, Neighbour
+from services.memory.keywords import Around, Entry, Found, KeywordIndex, KeywordIndexDamaged, Neighbour
 
 
 @pytest.fixture
@@ -152,10 +152,31 @@ def test_one_users_words_do_not_change_anothers_scores(index: KeywordIndex) -> N
 
 
 def test_searching_makes_no_file(index: KeywordIndex, tmp_path: Path) -> None:
-    assert index.search("ann", "coffee", 5).hits == []
+    assert index.search("ann", "coffee", 5) == Found()
     assert index.count("ann") == 0
     assert index.remove("ann", ["coffee"]) == 0
+    assert index.shares("ann", ["coffee"], {"coffe": 1.0}) == index.data("ann", ["coffee"]) == {}
+    assert index.around("ann", ["coffee"], {"coffe": 1.0}) == Around()
+    assert index.windows("ann", ["coffee"], 2) == []
     assert files(tmp_path) == []
+
+
+def test_nothing_is_found_of_nothing_that_is_asked_for(index: KeywordIndex) -> None:
+    index.add("ann", [replace(COFFEE, talk="s", time=1), replace(LISBON, talk="s", time=2)])
+    found = index.search("ann", "coffee", 1)
+    assert ids(found) == ["coffee"]
+    for limit in (0, -1):
+        assert index.search("ann", "coffee", limit) == Found()
+    assert index.search("ann", "?!", 5) == Found()
+    assert index.shares("ann", [], found.rarity) == index.data("ann", []) == {}
+    assert index.around("ann", [], found.rarity) == Around()
+    assert index.windows("ann", [], 2) == []
+
+
+def test_a_folder_is_made_for_its_owner_alone_and_is_found_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        KeywordIndex(tmp_path / "data" / "keywords").close()
+    assert (tmp_path / "data" / "keywords").stat().st_mode & 0o777 == 0o700
 
 
 def test_adding_again_replaces(index: KeywordIndex) -> None:
@@ -196,7 +217,7 @@ def test_another_turn_before_it_leaves_the_vector_in_its_place(index: KeywordInd
 
 def test_an_addition_that_fails_leaves_nothing_behind(index: KeywordIndex) -> None:
     index.add("ann", [LISBON])
-    with pytest.raises(sqlite3.Error):
+    with pytest.raises(sqlite3.Error, match="not supported"):
         index.add("ann", [COFFEE, Entry({}, "no id")])  # type: ignore[arg-type]
     assert index.search("ann", "coffee", 5).hits == []
     index.add("ann", [COFFEE])
@@ -325,9 +346,72 @@ def test_a_damaged_file_is_reported_and_made_anew(index: KeywordIndex, tmp_path:
     with pytest.raises(KeywordIndexDamaged) as caught:
         index.search("ann", "coffee", 5)
     assert caught.value.user_id == "ann"
+    assert files(tmp_path) == []
     index.replace("ann", [COFFEE])
     assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
     assert index.count("ann") == 1
+
+
+def test_a_file_that_cannot_be_opened_just_now_is_not_called_damaged(index: KeywordIndex, tmp_path: Path) -> None:
+    index.add("ann", [COFFEE])
+    index.close()
+    (path,) = files(tmp_path)
+    path.rename(path.with_suffix(".aside"))
+    path.mkdir()
+    with pytest.raises(sqlite3.OperationalError, match="unable to open"):
+        index.search("ann", "coffee", 5)
+    path.rmdir()
+    path.with_suffix(".aside").rename(path)
+    assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
+
+
+def test_a_mark_that_cannot_be_read_is_none(index: KeywordIndex, tmp_path: Path) -> None:
+    index.set_mark("17-0")
+    (tmp_path / "keywords" / "mark").write_bytes(b"\xff\xfe\n17-0")
+    assert index.mark() is None
+
+
+def test_a_user_who_is_forgotten_leaves_no_open_file_and_no_lock(index: KeywordIndex, tmp_path: Path) -> None:
+    for forget in (lambda: index.remove_user("ann"), index.clear, index.close):
+        index.add("ann", [COFFEE])
+        (file,) = index._open.values()
+        forget()
+        assert (file.closed, file.lock.locked(), dict(index._open)) == (True, False, {})
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            file.db.execute("SELECT 1")
+    index.remove_user("ann")
+    assert files(tmp_path) == []
+
+
+def test_who_waited_for_a_file_that_was_closed_meanwhile_opens_it_again(
+    index: KeywordIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.add("ann", [COFFEE])
+    (closed,) = index._open.values()
+    index.close()
+    real, found = index._file, [closed]
+    monkeypatch.setattr(index, "_file", lambda user: found.pop() if found else real(user))
+    assert ids(index.search("ann", "coffee", 5)) == ["coffee"]
+    assert (closed.lock.locked(), found) == (False, [])
+
+
+def test_the_files_that_were_not_used_for_longest_are_closed_but_none_that_is_being_used(
+    index: KeywordIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened() -> list[str]:
+        return [user for user in "abcd" if index._path(user).name in index._open]
+
+    monkeypatch.setattr(keywords, "OPEN_FILES", 3)
+    for user in "abca":
+        index.add(user, [COFFEE])
+    assert opened() == ["a", "b", "c"]
+    index.add("d", [COFFEE])
+    assert opened() == ["a", "c", "d"]
+    with index._using("c"):
+        assert [index.count(user) for user in "bad"] == [1, 1, 1]
+        # the oldest one is in use
+        assert opened() == ["a", "b", "c", "d"]
+    assert ids(index.search("c", "coffee", 5)) == ["coffee"]
 
 
 def test_more_users_than_open_files(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:

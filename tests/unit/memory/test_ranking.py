@@ -133,6 +133,9 @@ def test_why_tells_every_part_of_the_score() -> None:
     assert bounded.score == 1.0
     (least,) = rank([replace(one, feedback=-1, score=1, age_days=1e6)], weights, top_k=1, min_score=LEAST)
     assert least.why["shift"] == -0.1
+    long = Candidate("e", 0.8765432, 1, 0.7654321, lift=0.0123456, score=4.321, feedback=0.54321, age_days=3.21)
+    (rounded,) = rank([long], weights, top_k=1, min_score=LEAST)
+    assert rounded.why == {name: value and round(value, 4) for name, value in rounded.why.items()}
     (unknown,) = rank([Candidate("e", None, 1, 0.9)], weights, top_k=1, min_score=LEAST)
     assert unknown.why == {
         "similarity": None, "keyword_rank": 1, "keyword_score": 0.9, "lift": 0.0, "relevance": 0.9, "critic": 0.0,
@@ -169,12 +172,16 @@ def test_what_is_promised_comes_best_first() -> None:
     promised = promising(found, Weights(bound=0.0, keyword=0.3), min_score=LEAST)
     assert [id_ for id_, _ in promised] == ["a", "words", "b"]
     assert promised[1][1] == pytest.approx(0.6)
+    # what ratings can add
+    assert promising([Candidate("a", 0.5)], Weights(bound=0.1, keyword=0.0), min_score=LEAST) == [
+        ("a", pytest.approx(0.55))
+    ]
 
 
 def test_the_turns_around_one_add_a_part_of_their_own_relevance() -> None:
     weights = Weights(keyword=0.0, before=0.2, after=0.1)
     found = {name: Candidate(name, value) for name, value in (("asked", 0.8), ("told", 0.4), ("left", 0.3))}
-    before = {"told": "asked", "left": "told"}
+    before = {"told": "asked", "left": "told", "unknown": "asked"}
     after = {"asked": "told", "told": "left", "left": "gone"}
     lift = {name: one.lift for name, one in lifted(found, before, after, weights).items()}
     assert lift == pytest.approx({"asked": 0.04, "told": 0.19, "left": 0.08})
@@ -292,6 +299,15 @@ def test_a_copy_that_is_rated_no_better_stands_behind_the_first() -> None:
         assert best(plain, better) == ["equal"]
 
 
+def test_who_stands_for_its_copies_stands_in_its_own_place() -> None:
+    found = [
+        Candidate("first", 0.9, text=STORY),
+        Candidate("between", 0.85, text="something else"),
+        Candidate("rated", 0.7, score=4, text=STORY),
+    ]
+    assert best(*found) == ["between", "rated"]
+
+
 def test_a_changed_number_is_news_and_no_copy() -> None:
     found = [Candidate("old", 0.8, text=STORY + " room 12"), Candidate("new", 0.8, text=STORY + " room 14")]
     assert len(best(*found)) == 2
@@ -316,7 +332,14 @@ def test_weights_are_checked_and_described() -> None:
         Weights(bound=0.9)
     with pytest.raises(ValueError, match="extra"):
         Weights.model_validate({"criticc": 1})
-    assert all("description" in part for part in Weights.model_json_schema()["properties"].values())
+    schema = Weights.model_json_schema()
+    assert all("description" in part for part in schema["properties"].values())
+    assert "required" not in schema
+    bounds = ("minimum", "exclusiveMinimum", "maximum")
+    shares = dict.fromkeys(("keyword", "before", "after", "critic", "winner", "feedback", "age"), (0, None, 1))
+    assert {name: tuple(part.get(bound) for bound in bounds) for name, part in schema["properties"].items()} == {
+        **shares, "half_life_days": (None, 0, None), "bound": (0, None, 0.5), "duplicate": (None, 0, 1),
+    }  # fmt: skip
 
 
 def test_the_least_score_belongs_to_the_embedding_model() -> None:

@@ -61,6 +61,8 @@ async def test_the_model_reads_everything_and_names_what_helps() -> None:
     assert await by_model(model, model="m", num_ctx=4_096) == [2, 0]
     (request,) = model.asked
     assert (request.model, request.num_ctx, request.think) == ("m", 4_096, False)
+    assert request.options["temperature"] == 0
+    assert [message["role"] for message in request.messages] == ["system", "user"]
     numbers = {"type": "array", "maxItems": 3, "items": {"type": "integer", "minimum": 1, "maximum": 3}}
     assert request.response_schema == {"type": "object", "properties": {"helpful": numbers}, "required": ["helpful"]}
     told = request.messages[1]["content"]
@@ -81,6 +83,8 @@ async def test_when_nothing_helps_nothing_is_left() -> None:
         ('["helpful"]', "no list"),
         ('{"other": [1]}', "no list"),
         ('{"helpful": "1"}', "not there"),
+        ('{"helpful": 1}', "not there"),
+        ('{"helpful": null}', "not there"),
         ('{"helpful": [0]}', "not there"),
         ('{"helpful": [4]}', "not there"),
         ('{"helpful": [true]}', "not there"),
@@ -107,6 +111,14 @@ def test_a_long_memory_is_read_in_part_and_numbers_are_in_order() -> None:
     assert told.count("x") == 1_500
     assert told.index("[1]") < told.index("[2]")
     assert chosen('{"helpful": [2]}', 2) == [1]
+
+
+def test_each_memory_has_its_part_of_the_room_and_never_less_than_says_something() -> None:
+    texts = ["x" * 1_000] * 4
+    told = asked("q" * 800, texts, 2_000)
+    assert 1_950 < len(told) < 2_050
+    assert told.count("x") % 4 == 0
+    assert asked("q" * 800, texts, 900).count("x") == asked("q" * 800, texts, -900).count("x") == 400
 
 
 async def test_all_memories_have_room_in_the_models_context() -> None:
@@ -206,13 +218,67 @@ async def test_a_server_that_refuses_everything_is_not_asked_for_ever(status: in
     assert len(server.asked) < 20
 
 
+@pytest.mark.parametrize(("length", "longest"), [(200, None), (201, 100), (300, 150), (301, 150)])
+async def test_a_text_that_is_too_long_is_halved_down_to_what_still_says_something(
+    length: int, longest: int | None
+) -> None:
+    server = Server("documents", longest=199, too_much=500)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(server)) as http:
+        asking = CrossEncoder(http).order("boat?", ["x" * length], settings())
+        if longest is None:
+            with pytest.raises(RerankFailed, match="answers 500"):
+                await asking
+            return
+        assert await asking == [0]
+    assert [len(json.loads(request.content)["documents"][0]) for request in server.asked] == [length, longest]
+
+
+@pytest.mark.parametrize(
+    ("status", "why"), [(401, "the key in .* was refused"), (403, "refused"), (404, "answers 404")]
+)
+async def test_a_server_that_refuses_for_another_reason_is_asked_once(status: int, why: str) -> None:
+    for texts in (TEXTS, ["x" * 1_000]):
+        server = Server(status=status)
+        async with httpx.AsyncClient(transport=httpx.MockTransport(server)) as http:
+            with pytest.raises(RerankFailed, match=why):
+                await CrossEncoder(http).order("boat?", texts, settings())
+        assert len(server.asked) == 1
+
+
+async def test_a_redirection_to_somewhere_else_is_not_followed() -> None:
+    asked_of: list[str] = []
+
+    def redirect(request: httpx.Request) -> httpx.Response:
+        asked_of.append(str(request.url))
+        return httpx.Response(302, headers={"location": "http://elsewhere.example/"})
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(redirect), follow_redirects=True) as http:
+        with pytest.raises(RerankFailed, match="answers 302"):
+            await CrossEncoder(http).order("boat?", TEXTS, settings())
+    assert asked_of == [URL]
+
+
+async def test_an_answer_may_be_as_large_as_a_megabyte() -> None:
+    results = json.dumps([{"index": at, "score": at} for at in range(3)]).encode()
+    assert await by_server(Server(body=results.ljust(1_000_000))) == [2, 1, 0]
+    with pytest.raises(RerankFailed, match="too large"):
+        await by_server(Server(body=results.ljust(1_000_001)))
+
+
 async def test_a_servers_model_and_key_are_sent_with_the_question() -> None:
     server = Server()
     await by_server(server, rerank_model="bge", rerank_key=SecretStr("secret"))
     (request,) = server.asked
     given = json.loads(request.content)
     assert (str(request.url), request.headers["authorization"]) == (URL, "Bearer secret")
-    assert (given["model"], given["query"], given["documents"], given["top_n"]) == ("bge", "boat?", TEXTS, 3)
+    assert given == {"query": "boat?", "model": "bge", "documents": TEXTS, "top_n": 3}
+    assert request.headers["accept-encoding"] == "identity"
+    plain = Server("texts")
+    await by_server(plain)
+    assert [json.loads(request.content) for request in plain.asked] == [
+        {"query": "boat?", "documents": TEXTS, "top_n": 3}, {"query": "boat?", "texts": TEXTS, "truncate": True},
+    ]  # fmt: skip
+    assert "authorization" not in plain.asked[0].headers
 
 
 async def test_a_server_has_as_long_as_the_setting_says() -> None:
@@ -231,6 +297,8 @@ async def test_a_server_has_as_long_as_the_setting_says() -> None:
         (Server(status=422), "answers 422"),
         (Server(body=b"<html>"), "not JSON"),
         (Server(body=b"[]"), "does not score"),
+        (Server(body=b"7"), "does not score"),
+        (Server(body=b'{"results": null}'), "does not score"),
         (Server(body=b'{"results": [{"index": 0, "relevance_score": 1}, {"index": 9, "score": 1}, 7]}'), "not score"),
         (Server(body=b"x" * 2_000_000), "too large"),
         (Server(coding="gzip"), "a compressed answer, which was not asked for"),
@@ -249,10 +317,11 @@ async def test_a_server_that_is_away_or_was_not_named_reranks_nothing() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    for handler, why in ((refuse, "no connection to http://rerank.example:8012/"), (hang, "no answer within 0.01 s")):
+    url = "http://ann:secret@rerank.example:8012/v1/rerank?key=secret#secret"
+    for handler, why in ((refuse, "no connection to http://rerank.example:8012/$"), (hang, "no answer within 0.01 s")):
         async with httpx.AsyncClient(transport=httpx.MockTransport(handler)) as http:
             with pytest.raises(RerankFailed, match=why):
-                await CrossEncoder(http).order("boat?", TEXTS, settings(rerank_timeout=0.01))
+                await CrossEncoder(http).order("boat?", TEXTS, settings(rerank_timeout=0.01, rerank_url=url))
     with pytest.raises(RerankFailed, match="LOCAL2_MEMORY_RERANK_URL"):
         await by_server(Server(), rerank_url=None)
     with pytest.raises(RerankFailed, match="is not an address"):
@@ -261,5 +330,11 @@ async def test_a_server_that_is_away_or_was_not_named_reranks_nothing() -> None:
 
 def test_scores_are_read_by_their_places() -> None:
     assert scored([{"index": 1, "score": 2}, {"index": 0, "score": 0.5}], 2) == {1: 2.0, 0: 0.5}
-    with pytest.raises(RerankFailed):
-        scored("nothing", 1)
+    good = {"index": 0, "score": 1}
+    for other in ({"index": 2, "score": 1}, {"index": -1, "score": 1}, {"index": True, "score": 1}, {"index": 1}, 7,
+                  {"index": "1", "score": 1}, {"index": 1, "score": "high"}, {"score": 1}):  # fmt: skip
+        with pytest.raises(RerankFailed):
+            scored([good, other], 2)
+    for nothing in ("nothing", None, {}, {"results": {"index": 0, "score": 1}}):
+        with pytest.raises(RerankFailed):
+            scored(nothing, 1)
