@@ -169,7 +169,8 @@ def test_nothing_is_found_of_nothing_that_is_asked_for(index: KeywordIndex) -> N
         assert index.search("ann", "coffee", limit) == Found()
     assert index.search("ann", "?!", 5) == Found()
     assert index.shares("ann", [], found.rarity) == index.data("ann", []) == {}
-    assert index.around("ann", [], found.rarity) == Around()
+    around = index.around("ann", [], found.rarity)
+    assert (around.before, around.after, list(around.others)) == ({}, {}, [])
     assert index.windows("ann", [], 2) == []
 
 
