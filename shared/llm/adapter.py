@@ -79,12 +79,12 @@ def merged(events: Iterable[WireEvent]) -> Iterator[WireEvent]:
     spoken, broken = False, None
     try:
         for event in events:
-            if isinstance(event, Alive):
-                continue
-            idle = False
             if type(event) is kind:
                 texts.append(event.text)
                 continue
+            if isinstance(event, Alive):
+                continue
+            idle = False
             if text := "".join(texts):
                 yield kind(text)
             spoken, texts = spoken or bool(text), []
@@ -95,7 +95,7 @@ def merged(events: Iterable[WireEvent]) -> Iterator[WireEvent]:
                 yield event
     except ModelError as exc:
         broken = exc
-    if idle:
+    if idle and not texts:
         yield Alive()
     elif (text := "".join(texts)) or not spoken:
         yield kind(text)

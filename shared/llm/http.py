@@ -1,6 +1,6 @@
 """HTTP to model servers: what they send is bounded, and read as fast as it comes.
 
-`open_http` is the one place that makes clients. Every token of a plain HTTP stream is a chunk of its own. httpx' parser
+`open_transport` is the one way to a server. Every token of a plain HTTP stream is a chunk of its own. httpx' parser
 takes longer for one than the rest of us for the token; `PlainTransport` parses in C and hands over together what has
 arrived together. TLS and proxies are httpx' own.
 """
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httptools
@@ -36,26 +38,57 @@ _MOST_IDLE = 256
 def open_http(
     url: str, key: str | None, *, timeout: float | None = None, ca_file: Path | None = None
 ) -> httpx.AsyncClient:
-    """A client of one server, through a proxy of the environment where one belongs before it.
+    """A client of one server, for who must be given one of httpx'; see `open_transport`.
 
-    key: sent as a bearer token. timeout: longest silence in seconds; None where somebody else watches it. ca_file:
-    certificates in PEM form that are believed beside the usual ones. Raises SettingsError.
+    key: sent as a bearer token. timeout: longest silence in seconds; None where somebody else watches it.
     """
-    proxy = proxy_for(url)
-    transport: httpx.AsyncBaseTransport
-    if proxy is None and url.startswith("http://"):
-        transport = PlainTransport()
-    else:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_IDLE)
-        transport = httpx.AsyncHTTPTransport(verify=_trusted(ca_file), limits=limits, proxy=proxy)
     return httpx.AsyncClient(
         base_url=url,
-        headers=UNCOMPRESSED | ({"authorization": f"Bearer {key}"} if key else {}),
+        headers=usual_headers(url, key),
         event_hooks={"response": [refuse_compressed]},
         timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT),
-        transport=transport,
+        transport=open_transport(url, ca_file),
         trust_env=False,
     )
+
+
+def open_transport(url: str, ca_file: Path | None = None) -> httpx.AsyncBaseTransport:
+    """The way to one server, through a proxy of the environment where one belongs before it.
+
+    ca_file: certificates in PEM form that are believed beside the usual ones. Raises SettingsError.
+    """
+    proxy = proxy_for(url)
+    if proxy is None and url.startswith("http://"):
+        return PlainTransport()
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_IDLE)
+    return httpx.AsyncHTTPTransport(verify=_trusted(ca_file), limits=limits, proxy=proxy)
+
+
+def usual_headers(url: str, key: str | None) -> dict[str, str]:
+    """What every request says. key: sent as a bearer token, unless the address itself names a user."""
+    said = {**UNCOMPRESSED, "connection": "keep-alive", "user-agent": f"python-httpx/{httpx.__version__}"}
+    address = httpx.URL(url)
+    if address.userinfo:
+        named = f"{address.username}:{address.password}".encode()
+        said["authorization"] = f"Basic {b64encode(named).decode()}"
+    elif key:
+        said["authorization"] = f"Bearer {key}"
+    return said
+
+
+@asynccontextmanager
+async def answer_to(transport: httpx.AsyncBaseTransport, request: httpx.Request) -> AsyncIterator[httpx.Response]:
+    """The answer, uncompressed, whose body is to be read; leaving the block closes it. Raises httpx.HTTPError.
+
+    What httpx' client does beside (cookies, redirects, hooks) takes longer than the request itself.
+    """
+    response = await transport.handle_async_request(request)
+    response.request = request
+    try:
+        await refuse_compressed(response)
+        yield response
+    finally:
+        await response.aclose()
 
 
 # What goes with every request whose answer is bounded by its bytes.
@@ -118,7 +151,8 @@ async def lines_of(response: httpx.Response, bound: Bound) -> AsyncGenerator[lis
     """The lines of a response without their ends, together as they arrive; the last one may lack its end. Raises
     AnswerTooLong."""
     begun: list[bytes] = []
-    async for piece in response.aiter_bytes():
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    async for piece in response.stream:
         bound.take(piece)
         whole, end, rest = piece.rpartition(b"\n")
         if end:

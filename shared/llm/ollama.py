@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class OllamaWire:
         try:
             async with self._server.lines("/api/chat", asked, bound, NDJSON, missing(request.model)) as arrived:
                 async for lines in arrived:
-                    for event in merged(event for line in lines for event in _events(line, request.model)):
+                    for event in merged(_events(lines, request.model)):
                         yield event
         except ModelMissing as exc:
             there: list[str] = []
@@ -116,29 +116,31 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
             return {"role": role, "content": content, **({"images": images} if images else {})}
 
 
-def _events(line: bytes, model: str) -> list[WireEvent]:
-    """What one line says; the last line of a stream may carry content too."""
-    if not line.strip():
-        return []
-    try:
-        part = parsed(line)
-        if "error" in part:
-            raise failure(None, error_text(line), missing(model))
-        message = part.get("message") or {}
-        events: list[WireEvent] = []
-        if message.get("thinking"):
-            events.append(ThinkingDelta(text_of(message["thinking"])))
-        if message.get("content"):
-            events.append(TextDelta(text_of(message["content"])))
-        for call in message.get("tool_calls") or ():
-            function = call["function"]
-            call_id = text_of(call["id"]) if call.get("id") else None
-            events.append(RawCall(call_id, text_of(function["name"]), function.get("arguments")))
-        if part.get("done"):
-            events.append(_finish(part, model))
-    except (ValueError, AttributeError, KeyError, TypeError) as exc:
-        raise StreamInterrupted(f"Ollama sent a line that cannot be read: {line[:80]!r}") from exc
-    return events or [TextDelta("")]
+def _events(lines: Iterable[bytes], model: str) -> Iterator[WireEvent]:
+    """What lines say; the last one of a stream may carry content too."""
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            part = parsed(line)
+            if "error" in part:
+                raise failure(None, error_text(line), missing(model))
+            message = part.get("message") or {}
+            thinking, text, calls = message.get("thinking"), message.get("content"), message.get("tool_calls")
+            if thinking:
+                yield ThinkingDelta(text_of(thinking))
+            if text:
+                yield TextDelta(text_of(text))
+            for call in calls or ():
+                function = call["function"]
+                call_id = text_of(call["id"]) if call.get("id") else None
+                yield RawCall(call_id, text_of(function["name"]), function.get("arguments"))
+            if part.get("done"):
+                yield _finish(part, model)
+            elif not (thinking or text or calls):
+                yield TextDelta("")
+        except (ValueError, AttributeError, KeyError, TypeError) as exc:
+            raise StreamInterrupted(f"Ollama sent a line that cannot be read: {line[:80]!r}") from exc
 
 
 def _finish(part: Mapping[str, Any], model: str) -> Finish:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +16,7 @@ import orjson
 
 from shared.llm.address import is_loopback, shown
 from shared.llm.failures import error_text, failure, what
-from shared.llm.http import CONNECT_TIMEOUT, Bound, lines_of, open_http, refusal_of
+from shared.llm.http import CONNECT_TIMEOUT, Bound, answer_to, lines_of, open_transport, refusal_of, usual_headers
 from shared.llm.port import ModelError, ModelMissing, ModelUnavailable, StreamInterrupted
 
 
@@ -83,9 +83,12 @@ class ModelServer:
     def __init__(self, kind: Kind, url: str, key: str | None, ca_file: Path | None = None) -> None:
         self.kind = kind
         self.url = shown(url)
-        self._http = http = open_http(url, key, ca_file=ca_file)
-        # to put a path behind the base takes httpx half of the time of a request
-        self._place = lru_cache(maxsize=32)(lambda path: http.build_request("POST", path).url)
+        self._transport = open_transport(url, ca_file)
+        self._headers = usual_headers(url, key)
+        # to take an address apart takes longer than all of the rest of a request
+        self._place = lru_cache(maxsize=32)(
+            lambda path: httpx.URL(path if "://" in path else f"{url}/{path.lstrip('/')}")
+        )
 
     async def ask(
         self, method: str, path: str, missing: str = "", body: Any = None, *, timeout: float
@@ -95,11 +98,9 @@ class ModelServer:
         missing: the sentence for a model that the server does not have. timeout: seconds for the whole answer.
         Raises ModelError.
         """
-        content = None if body is None else orjson.dumps(body)
-        headers = {"content-type": "application/json"} if content else {}
         try:
             async with asyncio.timeout(timeout):
-                async with self._http.stream(method, self._place(path), content=content, headers=headers) as response:
+                async with self._answer(method, path, body) as response:
                     if not response.is_success:
                         raise await self._refusal(response, missing)
                     bound, pieces = Bound(None), []
@@ -129,12 +130,10 @@ class ModelServer:
         begins: what the first line may begin with. silence: the longest, in seconds; None where somebody else watches
         it. Raises ModelError: StreamInterrupted once the answer has begun.
         """
-        headers = {"content-type": "application/json", "accept": "*/*" if begins is NDJSON else "text/event-stream"}
-        content, limits = orjson.dumps(body), httpx.Timeout(silence, connect=CONNECT_TIMEOUT)
+        accept = "*/*" if begins is NDJSON else "text/event-stream"
         answering = False
         try:
-            place = self._place(path)
-            async with self._http.stream("POST", place, content=content, headers=headers, timeout=limits) as response:
+            async with self._answer("POST", path, body, accept=accept, silence=silence) as response:
                 if response.status_code != 200:
                     raise await self._refusal(response, missing)
                 answering = True
@@ -146,6 +145,16 @@ class ModelServer:
                     f"the connection to {self.kind.name or self.url} was lost: {what(exc)}"
                 ) from exc
             raise away(self.kind, self.url, exc) from exc
+
+    def _answer(
+        self, method: str, path: str, body: Any, *, accept: str = "*/*", silence: float | None = None
+    ) -> AbstractAsyncContextManager[httpx.Response]:
+        headers, content = {"accept": accept, **self._headers}, None
+        if body is not None:
+            headers["content-type"], content = "application/json", orjson.dumps(body)
+        limits = {"timeout": {"connect": CONNECT_TIMEOUT, "read": silence, "write": silence, "pool": silence}}
+        request = httpx.Request(method, self._place(path), headers=headers, content=content, extensions=limits)
+        return answer_to(self._transport, request)
 
     async def _lines(
         self, response: httpx.Response, bound: Bound, begins: tuple[bytes, ...], missing: str
@@ -191,7 +200,7 @@ class ModelServer:
         return ModelError(*self._other("something else"))
 
     async def aclose(self) -> None:
-        await self._http.aclose()
+        await self._transport.aclose()
 
 
 def refused(kind: Kind, url: str, status: int, content: bytes, missing: str, redirect: str | None = None) -> ModelError:

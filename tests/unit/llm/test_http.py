@@ -174,6 +174,33 @@ async def test_a_compressed_answer_is_refused_before_it_is_unpacked() -> None:
     assert "Accept-Encoding: identity" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("user", "key", "said"),
+    [
+        ("", None, None),
+        ("", "k", b"Bearer k"),
+        ("me:p%40ss@", "k", b"Basic bWU6cEBzcw=="),  # me:p@ss
+    ],
+)
+async def test_a_request_says_who_asks_and_nothing_that_an_earlier_answer_has_brought(
+    user: str, key: str | None, said: bytes | None
+) -> None:
+    body = b'{"data": [{"index": 0, "embedding": [1.0]}]}'
+    answer = b"HTTP/1.1 200 OK\r\nset-cookie: seen=1; path=/\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    async with serving(answer) as server:
+        embeddings = OpenAIEmbeddings(server.url.replace("//", f"//{user}") + "/v1", key)
+        for _ in range(2):
+            assert await embeddings.embed("m", ["a"]) == [[1.0]]
+        await embeddings.aclose()
+    for request in server.requests:
+        place, *lines = request.split(b"\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines)}
+        assert place == b"POST /v1/embeddings HTTP/1.1"
+        assert headers.get(b"authorization") == said
+        assert b"cookie" not in headers
+    assert len(server.requests) == 2
+
+
 async def test_what_google_is_asked_beside_chats_is_bounded() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{"
     async with serving(head, endless=b" " * 1_000_000) as server:
