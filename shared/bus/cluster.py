@@ -47,13 +47,14 @@ class NodeLink(Link):
     """The connection to one node. Every command has its own answer, also when it speaks of the node's condition."""
 
     conditions: ClassVar[tuple[str, ...]] = ()
+    # by the monotonic clock
+    used: float
 
     def __init__(
         self, endpoint: Endpoint, address: Address, *, name: str, timeout: float, on_loss: Callable[[str], None]
     ) -> None:
         super().__init__(endpoint.at(address), name=name, timeout=timeout)
         self.address = address
-        self.used = 0.0
         self._on_loss = on_loss
 
     def _report(self, reason: str, served: int) -> None:
@@ -81,7 +82,6 @@ class NodeLink(Link):
         for unit in self._queue:
             if not unit.future.done():
                 unit.future.set_exception(Unsent("the node has left"))
-        self._queue.clear()
 
 
 class Lines:

@@ -79,8 +79,9 @@ async def test_one_that_must_not_be_repeated_is_said_once() -> None:
 async def test_connections_that_are_about_to_end_do_not_outlive_their_cluster() -> None:
     link, _ = cluster([(ONE,)], one=0, two=0)
     lines = Lines(link, "x")
-    leaving = asyncio.create_task(asyncio.Event().wait())
-    lines._leaving.add(cast(Any, leaving))
+    lines._links[ONE] = cast(Any, SimpleNamespace(retire=asyncio.Event().wait))
+    lines._retire(ONE)
+    (leaving,) = lines._leaving
     await asyncio.wait_for(lines.close(), 60)
     assert leaving.cancelled()
 
@@ -96,6 +97,8 @@ async def test_what_a_leaving_connection_has_not_sent_goes_elsewhere_while_answe
     leaving = asyncio.create_task(link.retire())
     with pytest.raises(Unsent):
         await asyncio.wait_for(unsent, 60)
+    for _ in range(50):
+        await asyncio.sleep(0)
     assert not leaving.done()
     # its answer has come
     link._inflight.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,9 +12,11 @@ from support.scripted_redis import HangUp, ScriptedRedis
 from support.waiting import eventually
 
 from shared.bus import ConnectionLost, ReplyError, Script
-from shared.bus.cluster import ClusterLink
+from shared.bus import cluster as module
+from shared.bus.cluster import ClusterLink, NodeLink, Unsent
 from shared.bus.endpoint import Address, Endpoint
 from shared.bus.hash_slots import slot_of_key
+from shared.errors import BusUnavailable
 
 # The first is of the one node, the second and the third of the other.
 BAR, FOO, OOF = "bar", "foo", "{foo}2"
@@ -63,6 +66,7 @@ class Nodes:
                 # both are there
                 assert await link.call("PING") == b"PONG"
                 yield link
+            await eventually(lambda: not self.one.connections + self.two.connections)
 
 
 def at(node: ScriptedRedis) -> str:
@@ -196,6 +200,132 @@ async def test_a_lost_connection_is_told_for_what_must_not_be_repeated_and_else_
                 calls[0] = 0
                 with pytest.raises(ConnectionLost, match="lost"):
                     await link.call("GET", BAR, retry=False)
+
+
+async def test_a_further_connection_is_to_one_node_at_a_time_and_ends_with_its_lines() -> None:
+    nodes = Nodes()
+    async with nodes.linked() as link:
+        line = link.line("groups")
+        for key, connections in ((BAR, [2, 1]), (BAR, [2, 1]), (FOO, [1, 2])):
+            (reply,) = await link.carry(line, [("GET", key)], retry=False)
+            assert reply[2:] == key.encode()
+            await eventually(lambda wanted=connections: [node.connections for node in nodes.both] == wanted)
+        assert [each.address for each in line.all()] == [link.masters[1]]
+        # its end is waited for as long as it takes, and no longer
+        await eventually(lambda: not line._leaving)
+        await line.close()
+        assert line.all() == []
+        await eventually(lambda: [node.connections for node in nodes.both] == [1, 1])
+
+
+async def test_a_node_without_slots_is_kept_as_long_as_it_answers_and_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = Nodes()
+    async with nodes.linked() as link:
+        first, second = link.masters
+        nodes.rows = [[0, 16_383, [b"127.0.0.1", nodes.two.port, b"id"]]]
+
+        async def read_again() -> None:
+            before = nodes.maps()
+            link.doubt()
+            # the second of them was asked for when the first had been applied
+            await eventually(lambda: nodes.maps() > before)
+            link.doubt()
+            await eventually(lambda: nodes.maps() > before + 1)
+
+        await read_again()
+        assert link.masters == (second,)
+        assert {each.address for each in link.commands.all()} == {first, second}
+        monkeypatch.setattr(module, "_UNUSED", 0.0)
+        await read_again()
+        assert {each.address for each in link.commands.all()} == {second}
+        await eventually(lambda: [node.connections for node in nodes.both] == [0, 1])
+        # it comes back with its slots
+        nodes.share()
+        await read_again()
+        assert await link.call("GET", BAR) == b"1:bar"
+        # one that does not answer is given up with its last slot, however lately it was used
+        monkeypatch.setattr(module, "_UNUSED", 3_600.0)
+        nodes.one.answers["CLIENT"] = ReplyError("ERR no")
+        nodes.one.cut()
+        await eventually(lambda: link.trouble)
+        nodes.rows = [[0, 16_383, [b"127.0.0.1", nodes.two.port, b"id"]]]
+        await eventually(lambda: {each.address for each in link.commands.all()} == {second})
+
+
+async def test_a_node_that_is_lost_is_told_by_its_name_until_it_is_there_again() -> None:
+    nodes = Nodes()
+    async with nodes.linked() as link:
+        assert link.trouble == ""
+        client = nodes.one.answers["CLIENT"]
+        nodes.one.answers["CLIENT"] = ReplyError("ERR no")
+        nodes.one.cut()
+        await eventually(lambda: link.trouble == f"{at(nodes.one)}: ERR no")
+        maps = nodes.maps()
+        # as long as that is so, the map is read again and again
+        await eventually(lambda: nodes.maps() > maps + 1)
+        assert link.trouble == f"{at(nodes.one)}: ERR no"
+        nodes.one.answers["CLIENT"] = client
+        await eventually(lambda: link.trouble == "")
+        assert await link.call("GET", BAR) == b"1:bar"
+
+
+async def test_every_connection_to_a_node_is_given_the_time_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: set[float | None] = set()
+    timeout = asyncio.timeout
+    monkeypatch.setattr(asyncio, "timeout", lambda seconds: given.add(seconds) or timeout(seconds))
+    async with Nodes().linked(timeout=77.0):
+        pass
+    assert {seconds for seconds in given if seconds is not None and 1 < seconds != module._ROUTINE} == {77.0}
+
+
+@pytest.mark.parametrize("farewell", [0.02, 3_600.0])
+async def test_what_a_leaving_node_has_been_asked_is_answered_or_goes_back(
+    farewell: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_FAREWELL", farewell)
+    redis = ScriptedRedis(GET=..., INCR=..., ECHO=...)
+    said: list[str] = []
+    async with redis.listening() as server:
+        place = Address("127.0.0.1", server.port)
+        endpoint = Endpoint.parse("redis+cluster://one:1/")
+        link = NodeLink(endpoint, place, name="test", timeout=3_600.0, on_loss=said.append)
+        link.open()
+        again, once_only = link.submit([("GET", "x")], True), link.submit([("INCR", "x")], False)
+        await eventually(lambda: redis.asked and (b"INCR", b"x") in redis.asked[0])
+        # behind what is unanswered
+        unsent = link.submit([("INCR", "y")], False)
+        leaving = asyncio.create_task(link.retire())
+        with pytest.raises(Unsent, match="the node has left"):
+            await unsent
+        if farewell > 1:
+            # it goes away by itself
+            redis.cut()
+        await asyncio.wait_for(leaving, 60)
+        with pytest.raises(Unsent):
+            await again
+        with pytest.raises(ConnectionLost, match="lost"):
+            await once_only
+        with pytest.raises(BusUnavailable, match="the bus is closed"):
+            await link.submit([("GET", "x")], True)
+        await eventually(lambda: not redis.connections)
+    # an end that was asked for is no loss
+    assert [one for one in said if "lost" not in one and "closed" not in one] == []
+
+
+async def test_a_node_that_speaks_of_its_condition_is_only_heard() -> None:
+    redis = ScriptedRedis(GET=ReplyError("READONLY a replica"))
+    said: list[str] = []
+    async with redis.listening() as server:
+        place = Address("127.0.0.1", server.port)
+        link = NodeLink(Endpoint.parse("redis+cluster://one:1/"), place, name="x", timeout=60.0, on_loss=said.append)
+        async with link:
+            with pytest.raises(ReplyError, match="READONLY"):
+                await link.call("GET", "x")
+            assert (said, link.generation) == ([], 1)
+            redis.answers["CLIENT"] = ReplyError("ERR no")
+            redis.cut()
+            # as often as it happens
+            await eventually(lambda: said.count(f"{place}: ERR no") > 1)
 
 
 async def test_what_concerns_no_key_is_asked_of_any_node_or_of_every_master_or_refused() -> None:
