@@ -350,6 +350,24 @@ async def test_a_service_serves_what_it_builds_with_the_slots_of_its_settings(mo
     assert done[-1] == ("resize", 8)
 
 
+def test_a_service_is_run_under_its_name_with_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(service, "run_main", lambda *what: asked.append(what))
+    app = Service("probe", Probing, cast(Any, None))
+    app.main()
+    assert asked == [(app.run, "probe", Probing)]
+
+
+async def test_what_is_asked_for_of_the_inbox_is_heard_from_it() -> None:
+    on = await context()
+
+    def notify(_entry_id: str, _fields: Any) -> None:
+        pass
+
+    on.on_inbox("note", notify)
+    assert on._inbox._notify[b"note"] is notify
+
+
 class Wrong(Probing):
     """Its settings cannot be loaded."""
 

@@ -113,6 +113,107 @@ def test_behind_the_end_is_only_what_others_add_and_what_nobody_knows_is_left_ou
     assert Folding(journal).events() == [("1-1", "notice", {}), ("1-2", "state", {})]
 
 
+@pytest.mark.parametrize(
+    ("told", "stays"),
+    [
+        (message("probe"), True),
+        # a call of somebody else says nothing of it, and neither does a message without one
+        (message("probe", persona="Pia", round=1), False),
+        (message(), False),
+    ],
+)
+def test_what_was_said_before_a_call_is_no_answer_and_stays_whatever_is_voided_later(
+    told: dict[str, Any], stays: bool
+) -> None:
+    said = (
+        ("1-1", "thinking", {"text": "hm"}),
+        ("1-2", "answer", {"text": "One moment."}),
+        ("1-3", "message", told),
+    )
+    void = ("2-0", "restarted", {"discard_after": "1-0"})
+    kinds = [kind for _, kind, _ in folded(*said, void)]
+    assert kinds == (["thinking", "answer"] if stays else []) + ["message", "restarted"]
+    # beside the turn's answer, what is its part is left out
+    kinds = [kind for _, kind, _ in folded(*said, answer="x")]
+    assert kinds == ["thinking", *(["answer"] if stays else []), "message"]
+
+
+def test_text_up_to_where_it_is_void_stays_and_what_comes_after_begins_anew() -> None:
+    events = folded(
+        ("1-1", "answer", {"text": "a"}),
+        ("1-2", "answer", {"text": "b"}),
+        ("1-3", "answer", {"text": "c"}),
+        ("2-0", "restarted", {"step": 0, "discard_after": "1-2"}),
+        ("2-1", "answer", {"text": "d"}),
+    )
+    assert events == [
+        ("1-1", "answer", {"text": "ab"}),
+        ("2-0", "restarted", {"step": 0, "discard_after": "1-2"}),
+        ("2-1", "answer", {"text": "d"}),
+    ]
+
+
+def test_only_the_last_who_claimed_is_told_and_a_result_without_its_request_stands_by_itself() -> None:
+    assert folded(
+        ("1-0", "claimed", {"query_id": "q", "attachments": [1]}),
+        ("1-1", "tool.request", CALL),
+        ("1-2", "tool.request", {**CALL, "call_id": "d"}),
+        ("2-0", "claimed", {"query_id": "q", "replica": "r"}),
+        ("2-1", "tool.result", {**RESULT, "call_id": "d", "result": "of d"}),
+        ("2-2", "tool.result", {**RESULT, "call_id": "never asked"}),
+    ) == [
+        ("1-1", "tool.request", CALL),
+        ("1-2", "tool.result", {**RESULT, "call_id": "d", "result": "of d"}),
+        ("2-0", "claimed", {"query_id": "q"}),
+        ("2-2", "tool.result", {**RESULT, "call_id": "never asked"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "kept"),
+    [
+        ("a", "b", True), ("a", "a", False), ("x" * 16_000, "b", True), ("x" * 16_001, "b", False), (5, "b", False),
+        (None, "b", False),
+    ],
+)  # fmt: skip
+def test_an_end_repeats_no_answer_of_its_turn_and_keeps_no_large_one(said: Any, answer: str, kept: bool) -> None:
+    data = {"answer": said, "model": "m"}
+    told = {"answer": said, "model": "m"} if kept else {"model": "m"}
+    assert folded(("1-1", "completed", data), answer=answer) == [("1-1", "completed", told)]
+    assert folded(("1-1", "completed", data)) == [("1-1", "completed", data)]
+    # of what has no answer of its own nothing is taken away
+    assert folded(("1-1", "notice", {"answer": said}), answer=answer) == [("1-1", "notice", {"answer": said})]
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ({"persona": "Pia", "round": 2}, {"persona": "Pia", "round": 2}),
+        ({"persona": "Pia"}, {"persona": "Pia", "round": 0}),
+        ({"persona": "Pia", "round": "2"}, {"persona": "Pia", "round": 0}),
+        ({"persona": "", "round": 2}, {}),
+        ({"persona": 5, "round": 2}, {}),
+        ({"round": 2}, {}),
+    ],
+)
+def test_a_text_says_who_of_a_committee_wrote_it_in_which_round(labels: dict[str, Any], told: dict[str, Any]) -> None:
+    assert folded(("1-1", "answer", {"text": "x", **labels})) == [("1-1", "answer", {"text": "x", **told})]
+    # that of who answers is the turn's
+    assert (
+        folded(("1-1", "answer", {"text": "x", **labels}), answer="y")
+        == [("1-1", "answer", {"text": "x", **told})][: bool(told)]
+    )
+
+
+def test_a_message_names_its_calls_and_says_nothing_else_of_them() -> None:
+    calls: list[Any] = [{"id": "1", "name": "a", "args": {}}, {"id": "2"}, "nonsense"]
+    for said, told in ((calls, [{"name": "a"}, {"name": None}]), ("nonsense", []), (None, [])):
+        data = {"role": "assistant", "content": "x", "thinking": "y", "tool_calls": said}
+        assert folded(("1-1", "message", data)) == [
+            ("1-1", "message", {"role": "assistant", "content": "", "tool_calls": told})
+        ]
+
+
 _json = st.recursive(
     st.none() | st.integers(-(2**53), 2**53) | st.builds(str.__mul__, st.text(max_size=5), st.integers(0, 2_000)),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=5),
@@ -143,6 +244,49 @@ def test_what_is_small_is_kept_whole_and_what_is_cut_says_so() -> None:
     (_, _, thinking), (_, _, result) = parse(record)[0]
     assert thinking["text"] == "x" * 16_000 + "… (74,000 characters more are not kept)"
     assert result["data"] == [{"title": "t"}] * 200
+
+
+def test_a_record_that_may_just_be_as_large_as_it_is_is_kept_whole() -> None:
+    events: list[Event] = [("1-1", "thinking", {"text": "x" * 900}), ("1-2", "state", {"to": "B"})]
+    crossed = [Crossing("query.received", f"{n}-0") for n in range(250)]
+    whole = bounded(events, crossed)
+    assert bounded(events, crossed, len(whole)) == whole
+    # a byte less, and it is cut as far as it takes: of a list ten times as many messages as items
+    less, messages = parse(bounded(events, crossed, len(whole) - 1))
+    assert (less, messages) == (events, crossed[:200])
+    text = "x" * 250 + "… (650 characters more are not kept)"
+    shorter, messages = parse(bounded(events, crossed, 3_500))
+    assert (shorter, messages) == ([("1-1", "thinking", {"text": text}), events[1]], crossed[:100])
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("x" * 60, "x" * 60),
+        ("x" * 61, "x" * 60 + "… (1 characters more are not kept)"),
+        ([1, 2, 3], [1, 2, 3]),
+        ([1, 2, 3, "x" * 61], [1, 2, 3]),
+        ({str(n): n for n in range(30)}, {str(n): n for n in range(30)}),
+        ({str(n): n for n in range(31)}, {str(n): n for n in range(30)}),
+        ({"a": [{"b": "x" * 61}]}, {"a": [{"b": "x" * 60 + "… (1 characters more are not kept)"}]}),
+        (5, 5),
+    ],
+)
+def test_everything_is_cut_to_the_same_length_wherever_it_stands(value: Any, kept: Any) -> None:
+    # something that is too much in any other form
+    events: list[Event] = [("1-1", "tool.result", {"data": value, "much": ["y" * 100] * 9})]
+    ((_, _, data),), _ = parse(bounded(events, [], 400 + len(orjson.dumps(kept))))
+    assert data["data"] == kept
+
+
+def test_of_what_is_still_too_much_the_beginning_stays_and_the_end() -> None:
+    events: list[Event] = [(f"1-{n}", "state", {"to": "B"}) for n in range(17)]
+    crossed = [Crossing("query.received", "1-0")]
+    size = len(bounded(events[:8], [])) + 5
+    told, messages = parse(bounded(events, crossed, size))
+    assert ([one for one, _, _ in told], messages) == ([*(f"1-{n}" for n in range(4)), "1-16"], [])
+    told, _ = parse(bounded(events, crossed, 10))
+    assert [one for one, _, _ in told] == ["1-16"]
 
 
 @pytest.mark.parametrize(
