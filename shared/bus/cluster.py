@@ -265,7 +265,7 @@ class ClusterLink(Port):
             if lost is not None:
                 raise lost
             waiting.sort()
-            if pause or hops > _HOPS:
+            if waiting and (pause or hops > _HOPS):
                 self.doubt()
                 delay = min(_MAX_BACKOFF, delay * 2 or 0.01)
                 await asyncio.sleep(delay)
@@ -278,7 +278,9 @@ class ClusterLink(Port):
         parts: dict[tuple[Address, bool], list[int]] = {}
         homeless: list[int] = []
         for n in places:
-            address = asking.get(n) or self.owner(slot_of(commands[n]) or 0)
+            slot = slot_of(commands[n])
+            assert slot is not None, "what has no key is sent by itself"
+            address = asking.get(n) or self.owner(slot)
             if address is None:
                 homeless.append(n)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,12 +12,13 @@ from support.waiting import eventually
 
 from shared.bus import Bell, Bus, ConnectionLost, ReplyError
 from shared.bus.bell import _Line
-from shared.bus.cluster import ClusterLink, Lines, NodeLink, Unsent
+from shared.bus.cluster import ClusterLink, Lines, NodeLink, Unsent, _heard
 from shared.bus.endpoint import Address, Endpoint
-from shared.bus.hash_slots import slot_of
-from shared.bus.link import _Batch, _Unit
+from shared.bus.hash_slots import slot_of, slot_of_key
+from shared.bus.link import MOST_PATIENCE, _Batch, _Unit
 from shared.errors import BusUnavailable
 
+never = asyncio.timeout
 ONE, TWO = Address("one", 1), Address("two", 2)
 
 
@@ -269,21 +271,21 @@ async def test_a_scan_goes_from_one_master_to_the_next_and_tells_what_one_refuse
 ) -> None:
     link, _ = cluster([(TWO, ONE)], one=0, two=0)
     asked: list[tuple[Address, Any]] = []
-    replies: list[Any] = [[b"7", [b"a"]], [b"0", [b"b"]], [b"0", []], ReplyError("ERR invalid cursor")]
+    pages = [[b"7", [b"a"]], [b"0", [b"b"]], [b"5", [b"c"]], [b"0", []]]
+    replies: list[Any] = [*pages, ReplyError("ERR invalid cursor")]
 
-    async def tell(address: Address, command: Any, _retry: bool) -> Any:
+    async def tell(address: Address, command: Any, retry: bool) -> Any:
+        assert retry
         asked.append((address, command))
         return replies.pop(0)
 
     monkeypatch.setattr(link, "_tell", tell)
     cursor, found = b"0", []
-    for _ in range(3):
-        cursor, keys = await link._scan(("SCAN", cursor, "COUNT", 10))
+    for _ in range(4):
+        cursor, keys = await link.call("SCAN", cursor, "COUNT", 10)
         found += keys
-    assert (cursor, found) == (b"0", [b"a", b"b"])
-    assert asked == [
-        (ONE, ("SCAN", 0, "COUNT", 10)), (ONE, ("SCAN", 7, "COUNT", 10)), (TWO, ("SCAN", 0, "COUNT", 10)),
-    ]  # fmt: skip
+    assert (cursor, found) == (b"0", [b"a", b"b", b"c"])
+    assert asked == [(at, ("SCAN", n, "COUNT", 10)) for at, n in ((ONE, 0), (ONE, 7), (TWO, 0), (TWO, 5))]
     assert str(await link._scan(("SCAN", 0))) == "ERR invalid cursor"
 
 
@@ -306,3 +308,221 @@ async def test_a_map_that_cannot_be_used_is_read_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(link, "_apply", apply)
     async with link:
         await eventually(lambda: applied == ["a map"])
+
+
+class Scripted:
+    """Connections whose units get the outcomes that the test gives, in their order; `given`: what they were."""
+
+    def __init__(self, *outcomes: Any) -> None:
+        self.outcomes = list(outcomes)
+        self.given: list[tuple[Any, ...]] = []
+
+    def to(self, address: Address) -> Any:
+        async def submit(commands: Any, retry: bool, *, block: float, until: float | None) -> Any:
+            self.given.append((address.host, *commands, retry, block, until))
+            outcome = self.outcomes.pop(0)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        return SimpleNamespace(submit=submit)
+
+
+KEYS = {"a": ONE, "b": TWO, "{a}2": ONE}
+GETS = [("GET", key) for key in KEYS]
+LATER, MOVED = ReplyError("TRYAGAIN later"), ReplyError(f"MOVED {slot_of_key('a')} one:1")
+
+
+class Carried:
+    """What became of some commands: `pauses` between the tries, and how often there was doubt about the map."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> None:
+        self.link, _ = cluster([(ONE, TWO)], one=0, two=0)
+        for key, address in KEYS.items():
+            self.link._owners[slot_of_key(key)] = address
+        self.lines = Scripted(*outcomes)
+        self.pauses: list[float] = []
+        self.doubts = 0
+        monkeypatch.setattr("shared.bus.cluster.asyncio.sleep", self._sleep)
+        monkeypatch.setattr(self.link, "doubt", self._doubt)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+    def _doubt(self) -> None:
+        self.doubts += 1
+
+    async def __call__(self, *commands: Any, retry: bool = False, **limits: float) -> list[Any]:
+        return await self.link.carry(cast(Lines, self.lines), commands or GETS, retry=retry, **limits)
+
+
+async def test_each_node_is_given_its_commands_as_they_are_with_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    carried = Carried(monkeypatch, [b"1", b"3"], [b"2"])
+    until = asyncio.get_running_loop().time() + 3_600
+    assert await carried(block=2.0, until=until) == [b"1", b"2", b"3"]
+    assert carried.lines.given == [("one", GETS[0], GETS[2], False, 2.0, until), ("two", GETS[1], False, 2.0, until)]
+    assert (carried.pauses, carried.doubts) == ([], 0)
+    with pytest.raises(ConnectionLost, match="there was no connection to the Redis Cluster in time"):
+        await carried(until=until - 7_200)
+    assert len(carried.lines.given) == 2
+
+
+async def test_what_a_node_cannot_do_is_tried_after_ever_longer_pauses_and_in_the_first_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    carried = Carried(monkeypatch, *[[LATER, MOVED], [LATER]] * 7, [b"1", b"3"], [b"2"])
+    assert await carried() == [b"1", b"2", b"3"]
+    assert carried.pauses == [0.01, 0.02, 0.04, 0.08, 0.16, 0.25, 0.25]
+    # of each slot that has moved, and with each pause
+    assert carried.doubts == 14
+    carried = Carried(monkeypatch, [LATER, LATER], [LATER], [b"1", b"2", b"3"])
+    sleep = carried._sleep
+
+    async def moved(seconds: float) -> None:
+        await sleep(seconds)
+        carried.link._owners[slot_of_key("b")] = ONE
+
+    monkeypatch.setattr("shared.bus.cluster.asyncio.sleep", moved)
+    assert await carried() == [b"1", b"2", b"3"]
+    assert carried.lines.given[-1][:4] == ("one", *GETS)
+
+
+async def test_nodes_that_send_each_other_what_neither_wants_are_not_asked_in_one_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    carried = Carried(monkeypatch, *[[MOVED]] * 10, [b"1"])
+    assert await carried(GETS[0]) == [b"1"]
+    assert 0 < len(carried.pauses) < 9
+    # one is followed at once
+    carried = Carried(monkeypatch, [MOVED], [b"1"])
+    assert await carried(GETS[0]) == [b"1"]
+    assert (carried.pauses, carried.doubts) == ([], 1)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_what_is_lost_is_said_again_if_it_may_be_and_never_left_always(
+    alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands, beside = (GETS[:1], []) if alone else (GETS[:2], [[b"2"]])
+    wanted = [b"1", b"2"][: len(commands)]
+    for outcome, retry in ((ConnectionLost("x"), True), (Unsent("x"), False)):
+        carried = Carried(monkeypatch, outcome, *beside, [b"1"])
+        assert await carried(*commands, retry=retry) == wanted
+        assert (len(carried.lines.given), carried.pauses) == (len(commands) + 1, [])
+    for error in (ConnectionLost("x"), BusUnavailable("x")):
+        carried = Carried(monkeypatch, error, *beside)
+        with pytest.raises(type(error), match="x"):
+            await carried(*commands, retry=isinstance(error, BusUnavailable))
+        assert len(carried.lines.given) == len(commands)
+
+
+async def test_what_has_no_master_waits_for_one_and_keeps_nothing_else_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    carried = Carried(monkeypatch, [b"1"], [b"2"])
+    carried.link._owners[slot_of_key("b")] = None
+    sleep = carried._sleep
+
+    async def found(seconds: float) -> None:
+        await sleep(seconds)
+        carried.link._owners[slot_of_key("b")] = TWO
+
+    monkeypatch.setattr("shared.bus.cluster.asyncio.sleep", found)
+    assert await carried(*GETS[:2]) == [b"1", b"2"]
+    assert [given[:2] for given in carried.lines.given] == [("one", GETS[0]), ("two", GETS[1])]
+    assert (carried.pauses, carried.doubts) == ([0.01], 1)
+
+
+@pytest.mark.parametrize(
+    ("place", "host"), [(":7", "one"), ("?:7", "one"), ("two:7", "two"), ("[::1]:7", "::1"), ("::1:7", "::1")]
+)
+async def test_a_node_that_does_not_know_its_own_name_is_where_it_was_asked(place: str, host: str) -> None:
+    link, _ = cluster([(ONE,)], one=0, two=0)
+    assert link._verdict(f"ASK 3 {place}", ONE) == Address(host, 7)
+    assert link._verdict(f"MOVED 3 {place}", ONE) == "again"
+    assert link.owner(3) == Address(host, 7)
+
+    async def call(*_command: Any, retry: bool) -> Any:
+        told = host if host != "one" else place.removesuffix(":7")
+        return [[0, 5, [told.encode(), 7], [b"replica", 9]], [6, 9, [None, 8]]]
+
+    found = await link._slots(cast(NodeLink, SimpleNamespace(call=call, address=ONE)))
+    assert found == [(0, 5, Address(host, 7)), (6, 9, Address("one", 8))]
+
+
+async def test_each_slot_has_the_master_that_the_map_says_in_whatever_order_it_does() -> None:
+    link, _ = cluster([()], one=0, two=0)
+    wanted: list[Address] = []
+    link.commands = cast(Lines, SimpleNamespace(keep=lambda found: wanted.extend(found), to=wanted.append))
+    link._apply([(12_000, 16_383, TWO), (8_192, 11_999, ONE), (0, 8_000, TWO)])
+    edges = {0: TWO, 8_000: TWO, 8_001: None, 8_191: None, 8_192: ONE, 11_999: ONE, 12_000: TWO, 16_383: TWO}
+    assert {slot: link.owner(slot) for slot in edges} == edges
+    assert (link.masters, wanted) == ((TWO, ONE), [TWO, ONE] * 2)
+    assert link.connected.is_set()
+    # what is not said any more has none
+    link._apply([(0, 1, ONE)])
+    assert (link.owner(2), link.masters) == (None, (ONE,))
+
+
+@pytest.mark.parametrize(("timeout", "most"), [(1.0, MOST_PATIENCE), (7.0, 7.0)])
+async def test_a_node_that_tells_the_map_too_late_has_the_next_given_more_time(
+    timeout: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+
+    def limit(seconds: float) -> asyncio.Timeout:
+        given.append(seconds)
+        return never(None)
+
+    monkeypatch.setattr("shared.bus.cluster.asyncio.timeout", limit)
+    link = ClusterLink(Endpoint.parse("redis+cluster://one:1/"), name="test", timeout=timeout)
+    answers: list[Any] = [*[TimeoutError()] * 4, [[0, 5, [b"one", 1]]], ReplyError("ERR x"), []]
+
+    async def call(*_command: Any, retry: bool) -> Any:
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    for _ in range(7):
+        await link._slots(cast(NodeLink, SimpleNamespace(call=call, address=ONE)))
+    assert given == [*[min(most, timeout * 2**number) for number in range(5)], timeout, timeout]
+
+
+async def test_a_question_for_any_node_goes_to_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    link, _ = cluster([(TWO, ONE)], one=0, two=0)
+    asked: list[Any] = []
+
+    async def tell(address: Address, command: Any, retry: bool) -> Any:
+        asked.append((address, command, retry))
+
+    monkeypatch.setattr(link, "_tell", tell)
+    links = [SimpleNamespace(address=at, connected=asyncio.Event()) for at in (ONE, TWO, Address("three", 3))]
+    links[1].connected.set()
+    for some in ([], links):
+        link.commands = cast(Lines, SimpleNamespace(all=lambda some=some: some))
+        await link.call("INFO", retry=bool(some))
+    assert asked == [(TWO, ("INFO",), False), (TWO, ("INFO",), True)]
+
+
+async def test_whoever_waits_for_a_map_that_never_comes_is_told_when_the_cluster_is_closed() -> None:
+    async with ClusterLink(Endpoint.parse("redis+cluster://127.0.0.1:1/"), name="test") as link:
+        waiting = [asyncio.create_task(link.call(*command)) for command in (("GET", "a"), ("PING",), ("SCAN", 0))]
+        await asyncio.sleep(0)
+    for one in (*waiting, link.call("GET", "a"), link.commit([("SET", "a", 1)])):
+        with pytest.raises(BusUnavailable, match="the bus is closed"):
+            await asyncio.wait_for(one, 30)
+    assert [task for task in asyncio.all_tasks() if task.get_name() == "cluster test"] == []
+
+
+async def test_of_what_nobody_waits_for_an_error_is_nobodys_matter() -> None:
+    loop, told = asyncio.get_running_loop(), list[Any]()
+    loop.set_exception_handler(lambda _loop, context: told.append(context))
+    for failed in (True, False):
+        future: asyncio.Future[None] = loop.create_future()
+        future.add_done_callback(_heard)
+        if failed:
+            future.set_exception(ConnectionLost("x"))
+        else:
+            future.cancel()
+        await asyncio.sleep(0)
+        del future
+        gc.collect()
+    assert told == []

@@ -63,7 +63,8 @@ class Nodes:
             self.share()
             endpoint = Endpoint.parse(f"redis+cluster://127.0.0.1:{first.port}/")
             async with ClusterLink(endpoint, name="test/1:commands", timeout=timeout) as link:
-                # both are there
+                # both are there, though nobody has asked for anything
+                await eventually(lambda: self.one.connections and self.two.connections)
                 assert await link.call("PING") == b"PONG"
                 yield link
             await eventually(lambda: not self.one.connections + self.two.connections)
@@ -272,7 +273,12 @@ async def test_a_node_that_is_lost_is_told_by_its_name_until_it_is_there_again()
 async def test_every_connection_to_a_node_is_given_the_time_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     given: set[float | None] = set()
     timeout = asyncio.timeout
-    monkeypatch.setattr(asyncio, "timeout", lambda seconds: given.add(seconds) or timeout(seconds))
+
+    def limit(seconds: float | None) -> asyncio.Timeout:
+        given.add(seconds)
+        return timeout(seconds)
+
+    monkeypatch.setattr(asyncio, "timeout", limit)
     async with Nodes().linked(timeout=77.0):
         pass
     assert {seconds for seconds in given if seconds is not None and 1 < seconds != module._ROUTINE} == {77.0}
