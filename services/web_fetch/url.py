@@ -110,7 +110,7 @@ def _refuse_unsafe(url: str) -> None:
 def _port(text: str) -> int | None:
     if not text:
         return None
-    if not _PORT.fullmatch(text) or not text.isascii() or not 0 < int(text) <= 65_535:
+    if not _PORT.fullmatch(text) or not 0 < int(text) <= 65_535:
         raise Blocked("the URL's port is malformed")
     return int(text)
 
@@ -131,7 +131,7 @@ def _name(text: str) -> str:
         try:
             # Maps full-width letters, digits and dots to plain ones first, so that the checks below see them.
             host = idna.encode(text, uts46=True).decode("ascii").lower()
-        except (idna.IDNAError, UnicodeError) as exc:
+        except UnicodeError as exc:
             raise Blocked("the URL's host is not a valid name") from exc
     host = host.removesuffix(".")
     labels = host.split(".")

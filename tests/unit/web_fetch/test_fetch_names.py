@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
+import aiodns
 import pytest
 from support.waiting import eventually
 
 from services.web_fetch import guard
-from services.web_fetch.names import Names
+from services.web_fetch.names import ATTEMPT_SECONDS, ATTEMPTS, Names, open_names
 from services.web_fetch.service import WebFetch
 from shared.errors import ToolError
 
@@ -124,3 +127,65 @@ async def test_a_resolver_that_never_ends_is_left(fetcher: Any, monkeypatch: pyt
     async with asking(None, timeout=60) as (names, _):
         with pytest.raises(ToolError, match=r"^fetch error: the name servers do not answer for lost\.example$"):
             await fetcher(resolver=names)(WebFetch(url="http://lost.example/"))
+
+
+async def test_two_attempts_at_a_name_end_before_the_guard_gives_it_up() -> None:
+    # each waits twice as long as the one before
+    assert ATTEMPT_SECONDS * (2**ATTEMPTS - 1) < guard.RESOLVE_SECONDS
+
+
+class Resolver:
+    """What c-ares is asked; it answers with `nodes`, or fails with `error`."""
+
+    made: ClassVar[list[dict[str, Any]]] = []
+    nodes: ClassVar[list[Any]] = []
+    error: ClassVar[Exception | None] = None
+    asked: ClassVar[list[Any]] = []
+    closed: ClassVar[int] = 0
+
+    def __init__(self, **options: Any) -> None:
+        self.made.append(options)
+
+    async def getaddrinfo(self, host: str, **how: Any) -> Any:
+        self.asked.append((host, how))
+        if self.error is not None:
+            raise self.error
+        return SimpleNamespace(nodes=[SimpleNamespace(addr=addr) for addr in self.nodes])
+
+    async def close(self) -> None:
+        type(self).closed += 1
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> type[Resolver]:
+    fresh = type("Fresh", (Resolver,), {"made": [], "asked": [], "nodes": [], "error": None, "closed": 0})
+    monkeypatch.setattr(aiodns, "DNSResolver", fresh)
+    return fresh
+
+
+async def test_a_name_is_looked_up_once_for_connections_by_one_resolver(resolver: type[Resolver]) -> None:
+    resolver.nodes = [(b"2001:db8::1", 80, 0, 0), ("93.184.216.34", 80), (b"2001:db8::1", 80, 0, 0)]
+    async with open_names() as names:
+        assert resolver.made == []
+        for host in ("a.example", "b.example"):
+            assert await names(host, 81) == ["2001:db8::1", "93.184.216.34"]
+    wanted = {"port": 81, "type": socket.SOCK_STREAM}
+    assert resolver.asked == [("a.example", wanted), ("b.example", wanted)]
+    assert resolver.made == [{"timeout": ATTEMPT_SECONDS, "tries": ATTEMPTS}]
+    assert resolver.closed == 1
+    # who has asked for nothing has nothing to close
+    async with open_names():
+        pass
+    assert (len(resolver.made), resolver.closed) == (1, 1)
+    await Names(domains=[])("a.example", 80)
+    assert resolver.made[1] == {"timeout": ATTEMPT_SECONDS, "tries": ATTEMPTS, "domains": []}
+
+
+@pytest.mark.parametrize(("number", "silent"), [(12, True), (4, False), (11, False)])
+async def test_a_silent_name_server_is_told_from_one_that_refuses(
+    resolver: type[Resolver], number: int, silent: bool
+) -> None:
+    resolver.error = aiodns.error.DNSError(number, "no")
+    with pytest.raises(OSError, match=r"cannot resolve a\.example") as refused:
+        await Names()("a.example", 80)
+    assert isinstance(refused.value, TimeoutError) is silent

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import httpcore
 import pytest
 
 from services.web_fetch import guard
+from services.web_fetch.address import is_public
+from services.web_fetch.errors import Blocked, FetchError
+from services.web_fetch.guard import AllowedHosts, GuardedBackend
 from services.web_fetch.service import WebFetch, WebFetchSettings
 from shared.errors import ToolError
 
@@ -291,3 +296,122 @@ async def test_a_name_without_an_address_is_told() -> None:
     backend = guard.GuardedBackend(guard.AllowedHosts(), resolver=_nobody)
     with pytest.raises(ToolError, match=r"the name nowhere\.example cannot be resolved"):
         await backend.connect_tcp("nowhere.example", 80)
+
+
+# ── part by part ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("address", PRIVATE_ADDRESSES)
+def test_a_private_address_is_none_of_the_public_internet(address: str) -> None:
+    assert is_public(address) is False
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True), ("1.0.0.1", True), ("100.63.255.255", True), ("100.128.0.0", True), ("168.63.129.17", True),
+        ("198.17.255.255", True), ("198.20.0.0", True), ("223.255.255.255", True), ("2606:4700::1111", True),
+        ("2001:200::1", True), ("::ffff:8.8.8.8", True), ("::8.8.8.8", True), ("64:ff9b::808:808", True),
+        ("::ffff:0:8.8.8.8", True), ("2002:808:808::1", True), ("2600:1::5efe:808:808", True),
+        ("2600:1::200:5efe:808:808", True), ("2600:1::5eff:7f00:1", True), ("2606:4700::1111%eth0", False),
+        ("8.8.8.8:80", False), ("a.example", False), ("", False),
+    ],
+)  # fmt: skip
+def test_an_address_is_public_that_leads_to_nobodys_own_network(address: str, public: bool) -> None:
+    assert is_public(address) is public
+
+
+def test_a_host_is_allowed_by_name_for_its_web_ports_or_for_the_port_that_is_told() -> None:
+    allowed = AllowedHosts.of([" Wiki.example ", "a.example:8081"])
+    assert allowed == AllowedHosts(frozenset({("wiki.example", None), ("a.example", 8081)}))
+    asked = [("wiki.example", 80), ("wiki.example", 8081), ("a.example", 8081), ("a.example", 80), ("b.example", 80)]
+    assert [target in allowed for target in asked] == [True, True, True, False, False]
+    assert [allowed.named(*target) for target in asked] == [False, False, True, False, False]
+    with pytest.raises(Blocked):
+        AllowedHosts.of(["a.example", "not a host"])
+
+
+class Network:
+    """Takes connections to some addresses, and fails with the others as it is told."""
+
+    def __init__(self, **failing: Exception) -> None:
+        self.failing = failing
+        self.tried: list[Any] = []
+
+    async def connect_tcp(self, *how: Any) -> Any:
+        self.tried.append(how)
+        failure = self.failing.get(f"at{how[0].rpartition('.')[2]}")
+        if failure is not None:
+            raise failure
+        return f"to {how[0]}"
+
+
+def guarding(network: Any, answer: Any, *allowed: str) -> tuple[Any, list[Any]]:
+    asked: list[Any] = []
+
+    async def resolver(host: str, port: int) -> list[str]:
+        asked.append((host, port))
+        if isinstance(answer, Exception):
+            raise answer
+        return list(answer)
+
+    return GuardedBackend(AllowedHosts.of(allowed), resolver, network), asked
+
+
+async def test_one_address_after_the_other_is_tried_and_the_last_for_all_the_time() -> None:
+    refused, silent = httpcore.ConnectError("no"), httpcore.ConnectTimeout("no")
+    for failing, reached in (({}, 1), ({"at1": refused}, 2), ({"at1": silent, "at2": refused}, 3)):
+        network = Network(**failing)
+        backend, asked = guarding(network, ["8.8.8.1", "8.8.8.2", "8.8.8.3"])
+        assert await backend.connect_tcp("a.example", 81 + 1_000, 7.5) == f"to 8.8.8.{reached}"
+        assert asked == [("a.example", 1_081)]
+        limits = [guard.ATTEMPT_SECONDS, guard.ATTEMPT_SECONDS, 7.5]
+        assert network.tried == [(f"8.8.8.{n}", 1_081, limits[n - 1]) for n in range(1, reached + 1)]
+    # another fault is none of the address's
+    backend, _ = guarding(Network(at1=httpcore.ReadError("no")), ["8.8.8.1", "8.8.8.2"])
+    with pytest.raises(httpcore.ReadError):
+        await backend.connect_tcp("a.example", 80)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "why"),
+    [
+        ([], FetchError, "the name a.example cannot be resolved"),
+        (OSError("no"), FetchError, "the name a.example cannot be resolved"),
+        (UnicodeError("no"), FetchError, "the name a.example cannot be resolved"),
+        (TimeoutError("no"), FetchError, "the name servers do not answer for a.example"),
+        (["8.8.8.8", "10.0.0.1"], Blocked, "a.example is not on the public internet"),
+    ],
+)
+async def test_where_a_name_leads_nowhere_nothing_is_connected_to(
+    answer: Any, error: type[Exception], why: str
+) -> None:
+    network = Network()
+    backend, _ = guarding(network, answer)
+    with pytest.raises(error, match=why):
+        await backend.connect_tcp("a.example", 80)
+    assert network.tried == []
+
+
+async def test_a_private_host_that_is_allowed_is_reached_at_the_ports_that_it_is_allowed_for() -> None:
+    for allowed, port, reached in (
+        (["a.example"], 80, True), (["a.example"], 22, False), (["a.example:22"], 22, True),
+        (["a.example:22"], 80, False), (["b.example"], 80, False),
+    ):  # fmt: skip
+        network = Network()
+        backend, asked = guarding(network, ["10.0.0.1"], *allowed)
+        if reached:
+            assert await backend.connect_tcp("a.example", port, None) == "to 10.0.0.1"
+        else:
+            with pytest.raises(Blocked):
+                await backend.connect_tcp("a.example", port, None)
+        assert network.tried == ([("10.0.0.1", port, None)] if reached else [])
+        # what no web server listens on is not even looked up
+        assert len(asked) == (allowed != ["a.example"] or port != 22)
+
+
+async def test_whoever_waits_between_two_attempts_waits() -> None:
+    backend, _ = guarding(Network(), [])
+    began = asyncio.get_running_loop().time()
+    await backend.sleep(0.02)
+    assert asyncio.get_running_loop().time() - began >= 0.02
