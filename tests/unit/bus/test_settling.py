@@ -135,12 +135,14 @@ async def test_an_effect_that_is_refused_is_told_to_its_entry_alone() -> None:
     on = Settler()
     on.settles("1-1", A)
     on.settles("2-1", B, C)
-    on.settles("3-1", A)
+    on.settles("3-1", A, B)
+    on.settles("4-1")
     await on.commits()
-    await on.answer([b"OK", b"OK", ReplyError("WRONGTYPE no"), ReplyError("ERR later"), 1])
-    assert on.told["1-1"] is None
+    await on.answer([b"OK", b"OK", ReplyError("WRONGTYPE no"), ReplyError("ERR first"), ReplyError("ERR later"), 4])
+    assert on.told["1-1"] is on.told["4-1"] is None
     assert [type(on.told[name]) for name in ("2-1", "3-1")] == [EffectRefused, EffectRefused]
-    assert str(on.told["2-1"]) == "WRONGTYPE no"
+    # the first of them says why
+    assert [str(on.told[name]) for name in ("2-1", "3-1")] == ["WRONGTYPE no", "ERR first"]
 
 
 async def test_of_what_is_refused_together_each_is_tried_alone() -> None:
@@ -186,4 +188,7 @@ async def test_a_full_redis_refuses_a_script_with_all_that_it_stands_in() -> Non
     on.settles("1-1", A)
     on.settles("2-1", script)
     nothing = ("SET", nothing_key(STREAM), "", "XX")
+    alone = Settler()
+    alone.settles("1-1", script)
+    assert await alone.commits() == [[script, nothing, ("XACK", STREAM, "g", "1-1")]]
     assert await on.commits() == [[A, script, nothing, ("XACK", STREAM, "g", "1-1", "2-1")]]

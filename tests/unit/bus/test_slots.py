@@ -184,6 +184,24 @@ async def test_a_read_that_does_not_wait_in_redis_ends_by_itself_and_is_waited_f
     assert (asked, have.working) == (1, {parked})
 
 
+async def test_a_read_that_was_begun_meanwhile_gives_back_what_it_was_promised_too() -> None:
+    asked = 0
+
+    async def unblock() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            have.promised = 0
+            have.changed.set()
+        return True
+
+    have = Slots(1, {FREE: None}, 5, unblock)
+    parked = taken(have, "1-1")
+    async with asyncio.timeout(5), parked.parked():
+        have.promised = 1
+    assert (asked, have.working) == (2, {parked})
+
+
 async def test_an_entry_whose_waiting_fails_is_worked_on_again() -> None:
     have = slots(size=1)
     parked = taken(have, "1-1")
