@@ -210,7 +210,7 @@ class Registry:
         """
         if not names:
             return
-        workers = sorted({info.participant for info in self._snapshot if outside(info.participant)})
+        workers = {info.participant for info in self._snapshot if outside(info.participant)}
         known, count, *_ = await self._bus.link.pipe_raw(
             [
                 ("SMISMEMBER", KNOWN_TOOLS, *names),

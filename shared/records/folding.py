@@ -118,7 +118,6 @@ class Folding:
             if told.scope == scope and told.kind in _PIECES and not told.said:
                 told.pieces = [piece for piece in told.pieces if order(piece[0]) <= valid]
         self._told = [told for told in self._told if told.kind not in _PIECES or told.pieces]
-        self._last.pop(scope, None)
 
     def events(self, answer: str | None = None) -> list[Event]:
         """All of it, oldest first. answer: of the turn that is kept; it is not said a second time."""

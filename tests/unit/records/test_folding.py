@@ -116,26 +116,24 @@ def test_behind_the_end_is_only_what_others_add_and_what_nobody_knows_is_left_ou
 @pytest.mark.parametrize(
     ("told", "stays"),
     [
-        (message("probe"), True),
+        ([message("probe")], True),
         # a call of somebody else says nothing of it, and neither does a message without one
-        (message("probe", persona="Pia", round=1), False),
-        (message(), False),
+        ([message("probe", persona="Pia", round=1)], False),
+        ([message()], False),
+        ([message("probe"), message("probe", persona="Pia", round=1), message()], True),
     ],
 )
 def test_what_was_said_before_a_call_is_no_answer_and_stays_whatever_is_voided_later(
-    told: dict[str, Any], stays: bool
+    told: list[dict[str, Any]], stays: bool
 ) -> None:
-    said = (
-        ("1-1", "thinking", {"text": "hm"}),
-        ("1-2", "answer", {"text": "One moment."}),
-        ("1-3", "message", told),
-    )
+    said = [("1-1", "thinking", {"text": "hm"}), ("1-2", "answer", {"text": "One moment."})]
+    said += [(f"1-{number}", "message", one) for number, one in enumerate(told, 3)]
     void = ("2-0", "restarted", {"discard_after": "1-0"})
     kinds = [kind for _, kind, _ in folded(*said, void)]
-    assert kinds == (["thinking", "answer"] if stays else []) + ["message", "restarted"]
+    assert kinds == (["thinking", "answer"] if stays else []) + ["message"] * len(told) + ["restarted"]
     # beside the turn's answer, what is its part is left out
     kinds = [kind for _, kind, _ in folded(*said, answer="x")]
-    assert kinds == ["thinking", *(["answer"] if stays else []), "message"]
+    assert kinds == ["thinking", *(["answer"] if stays else []), *["message"] * len(told)]
 
 
 def test_text_up_to_where_it_is_void_stays_and_what_comes_after_begins_anew() -> None:

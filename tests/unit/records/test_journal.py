@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from shared.records.journal import Crossing, EntryType, JournalEntry
+from shared.records.journal import Crossing, EntryType, JournalEntry, response_id
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,10 @@ def test_text_is_void_behind_the_id_that_a_restart_names_and_else_behind_itself(
     assert JournalEntry("2-5", EntryType.RESTARTED, 0, orjson.dumps(data)).valid_until() == valid
 
 
+def test_an_answer_is_known_by_its_query_and_its_respondent() -> None:
+    assert response_id("7-1", "B") == "7-1:B"
+
+
 def end(told: Any = b"", crossed: Any = b"") -> JournalEntry:
     told, crossed = (one if isinstance(one, bytes) else orjson.dumps(one) for one in (told, crossed))
     return JournalEntry("3-9", EntryType.COMPLETED, 5, b"{}", told, "", crossed)
@@ -85,3 +89,17 @@ def test_an_entry_names_the_messages_that_crossed_the_bus_and_nobody_else_makes_
     assert end(crossed=[[5, "7-1"]]).crossings() == [Crossing("5", "7-1")]
     for nothing in (b"", b"{", 5, [["x"]], [["x", "7-1", "more"]], [["x", "7-1"], ["y", "later"]], [5]):
         assert end(crossed=nothing).crossings() == []
+
+
+def test_what_cannot_be_read_of_an_entry_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.telemetry.unread._said", {})
+    entry = JournalEntry("3-9", EntryType.COMPLETED, 5, b"{", crossed=b"[5]")
+    assert (entry.value(), entry.crossings()) == ({}, [])
+    # to name nothing is no mistake
+    assert JournalEntry("3-8", EntryType.COMPLETED, 5, b"{}").crossings() == []
+    told = [orjson.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(one["stream"], one["entry_id"], one["reason"][:25]) for one in told] == [
+        ("a journal", "3-9", "completed: its data is no"), ("a journal", "3-9", "completed: its messages: "),
+    ]  # fmt: skip
