@@ -120,12 +120,12 @@ class Response:
         self._turned: str | None = None
         self._message = message
         self._query = message.payload
-        # what the model reads before the question
-        self._material = message.payload.material or ""
-        self._system = ""
+        # what `generate` has asked the model, with what it reads before the question
+        self._material: str
+        self._system: str
+        self._past: Past
         self._ports = ports
         self._settings = ports.context.settings
-        self._past = Past()
 
     # ── the answer ───────────────────────────────────────────────────────────────────────────────────────────
 

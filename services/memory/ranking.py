@@ -151,7 +151,7 @@ class _Judged:
         relevance = _relevance(candidate, weights, min_score)
         parts = {
             "critic": 0.0 if candidate.score is None else weights.critic * (candidate.score - 3) / 2,
-            "winner": 0.0 if candidate.won is None else weights.winner * (1 if candidate.won else -1),
+            "winner": 0.0 if candidate.won is None else weights.winner if candidate.won else -weights.winner,
             "feedback": weights.feedback * (candidate.feedback or 0.0),
             "age": -weights.age * (1 - 0.5 ** (max(0.0, candidate.age_days) / weights.half_life_days)),
         }

@@ -186,7 +186,7 @@ class Database:
         columns = self._columns(db, table)
         if not set(names) <= columns:
             raise ValueError(f"{table} has no {', '.join(sorted(set(names) - columns))}")
-        updates = ", ".join(f"{name}=excluded.{name}" for name in names if name != KEYS[table])
+        updates = ", ".join(f"{name}=excluded.{name}" for name in names)
         db.execute(
             f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) "
             f"ON CONFLICT ({KEYS[table]}) DO UPDATE SET {updates}",
@@ -228,7 +228,7 @@ class Database:
         with self._transaction() as db:
             for row in rows:
                 there = db.execute(f"SELECT 1 FROM {table} WHERE {key}=?", (row[key],)).fetchone()
-                if there is not None and replace:
+                if replace:
                     # as a whole: an earlier release's row does not name every column
                     db.execute(f"DELETE FROM {table} WHERE {key}=?", (row[key],))
                 if there is None or replace:

@@ -485,12 +485,12 @@ async def test_the_model_reads_the_newest_turns_and_the_summary_of_those_before(
 ) -> None:
     summary = Summary("2-0", 2, "They met.")
     turns = [turn(1), turn(2), turn(3, ratio=9.0), turn(4), turn(5, ratio=4.5)]
-    bench = Bench(monkeypatch, settings={"history_turns": 2}, system_prompt="In French.")
+    bench = Bench(monkeypatch, settings={"history_turns": 3}, system_prompt="In French.")
     conversation = (await bench.steps(Past(turns, summary))).conversation
     prompt = {"role": "system", "content": "Be kind.\n\nIn French.\n\nToday's date: 2026-01-02"}
     assert conversation.system == [prompt, summary.message()]
-    assert conversation.history == [turn(4).messages(), turn(5).messages()]
-    assert conversation.names == ["4-0", "5-0"]
+    assert conversation.history == [turn(3).messages(), turn(4).messages(), turn(5).messages()]
+    assert conversation.names == ["3-0", "4-0", "5-0"]
     assert (conversation.summarised, conversation.until, conversation.ratio) == (2, "2-0", 4.5)
     bench = Bench(monkeypatch, settings={"history_turns": 50})
     conversation = (await bench.steps(Past(turns[:4], summary))).conversation
@@ -704,18 +704,18 @@ async def test_memories_are_looked_up_for_a_model_that_cannot_ask_for_them(monke
     called: list[Any] = []
 
     async def tools(steps: JournalSteps, step: int, calls: Sequence[tuple[int, ToolCall]]) -> list[ToolCallRecord]:
-        called.append((steps.scope, steps.allowed, steps.arguments, step, calls))
+        called.append((steps.scope, steps.allowed, steps.arguments, steps.options, step, calls))
         return [ToolCallRecord(tool="search_memory", args={}, result="You have a dog.", call_id="c")]
 
     monkeypatch.setattr(JournalSteps, "tools", tools)
-    bench = Bench(monkeypatch, mode="committee")
+    bench = Bench(monkeypatch, mode="committee", options={"seed": 1})
     await bench.response.generate(Past())
     retrieve = bench.sat[0][6]
     assert await retrieve() is None
     bench.recall.notices.add("tools_unsupported")
     assert await retrieve() == "You have a dog."
     call = ToolCall("context", "search_memory", {"query": "What is new?"})
-    assert called == [(Seat("context", 0).scope, PERSONA_TOOLS, PERSONA_ARGUMENTS, 0, [(0, call)])]
+    assert called == [(Seat("context", 0).scope, PERSONA_TOOLS, PERSONA_ARGUMENTS, {"seed": 1}, 0, [(0, call)])]
     bench.tools = {"web_search": {}}
     assert await retrieve() is None
     assert len(called) == 1

@@ -178,6 +178,16 @@ def test_what_is_promised_comes_best_first() -> None:
     ]
 
 
+def test_of_what_promises_as_much_the_first_id_comes_first() -> None:
+    promised = promising([Candidate(name, 0.5) for name in "cab"], Weights(), min_score=LEAST)
+    assert [id_ for id_, _ in promised] == ["a", "b", "c"]
+
+
+def test_what_is_unlike_or_not_old_yet_takes_and_gives_nothing() -> None:
+    (hit,) = rank([Candidate("a", -0.5, 1, 0.8, age_days=-3)], Weights(keyword=0.5), top_k=1, min_score=LEAST)
+    assert (hit.relevance, hit.why["age"]) == (0.4, 0.0)
+
+
 def test_the_turns_around_one_add_a_part_of_their_own_relevance() -> None:
     weights = Weights(keyword=0.0, before=0.2, after=0.1)
     found = {name: Candidate(name, value) for name, value in (("asked", 0.8), ("told", 0.4), ("left", 0.3))}
@@ -309,8 +319,8 @@ def test_who_stands_for_its_copies_stands_in_its_own_place() -> None:
 
 
 def test_a_changed_number_is_news_and_no_copy() -> None:
-    found = [Candidate("old", 0.8, text=STORY + " room 12"), Candidate("new", 0.8, text=STORY + " room 14")]
-    assert len(best(*found)) == 2
+    for old, new in ((" room 12", " room 14"), (" gate b12", " gate b14")):
+        assert len(best(Candidate("old", 0.8, text=STORY + old), Candidate("new", 0.8, text=STORY + new))) == 2
 
 
 def test_engrams_without_any_text_are_not_copies_of_each_other() -> None:

@@ -48,6 +48,7 @@ class Model:
                 raise self.fails
             for at in range(0, len(self.text), 5):
                 yield TextDelta(self.text[at : at + 5])
+            yield Finish("stop", 100, 5, "m")
         finally:
             self.closed = True
 
@@ -317,8 +318,15 @@ async def test_a_server_that_is_away_or_was_not_named_reranks_nothing() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
+    def late(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("silent", request=request)
+
     url = "http://ann:secret@rerank.example:8012/v1/rerank?key=secret#secret"
-    for handler, why in ((refuse, "no connection to http://rerank.example:8012/$"), (hang, "no answer within 0.01 s")):
+    for handler, why in (
+        (refuse, "no connection to http://rerank.example:8012/$"),
+        (hang, "no answer within 0.01 s"),
+        (late, "no answer within 0.01 s"),
+    ):
         async with httpx.AsyncClient(transport=httpx.MockTransport(handler)) as http:
             with pytest.raises(RerankFailed, match=why):
                 await CrossEncoder(http).order("boat?", TEXTS, settings(rerank_timeout=0.01, rerank_url=url))

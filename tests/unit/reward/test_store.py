@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -18,6 +19,7 @@ from services.reward.store import FIRST, Store, config_name
 from services.reward.votes import Cast, Part, Vote
 from shared.contracts import VotePart
 from shared.errors import SettingsError, TransientError
+from shared.participant.file_lock import FileLock
 
 
 @pytest.fixture
@@ -69,6 +71,44 @@ def everything(store: Store) -> None:
     rate(store)
 
 
+def test_what_is_said_to_be_kept_is_on_disk_and_what_is_removed_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    for _ in range(2):
+        with closing(Store(path)) as store:
+            said = [store.rows(f"PRAGMA {name}")[0][name] for name in ("journal_mode", "synchronous", "secure_delete")]
+            # 2: every commit waits for the disk
+            assert said == ["wal", 2, 1]
+            assert store.rows("PRAGMA user_version") == [{"user_version": 1}]
+            assert store.put("responses", response())
+        # closed, nothing is left beside it
+        assert not list(tmp_path.glob("*-wal"))
+
+
+def test_a_database_has_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.reward.database._LOCK_PATIENCE", 0.01)
+    path = tmp_path / "p.sqlite"
+    with (
+        closing(Store(path)),
+        pytest.raises(SettingsError, match=rf"in use by another process \(process {os.getpid()}\)"),
+    ):
+        Store(path)
+    Store(path).close()
+    lock = FileLock(tmp_path / "p.sqlite.lock")
+    assert lock.take(1.0)
+    lock.text = ""
+    with pytest.raises(SettingsError, match=r"in use by another process \(unknown\)"):
+        Store(path)
+    lock.close()
+
+
+def test_a_place_that_cannot_be_used_is_told_and_is_no_damage(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "p.sqlite"
+    with pytest.raises(SettingsError, match=rf"database: {path} cannot be used: ") as caught:
+        Store(path)
+    assert "doctor" not in str(caught.value)
+
+
 def test_a_row_that_comes_again_replaces_the_earlier_one_under_its_key(store: Store) -> None:
     assert store.put("responses", response(answer="first"))
     assert store.put("responses", response(answer="second"))
@@ -90,6 +130,18 @@ def test_the_vote_that_was_cast_last_counts_whichever_comes_last(
     assert rate(store, reward=-1.0, cast=second) is wins
     (row,) = store.page("votes", "", 10)
     assert row["reward"] == (-1.0 if wins else 1.0)
+
+
+def test_a_vote_that_changed_has_a_later_mark_than_before(store: Store) -> None:
+    first = change(store, {"stars": Part((1, 0), 5)})
+    # another one that says to be of the same moment, one that is late, and one of two moments
+    same = change(store, {"stars": Part((1, 0), 1)})
+    late = change(store, {"thumb": Part((0, 9), "positive")})
+    both = change(store, {"thumb": Part((2, 0), "negative"), "stars": Part((5, 3), 2)})
+    marks = [state[1] for state in (first, same, late, both) if state is not None]
+    assert (marks[0], marks[3]) == ((1, 0), (5, 3))
+    assert marks[0] < marks[1] < marks[2] < marks[3]
+    assert change(store, {"stars": Part((5, 3), 2)}) == (both[0], (5, 3))  # type: ignore[index]
 
 
 CAST: list[dict[VotePart, Part]] = [
@@ -221,15 +273,15 @@ def test_of_what_is_old_everything_goes_few_rows_at_a_time(store: Store, monkeyp
 
 
 def test_pruning_looks_at_few_rows_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.reward.store._PRUNED", 2)
-    for number in range(5):
-        store.put("responses", response(f"{number}-0:A"))
+    monkeypatch.setattr("services.reward.store._PRUNED", 3)
+    for number in range(7):
+        store.put("responses", response(f"{number}-0:A", time=number // 3))
     rate(store, "1-0:A")
     pages, place = [], FIRST
     while place is not None:
         removed, place = store.prune(before=100, after=place)
         pages.append(removed)
-    assert pages == [1, 2, 1, 0]
+    assert pages == [2, 3, 1, 0]
     assert [row["response_id"] for row in store.page("responses", "", 10)] == ["1-0:A"]
 
 
@@ -296,6 +348,10 @@ def test_later_answers_keep_nothing_of_a_query_that_is_taken_back(store: Store) 
         store.take_back("s", ["2-0"], 5)
     kept = {row["response_id"]: row["messages"] for row in store.page("responses", "", 10)}
     assert kept == {"1-0:A": TALK, "1-0:B": TALK, "3-0:A": "", "8-0:A": '["q"]', "9-0:A": TALK}
+    # of several the earliest
+    store.put("responses", response("7-0:A", messages=TALK, time=7))
+    store.take_back("s", ["12-0", "6-0", "11-0"], 12)
+    assert store.response("7-0:A")["messages"] == ""  # type: ignore[index]
     # it still counts, and is no example
     assert len(store.ratings()) == 1
     assert store.pair_rows("", 10) == store.answer_rows("", 10) == []
@@ -419,6 +475,73 @@ def test_tallies_count_each_value_and_those_that_nobody_gave(store: Store) -> No
         "verdicts": {"A": 1, "B": 0, "tie": 1},
         "sentiments": {"positive": 2, "negative": 1, "neutral": 1},
     }
+
+
+EXPERIMENT = {
+    "name": "warmer", "state": "running", "config_a": "config A", "config_b": "config B", "settings_a": "{}",
+    "settings_b": '{"temperature":1}', "before_a": None, "before_b": "{}", "started": 10, "ended": None,
+}  # fmt: skip
+
+
+def test_one_experiment_is_on_at_a_time_and_each_has_its_name(store: Store) -> None:
+    active = ("starting", "running")
+    assert store.begin_experiment(EXPERIMENT, active) is None
+    other = {**EXPERIMENT, "name": "colder", "started": 20}
+    assert store.begin_experiment(other, active) == (
+        "the experiment warmer is running: one at a time; stop or promote it first"
+    )
+    assert not store.move_experiment("warmer", "starting", "stopped")
+    assert not store.move_experiment("unknown", "running", "stopped")
+    assert store.experiment("warmer") == EXPERIMENT
+    assert store.move_experiment("warmer", "running", "stopped", ended=15, before_b="{1}")
+    warmer = {**EXPERIMENT, "state": "stopped", "ended": 15, "before_b": "{1}"}
+    assert store.experiment("warmer") == warmer
+    assert store.experiment("unknown") is None
+    assert store.begin_experiment(EXPERIMENT, active) == ("there was an experiment warmer before: take another name")
+    assert store.begin_experiment(other, active) is None
+    # what goes on comes first, then what ended last
+    last = {**EXPERIMENT, "name": "last", "state": "stopped", "ended": 16}
+    store.put("experiments", last)
+    assert store.experiments() == [other, last, warmer]
+    assert store.experiments("stopped") == [last, warmer]
+    assert store.experiments("failed") == []
+
+
+def test_an_experiments_verdicts_are_those_on_questions_of_its_time(store: Store) -> None:
+    for number, config in ((9, "config B"), (10, "config B"), (11, "config C"), (12, "config B"), (13, "config B")):
+        name = f"{number}-0"
+        store.put("responses", response(f"{name}:A", time=number, intent=f"i{number}"))
+        store.put("pairs", pair(name, config_b=config, winner="tie" if number == 12 else "B", time=100 - number))
+        rate(store, f"{name}:A", reward=1.0 if number % 2 else -1.0)
+    row = {"session_id": "s", "winner": "B", "counts": 1}
+    # in the order in which they came
+    every = [{**row, "intent": "i13"}, {**row, "intent": "i12", "winner": "tie"}, {**row, "intent": "i11", "counts": 0},
+             {**row, "intent": "i10"}]  # fmt: skip
+    assert store.trial_rows(EXPERIMENT, None) == every
+    assert store.trial_rows(EXPERIMENT, 13) == every[1:]
+    # its sides the other way round are not its sides
+    turned = {**EXPERIMENT, "config_a": "config B", "config_b": "config A"}
+    assert [row["counts"] for row in store.trial_rows(turned, None)] == [0] * 4
+    store.put("responses", response("12-0:B", time=12, config="config A"))
+    rate(store, "12-0:B")
+    assert store.vote_counts("config A", 10, None) == {"positive": 2, "negative": 2}
+    assert store.vote_counts("config A", 10, 13) == {"positive": 1, "negative": 2}
+    assert store.vote_counts("config A", 11, 13) == {"positive": 1, "negative": 1}
+    assert store.vote_counts("config B", 0, None) == {"positive": 0, "negative": 0}
+
+
+def test_rankings_can_be_asked_of_one_intent(store: Store) -> None:
+    for number, intent in ((1, "code"), (2, "chat")):
+        store.put("responses", response(f"{number}-0:A", intent=intent))
+        store.put("pairs", pair(f"{number}-0"))
+        rate(store, f"{number}-0:A")
+    assert (
+        [row["intent"] for row in store.comparisons("chat")]
+        == [row["intent"] for row in store.ratings("chat")]
+        == ["chat"]
+    )
+    assert store.comparisons("poem") == store.ratings("poem") == []
+    assert len(store.comparisons()) == len(store.ratings()) == 2
 
 
 def test_a_user_who_was_never_asked_has_said_nothing(store: Store) -> None:
