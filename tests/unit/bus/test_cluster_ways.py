@@ -87,6 +87,8 @@ async def test_commands_go_to_the_masters_of_their_slots_and_their_replies_stand
         assert await link.pipe_raw(gets) == [b"2:foo", b"1:bar", b"2:{foo}2"]
         assert await link.pipe([("SET", BAR, 1), ("SET", FOO, 1), ("GET", BAR)]) == [b"OK"] * 2 + [b"1:bar"]
         assert await link.commit([("SET", FOO, 2), ("SET", OOF, 2)]) == [b"OK"] * 2
+        with pytest.raises(ConnectionLost, match="in time"):
+            await link.commit([("SET", FOO, 3)], until=asyncio.get_running_loop().time() - 1)
         assert link.masters == (Address("127.0.0.1", nodes.one.port), Address("127.0.0.1", nodes.two.port))
         assert (link.owner(HALF - 1), link.owner(HALF)) == link.masters == (link.owner(0), link.owner(16_383))
         assert (await link.server(link.masters[1])).port == nodes.two.port
@@ -306,6 +308,11 @@ async def test_what_a_leaving_node_has_been_asked_is_answered_or_goes_back(
         if farewell > 1:
             # it goes away by itself
             redis.cut()
+            # one that was asked nothing has nothing to wait for
+            idle = NodeLink(endpoint, place, name="test", timeout=3_600.0, on_loss=said.append)
+            idle.open()
+            await idle.connected.wait()
+            await asyncio.wait_for(idle.retire(), 30)
         await asyncio.wait_for(leaving, 60)
         with pytest.raises(Unsent):
             await again
