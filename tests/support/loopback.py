@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def listening(handle: Handler) -> AsyncIterator[int]:
-    """Yields its port; at the end, what is still being handled is cancelled."""
+async def listening(
+    handle: Handler, *, tls: ssl.SSLContext | None = None, path: Path | None = None
+) -> AsyncIterator[int]:
+    """Yields its port (0 where it is a unix socket at `path`); at the end, what is still being handled is cancelled."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -29,9 +33,12 @@ async def listening(handle: Handler) -> AsyncIterator[int]:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    if path is None:
+        server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
+    else:
+        server = await asyncio.start_unix_server(connected, path)
     try:
-        yield server.sockets[0].getsockname()[1]
+        yield 0 if path else server.sockets[0].getsockname()[1]
     finally:
         server.close()
         for task in list(tasks):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import hiredis
@@ -42,10 +44,11 @@ class ScriptedRedis:
         self._open: set[asyncio.StreamWriter] = set()
 
     @contextlib.asynccontextmanager
-    async def listening(self) -> AsyncIterator[Server]:
-        async with listening(self._serve) as port:
+    async def listening(self, *, tls: ssl.SSLContext | None = None, path: Path | None = None) -> AsyncIterator[Server]:
+        """path: of a unix socket, instead of a port."""
+        async with listening(self._serve, tls=tls, path=path) as port:
             self.port = port
-            yield Server("127.0.0.1", port)
+            yield Server(path=str(path)) if path else Server("127.0.0.1", port)
 
     def behind(self) -> list[list[tuple[bytes, ...]]]:
         """What each connection was asked behind its handshake, without the numbers that end each write."""

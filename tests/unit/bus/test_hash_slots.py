@@ -22,6 +22,8 @@ def test_empty_or_open_braces_are_part_of_the_key() -> None:
         assert slot_of_key(odd) != slot_of_key("foo")
         assert slot_of_key(odd) != slot_of_key("bar")
     assert slot_of_key("{}{foo}") != slot_of_key("foo")
+    assert slot_of_key("{}foo}") != slot_of_key("}foo")
+    assert slot_of_key("{a}foo") == slot_of_key("a")
 
 
 FOO = 12182

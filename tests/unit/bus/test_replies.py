@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.bus.port import BusFull, ReplyError, Script, checked, committed
+from shared.bus.port import BusFull, ConnectionLost, ReplyError, Script, checked, committed, loading, missing, there
 from shared.bus.streams import order
 from shared.errors import BusUnavailable
 
@@ -49,6 +49,13 @@ def test_a_script_is_called_by_its_sum_with_the_number_of_its_keys() -> None:
     assert script(("a", "b"), 3) == ("EVALSHA", "e0e1f9fabfc9d4800c877a703b823ac0578ff8db", 2, "a", "b", 3)
     assert Script.known[script.sha] is script
     del Script.known[script.sha]
+    assert loading([script]) == [("SCRIPT", "LOAD", "return 1")]
+    assert there([script]) == ("SCRIPT", "EXISTS", script.sha)
+    assert missing([script, script], [0, 1]) == [script]
+
+
+def test_a_connection_that_was_lost_once_was_not_broken_by_what_it_carried() -> None:
+    assert (str(ConnectionLost("x")), ConnectionLost("x").broken, ConnectionLost("x", 3).broken) == ("x", 0, 3)
 
 
 def test_ids_are_ordered_by_their_numbers() -> None:
