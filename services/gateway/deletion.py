@@ -85,8 +85,7 @@ async def _forget(gateway: Gateway, session_id: str) -> list[str]:
         while waiting and await lanes.running(bus, session_id) and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(_LOOK)
     await gateway.sessions.close(session_id)
-    if queries:
-        await erase(bus, queries)
+    await erase(bus, queries)
     return queries
 
 

@@ -27,11 +27,12 @@ from shared.contracts import (
 )
 from shared.envelope import Envelope
 from shared.records import lanes
+from shared.records.erasing import erase
 from shared.records.lanes import padded
 from shared.records.sessions import SessionInfo, Sessions, Turn
 
 # Long after each other: what is looked for since a query is not found since the next.
-OLD, NEXT, NEW = "1000000-0", "2000000-0", "3000000-0"
+OLD, NEXT, NEW = "900000-0", "2000000-0", "3000000-0"
 
 
 async def told(bus: Bus, subject: Subject[Any]) -> list[tuple[Envelope, Any]]:
@@ -132,11 +133,11 @@ async def test_the_end_of_a_session_is_told_and_nothing_of_it_is_left(gateway: G
 
 async def test_whatever_names_a_query_of_the_session_it_is_stopped_and_erased(gateway: Gateway) -> None:
     bus, info = gateway.bus, await opened(gateway)
-    queries = [f"{n}-0" for n in range(7, 12)]
+    queries = [f"{n}-0" for n in range(7, 14)]
     await asked(gateway, *queries, read=True, listed=False)
     await bus.link.pipe(
         [
-            ("ZADD", queries_key("s"), 9e12, queries[0]),
+            ("ZADD", queries_key("s"), 9e12, queries[0], 9e12, queries[5], 9e12, queries[6]),
             ("ZADD", lane_key("s", "A"), 0, padded(queries[1])),
             ("ZADD", lane_key("s", "B"), 0, padded(queries[2])),
             *gateway.sessions.appending("s", "A", Turn(queries[3], "q", "a", 1)),
@@ -164,6 +165,25 @@ async def test_what_is_accepted_while_a_session_is_deleted_goes_too(
     assert await left(gateway, OLD, NEW) == []
     assert await still_said(gateway, "session_id") == (["t"], ["t"])
     assert await gateway.bus.link.call("EXISTS", *lanes.lane_keys("s")) == 0
+
+
+async def test_whatever_is_written_while_a_session_is_erased_comes_too_late(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = await opened(gateway)
+    await asked(gateway, NEXT, read=True)
+    closed: list[bool] = []
+
+    async def erasing(bus: Bus, query_ids: Sequence[str]) -> None:
+        closed.append(await gateway.sessions.deleted("s", NEXT))
+        await erase(bus, query_ids)
+
+    monkeypatch.setattr(deletion, "erase", erasing)
+    # the newest query that there ever was
+    await gateway.bus.link.call("XADD", QUERY_RECEIVED.stream, NEXT, "session_id", "t")
+    await delete_session(gateway, info)
+    assert closed
+    assert all(closed)
 
 
 async def test_a_session_without_queries_is_deleted(gateway: Gateway) -> None:
