@@ -82,8 +82,6 @@ def merged(events: Iterable[WireEvent]) -> Iterator[WireEvent]:
             if type(event) is kind:
                 texts.append(event.text)
                 continue
-            if isinstance(event, Alive):
-                continue
             idle = False
             if text := "".join(texts):
                 yield kind(text)

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from shared.llm.adapter import Alive, RawCall, WireEvent, merged
+from shared.llm.adapter import RawCall, WireEvent, merged
 from shared.llm.address import openai_url
 from shared.llm.discovery import is_llama, of_openai, same_model
 from shared.llm.failures import ThinkingUnsupported, error_text, failure
@@ -76,7 +76,7 @@ class OpenAIWire:
             try:
                 async with self._server.lines("chat/completions", asked, bound, _BEGINS, missing) as arrived:
                     async for lines in arrived:
-                        for event in merged(event for line in lines for event in reading.events(line)):
+                        for event in merged(reading.events(lines)):
                             yield event
             except ThinkingUnsupported as exc:
                 raise exc if wish else ModelRejected(str(exc)) from exc
@@ -223,49 +223,51 @@ class _Reading:
         self._reason = ""
         self._usage: Mapping[str, Any] = {}
 
-    def events(self, line: bytes) -> list[WireEvent]:
-        """What one line says; a comment, or the end of an event, only says that the backend is alive."""
-        kind, _, data = line.partition(b":")
-        if self._whole or line.lstrip().startswith(b"{"):
-            # some servers answer as a whole although a stream was asked for
-            self._whole.append(line)
-            return [Alive()]
-        if kind not in (b"data", b"error"):
-            return [Alive()]
-        data = data.strip()
-        if data == b"[DONE]":
-            # not everybody says why
-            self._reason = self._reason or "stop"
-            return [Alive()]
-        try:
-            part = parsed(data)
-            if kind == b"error" or part.get("error"):
-                raise failure(None, error_text(data), self._missing)
-            return self._take(part)
-        except (ValueError, AttributeError, KeyError, TypeError, IndexError) as exc:
-            raise StreamInterrupted(f"the server sent an event that cannot be read: {data[:80]!r}") from exc
+    def events(self, lines: Iterable[bytes]) -> Iterator[WireEvent]:
+        """What lines say; a comment, or the end of an event, says nothing."""
+        for line in lines:
+            kind, _, data = line.partition(b":")
+            if self._whole or line.lstrip().startswith(b"{"):
+                # some servers answer as a whole although a stream was asked for
+                self._whole.append(line)
+                continue
+            if kind not in (b"data", b"error"):
+                continue
+            data = data.strip()
+            if data == b"[DONE]":
+                # not everybody says why
+                self._reason = self._reason or "stop"
+                continue
+            try:
+                part = parsed(data)
+                if kind == b"error" or part.get("error"):
+                    raise failure(None, error_text(data), self._missing)
+                yield from self._take(part)
+            except (ValueError, AttributeError, KeyError, TypeError, IndexError) as exc:
+                raise StreamInterrupted(f"the server sent an event that cannot be read: {data[:80]!r}") from exc
 
-    def _take(self, part: Mapping[str, Any]) -> list[WireEvent]:
-        usage = part.get("usage")
-        self._usage = usage if isinstance(usage, dict) else self._usage
+    def _take(self, part: Mapping[str, Any]) -> Iterator[WireEvent]:
+        if isinstance(usage := part.get("usage"), dict):
+            self._usage = usage
         self._model = part.get("model") or self._model
         choices = part.get("choices")
         choice = choices[0] if choices else {}
         delta = choice.get("delta") or choice.get("message") or {}
         self._reason = choice.get("finish_reason") or self._reason
+        # Both names are in use, and some servers send the same text under both.
+        thinking = delta.get("reasoning") or delta.get("reasoning_content")
+        if isinstance(thinking, str):
+            yield ThinkingDelta(text_of(thinking))
+        yield from _content(delta.get("content"))
+        if delta.get("refusal"):
+            yield TextDelta(text_of(delta["refusal"]))
         fragments = list(delta.get("tool_calls") or ())
         if delta.get("function_call"):
             # what calls were named before there were several
             fragments.append({"function": delta["function_call"]})
         for fragment in fragments:
             self._calls.add(fragment)
-        # Both names are in use, and some servers send the same text under both.
-        thinking = delta.get("reasoning") or delta.get("reasoning_content")
-        events: list[WireEvent] = [ThinkingDelta(text_of(thinking))] if isinstance(thinking, str) else []
-        events += _content(delta.get("content"))
-        if delta.get("refusal"):
-            events.append(TextDelta(text_of(delta["refusal"])))
-        return events or [TextDelta("") if fragments else Alive()]
+            yield TextDelta("")
 
     def end(self) -> Iterable[WireEvent]:
         """The calls and the Finish, when the answer is complete."""
@@ -291,7 +293,7 @@ class _Reading:
                 raise failure(None, error_text(content), self._missing)
             if not value["choices"]:
                 raise self._strange()
-            return self._take(value)
+            yield from self._take(value)
         except (ValueError, AttributeError, KeyError, TypeError, IndexError) as exc:
             raise self._strange() from exc
 
