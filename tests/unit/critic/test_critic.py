@@ -361,7 +361,7 @@ async def test_what_breaks_off_is_shown_and_raised_as_it_is(monkeypatch: pytest.
 # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 A = Half("50-0:A", "Because of A.", "found by A", 5, {"model": "a"}, "Asked of A?", "style")
-B = Half("50-0:B", "Because.", "", 4, CONFIG, "Asked of B?", "realistic")
+B = Half("50-0:B", "Because.", "found by B", 4, CONFIG, "Asked of B?", "realistic")
 
 
 async def test_a_verdict_is_kept_published_and_told_to_both_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,7 +371,7 @@ async def test_a_verdict_is_kept_published_and_told_to_both_answers(monkeypatch:
     # A's user saw A's conversation
     ((asked, *rest),) = bench.compared
     assert asked.startswith("Asked of A?\n\nWhat the assistant was given")
-    assert asked.endswith("\nfound by A")
+    assert asked.endswith("\nfound by A\n\nfound by B")
     assert rest == ["Because of A.", "Because.", "", RUBRICS["style"]]
     assert bench.set[1:] == [("SET", verdict_key("50-0"), orjson.dumps(asdict(VERDICT)), "EX", 99)]
     assert bench.counted[1:] == [("verdict", "A", ("split", True))]
@@ -429,4 +429,6 @@ async def test_what_an_earlier_release_left_of_an_answer_is_compared_by_its_ques
     bench = Bench(monkeypatch)
     bench.pair = (half, B)
     await bench.gets(answer())
-    assert bench.compared == [(asked, "a", "Because.", "", RUBRICS[rubric])]
+    ((told, *rest),) = bench.compared
+    assert told.startswith(f"{asked}\n\n")
+    assert rest == ["a", "Because.", "", RUBRICS[rubric]]

@@ -80,6 +80,9 @@ def test_what_is_shortened_has_its_beginning_and_its_end(most: int) -> None:
     assert len(cut) == most
     assert text.startswith(cut.split(" […] ")[0])
     assert text.endswith(cut.split(" […] ")[1])
+    # two thirds of it the beginning
+    begins, ends = map(len, cut.split(" […] "))
+    assert 2 * ends <= begins <= 2 * ends + 2
     assert shortened(text, 1_000) == text
     assert shortened(text, 199) == ""
 
@@ -114,7 +117,8 @@ def test_what_was_found_has_what_stood_before_the_question() -> None:
     assert 3_900 < crowded.count("m") < 4_000
     assert crowded.count("x") > 3_000
     # what was found is whole where it leaves room
-    assert found_by(response(material="m" * 20_000, tool_calls=[call("x" * 100)])).count("x") == 100
+    roomy = found_by(response(material="m" * 20_000, tool_calls=[call("x" * 100)]))
+    assert (roomy.count("x"), len(roomy)) == (100, 8_000)
 
 
 def test_what_was_found_is_what_tools_found_within_bounds() -> None:

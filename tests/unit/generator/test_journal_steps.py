@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import orjson
 import pytest
 
 from services.generator import steps as module
@@ -16,7 +17,7 @@ from services.generator.machine import IDLE, TABLE
 from services.generator.recall import Recall
 from services.generator.settings import GeneratorSettings
 from services.generator.steps import JournalSteps, Ports
-from shared.contracts import ToolCallRecord, ToolResultMessage
+from shared.contracts import Outgoing, ToolCallRecord, ToolResultMessage
 from shared.llm.courtesy import Yielded
 from shared.llm.port import (
     ChatRequest,
@@ -36,6 +37,7 @@ from shared.llm.port import (
 from shared.participant.machine import Machine
 from shared.participant.tool_client import Caller, Trail
 from shared.records.journal import EntryType
+from shared.telemetry import metrics
 
 QUESTION = {"role": "user", "content": "What is new?"}
 DONE = Finish("stop", 100, 5, "served:1b")
@@ -46,13 +48,18 @@ class Journal:
     def __init__(self) -> None:
         self.entries: list[tuple[EntryType, dict[str, Any]]] = []
         self.tokens: list[str] = []
+        self.told: list[Outgoing] = []
+        self.refuses: EntryType | None = None
 
     @property
     def position(self) -> str:
         return f"1-{len(self.entries)}"
 
-    async def append(self, kind: EntryType, data: dict[str, Any]) -> None:
+    async def append(self, kind: EntryType, data: dict[str, Any], *, messages: Sequence[Outgoing] = ()) -> None:
+        if kind is self.refuses:
+            raise ConnectionError("somebody else writes it")
         self.entries.append((kind, data))
+        self.told += messages
 
     async def append_all(
         self, items: Sequence[tuple[EntryType, dict[str, Any]]], tokens: Sequence[str] | None = None
@@ -65,7 +72,8 @@ class Journal:
 
 
 class Model:
-    """Says what it was given for each call; an exception in it is raised at its place."""
+    """Says what it was given for each call; an exception in it is raised at its place, and facts are known from there
+    on."""
 
     def __init__(self, *calls: Sequence[Any]) -> None:
         self._calls = list(calls)
@@ -80,6 +88,9 @@ class Model:
         self.requests.append(request)
         try:
             for said in self._calls.pop(0):
+                if isinstance(said, ModelFacts):
+                    self.known = said
+                    continue
                 if isinstance(said, Exception):
                     raise said
                 yield said
@@ -118,11 +129,19 @@ def function(name: str) -> dict[str, Any]:
 class Run:
     """An answer's steps over a model that says so and so."""
 
-    def __init__(self, *calls: Sequence[Any], settings: dict[str, Any] | None = None, **steps: Any) -> None:
+    def __init__(
+        self,
+        *calls: Sequence[Any],
+        settings: dict[str, Any] | None = None,
+        facts: dict[str, Any] | None = None,
+        **steps: Any,
+    ) -> None:
         self.journal, self.model, self.tools = Journal(), Model(*calls), Tools()
         self.crossed: list[tuple[Any, ...]] = []
         self.recall = Recall()
-        context = SimpleNamespace(settings=GeneratorSettings(**(settings or {})), facts={}, replica="r1")
+        context = SimpleNamespace(
+            settings=GeneratorSettings(**(settings or {})), replica="r1", facts={} if facts is None else facts
+        )
         self.ports = Ports(
             context=cast(Any, context), model=cast(Any, self.model), tools=cast(Any, self.tools),
             writer=cast(Any, self.journal), recall=self.recall, machine=Machine(TABLE, IDLE), caller=Caller("1-0"),
@@ -190,6 +209,84 @@ async def test_a_reply_is_asked_for_as_it_is_set_and_written_whole() -> None:
     reply = await plain.asks()
     assert (reply.model, reply.finish_reason) == ("m", "length")
     assert "scope" not in plain.journal.of(EntryType.MESSAGE)[0]
+    assert plain.model.requests[0].think
+
+
+@pytest.mark.parametrize(
+    ("counted", "written", "ratio", "taken"),
+    [
+        # about 1,200 characters: as the server counted them
+        (400, 5, 3.0, 405),
+        (400, None, 3.0, 400),
+        # it did not, or left out what was in its cache
+        (None, 5, None, None),
+        (100, 5, None, None),
+    ],
+)
+async def test_how_much_of_the_window_was_taken_is_counted_or_estimated(
+    counted: int | None, written: int | None, ratio: float | None, taken: int | None
+) -> None:
+    run = Run([TextDelta("x"), Finish("stop", counted, written, "m")])
+    current = [{"role": "user", "content": "q" * 1_190}]
+    reply = await run.steps.model(0, current, with_tools=False)
+    (entry,) = run.journal.of(EntryType.MESSAGE)
+    told = entry["context"]
+    assert told["ratio"] == pytest.approx(ratio or 3.0, abs=0.01)
+    estimated = run.conversation.fit(current, [], 32_000).tokens
+    assert told["tokens"] == (estimated + (written or 0) if taken is None else taken)
+    assert reply.context == (told["tokens"], told["window"])
+    assert (entry["prompt_tokens"], entry["completion_tokens"]) == (counted, written)
+    assert (reply.prompt_tokens, reply.completion_tokens) == (counted or 0, written or 0)
+
+
+async def test_the_demonstration_model_is_planned_with_as_if_it_had_room() -> None:
+    for demo, window, most in ((True, 8_192, 8_192), (False, 500, 500)):
+        run = Run([TextDelta("x"), DONE], settings={"demo": demo, "num_ctx": 8_192, "max_tokens": 8_192})
+        run.model.known = ModelFacts(window=500)
+        await run.asks(with_tools=False)
+        assert run.journal.of(EntryType.MESSAGE)[0]["context"]["window"] == window
+        asked = run.model.requests[0].max_tokens
+        assert asked is not None
+        assert most - 60 < asked <= most
+
+
+async def test_steps_are_shown_from_where_the_journal_ends_and_not_of_who_speaks_beside_others() -> None:
+    run = Run()
+    run.recall.states = 1
+    await run.steps.transition("RECEIVE")
+    assert run.journal.entries == []
+    await run.steps.transition("START_GENERATION")
+    assert run.journal.entries == [
+        (EntryType.STATE, {"from": "RECEIVING", "action": "START_GENERATION", "to": "GENERATING"})
+    ]
+    (told,) = run.journal.told
+    assert orjson.loads(told.envelope.payload) == {
+        "agent": "GeneratorAgent", "replica": "r1", "query_id": "1-0", "from": "RECEIVING",
+        "action": "START_GENERATION", "to": "GENERATING",
+    }  # fmt: skip
+    assert (told.envelope.correlation_id, told.envelope.respondent_id) == ("1-0", "A")
+    beside = Run(aside=True)
+    await beside.steps.transition("RECEIVE")
+    assert (beside.journal.entries, beside.ports.machine.state) == ([], IDLE)
+
+
+async def test_a_stream_that_is_left_early_is_closed() -> None:
+    run = Run([Notice("tools_unsupported"), TextDelta("x"), DONE])
+    run.journal.refuses = EntryType.NOTICE
+    with pytest.raises(ConnectionError):
+        await run.asks()
+    assert run.model.closed == 1
+
+
+async def test_a_smaller_window_that_a_refusal_tells_is_planned_with_and_nothing_is_halved() -> None:
+    history = [turn(number) for number in range(8)]
+    # the server says how large its window is
+    learns = [ModelFacts(window=500), ContextOverflow("too long")]
+    run = Run(learns, [TextDelta("x"), DONE], history=history, settings={"num_ctx": 32_768})
+    await run.asks(with_tools=False)
+    first, second = (len(request.messages) for request in run.model.requests)
+    assert second < first
+    assert run.conversation.most is None
 
 
 async def test_tools_are_offered_by_name_and_the_clients_own_take_the_place_of_ours() -> None:
@@ -229,7 +326,10 @@ async def test_text_of_a_call_that_nobody_will_finish_is_taken_back_once() -> No
 async def test_what_broke_off_is_asked_again_and_what_was_seen_of_it_taken_back(
     fault: Exception, pauses: list[float]
 ) -> None:
-    run = Run([fault], [TextDelta("half"), fault], [ThinkingDelta("hm"), fault], [TextDelta("whole"), DONE])
+    run = Run(
+        [fault], [TextDelta("half"), fault], [ThinkingDelta("hm"), fault], [TextDelta("whole"), DONE],
+        labels={"persona": "P"},
+    )  # fmt: skip
     if isinstance(fault, StreamInterrupted):
         with pytest.raises(StreamInterrupted):
             await run.asks()
@@ -241,8 +341,14 @@ async def test_what_broke_off_is_asked_again_and_what_was_seen_of_it_taken_back(
     (notice,) = run.journal.of(EntryType.NOTICE)
     assert notice == {"code": "model_waiting", "message": f"waiting for the model: {fault}"}
     # nothing was seen of the first try
-    before = [data["discard_after"] for data in run.journal.of(EntryType.RESTARTED)]
-    assert len(before) == 2
+    assert [kind for kind, _ in run.journal.entries] == [
+        EntryType.NOTICE, EntryType.ANSWER, EntryType.RESTARTED, EntryType.THINKING, EntryType.RESTARTED,
+        EntryType.ANSWER, EntryType.MESSAGE,
+    ]  # fmt: skip
+    # each behind what was written before the try
+    assert run.journal.of(EntryType.RESTARTED) == [
+        {"step": 0, "discard_after": place, "persona": "P"} for place in ("1-1", "1-3")
+    ]
     assert run.model.closed == 4
 
 
@@ -289,6 +395,10 @@ async def test_a_history_that_does_not_fit_is_halved_until_it_does_and_clients_a
     told = run.journal.of(EntryType.CONTEXT_TRUNCATED)
     assert [(data["dropped_turns"], data["kept_turns"], data["cut"]) for data in told] == [(4, 4, 4), (6, 2, 6)]
     assert run.conversation.announced == 6
+    # as it was measured then
+    run.conversation.ratio = 3.0
+    estimated = run.conversation.fit([QUESTION], [], 32_768).tokens
+    assert told[1] == {"dropped_turns": 6, "kept_turns": 2, "prompt_tokens": estimated, "turns": 2, "cut": 6}
     # with nothing left to cut, what to do is said
     alone = Run([too_long], settings={"num_ctx": 8_192})
     with pytest.raises(ContextOverflow, match="the prompt is too long; ask for less at once or raise num_ctx"):
@@ -336,7 +446,7 @@ async def test_an_answer_that_went_in_circles_is_told_without_them() -> None:
     assert notice["code"] == "model_loops"
     # of nothing but circles nothing is left
     bare = Run([TextDelta("x" * 9_000), Finish("loop", 100, 5, "m")])
-    await bare.asks()
+    assert len((await bare.asks()).content) < 200
     assert len(bare.journal.of(EntryType.THINKING)) == 0
 
 
@@ -374,6 +484,20 @@ async def test_the_first_words_are_measured_once_and_not_of_an_answer_taken_over
         await run.asks(step=1)
         facts = run.ports.context.facts.get("first_words", {"count": 0})
         assert facts["count"] == count
+
+
+@pytest.mark.parametrize(("age", "seconds"), [(2_500, 2.5), (-40, 0.0)])
+async def test_how_long_the_first_words_took_is_added_up_and_measured(
+    age: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[float] = []
+    monkeypatch.setattr(module, "age_ms", lambda query_id: {"1-0": age}[query_id])
+    monkeypatch.setattr(metrics, "_meter", SimpleNamespace(first_token=measured.append))
+    facts: dict[str, Any] = {}
+    for said in (ThinkingDelta("hm"), TextDelta("a")):
+        await Run([said, TextDelta("b"), DONE], facts=facts).asks()
+    assert facts["first_words"] == {"count": 2, "seconds": 2 * seconds}
+    assert measured == [seconds] * 2
 
 
 async def test_calls_are_written_before_they_are_made_with_a_token_of_their_own() -> None:
