@@ -50,7 +50,7 @@ class Watch:
             self._began = now
         elif not 0 <= now - self._last <= self._gap:
             # the clock may have gone back, to before the first look
-            self._began = min(self._began, now)
+            self._began = now
             self.back = min(now + _LATE * self._gap, max(self.back, now, 2 * now - self._last))
         self._last = now
         return now - max(self._began, self.back)

@@ -268,9 +268,7 @@ class Consumer:
                     effects = await self._attempt(delivery)
                 else:
                     await self._reconsider(delivery, error)
-                until = self._claims.certain_until
-                if delivery.lost or self._loop.time() >= until:
-                    until = await self._check_claim(delivery)
+                until = await self._check_claim(delivery)
                 self._settling.settle(delivery, effects, until, self._settled)
                 handed_in = True
             except EffectRefused as exc:
@@ -301,9 +299,8 @@ class Consumer:
         if delivery.deliveries > self._max_deliveries:
             raise PermanentError(f"gave up after {delivery.deliveries - 1} deliveries")
         await delivery.slot()
-        if self._loop.time() >= self._claims.certain_until:
-            # it came before a pause of this process, and may be somebody else's by now, or finished
-            await self._check_claim(delivery)
+        # it may have come before a pause of this process, and be somebody else's by now, or finished
+        await self._check_claim(delivery)
         while True:
             try:
                 return await self._routes[delivery.stream].handler(delivery)

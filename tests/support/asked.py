@@ -11,13 +11,15 @@ from shared.bus import Bus, Command, Reply
 class Asked:
     """Every connection of a bus: answers what it is asked in turn, with what the test has put there.
 
-    now: the loop's time, for whoever takes it from here. takes: seconds that each reply takes.
+    now: the loop's time, for whoever takes it from here. takes: seconds that each reply takes. options: how each
+    command that was sent alone was to be sent.
     """
 
     def __init__(self, *replies: Reply) -> None:
         self.now = 100.0
         self.takes = 0.0
         self.replies = list(replies)
+        self.options: list[dict[str, Any]] = []
         self._asked: list[Any] = []
 
     def bus(self, now_ms: int | None = None, *, url: str = "redis://127.0.0.1:1", **options: Any) -> Bus:
@@ -31,7 +33,8 @@ class Asked:
     def time(self) -> float:
         return self.now
 
-    async def call(self, *command: Any, **_options: Any) -> Reply:
+    async def call(self, *command: Any, **options: Any) -> Reply:
+        self.options.append(options)
         return self._reply(command)
 
     async def pipe(self, commands: Iterable[Command]) -> Any:

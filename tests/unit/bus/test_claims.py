@@ -229,6 +229,8 @@ async def test_what_is_silent_is_not_looked_for_without_having_watched_or_withou
         # the second comes to its last attempt: beside it only what is to be given up
         (3, None, [1, 2, 1, 2, 3, 4], [1, 2, 5, 6]),
         (3, None, [2, 2], [1]),
+        (3, None, [2, 3, 1], [1, 2]),
+        (2, None, [1, 0, 1, 2], [1, 4]),
         (3, 2, [1, 1], [1, 2]),
         (3, 3, [0, 2, 3, 5], [3, 4]),
         # where an entry is tried once only every attempt is the last, and none is tried alone

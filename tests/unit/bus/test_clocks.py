@@ -61,7 +61,7 @@ def test_a_clock_that_was_set_is_learned_on_a_line_on_which_every_reply_is_slow(
 def test_only_what_was_watched_without_a_gap_counts() -> None:
     watch = Watch(100)
     assert watch.look(0) == 0
-    assert [watch.look(now) for now in (50, 150, 250)] == [50, 150, 250]
+    assert [watch.look(now) for now in (50, 50, 150, 250)] == [50, 50, 150, 250]
     # away for longer than that, so that others may come back as much later
     assert watch.look(351) == -101
     assert watch.back == 452

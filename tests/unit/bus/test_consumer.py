@@ -437,7 +437,9 @@ async def test_a_group_is_made_or_there_or_waited_for(
     assert not reader._claims.broken
 
 
-async def test_what_is_no_stream_is_noted_until_it_is_one_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_no_stream_is_noted_until_it_is_one_again_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     reader = consumer()
     replies: list[Reply] = [ReplyError("WRONGTYPE x"), ReplyError("WRONGTYPE x"), ReplyError("BUSYGROUP x")]
 
@@ -448,6 +450,7 @@ async def test_what_is_no_stream_is_noted_until_it_is_one_again(monkeypatch: pyt
     for broken in ({STREAM}, {STREAM}, set()):
         await reader._claims.begin()
         assert reader._claims.broken == broken
+    assert capfd.readouterr().err.count("bus.not_a_stream") == 1
 
 
 async def test_a_group_that_has_gone_is_made_again_and_what_was_held_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,22 @@ async def test_a_read_asks_for_no_more_than_there_is_room_for_and_for_all_that_m
     assert server.heard() == [asked]
 
 
+async def test_with_one_slot_every_stream_has_its_turn() -> None:
+    names = [STREAM, OTHER, "local2:tool.request.third"]
+    server = Asked()
+    reader = asking(server, {one: Route(nothing) for one in names})
+    for place in (0, 1, 2, 0):
+        server.replies = [[[names[place].encode(), []]]]
+        await reader._read(1)
+        assert server.heard() == [reads([names[place]], 1, None)]
+    server.replies = [None] * 4
+    await reader._read(1)
+    # behind the turns of all of them the first that has something is waited for
+    assert [command[command.index("STREAMS") + 1 : command.index(">")] for command in server.heard()] == [
+        (names[1],), (names[2],), (names[0],), (names[1], names[2], names[0])
+    ]  # fmt: skip
+
+
 async def test_what_is_no_stream_is_not_read_and_the_others_are_waited_for_as_ever() -> None:
     server = Asked(None)
     reader = asking(server, {STREAM: Route(nothing), OTHER: Route(nothing)})
@@ -515,13 +531,24 @@ async def test_effects_that_could_not_be_written_are_offered_again_and_not_made_
         raise AssertionError("it is not asked again")
 
     reader, handed_in = handling(monkeypatch, handler)
+    buried: list[str] = []
+
+    async def bury(_one: Delivery, reason: str) -> None:
+        buried.append(reason)
+
+    monkeypatch.setattr(reader, "_bury", bury)
     one = delivery(reader)
     reader.slots.take(one)
-    reader._settled(one, [("SET", "a", "b")], ConnectionLost("x"))
+    reader._settled(one, [("SET", "a", "b")], ConnectionLost("x", broken=1))
     assert one.task is not None
     await one.task
     assert handed_in == [(one, [("SET", "a", "b")], math.inf)]
-    assert (list(reader.held.values()), reader.handled) == ([one], 0)
+    assert (list(reader.held.values()), reader.handled, one.broken) == ([one], 0, 1)
+    # unless they are refused
+    reader._settled(one, [("SET", "a", "b")], ReplyError("WRONGTYPE x"))
+    await one.task
+    assert (len(handed_in), list(reader.held)) == (1, [])
+    assert buried == ["its effects were refused: WRONGTYPE x"]
 
 
 @pytest.mark.parametrize(
@@ -749,6 +776,83 @@ async def test_a_read_ends_for_what_is_to_be_taken_over(
     reader.slots.promised, reader._stopping = promised, stopping
     await beaten(reader, 1, monkeypatch)
     assert len(ended) == ends
+
+
+class Run:
+    """A consumer's run, of which the test says when its parts end."""
+
+    def __init__(self, reader: Consumer, monkeypatch: pytest.MonkeyPatch, *, ends: bool) -> None:
+        self.did: list[str] = []
+        self.stop = asyncio.Event()
+        self.waits: list[float | None] = []
+        self._ends = ends
+        self._unblocked = asyncio.Event()
+        self._reader = reader
+        self._wait = asyncio.wait
+        for name, part in (
+            ("_begin", self.begin), ("_beat_forever", self.beat), ("_read_forever", self.read),
+            ("_unblock", self.unblock), ("_leave", self.leave),
+        ):  # fmt: skip
+            monkeypatch.setattr(reader, name, part)
+        monkeypatch.setattr("shared.bus.consumer.asyncio.wait", self.wait)
+
+    async def wait(self, tasks: Any, *, timeout: float | None = None, return_when: str = asyncio.ALL_COMPLETED) -> Any:
+        self.waits.append(timeout)
+        # what does not end is not waited for that long here
+        seconds = timeout if self._ends or timeout is None else 0.0
+        return await self._wait(tasks, timeout=seconds, return_when=return_when)
+
+    async def begin(self) -> None:
+        self.did.append("begun")
+
+    async def beat(self) -> None:
+        try:
+            await forever()
+        finally:
+            self.did.append("no heartbeat any more")
+
+    async def read(self) -> None:
+        try:
+            # a full replica waits for room
+            while not self._reader._stopping:
+                self._reader.slots.changed.clear()
+                await self._reader.slots.changed.wait()
+            await self._unblocked.wait()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            self.did.append("the read has ended")
+        except asyncio.CancelledError:
+            self.did.append("the read is given up")
+            raise
+
+    async def unblock(self) -> bool:
+        if not self._ends:
+            await forever()
+        self._unblocked.set()
+        return True
+
+    async def leave(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.did.append("left")
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_whoever_is_told_to_stop_reads_to_the_end_and_keeps_its_claims_until_it_has_left(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = consumer()
+    run = Run(reader, monkeypatch, ends=ends)
+    running = asyncio.create_task(reader.run(run.stop))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (run.did, reader._stopping, running.done()) == (["begun"], False, False)
+    run.stop.set()
+    await asyncio.wait_for(running, 30)
+    ended = "the read has ended" if ends else "the read is given up"
+    assert run.did == ["begun", ended, "left", "no heartbeat any more"]
+    # a read ends by itself after two seconds
+    assert run.waits == [None, 2.5]
 
 
 async def test_whoever_leaves_waits_for_what_is_worked_on_and_not_for_what_waits(

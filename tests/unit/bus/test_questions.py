@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, ClassVar
 
 import pytest
 from support.asked import Asked
 
 from shared.bus import Bus, Command, ConnectionLost, ReplyError
+from shared.bus.endpoint import Endpoint
 from shared.bus.keys import KNOWN_TOOLS, once_key
 from shared.bus.port import Script, loading, there
 from shared.bus.scripts import CUT, KEEP, PUBLISH_ONCE, TRIM
@@ -40,6 +42,82 @@ def group(name: str, last: str = "6-0", *, pending: int = 0, lag: int | None = 0
             b"lag", lag]  # fmt: skip
 
 
+# ── connections ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Connection:
+    """What a bus opens: what it was made of, and what became of it."""
+
+    made: ClassVar[list[Connection]]
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        self.given = given
+        self.options = options
+        self.told: list[Any] = []
+        self.made.append(self)
+
+    async def __aenter__(self) -> Connection:
+        self.told.append("opened")
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self.told.append("closed")
+
+    async def unblock(self, *which: object) -> bool:
+        self.told.append(which)
+        return True
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
+    monkeypatch.setattr(Connection, "made", [], raising=False)
+    return Connection.made
+
+
+NAMES = [f"s/1:{kind}" for kind in ("commands", "pulse", "groups", "tail")]
+
+
+@pytest.mark.parametrize(("url", "kind"), [("redis://a:1", "Link"), ("redis+sentinel://a:1/main", "SentinelLink")])
+async def test_a_bus_on_one_server_has_four_connections_and_the_second_ends_reads_of_the_others(
+    url: str, kind: str, made: list[Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"shared.bus.streams.{kind}", Connection)
+    bus = Bus(url, "s/1", timeout=3.0)
+    endpoint = Endpoint.parse(url)
+    clock = made[0].options["clock"]
+    assert [one.given for one in made] == [(endpoint.server if kind == "Link" else endpoint,)] * 4
+    assert [one.options for one in made] == [{"name": name, "timeout": 3.0, "clock": clock} for name in NAMES]
+    link, pulse, reader, tailer = made
+    assert [bus.link, bus.pulse, bus.reader, bus.tailer] == made
+    # what the server says to any of them is the bus's time
+    clock.learn([b"1000", b"0"], time.monotonic())
+    assert 1_000_000 <= bus.now_ms() < 1_600_000
+    async with bus as opened:
+        assert opened is bus
+        assert await bus.unblock()
+        assert await bus.end_tailing()
+    assert pulse.told == ["opened", (reader,), (tailer,), "closed"]
+    assert link.told == reader.told == tailer.told == ["opened", "closed"]
+
+
+async def test_a_bus_on_a_cluster_reads_by_the_connections_of_its_commands(
+    made: list[Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("ClusterLink", "ClusterReader", "ClusterTailer"):
+        monkeypatch.setattr(f"shared.bus.streams.{kind}", Connection)
+    bus = Bus("redis+cluster://a:1", "s/1", timeout=3.0)
+    link, pulse, reader, tailer = made
+    assert [bus.link, bus.pulse, bus.reader, bus.tailer] == made
+    endpoint = Endpoint.parse("redis+cluster://a:1")
+    assert [one.given for one in made] == [(endpoint,), (endpoint,), (link,), (link,)]
+    assert [one.options for one in made] == [*({"name": name, "timeout": 3.0} for name in NAMES[:2]), {}, {}]
+    async with bus:
+        assert await bus.unblock()
+        assert await bus.end_tailing()
+    assert link.told == pulse.told == ["opened", "closed"]
+    assert reader.told == tailer.told == ["opened", (), "closed"]
+
+
 # ── time and offices ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -57,6 +135,8 @@ async def test_time_is_told_by_the_server_and_what_is_left_counts_from_when_some
     bus = server.bus()
     await bus.tell_time()
     assert server.heard() == [("TIME",)]
+    # an answer to the second try would be late
+    assert server.options == [{"retry": False}]
     assert bus.now_ms() == 5_000_250
     assert bus.left(5_010_250, "5000250-0") == 10.0
     # it is told when there is a connection again
