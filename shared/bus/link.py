@@ -122,7 +122,7 @@ class Link(Port):
         self._broken = False
         self._reason = ""
         # whether the present connection has answered anything, and the seconds that it may take to
-        self._useful = False
+        self._useful: bool
         self._patience = timeout
         self._task: asyncio.Task[None] | None = None
         self.generation = 0
@@ -204,7 +204,7 @@ class Link(Port):
     def _schedule(self) -> None:
         # While a flush is unanswered, what comes up waits for the next one: a busy link would spend most of its time on
         # system calls for a few commands each.
-        if self._wire is None or self._flush_scheduled:
+        if self._flush_scheduled:
             return
         if not self._inflight:
             self._flush_scheduled = True
@@ -434,7 +434,6 @@ class Link(Port):
         for unit in self._queue:
             if not unit.future.done():
                 unit.future.set_exception(self._closed())
-        self._queue.clear()
 
 
 async def ended(task: asyncio.Task[None]) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import socket
 import time
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from support.scripted_redis import ScriptedRedis
 from support.waiting import eventually
 
-from shared.bus import ConnectionLost, Link, ReplyError, Script
+from shared.bus import BusFull, ConnectionLost, Link, ReplyError, Script
 from shared.bus import link as module
 from shared.bus.clock import BusClock
 from shared.bus.link import MOST_PATIENCE, MOST_TRIES, _Unit
@@ -40,7 +43,10 @@ async def test_a_connection_introduces_itself_and_loads_the_scripts_that_the_ser
         async with Link(me, name="test/1", timeout=60.0, clock=clock) as link:
             assert await link.call("GET", "x") == b"1"
             assert (link.client_id, link.generation, link.connected.is_set(), link.trouble) == (1, 1, True, "")
+            assert link.transactions
         assert not link.connected.is_set()
+        await eventually(lambda: not redis.connections)
+        await eventually(lambda: len(asyncio.all_tasks()) == 1)
     assert redis.asked == [
         [
             *((b"AUTH", b"me", b"p"), (b"SELECT", b"3"), (b"CLIENT", b"ID"), (b"CLIENT", b"SETNAME", b"test/1")),
@@ -103,6 +109,7 @@ async def test_a_script_that_keeps_everybody_waiting_is_ended_in_the_database_th
     redis.answers["SCRIPT"] = script
     async with redis.listening() as server, Link(replace(server, database=3), name="test", timeout=60.0) as link:
         assert await link.call("PING") == b"PONG"
+        await eventually(lambda: redis.connections == 1)
     assert redis.asked[1] == [(b"SCRIPT", b"KILL")]
 
 
@@ -146,11 +153,17 @@ async def test_a_transaction_that_a_server_began_to_refuse_for_its_condition_is_
     async with redis.listening() as server, Link(server, name="test", timeout=60.0) as link:
         one, other = await link.commit([("INCR", "x"), ("INCR", "y")])
         assert (one, str(other)) == (7, "WRONGTYPE no")
+        # one that was refused for what it is ends nothing
+        redis.answers |= {"INCR": ReplyError("OOM no room"), "EXEC": ReplyError("EXECABORT no")}
+        with pytest.raises(BusFull, match="OOM no room"):
+            await link.commit([("INCR", "x"), ("INCR", "y")])
     whole = [(b"MULTI",), (b"INCR", b"x"), (b"INCR", b"y"), (b"EXEC",)]
-    assert redis.behind() == [whole, whole]
+    assert redis.behind() == [whole, whole * 2]
 
 
-async def test_after_a_lost_connection_what_may_be_repeated_is_said_again_in_its_order() -> None:
+async def test_after_a_lost_connection_what_may_be_repeated_is_said_again_in_its_order(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     redis = ScriptedRedis(GET=..., INCR=..., ECHO=...)
     async with redis.listening() as server, Link(server, name="test", timeout=60.0) as link:
         first = link.submit([("GET", "a"), ("GET", "b")], True)
@@ -166,14 +179,32 @@ async def test_after_a_lost_connection_what_may_be_repeated_is_said_again_in_its
         with pytest.raises(ConnectionLost, match="the connection to Redis was lost"):
             await once
     assert redis.behind()[1] == [(b"GET", key) for key in (b"a", b"b", b"e", b"f")]
+    assert capsys.readouterr().err.count("bus.connection_lost") == 1
 
 
 async def test_a_reply_that_got_lost_is_seen_at_the_next_number_and_not_at_the_time_out() -> None:
     replies = [..., b"1"]
     redis = ScriptedRedis(GET=lambda *_: replies.pop(0))
     async with redis.listening() as server, Link(server, name="test", timeout=3_600.0) as link:
+        assert await link.call("PING") == b"PONG"
         assert await asyncio.wait_for(link.call("GET", "x"), 60) == b"1"
-    assert redis.behind() == [[(b"GET", b"x")]] * 2
+        # the one before is of no use
+        await eventually(lambda: redis.connections == 1)
+    assert redis.behind() == [[(b"PING",), (b"GET", b"x")], [(b"GET", b"x")]]
+
+
+async def test_what_comes_up_while_an_answer_is_late_leaves_all_the_same() -> None:
+    redis = ScriptedRedis(GET=..., ECHO=...)
+    async with redis.listening() as server, Link(server, name="test", timeout=3_600.0) as link:
+        asked = [link.submit([("GET", "first")], True)]
+        # hurried
+        await eventually(lambda: redis.asked and (b"ECHO", b"2") in redis.asked[0])
+        for key in ("second", "third"):
+            asked.append(link.submit([("GET", key)], True))
+            await eventually(lambda key=key: (b"GET", key.encode()) in redis.asked[0], 5.0)
+        redis.answers |= {"GET": lambda _name, key: key, "ECHO": lambda _name, text: text}
+        redis.cut()
+        assert [await one for one in asked] == [[b"first"], [b"second"], [b"third"]]
 
 
 async def test_a_read_that_may_wait_is_not_hurried() -> None:
@@ -188,7 +219,9 @@ async def test_a_read_that_may_wait_is_not_hurried() -> None:
         reading.cancel()
 
 
-async def test_a_server_that_does_not_answer_in_time_is_left_for_a_new_connection() -> None:
+async def test_a_server_that_does_not_answer_in_time_is_left_for_a_new_connection(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     redis = ScriptedRedis(GET=..., ECHO=...)
     async with redis.listening() as server, Link(server, name="test", timeout=0.05) as link:
         asked = link.submit([("GET", "x")], True)
@@ -196,6 +229,140 @@ async def test_a_server_that_does_not_answer_in_time_is_left_for_a_new_connectio
         redis.answers |= {"GET": b"1", "ECHO": lambda _name, text: text}
         assert await asked == [b"1"]
         assert link.generation >= 2
+    assert "Redis has not answered for 0.05 s" in capsys.readouterr().err
+
+
+async def test_a_connection_that_nobody_can_watch_any_more_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch, failed = Link._watch, list[bool]()
+
+    async def watching(link: Link, wire: Any) -> None:
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("a fault of the watch")
+        await watch(link, wire)
+
+    monkeypatch.setattr(Link, "_watch", watching)
+    redis = ScriptedRedis()
+    async with redis.listening() as server, Link(server, name="test", timeout=60.0) as link:
+        await eventually(lambda: link.generation == 2)
+        assert await link.call("PING") == b"PONG"
+    assert "a fault of the watch" in capsys.readouterr().err
+
+
+async def test_where_nobody_listens_that_is_told_and_what_was_given_up_meanwhile_is_nobodys_matter() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        async with Link(Server("127.0.0.1", taken.getsockname()[1]), name="test", timeout=60.0) as link:
+            left, waiting = link.submit([("GET", "x")], True), link.submit([("GET", "x")], True)
+            left.cancel()
+            await eventually(lambda: link.trouble)
+            assert re.search("refused|Connect call failed", link.trouble)
+        with pytest.raises(BusUnavailable, match="the bus is closed"):
+            await waiting
+
+
+class Watching:
+    """A link's look at its connection, by a clock of the test's. events: what happens when, in seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *batches: module._Batch) -> None:
+        self.now, self.unsent, self.heard = 0.0, 0, 0.0
+        self.link = Link(Server(), name="test", timeout=1.0)
+        self.link._loop = cast(Any, SimpleNamespace(time=lambda: self.now))
+        self.link._inflight.extend(batches)
+        self.happens: Any = lambda: None
+        self.transport = SimpleNamespace(get_write_buffer_size=lambda: self.unsent)
+        monkeypatch.setattr("shared.bus.link.asyncio.sleep", self._sleep)
+
+    async def _sleep(self, seconds: float) -> None:
+        if self.now > 20:
+            raise RuntimeError("for ever")
+        self.now += seconds
+        self.happens()
+
+    async def returned(self) -> float:
+        """When it gave the connection up; RuntimeError when it did not."""
+        await self.link._watch(cast(Any, self))
+        return self.now
+
+
+def batch(expires: float, block: float = 0.0) -> module._Batch:
+    return module._Batch([], b"1", block, expires)
+
+
+async def test_a_connection_is_given_up_when_a_reply_is_overdue_and_nothing_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert 1.0 < await Watching(monkeypatch, batch(1.0), batch(9.0)).returned() < 1.5
+    assert 4.0 < await Watching(monkeypatch, batch(4.0)).returned() < 4.5
+    assert 3.0 < await Watching(monkeypatch, batch(0.5, block=2.0)).returned() < 3.5
+    with pytest.raises(RuntimeError, match="for ever"):
+        await Watching(monkeypatch).returned()
+
+
+@pytest.mark.parametrize("until", [3.0, 7.0])
+async def test_what_still_moves_in_either_direction_is_no_silence(
+    until: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hears = Watching(monkeypatch, batch(1.0, block=1.0))
+
+    def hear() -> None:
+        hears.heard = min(hears.now, until)
+
+    hears.happens = hear
+    assert until + 2.0 < await hears.returned() < until + 2.5
+    sends = Watching(monkeypatch, batch(1.0, block=1.0))
+    sends.unsent = 1_000
+
+    def send() -> None:
+        sends.unsent = 1_000 - int(100 * min(sends.now, until))
+
+    sends.happens = send
+    assert until + 2.0 < await sends.returned() < until + 2.5
+    # one that only grows says nothing
+    grows = Watching(monkeypatch, batch(1.0))
+
+    def grow() -> None:
+        grows.unsent += 1
+
+    grows.happens = grow
+    assert 1.0 < await grows.returned() < 1.5
+
+
+async def test_an_answer_that_was_only_not_read_yet_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    watching = Watching(monkeypatch, batch(1.0))
+
+    def answered() -> None:
+        # another one is the oldest at every look
+        watching.link._inflight[0] = batch(1.0)
+
+    watching.happens = answered
+    with pytest.raises(RuntimeError, match="for ever"):
+        await watching.returned()
+
+
+def test_a_flush_may_take_as_long_as_its_longest_read_and_its_bytes_do() -> None:
+    link, written, later = Link(Server(), name="test", timeout=1.0), list[bytes](), list[float]()
+    link._loop = cast(Any, SimpleNamespace(time=lambda: 100.0, call_later=lambda seconds, _do: later.append(seconds)))
+    wire = cast(Any, SimpleNamespace(write=written.append))
+    units = [
+        _Unit(data, 1, cast(Any, None), True, block, None, atomic)
+        for data, block, atomic in ((b"a" * 3_000_000, 2.0, False), (b"b", 5.0, True), (b"c", 0.0, False))
+    ]
+    link._send(wire, units)
+    (sent,) = link._inflight
+    assert (sent.units, sent.marker, sent.expected, sent.block, sent.atomic) == (units, b"1", 4, 5.0, True)
+    assert sent.expires == pytest.approx(109.0, abs=0.01)
+    # somebody may wait in Redis: nothing is late
+    assert later == []
+    link._send(wire, [])
+    assert later == []
+    link._send(wire, units[2:])
+    assert len(later) == 1
+    assert [one.atomic for one in link._inflight] == [True, False, False]
+    echo = [b"*2\r\n$4\r\nECHO\r\n$1\r\n%d\r\n" % number for number in (1, 2, 3)]
+    assert written == [b"a" * 3_000_000 + b"bc" + echo[0], echo[1], b"c" + echo[2]]
 
 
 async def test_what_was_given_up_or_came_too_late_is_never_sent() -> None:
@@ -254,7 +421,13 @@ async def test_who_waits_in_redis_is_ended_over_another_connection_if_he_does() 
             await other.call("PING")
             assert await one.unblock(other) is True
             assert await one.unblock(other) is False
-    assert redis.behind() == [[(b"PING",), *[(b"CLIENT", b"UNBLOCK", b"2")] * 2], [(b"PING",)]]
+        # nor does one that was never connected
+        ended.append(0)
+        assert await one.unblock(Link(server, name="never")) is False
+    assert redis.behind() == [
+        [(b"PING",), *[(b"CLIENT", b"UNBLOCK", number) for number in (b"2", b"2", b"0")]],
+        [(b"PING",)],
+    ]
 
 
 async def test_whoever_waits_when_a_link_closes_is_told_and_so_is_whoever_comes_later() -> None:
@@ -283,8 +456,10 @@ class Failing(Link):
         self.patiences.append(self._patience)
         if not self.ends:
             await asyncio.Event().wait()
-        error, self._useful = self.ends.pop(0)
-        self.generation += self._useful
+        error, useful = self.ends.pop(0)
+        if useful:
+            self._useful = True
+            self.generation += 1
         raise error
 
 

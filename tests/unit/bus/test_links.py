@@ -171,10 +171,32 @@ async def test_what_is_large_enough_leaves_beside_unanswered_flushes_and_the_res
     # small ones that have become many go along
     slow.commit([large])
     assert slow.flushes == [1, 4]
+    slow.commit([small])
+    assert slow.flushes == [1, 4]
     for _ in range(10):
         slow.commit([large])
-    assert slow.flushes == [1, 4, 1, 1]
+    assert slow.flushes == [1, 4, 2, 1]
     # what may share its write with others of the tick waits, however large
     slow.submit([large], True)
-    assert slow.flushes == [1, 4, 1, 1]
+    assert slow.flushes == [1, 4, 2, 1]
+    slow.close()
+
+
+async def test_what_comes_up_beside_an_unanswered_flush_leaves_when_that_is_answered() -> None:
+    slow = Unanswered("redis://127.0.0.1:1", name="test", timeout=1.0).opened()
+    first = slow.submit([("GET", "x")], True)
+    slow.commit([("SET", "x", "y")])
+    # the one goes along with the other, and nothing is left for the turn that was meant for it
+    assert slow.flushes == [2]
+    third = slow.submit([("GET", "z")], True)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert slow.flushes == [2]
+    slow._receive([b"1", b"OK", b"QUEUED", [b"OK"], b"1"])
+    assert await first == [b"1"]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert slow.flushes == [2, 1]
+    assert not third.done()
+    assert slow._useful
     slow.close()
