@@ -285,6 +285,10 @@ def test_of_what_is_still_too_much_the_beginning_stays_and_the_end() -> None:
     assert ([one for one, _, _ in told], messages) == ([*(f"1-{n}" for n in range(4)), "1-16"], [])
     told, _ = parse(bounded(events, crossed, 10))
     assert [one for one, _, _ in told] == ["1-16"]
+    # as short as anything is cut
+    text = "x" * 60 + "… (940 characters more are not kept)"
+    told, _ = parse(bounded([(f"1-{n}", "thinking", {"text": "x" * 1_000}) for n in range(4)], [], 330))
+    assert told == [("1-0", "thinking", {"text": text}), ("1-3", "thinking", {"text": text})]
 
 
 @pytest.mark.parametrize(
@@ -297,8 +301,10 @@ def test_what_is_no_record_is_refused(record: bytes) -> None:
 
 
 def test_a_record_is_plain_json() -> None:
-    record = orjson.loads(bounded([("1-0", "state", {"to": "IDLE"})], [Crossing("agent.transition", "5-0")]))
-    assert record == {"events": [["1-0", "state", {"to": "IDLE"}]], "crossed": [["agent.transition", "5-0"]]}
+    data: dict[Any, Any] = {"to": "IDLE", 5: "as tools say it"}
+    record = orjson.loads(bounded([("1-0", "state", data)], [Crossing("agent.transition", "5-0")]))
+    told = {"to": "IDLE", "5": "as tools say it"}
+    assert record == {"events": [["1-0", "state", told]], "crossed": [["agent.transition", "5-0"]]}
 
 
 def test_the_console_s_example_is_kept_as_it_stands_there() -> None:
