@@ -14,7 +14,7 @@ from support.proxy import Proxy
 
 from shared.bus import Bus, ReplyError, order
 from shared.bus.keys import earlier_lane_key, lane_key, once_key, queries_key, record_key, waiting_key
-from shared.contracts import QUERY_RECEIVED, QueryReceived
+from shared.contracts import QUERY_RECEIVED, Outgoing, QueryReceived
 from shared.records import lanes
 from shared.records.lanes import Accepted
 
@@ -158,6 +158,15 @@ async def test_the_limit_counts_what_is_not_answered_and_a_refusal_leaves_nothin
     assert await accept(bus, limit=2) is None
     await lanes.leave(bus, "s", "A", first)
     assert await accept(bus, limit=2) is not None
+
+
+async def test_one_query_at_a_time_is_taken_where_nothing_else_is_said(bus: Bus) -> None:
+    def one() -> Outgoing:
+        return QUERY_RECEIVED.of(QueryReceived(session_id="s", query="q", user_id="u"), once=uuid.uuid4().hex)
+
+    how: dict[str, Any] = {"seconds": 60, "session_id": "s", "respondents": ("A",)}
+    assert await lanes.accept(bus, one(), {"query": "q"}, **how) is not None
+    assert await lanes.accept(bus, one(), {"query": "q"}, **how) is None
 
 
 @pytest.mark.parametrize("how", ["acknowledged", "trimmed"])
