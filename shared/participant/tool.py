@@ -200,7 +200,7 @@ class ToolWork(Generic[A]):
     """
 
     def __init__(
-        self, name: str, args: type[A], current: Callable[[], Tools], cancelled: Cancelled, *, internal: bool = False
+        self, name: str, args: type[A], current: Callable[[], Tools], cancelled: Cancelled, *, internal: bool
     ) -> None:
         self._name = name
         self._args = args

@@ -15,6 +15,7 @@ from typing import Any
 from shared.bus import Bus, Command, Script, order
 from shared.bus.keys import earlier_lane_key, lane_key, once_key, queries_key, record_key, waiting_key
 from shared.contracts import QUERY_RECEIVED, Outgoing, RespondentId
+from shared.telemetry.unread import not_understood
 
 RESPONDENTS: tuple[RespondentId, ...] = ("A", "B")
 # Who reads the queries for each respondent.
@@ -228,14 +229,21 @@ async def leave(bus: Bus, session_id: str, respondent_id: str, query_id: str, *,
 
 async def unfinished(bus: Bus, session_id: str, respondent_id: str) -> list[str]:
     """The ids of the queries in a lane, in their order."""
-    members = await bus.link.call("ZRANGE", lane_key(session_id, respondent_id), 0, -1)
-    return sorted(map(plain, members), key=order)
+    return await unfinished_of(bus, [session_id], respondent_id)
 
 
 async def unfinished_of(bus: Bus, session_ids: Sequence[str], respondent_id: str) -> list[str]:
     """The same of several sessions."""
-    lanes = await bus.link.pipe([("ZRANGE", lane_key(one, respondent_id), 0, -1) for one in session_ids])
-    return sorted({plain(member) for members in lanes for member in members}, key=order)
+    keys = [lane_key(session_id, respondent_id) for session_id in session_ids]
+    lanes = await bus.link.pipe([("ZRANGE", key, 0, -1) for key in keys])
+    found: set[str] = set()
+    for key, members in zip(keys, lanes, strict=True):
+        for member in members:
+            try:
+                found.add(plain(member))
+            except ValueError as exc:
+                not_understood(key, member.decode(errors="replace"), str(exc))
+    return sorted(found, key=order)
 
 
 async def running(bus: Bus, session_id: str) -> bool:

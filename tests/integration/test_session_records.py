@@ -257,6 +257,16 @@ def test_a_record_of_another_form_is_refused(wrong: dict[str, Any]) -> None:
         SessionRecord.model_validate({**good, **wrong})
 
 
+def test_what_few_sessions_and_turns_have_may_be_left_out() -> None:
+    turn = {"query_id": "1-0", "query": "q", "answer": "a", "time": 1}
+    least = {"session_id": "s", "user_id": "u", "title": "", "created": 1, "updated": 2, "used": 3}
+    record = SessionRecord.model_validate({**least, "turns": {"A": [turn]}})
+    assert record.model_dump() == {
+        **least, "pinned": False, "settings": None, "tip": None, "steps": {},
+        "turns": {"A": [{**turn, "interrupted": False, "ratio": None, "noted": None, "after": None}]},
+    }  # fmt: skip
+
+
 async def test_what_tools_told_those_who_asked_goes_with_the_query(bus: Bus) -> None:
     asked = orjson.dumps({"call_id": "c1", "tool": "probe", "args": {}})
     journal, result = journal_key("7-0", "A"), result_key("probe", "c1")

@@ -51,6 +51,9 @@ async def test_what_happened_in_a_query_is_kept_once_with_the_reason_where_it_ha
     }
     assert await read_unanswered(session, "s") == {"6-1": WHY}
     assert await read_unanswered(session, "other") == {}
+    # of many all are found at once
+    raw.hset(STEPS, mapping={f"{n}-7 unanswered": WHY.model_dump_json() for n in range(700)})
+    assert len(await read_unanswered(session, "s")) == 701
 
 
 async def test_nothing_is_kept_of_a_session_that_is_gone_or_of_a_query_that_is_older_than_its_deletion(

@@ -182,6 +182,27 @@ async def test_a_place_that_nobody_left_is_in_nobodys_way(how: str, bus: Bus, ra
     assert await lanes.unfinished(bus, "s", "A") == [following]
 
 
+async def test_what_is_finished_is_told_by_ids_as_numbers_and_by_what_is_still_held(bus: Bus, raw: redis.Redis) -> None:
+    ids = ["900-9", "1000-1", "1000-2", "1000-30"]
+    for query_id in ids:
+        raw.xadd(STREAM, {"payload": "{}"}, id=query_id)
+    group(raw)
+    raw.xgroup_create(STREAM, "another", "$")
+    raw.zadd(lane_key("s", "A"), {lanes.padded(query_id): 0 for query_id in ids} | {"no id": 0, b"\xff": 0})
+    raw.xreadgroup("generator", "c", {STREAM: ">"}, count=3)
+    raw.xack(STREAM, "generator", "900-9", "1000-2")
+    assert await lanes.turn(bus, "s", "A", "2000-0", "inbox") == "1000-1"
+    assert await lanes.unfinished(bus, "s", "A") == ["1000-1", "1000-2", "1000-30", "2000-0"]
+    raw.xack(STREAM, "generator", "1000-1")
+    # it was not read yet
+    assert await lanes.turn(bus, "s", "A", "2000-0", "inbox") == "1000-30"
+    assert await lanes.unfinished(bus, "s", "A") == ["1000-30", "2000-0"]
+    raw.xreadgroup("generator", "c", {STREAM: ">"})
+    assert await lanes.turn(bus, "s", "A", "2000-0", "inbox") == "1000-30"
+    raw.xack(STREAM, "generator", "1000-30")
+    assert await lanes.turn(bus, "s", "A", "2000-0", "inbox") is None
+
+
 async def test_a_place_that_nobody_left_does_not_count_against_the_session(bus: Bus, raw: redis.Redis) -> None:
     group(raw)
     abandoned = await accepted(bus, limit=1)
