@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.scripted_redis import ScriptedRedis
+from support.waiting import eventually
 
-from shared.bus import Command, ReplyError
+from shared.bus import Command, Link, ReplyError
 from shared.bus import bell as module
-from shared.bus.bell import Bell, _Line
+from shared.bus.bell import Bell, _Line, open_bell
 from shared.errors import BusUnavailable
 
 JOURNAL = "local2:journal:7-0:A"
@@ -117,10 +119,14 @@ async def test_a_stream_rings_until_its_last_follower_has_gone(bell: Bell) -> No
     assert bell._followed.is_set()
     leave(bell, other)
     assert (line.forgotten, bell._followed.is_set()) == ([JOURNAL, "other"], False)
+    assert (bell.look("other"), bell._followers) == (False, {})
     # who is rung and not there any more
     bell.rang(JOURNAL, b"1-2 kind 5 {}")
     assert not bell.look(JOURNAL)
     assert len(second.offered) == 1
+    join(bell, second)
+    assert bell.look(JOURNAL) is True
+    assert second.looks == 1
 
 
 @pytest.mark.parametrize(
@@ -293,3 +299,62 @@ async def test_a_silent_server_is_asked_after_a_while_and_given_up_when_it_says_
     await line._watch(cast(Any, wire))
     assert wire.sent == [[("PING",)], [("PING",)]]
     assert waited == [module._SILENCE, line._patience, module._SILENCE, line._patience]
+
+
+async def test_a_server_that_says_something_all_the_time_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = SimpleNamespace(heard=1_000.0, sent=[])
+    wire.send = wire.sent.append
+    now, waited = 1_000.0, 0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now, waited
+        now += seconds
+        waited += 1
+        # silent at last
+        if waited < 5:
+            wire.heard = now - 0.5
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    line = _Line(cast(Any, Told()), None)
+    monkeypatch.setattr(line, "_loop", SimpleNamespace(time=lambda: now), raising=False)
+    await line._watch(cast(Any, wire))
+    # four rounds in which it said something, one in which it did not, and the time for an answer
+    assert (waited, wire.sent) == (6, [[("PING",)]])
+
+
+def confirmed(what: bytes, stream: bytes) -> list[Any]:
+    return [what.lower(), stream, 1]
+
+
+async def test_a_bell_asks_for_its_rings_with_every_connection_and_ends_with_its_block() -> None:
+    redis = ScriptedRedis(SSUBSCRIBE=confirmed, SUNSUBSCRIBE=confirmed, XREAD=None)
+    async with redis.listening() as server, Link(server, name="test/1", timeout=60.0) as link:
+        bus = cast(Any, SimpleNamespace(link=link, source="test/1"))
+        await link.call("PING")
+        async with open_bell(bus, patience=77.0) as bell:
+            assert bell.patience == 77.0
+            first, second, late = Follower(), Follower("other"), Follower()
+            join(bell, first, second)
+            await eventually(lambda: first.looks and second.looks)
+            (line,) = bell._lines.values()
+            assert bell.streams_of(line) == [JOURNAL, "other"]
+            client = redis.answers["CLIENT"]
+            redis.answers["CLIENT"] = ReplyError("ERR no")
+            redis.cut()
+            await eventually(lambda: line.trouble == "ERR no")
+            # nothing rings as long as it is away
+            join(bell, late)
+            assert (line.listen(JOURNAL), late.looks) == (False, 0)
+            looked = first.looks, second.looks
+            redis.answers["CLIENT"] = client
+            await eventually(lambda: first.looks > looked[0] and second.looks > looked[1] and late.looks)
+            assert line.listen(JOURNAL)
+            asked = next(asked for asked in reversed(redis.asked) if (b"SSUBSCRIBE", b"other") in asked)
+            assert asked[1] == (b"CLIENT", b"SETNAME", b"test/1:bell")
+            rings = [one for one in asked if one[0] == b"SSUBSCRIBE"]
+            assert rings[:2] == [(b"SSUBSCRIBE", JOURNAL.encode()), (b"SSUBSCRIBE", b"other")]
+            leave(bell, second)
+            await eventually(lambda: (b"SUNSUBSCRIBE", b"other") in asked)
+        # the one for commands is left
+        await eventually(lambda: redis.connections == 1)
+        assert [task for task in asyncio.all_tasks() if task.get_name() == "bell"] == []

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from support.scripted_redis import HangUp, ScriptedRedis
 from support.waiting import eventually
 
-from shared.bus import ConnectionLost, ReplyError, Script
+from shared.bus import ConnectionLost, ReplyError, Script, open_bell
 from shared.bus import cluster as module
 from shared.bus.cluster import ClusterLink, NodeLink, Unsent
 from shared.bus.endpoint import Address, Endpoint
@@ -357,6 +358,52 @@ async def test_what_concerns_no_key_is_asked_of_any_node_or_of_every_master_or_r
         assert sorted(len([one for one in asked if one == (b"INFO",)]) for asked in nodes.asked()) == [0, 1]
         # when it began
         assert [node.asked[0].count((b"PING",)) for node in nodes.both] == [1, 1]
+
+
+class Reader:
+    """Somebody who follows a stream."""
+
+    position, waiting = "0-0", True
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+        self.looks = 0
+
+    def look(self) -> None:
+        self.looks += 1
+
+
+async def test_a_journal_rings_where_its_slot_is_and_nowhere_as_long_as_that_has_no_master() -> None:
+    nodes = Nodes()
+    for node in nodes.both:
+        node.answers |= {"SSUBSCRIBE": lambda _name, stream: [b"ssubscribe", stream, 1], "XREAD": None}
+
+    def rings(node: ScriptedRedis) -> set[bytes]:
+        return {one[1] for asked in node.asked for one in asked if one[0] == b"SSUBSCRIBE"}
+
+    async with nodes.linked() as link, open_bell(cast(Any, SimpleNamespace(link=link, source="test/1"))) as bell:
+        readers = [Reader(key) for key in (BAR, FOO, OOF)]
+        for reader in readers:
+            bell.join(cast(Any, reader))
+        await eventually(lambda: all(reader.looks for reader in readers))
+        assert (rings(nodes.one), rings(nodes.two)) == ({b"bar"}, {b"foo", b"{foo}2"})
+        assert [bell.streams_of(line) for line in bell._lines.values()] == [[BAR], [FOO, OOF]]
+        assert [node.connections for node in nodes.both] == [2, 2]
+        # the slots of the one go to the other, but for one that nobody has
+        one = link.masters[0]
+        slot = slot_of_key(BAR)
+        nodes.rows = [[0, slot - 1, [b"127.0.0.1", nodes.two.port]], [slot + 1, 16_383, [b"127.0.0.1", nodes.two.port]]]
+        bell.moved()
+        await eventually(lambda: one not in bell._lines)
+        assert (len(bell._lines), link.owner(slot)) == (1, None)
+        # who comes now is not in the way of anybody
+        bell.join(cast(Any, Reader(BAR)))
+        looked = readers[0].looks
+        nodes.rows = [[0, 16_383, [b"127.0.0.1", nodes.two.port]]]
+        link.doubt()
+        await eventually(lambda: rings(nodes.two) == {b"bar", b"foo", b"{foo}2"})
+        await eventually(lambda: readers[0].looks > looked)
+        assert rings(nodes.one) == {b"bar"}
 
 
 @pytest.mark.parametrize("refusing", [("one",), ("two",), ("one", "two")])
