@@ -13,7 +13,17 @@ from pydantic import ValidationError
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
-from shared.bus.keys import earlier_turns_key, inbox_key, journal_key, result_key, steps_key, turns_key
+from shared.bus.keys import (
+    deleted_key,
+    earlier_turns_key,
+    inbox_key,
+    journal_key,
+    result_key,
+    session_key,
+    steps_key,
+    turns_key,
+    user_sessions_key,
+)
 from shared.records.erasing import erase
 from shared.records.journal import Crossing, EntryType
 from shared.records.lanes import GROUPS, pairs
@@ -231,6 +241,41 @@ async def test_another_users_session_is_not_touched(bus: Bus) -> None:
     assert await write(bus, records({"s": {**session, "user_id": "bob", "updated": 9, "turns": turns}})) == [-1]
     assert await everything(bus) == before
     assert await Sessions(bus).of_user("bob", 10) == []
+
+
+async def test_a_session_is_read_as_it_stands_whoever_wrote_it(bus: Bus) -> None:
+    bare = {"session_id": "s", "user_id": "ann", "title": "", "created": 0, "updated": 7, "used": 7, "turns": {}}
+    await bus.link.call("HSET", session_key("s"), "user_id", "ann", "updated", 7, "pinned", "yes", "tip", "x")
+    await bus.link.call("HSET", session_key("odd"), "created", "soon", "settings", "[1]")
+    nobodys = {**bare, "session_id": "odd", "user_id": "", "updated": 0, "used": 0}
+    # those named twice come once
+    assert [page async for page in read_sessions(bus, ["s", "odd", "s"])] == [[bare, nobodys]]
+    # its place in the list is of its own
+    await bus.link.call("ZADD", user_sessions_key("ann"), 9, "s")
+    await bus.link.call("HSET", session_key("s"), "pinned", 1, "tip", "1-0", "settings", '{"a":1}', "title", "t")
+    await bus.link.call("HSET", steps_key("s"), "1-0", "[1]", "2-0 unanswered", "{", "2-0", '"x"', "3-0", "never asked")
+    for respondent, place in (("A", 2), ("A", 1), ("B", 3)):
+        turn = Turn(f"{place}-0", "q", "a", place)
+        await bus.link.pipe(Sessions(bus).appending("s", respondent, turn))
+    ((told,),) = [page async for page in read_sessions(bus, ["s"])]
+
+    def turns(*places: int) -> list[dict[str, Any]]:
+        rest = {"query": "q", "answer": "a", "interrupted": False, "ratio": None}
+        return [{"query_id": f"{place}-0", **rest, "time": place} for place in places]
+
+    assert told == {
+        **bare, "title": "t", "used": 9, "pinned": True, "settings": {"a": 1}, "updated": told["updated"],
+        "turns": {"A": turns(1, 2), "B": turns(3)}, "steps": {"1-0": [1], "2-0": "x"},
+    }  # fmt: skip
+
+
+async def test_the_keys_of_a_kind_are_found_page_by_page(bus: Bus) -> None:
+    names = {f"s{number}" for number in range(1_200)}
+    await bus.link.pipe([("HSET", session_key(name), "user_id", "u") for name in names])
+    await bus.link.pipe([("SET", deleted_key(name), "1-0") for name in names])
+    pages = [page async for page in session_ids(bus)]
+    assert {name for page in pages for name in page} == names
+    assert len(pages) > 1
 
 
 async def test_a_session_that_is_deleted_meanwhile_is_left_out(bus: Bus) -> None:
