@@ -118,7 +118,7 @@ class KeywordIndex:
     def search(self, user_id: str, query: str, limit: int) -> Found:
         """The engrams that share words with the query, best first. Raises KeywordIndexDamaged."""
         words = query_tokens(query)[:MAX_WORDS]
-        if not words or limit < 1 or not self._path(user_id).exists():
+        if limit < 1 or not self._path(user_id).exists():
             return Found()
         with self._using(user_id) as db:
             return search(db, words, limit)

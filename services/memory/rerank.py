@@ -115,7 +115,7 @@ def chosen(text: str, count: int) -> list[int]:
     start, end = text.find("{"), text.rfind("}")
     try:
         numbers = orjson.loads(text[start : end + 1])["helpful"]
-    except (orjson.JSONDecodeError, KeyError, TypeError) as exc:
+    except (orjson.JSONDecodeError, KeyError) as exc:
         raise RerankFailed("not reranked: the model's answer is no list of memories") from exc
     if not isinstance(numbers, list) or not all(type(one) is int and 1 <= one <= count for one in numbers):
         raise RerankFailed("not reranked: the model names memories that are not there")

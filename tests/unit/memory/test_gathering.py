@@ -110,6 +110,8 @@ async def test_a_store_that_is_away_is_told_to_everybody_who_waits() -> None:
     async with open_gathering(store.write, Pace(nobody)) as gathering:
         found = await asyncio.gather(*started(gathering, [engram(n) for n in range(5)]), return_exceptions=True)
         assert [type(one) for one in found] == [StoreUnavailable] * 5
+        # one for all: none of them is at fault
+        assert store.sizes == [5]
         store.away = False
         assert await gathering.put(engram(1), NO_VECTOR) == [engram(1)]
 

@@ -174,6 +174,14 @@ def test_nothing_is_found_of_nothing_that_is_asked_for(index: KeywordIndex) -> N
     assert index.windows("ann", [], 2) == []
 
 
+def test_a_writer_keeps_no_reader_waiting_and_what_is_removed_is_overwritten(index: KeywordIndex) -> None:
+    index.add("ann", [COFFEE])
+    with index._using("ann") as db:
+        said = [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous", "secure_delete")]
+    # 1: a crash of the machine may lose the last changes
+    assert said == ["wal", 1, 1]
+
+
 def test_a_folder_is_made_for_its_owner_alone_and_is_found_again(tmp_path: Path) -> None:
     for _ in range(2):
         KeywordIndex(tmp_path / "data" / "keywords").close()

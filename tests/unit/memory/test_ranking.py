@@ -131,6 +131,9 @@ def test_why_tells_every_part_of_the_score() -> None:
     (bounded,) = rank([replace(one, lift=0.6, feedback=1, won=True, score=5)], weights, top_k=1, min_score=LEAST)
     assert (bounded.why["winner"], bounded.why["critic"], bounded.why["shift"]) == (0.03, 0.02, 0.05)
     assert bounded.score == 1.0
+    narrow = weights.model_copy(update={"bound": 0.05})
+    (most,) = rank([replace(one, feedback=1, won=True, score=5, age_days=0)], narrow, top_k=1, min_score=LEAST)
+    assert (most.why["feedback"], most.why["shift"]) == (0.04, 0.05)
     (least,) = rank([replace(one, feedback=-1, score=1, age_days=1e6)], weights, top_k=1, min_score=LEAST)
     assert least.why["shift"] == -0.1
     long = Candidate("e", 0.8765432, 1, 0.7654321, lift=0.0123456, score=4.321, feedback=0.54321, age_days=3.21)

@@ -63,6 +63,8 @@ async def test_the_model_reads_everything_and_names_what_helps() -> None:
     (request,) = model.asked
     assert (request.model, request.num_ctx, request.think) == ("m", 4_096, False)
     assert request.options["temperature"] == 0
+    # a number of each, and what stands around them
+    assert 40 <= request.options["num_predict"] <= 60
     assert [message["role"] for message in request.messages] == ["system", "user"]
     numbers = {"type": "array", "maxItems": 3, "items": {"type": "integer", "minimum": 1, "maximum": 3}}
     assert request.response_schema == {"type": "object", "properties": {"helpful": numbers}, "required": ["helpful"]}
@@ -73,6 +75,7 @@ async def test_the_model_reads_everything_and_names_what_helps() -> None:
 
 async def test_when_nothing_helps_nothing_is_left() -> None:
     assert await by_model(Model('Here: {"helpful": []}')) == []
+    assert await by_model(Model('{"helpful": [2]} and no other')) == [1]
 
 
 @pytest.mark.parametrize(
