@@ -207,15 +207,47 @@ async def test_what_comes_up_while_an_answer_is_late_leaves_all_the_same() -> No
         assert [await one for one in asked] == [[b"first"], [b"second"], [b"third"]]
 
 
+async def test_a_reply_that_got_lost_behind_another_is_seen_too() -> None:
+    replies: list[Any] = [[b"1"], ..., [b"2"]]
+    redis = ScriptedRedis(INCR="QUEUED", SET="QUEUED", EXEC=lambda *_: replies.pop(0))
+    async with redis.listening() as server, Link(server, name="test", timeout=3_600.0) as link:
+        await link.call("PING")
+        # each in a flush of its own
+        one, other = link.commit([("INCR", "x")]), link.commit([("SET", "y", "y" * 9_000)])
+        assert await one == [b"1"]
+        assert await asyncio.wait_for(other, 60) == [b"2"]
+        assert link.generation == 2
+
+
+async def test_what_is_asked_while_there_is_no_connection_waits_for_one() -> None:
+    redis = ScriptedRedis(GET=lambda _name, key: key)
+    async with redis.listening() as server, Link(server, name="test", timeout=60.0) as link:
+        await link.call("PING")
+        client = redis.answers["CLIENT"]
+        redis.answers["CLIENT"] = ReplyError("ERR no")
+        redis.cut()
+        await eventually(lambda: link.trouble)
+        # nothing of it was sent, so that it may be what must not be repeated
+        asked = [link.submit([("GET", "x")], False), link.submit([("GET", "y")], False, now=True)]
+        await asyncio.sleep(0.03)
+        redis.answers["CLIENT"] = client
+        assert [await one for one in asked] == [[b"x"], [b"y"]]
+        assert link.generation == 2
+
+
 async def test_a_read_that_may_wait_is_not_hurried() -> None:
     answered = asyncio.Event()
-    redis = ScriptedRedis(XREAD=..., ECHO=...)
+    redis = ScriptedRedis(XREAD=b"1")
     async with redis.listening() as server, Link(server, name="test", timeout=60.0) as link:
+        for _ in range(2):
+            assert await link.call("XREAD", "BLOCK", 9, block=9.0) == b"1"
+        assert link.generation == 1
+        redis.answers |= {"XREAD": ..., "ECHO": ...}
         reading = asyncio.create_task(link.call("XREAD", "BLOCK", 9, block=9.0))
-        await eventually(lambda: redis.asked and (b"ECHO", b"1") in redis.asked[0])
+        await eventually(lambda: (b"ECHO", b"3") in redis.asked[0])
         asyncio.get_running_loop().call_later(5 * module._LATE, answered.set)
         await answered.wait()
-        assert redis.asked[0][-2:] == [(b"XREAD", b"BLOCK", b"9"), (b"ECHO", b"1")]
+        assert redis.asked[0][-2:] == [(b"XREAD", b"BLOCK", b"9"), (b"ECHO", b"3")]
         reading.cancel()
 
 
