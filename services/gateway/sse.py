@@ -20,6 +20,8 @@ from shared.records.journal import TERMINAL, EntryType, read_end
 KEEP_ALIVE = b": keep-alive\n\n"
 _TERMINAL = frozenset(kind.value.encode() for kind in TERMINAL)
 _CRITIQUE = EntryType.CRITIQUE.value.encode()
+# Seconds in which what is there is read when nothing more is waited for.
+_READING = 1.0
 
 
 def frame(kind: bytes, entry_id: str, data: bytes) -> bytes:
@@ -45,7 +47,8 @@ def parts(entry: Entry) -> tuple[bytes, bytes]:
 class Ending:
     """When a journal's stream ends.
 
-    until: loop time of the query's deadline, with some grace for its last entry.
+    until: loop time of the query's deadline, with some grace for its last entry. It limits the waiting: what is there
+        then is told, to whoever comes back later too.
     answered: the terminal entry lies before the stream's start.
     follow: go on after the terminal entry, at most `follow_seconds`, for the critique.
     """
@@ -54,6 +57,12 @@ class Ending:
     follow: bool
     follow_seconds: float
     answered: bool
+
+
+def within(left: float, pause: float) -> float:
+    """Seconds for the next entries, `left` before nothing more is waited for. Nothing within them, when none are left:
+    there is nothing more."""
+    return min(pause, left if left > 0 else _READING)
 
 
 # Asked when nothing came for a while: whether nothing will ever come, because the query itself is gone.
@@ -67,10 +76,11 @@ async def journal_events(
     now = asyncio.get_running_loop().time
     until = now() + ending.follow_seconds if ending.answered else ending.until
     try:
-        while (left := until - now()) > 0:
-            found = await follower.next(min(keepalive, left))
+        while True:
+            left = until - now()
+            found = await follower.next(within(left, keepalive))
             if not found:
-                if await lost():
+                if left <= 0 or await lost():
                     return
                 yield KEEP_ALIVE
                 continue
@@ -100,13 +110,13 @@ async def ended(follower: Follower, until: float, pause: float, lost: Lost) -> b
     """
     now = asyncio.get_running_loop().time
     try:
-        while (left := until - now()) > 0:
-            found = await follower.next(min(pause, left))
-            if not found and await lost():
+        while True:
+            left = until - now()
+            found = await follower.next(within(left, pause))
+            if not found and (left <= 0 or await lost()):
                 return False
             if any(parts(entry)[0] in _TERMINAL for entry in found):
                 return True
-        return False
     finally:
         follower.close()
 

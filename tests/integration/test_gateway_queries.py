@@ -337,6 +337,9 @@ async def test_without_a_generator_the_deadline_ends_the_wait(
                 return bool((await site.http.get(f"/queries/{error['query_id']}")).json()["state"] == "completed")
 
             await eventually(answered)
+        # and whoever comes back behind the deadline is told it
+        told = await site.http.get(f"/queries/{error['query_id']}/events")
+        assert [kind for _, kind, _ in events(told.text)][-1:] == ["completed"]
 
 
 async def test_cancel_stops_the_query_and_repeating_it_changes_nothing(site: Site, fake: FakeGenerator) -> None:

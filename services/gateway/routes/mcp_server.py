@@ -33,7 +33,7 @@ from services.gateway.orphans import Orphans
 from services.gateway.records import QueryRecord, forgotten, is_session_id, own_session
 from services.gateway.routes.queries import failure, loop_time_of, shown_result
 from services.gateway.schemas import QueryBody
-from services.gateway.sse import parts
+from services.gateway.sse import parts, within
 from shared.bus.keys import journal_key
 from shared.errors import TransientError
 from shared.participant.settings import describe
@@ -205,8 +205,11 @@ class McpServer:
         progress = _Progress()
         try:
             ended = False
-            while not ended and (left := until - now()) > 0:
-                found = await follower.next(min(gateway.settings.keepalive, left))
+            while not ended:
+                left = until - now()
+                found = await follower.next(within(left, gateway.settings.keepalive))
+                if not found and left <= 0:
+                    break
                 if not found and await forgotten(gateway, record.query_id):
                     raise not_found("query: it was deleted before it was answered")
                 for kind, data in map(parts, found):

@@ -40,7 +40,7 @@ from services.gateway.shapes.openai import (
     ResponseEvent,
     ResponseObject,
 )
-from services.gateway.sse import KEEP_ALIVE, EventStream
+from services.gateway.sse import KEEP_ALIVE, EventStream, within
 from services.gateway.telling import Said, Telling
 from shared.bus.keys import journal_key
 from shared.records.journal import JournalEntry, pages
@@ -173,9 +173,12 @@ async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> Asyn
     follower = gateway.bell.follow(journal_key(record.query_id, "A"), new=True)
     try:
         yield teller.opening()
-        while (left := until - now()) > 0:
-            found = await follower.next(min(gateway.settings.keepalive, left))
+        while True:
+            left = until - now()
+            found = await follower.next(within(left, gateway.settings.keepalive))
             if not found:
+                if left <= 0:
+                    break
                 if await forgotten(gateway, record.query_id):
                     yield teller.broken("not_found", "the query was deleted before it was answered")
                     return

@@ -129,6 +129,17 @@ async def test_silence_is_filled_and_ends_with_the_deadline() -> None:
     assert short.asked[0] <= 0.3
 
 
+async def test_who_comes_back_behind_the_deadline_is_told_what_is_there() -> None:
+    # an answer in time, or that it came to nothing: the journal is kept for longer than the query had
+    assert kinds(await told(Follower([entry(1, "claimed")], [entry(2, "failed")]), left=-60)) == ["claimed", "failed"]
+    # and what has no end is not waited for
+    cut = Follower([entry(1, "claimed")])
+    assert await told(cut, left=-60) == [frame(b"claimed", "1-1", b"{}")]
+    assert cut.closed == 1
+    assert await waited(Follower([entry(1, "claimed")], [entry(2, "completed")]), left=-60)
+    assert not await waited(Follower([entry(1, "claimed")]), left=-60)
+
+
 async def test_a_query_that_is_gone_ends_its_stream_in_the_first_silence() -> None:
     async def gone() -> bool:
         return True
