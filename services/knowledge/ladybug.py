@@ -16,6 +16,7 @@ from typing import Any
 from services.knowledge.graph import Graph, GraphUnavailable, Row, Run
 from shared.errors import SettingsError
 from shared.participant.background import beside
+from shared.participant.disk import no_room
 from shared.participant.file_lock import FileLock
 from shared.participant.kept import note, note_filled, noted, noted_filled
 from shared.telemetry.logging import get_logger
@@ -61,6 +62,7 @@ class LadybugGraph:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Run]:
         async with self._turn:
+            self._has_room()
             await self._write("BEGIN TRANSACTION", {})
             try:
                 yield self._write
@@ -70,6 +72,11 @@ class LadybugGraph:
                 # a statement that failed has ended it already
                 await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writer, self._undone))
                 raise
+
+    def _has_room(self) -> None:
+        """Raises GraphUnavailable."""
+        if (reason := no_room(self._path.parent)) is not None:
+            raise GraphUnavailable(reason)
 
     def _note_filled(self) -> None:
         """What is in it is missed from now on."""
@@ -91,6 +98,7 @@ class LadybugGraph:
         return await self._in(self._reader, lambda: self._reading, query, parameters)
 
     async def ping(self) -> None:
+        self._has_room()
         await self.read("RETURN 1 AS one", {})
 
     def removed(self) -> None:
@@ -116,6 +124,7 @@ class LadybugGraph:
         """Raises GraphUnavailable; what was there is there then. Reads go on meanwhile, but for two moments."""
         async with self._turn:
             self._removed.clear()
+            self._has_room()
             copied = False
             try:
                 await self._alone(self._with_room)
@@ -274,9 +283,12 @@ def _quoted(path: Path) -> str:
 
 
 @asynccontextmanager
-async def open_ladybug(path: Path, schema: Sequence[str], buffer_bytes: int) -> AsyncIterator[Graph]:
+async def open_ladybug(
+    path: Path, schema: Sequence[str], buffer_bytes: int, *, whole: bool = True
+) -> AsyncIterator[Graph]:
     """The graph in a file, made when it is not there; waits a little for a process that is just ending.
 
+    whole: also its log must be; else what stands in that before the damage is enough.
     Raises SettingsError when another process uses it, or it is no graph any more.
     """
     lock = FileLock(path.with_name(f"{path.name}.lock"))
@@ -287,7 +299,7 @@ async def open_ladybug(path: Path, schema: Sequence[str], buffer_bytes: int) -> 
                 "has one replica: stop the other one, or name a server in LOCAL2_KNOWLEDGE_STORE"
             )
         lock.text = f"process {os.getpid()}"
-        graph = await asyncio.to_thread(_opened, path, buffer_bytes)
+        graph = await asyncio.to_thread(_opened, path, buffer_bytes, whole)
         try:
             await _ready(graph, schema, path)
             async with beside(overwriting=graph.overwriting):
@@ -298,7 +310,7 @@ async def open_ladybug(path: Path, schema: Sequence[str], buffer_bytes: int) -> 
         lock.close()
 
 
-def _opened(path: Path, buffer_bytes: int) -> LadybugGraph:
+def _opened(path: Path, buffer_bytes: int, whole: bool) -> LadybugGraph:
     import ladybug
 
     if noted(path) and not path.exists():
@@ -307,7 +319,10 @@ def _opened(path: Path, buffer_bytes: int) -> LadybugGraph:
         return LadybugGraph(
             path,
             lambda file, room: ladybug.Database(
-                file, buffer_pool_size=max(buffer_bytes, room), max_num_threads=_THREADS
+                file,
+                buffer_pool_size=max(buffer_bytes, room),
+                max_num_threads=_THREADS,
+                throw_on_wal_replay_failure=whole,
             ),
         )
     except _FAULTS as exc:

@@ -93,6 +93,7 @@ async def _look(context: Context[KnowledgeSettings], store: Store) -> None:
     try:
         async with asyncio.timeout(settings.store_timeout):
             context.facts.update(await store.counts())
+            await store.ping()
             context.facts["waiting"] = int(await context.bus.link.call("XLEN", KNOWLEDGE_READ.stream))
     except (TransientError, TimeoutError) as exc:
         trouble = str(exc) or "the graph does not answer"

@@ -63,12 +63,15 @@ class Due:
         return frozenset(self._users)
 
     def add(self, user_id: str) -> None:
-        """Call it before anything is deleted."""
+        """Call it before anything is deleted. Raises TransientError when the disk is full."""
         with self._lock:
             if user_id not in self._users:
+                try:
+                    with self._path.open("ab") as file:
+                        file.write(orjson.dumps(user_id) + b"\n")
+                except OSError as exc:
+                    raise TransientError(f"{self._path} cannot be written: {exc.strerror or exc}") from exc
                 self._users.add(user_id)
-                with self._path.open("ab") as file:
-                    file.write(orjson.dumps(user_id) + b"\n")
         self.wanted.set()
 
     def take(self) -> frozenset[str]:

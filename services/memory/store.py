@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from services.memory.chroma import (
@@ -27,6 +28,7 @@ from services.memory.folder import StoreLocked, locked
 from services.memory.listing import Listing, listing_of
 from services.memory.settings import MemorySettings
 from services.memory.vectors import NOWHERE, Space, Vector
+from shared.participant.disk import no_room
 from shared.telemetry.logging import get_logger
 
 __all__ = ["Near", "Placed", "Store", "StoreLocked", "StoreUnavailable", "open_store"]
@@ -68,11 +70,18 @@ class Store:
     """Open it with `open_store`. Every method may raise StoreUnavailable.
 
     damage: why nothing can be read any more, until somebody repairs it. listing: what an embedded store had when it was
-    opened; None where that is not known, as of a server.
+    opened; None where that is not known, as of a server. folder: that of an embedded store.
     """
 
-    def __init__(self, collections: Collections, damage: str | None = None, listing: Listing | None = None) -> None:
+    def __init__(
+        self,
+        collections: Collections,
+        damage: str | None = None,
+        listing: Listing | None = None,
+        folder: Path | None = None,
+    ) -> None:
         self._collections = collections
+        self._folder = folder
         self.listing = listing
         self.damage: str | None = None
         if damage is not None:
@@ -95,7 +104,12 @@ class Store:
         return await self._in(self._readers, work, *args)
 
     async def writing(self, work: Callable[..., R], *args: Any) -> R:
+        self._has_room()
         return await self._in(self._writer, work, *args)
+
+    def _has_room(self) -> None:
+        if self._folder is not None and (reason := no_room(self._folder)) is not None:
+            raise StoreUnavailable(reason)
 
     async def alone(self, work: Callable[..., R], *args: Any) -> R:
         """In the writers' thread, while nobody reads."""
@@ -207,6 +221,7 @@ class Store:
         await self.writing(functools.partial(self._collections.drop, empty=True), name)
 
     async def ping(self) -> None:
+        self._has_room()
         await self.reading(lambda: self._collections.client().heartbeat())
 
     def forget_lists(self, user_id: str) -> None:
@@ -374,13 +389,16 @@ async def open_store(settings: MemorySettings) -> AsyncIterator[Store]:
     async with locked(path):
         damage = await asyncio.to_thread(damage_of, path)
         listing = None if damage else await asyncio.to_thread(listing_of, path, settings.collection)
-        with _opened(Collections(lambda: embedded(path), settings.collection, shared=False), damage, listing) as store:
+        collections = Collections(lambda: embedded(path), settings.collection, shared=False)
+        with _opened(collections, damage, listing, path) as store:
             yield store
 
 
 @contextmanager
-def _opened(collections: Collections, damage: str | None = None, listing: Listing | None = None) -> Iterator[Store]:
-    store = Store(collections, damage, listing)
+def _opened(
+    collections: Collections, damage: str | None = None, listing: Listing | None = None, folder: Path | None = None
+) -> Iterator[Store]:
+    store = Store(collections, damage, listing, folder)
     try:
         yield store
     finally:

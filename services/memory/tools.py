@@ -161,7 +161,10 @@ class MemoryTools:
 
     async def save_topic(self, args: SaveTopic, request: ToolRequest) -> ToolResult:
         topic = checked_topic(args.topic)
-        await self.put_topic(request, topic, args.content)
+        try:
+            await self.put_topic(request, topic, args.content)
+        except StoreUnavailable as exc:
+            raise ToolError(_AWAY) from exc
         return ToolResult(f"Memory saved: {topic}", {"topic": topic})
 
     async def recall_topic(self, args: RecallTopic, request: ToolRequest) -> ToolResult:
@@ -175,7 +178,7 @@ class MemoryTools:
         return ToolResult(f"[Memory: {found.topic}]\n{found.content}", data)
 
     async def put_topic(self, request: ToolRequest, topic: str, content: str) -> Engram:
-        """Keeps it as an engram that is found by its name, and by a search."""
+        """Keeps it as an engram that is found by its name, and by a search. Raises StoreUnavailable."""
         return (await self._keep(request, "topic", "", content, topic)).engram
 
     async def _keep(self, request: ToolRequest, kind: Any, engram_id: str, content: str, topic: str = "") -> _Kept:
@@ -202,7 +205,7 @@ class MemoryTools:
         except StoreUnavailable as exc:
             if topic:
                 # an exact name is asked for at once: it is kept, or it is not
-                raise ToolError(_AWAY) from exc
+                raise
             log.warning("memory.saved_later", reason=str(exc))
             once = f"{request.call_id}:{wish.recorded}"
             await self._context.bus.publish(MEMORY_SAVE.of(wish, once=once, user_id=request.user_id))

@@ -131,6 +131,13 @@ class Desk:
         self._leaderboard: Leaderboard | None = None
 
     async def manage(self, args: Manage, request: ToolRequest) -> ToolResult:
+        try:
+            return await self._manage(args, request)
+        except TransientError as exc:
+            # whoever asks would wait for nothing
+            raise ToolError(f"unavailable: {exc}") from exc
+
+    async def _manage(self, args: Manage, request: ToolRequest) -> ToolResult:
         match args.op:
             case "leaderboard":
                 data = await self.leaderboard()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import orjson
@@ -40,7 +40,7 @@ from shared.envelope import Message, now_ms
 from shared.errors import TransientError
 from shared.llm.courtesy import answering
 from shared.llm.intents import intent_of
-from shared.participant.background import beside
+from shared.participant.background import beside, patiently
 from shared.participant.retention import Retention
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
@@ -52,10 +52,14 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
+R = TypeVar("R")
+
 _LOOK_SECONDS = 0.1
 # Characters of an answer's tool calls, or of what its judge read; no trainer takes a longer prompt.
 _MOST_KEPT = 200_000
 _VOTES = 4
+# Of the others, held at the same time while the database is in the way.
+_HELD = 8
 _TEND_SECONDS = 5
 
 
@@ -103,6 +107,10 @@ class Rewarding:
         # votes on one answer are published in the order in which they were cast
         self._voting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
+    async def _kept(self, message: Message[Any], work: Callable[[Store], R]) -> R:
+        """However long the database is in the way, whose disk may be full: nothing is given up for that."""
+        return await patiently(lambda: self._access.with_store(work), message.parked)
+
     async def response(self, message: Message[ResponseGeneration]) -> Iterable[Outgoing]:
         """Keeps an answer with the conversation that led to it: what a trainer calls the prompt."""
         r = message.payload
@@ -130,7 +138,7 @@ class Rewarding:
             "material": int(bool(r.material)),
             "time": _asked_at(message),
         }
-        await self._access.with_store(lambda store: store.put_response(row, ids))
+        await self._kept(message, lambda store: store.put_response(row, ids))
         return ()
 
     async def critique(self, message: Message[CritiqueResult]) -> Iterable[Outgoing]:
@@ -146,7 +154,7 @@ class Rewarding:
             "judges": bounded([said.model_dump() for said in c.judges]),
             "time": now_ms(),
         }
-        await self._access.with_store(lambda store: store.put_critique(row))
+        await self._kept(message, lambda store: store.put_critique(row))
         return ()
 
     async def pairwise(self, message: Message[PairwiseResult]) -> Iterable[Outgoing]:
@@ -167,7 +175,7 @@ class Rewarding:
             "session_id": p.session_id,
             "time": now_ms(),
         }
-        await self._access.with_store(lambda store: store.put("pairs", row))
+        await self._kept(message, lambda store: store.put("pairs", row))
         return ()
 
     async def feedback(self, message: Message[UserFeedback]) -> Iterable[Outgoing]:
@@ -182,9 +190,9 @@ class Rewarding:
             "session_id": f.session_id,
             "user_id": f.user_id,
         }
-        answer = await self._awaited(rated, f)
+        answer = await self._awaited(rated, message)
         async with self._voting.setdefault(rated, asyncio.Lock()):
-            found = await self._access.with_store(lambda store: store.vote(row, changed))
+            found = await self._kept(message, lambda store: store.vote(row, changed))
             if found is None:
                 return ()
             vote, cast = found
@@ -217,25 +225,26 @@ class Rewarding:
         log.info("reward.voted", reward=vote.reward, withdrawn=vote.withdrawn)
         return ()
 
-    async def _awaited(self, rated: str, vote: UserFeedback) -> dict[str, Any] | None:
+    async def _awaited(self, rated: str, message: Message[UserFeedback]) -> dict[str, Any] | None:
         """The answer that is rated; a vote may be quicker than the answer's way here, and slower than its deletion."""
+        vote = message.payload
         until = asyncio.get_running_loop().time() + self._context.settings.patience
         while True:
-            answer = await self._access.with_store(lambda store: store.response(rated))
+            answer = await self._kept(message, lambda store: store.response(rated))
             if answer is not None or asyncio.get_running_loop().time() >= until:
                 return answer
-            if await self._access.with_store(lambda store: store.gone(vote.session_id, vote.query_id)):
+            if await self._kept(message, lambda store: store.gone(vote.session_id, vote.query_id)):
                 return None
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def forget(self, message: Message[MemoryForget]) -> Iterable[Outgoing]:
         gone = message.payload
-        await self._access.with_store(lambda store: store.forget(gone.session_id, gone.at))
+        await self._kept(message, lambda store: store.forget(gone.session_id, gone.at))
         return ()
 
     async def take_back(self, message: Message[QueryForget]) -> Iterable[Outgoing]:
         gone = message.payload
-        await self._access.with_store(lambda store: store.take_back(gone.session_id, gone.queries, gone.at))
+        await self._kept(message, lambda store: store.take_back(gone.session_id, gone.queries, gone.at))
         return ()
 
 
@@ -260,13 +269,13 @@ async def build(context: Context[RewardSettings]) -> AsyncIterator[Sequence[Work
         ):
             yield [
                 *works,
-                Subscription(RESPONSE_GENERATION, rewarding.response),
-                Subscription(CRITIQUE_RESULT, rewarding.critique),
-                Subscription(PAIRWISE_RESULT, rewarding.pairwise),
+                Subscription(RESPONSE_GENERATION, rewarding.response, limit=_HELD),
+                Subscription(CRITIQUE_RESULT, rewarding.critique, limit=_HELD),
+                Subscription(PAIRWISE_RESULT, rewarding.pairwise, limit=_HELD),
                 # fewer than there are slots: what a vote waits for must get through
                 Subscription(USER_FEEDBACK, rewarding.feedback, limit=_VOTES),
-                Subscription(MEMORY_FORGET, rewarding.forget),
-                Subscription(QUERY_FORGET, rewarding.take_back),
+                Subscription(MEMORY_FORGET, rewarding.forget, limit=_HELD),
+                Subscription(QUERY_FORGET, rewarding.take_back, limit=_HELD),
             ]
     finally:
         store.close()

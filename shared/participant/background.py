@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
 from shared.errors import TransientError
@@ -22,6 +22,7 @@ FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _STORE_PAUSE, _LONGEST_STORE_PAUSE = 0.2, 5.0
 
 Job = Callable[[], Awaitable[object]]
+Aside = Callable[[], AbstractAsyncContextManager[None]]
 R = TypeVar("R")
 
 
@@ -63,8 +64,11 @@ async def beside(**work: Job) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def patiently(work: Callable[[], Awaitable[R]]) -> R:
-    """The work's result, however long the store is away: an entry that waits is not one that cannot be handled."""
+async def patiently(work: Callable[[], Awaitable[R]], aside: Aside = nullcontext) -> R:
+    """The work's result, however long the store is away: an entry that waits is not one that cannot be handled.
+
+    aside: in what it waits; a message's `parked` gives its slot to others meanwhile.
+    """
     pause = _STORE_PAUSE
     while True:
         try:
@@ -72,7 +76,8 @@ async def patiently(work: Callable[[], Awaitable[R]]) -> R:
         except TransientError as exc:
             if pause == _STORE_PAUSE:
                 log.warning("ingest.waits", reason=str(exc))
-            await asyncio.sleep(pause)
+            async with aside():
+                await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_STORE_PAUSE)
 
 

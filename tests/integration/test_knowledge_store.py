@@ -27,6 +27,7 @@ from services.knowledge.repair import repair
 from services.knowledge.search import Search
 from services.knowledge.store import CONSTRAINTS, TABLES, Store
 from shared.errors import SettingsError
+from shared.participant.background import patiently
 
 BOLT = os.environ.get("LOCAL2_TEST_BOLT", "")
 BUFFER = 32 * 1024 * 1024
@@ -298,7 +299,51 @@ async def test_what_is_left_of_a_file_is_never_taken_for_an_empty_graph(
     # one in which nothing has been said yet is none that was lost
     for _ in range(2):
         async with opened("ladybug", tmp_path) as graph:
-            assert await Store(graph).count("ann") == 0
+            count = await Store(graph).count("ann")
+            # what stands in a log before the damage is kept
+            assert 0 < count < 40 if harm is garbled_log else count == 0
+    assert not [name for name in os.listdir(tmp_path) if ".saved" in name]
+
+
+async def test_what_a_full_disk_has_left_of_a_log_is_kept_but_for_its_end(
+    written: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(written["dies"], tmp_path, dirs_exist_ok=True)
+    log = tmp_path / "g.lbug.wal"
+    # inside the last one of forty
+    os.truncate(log, log.stat().st_size - 40)
+    with log.open("ab") as file:
+        file.write(bytes(40))
+    with pytest.raises(SettingsError, match="cannot be read"):
+        async with opened("ladybug", tmp_path):
+            pass
+    said = await asyncio.to_thread(repair, tmp_path / "g.lbug", BUFFER)
+    assert said[-1] == "its log was read up to the damage; a backup brings back what came later"
+    async with opened("ladybug", tmp_path) as graph:
+        assert await Store(graph).count("ann") == 39
+
+
+async def test_on_a_full_disk_nothing_is_written_and_what_waits_is_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened("ladybug", tmp_path) as graph:
+        store = Store(graph)
+        claims = [say(turn("r1"), "Anna", "likes", "tea")]
+        with monkeypatch.context() as full:
+            # more than any disk has
+            full.setattr("shared.participant.disk._KEPT", 2**80)
+            full.setattr("shared.participant.disk._SHARE", 1)
+            writing = asyncio.create_task(patiently(lambda: store.hear(turn("r1"), claims, settled=True)))
+            with pytest.raises(GraphUnavailable, match=r"the disk of .* is full"):
+                await store.hear(turn("r1"), claims, settled=True)
+            assert isinstance(graph, LadybugGraph)
+            for asked in (graph.renew(), graph.ping()):
+                with pytest.raises(GraphUnavailable, match="is full"):
+                    await asked
+            assert await kept(store) == []
+            assert not writing.done()
+        await writing
+        assert len(await kept(store)) == 1
 
 
 async def test_a_killed_process_leaves_a_graph_that_is_whole(written: dict[str, Path], tmp_path: Path) -> None:

@@ -343,7 +343,9 @@ async def test_without_a_memory_its_routes_say_so_and_the_stack_is_ready(tmp_pat
             assert (ready.status_code, ready.json()["parts"]["memory"]["reason"]) == (200, "no memory is running")
 
 
-async def test_a_memory_without_its_model_is_degraded_and_the_stack_is_ready(tmp_path: Path) -> None:
+async def test_a_memory_without_its_model_is_degraded_and_the_stack_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -374,6 +376,12 @@ async def test_a_memory_without_its_model_is_degraded_and_the_stack_is_ready(tmp
         assert ([hit["topic"] for hit in found["hits"]], bool(found["degraded"])) == (["user.pet"], True)
         refused = await imported(site.http, {"query": "q", "answer": "a"})
         assert code(refused) == (503, "memory_unavailable")
+        with monkeypatch.context() as disk:
+            disk.setattr("services.memory.store.no_room", lambda _folder: "the disk is full")
+            for method in ("PUT", "DELETE"):
+                refused = await site.http.request(method, "/memory/topics/user.pet", json={"content": "A dog."})
+                assert code(refused) == (503, "memory_unavailable")
+                assert "the disk is full" in refused.text
         await stack.enter_async_context(model)
 
         async def well() -> bool:

@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from support.services import announced, running
 from support.stack import Client
 from support.waiting import eventually
 
+from services.reward.database import Database
 from services.reward.service import app
 from services.reward.settings import RewardSettings
 from services.reward.store import Store
@@ -46,7 +47,7 @@ from shared.contracts import (
     Winner,
 )
 from shared.envelope import now_ms
-from shared.errors import SettingsError
+from shared.errors import SettingsError, TransientError
 from shared.participant.service import open_context
 from shared.participant.settings import Settings
 from shared.participant.tool_client import Caller, ToolClient
@@ -454,6 +455,38 @@ async def test_a_database_that_is_locked_for_a_while_loses_no_vote(redis_url: st
         await on.settled()
         (row,) = (await on.ask("dump", table="votes"))["rows"]
         assert len(await on.rewards()) == 1
+        assert await on.bus.link.call("XLEN", "local2:dead.letter") == 0
+    assert row["stars"] == 5
+
+
+async def test_a_full_disk_uses_up_no_delivery_and_whoever_asks_is_told(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = 0
+
+    @contextlib.contextmanager
+    def full(_self: Database) -> Iterator[sqlite3.Connection]:
+        nonlocal tried
+        tried += 1
+        raise TransientError("the database cannot be used just now: database or disk is full")
+        yield
+
+    async with office(redis_url, tmp_path, patience=0.1) as on:
+        with monkeypatch.context() as disk:
+            disk.setattr(Database, "_transaction", full)
+            await on.answered("1-1")
+            await on.graded("1-1", 4)
+            await on.votes("1-1", stars=5)
+            # each of them several times
+            await eventually(lambda: tried > 8, 60)
+            with pytest.raises(AssertionError, match="unavailable: the database cannot be used just now"):
+                await on.ask("consent", given=True)
+            for subject in (RESPONSE_GENERATION, CRITIQUE_RESULT, USER_FEEDBACK):
+                ((_, _, _, deliveries),) = await on.bus.link.call("XPENDING", subject.stream, "reward", "-", "+", 10)
+                assert deliveries == 1
+        await on.settled()
+        (row,) = (await on.ask("dump", table="votes"))["rows"]
+        assert [len((await on.ask("dump", table=name))["rows"]) for name in ("responses", "critiques")] == [1, 1]
         assert await on.bus.link.call("XLEN", "local2:dead.letter") == 0
     assert row["stars"] == 5
 

@@ -17,8 +17,9 @@ from services.memory.erasing import Due, Erasing
 from services.memory.keywords import Entry, KeywordIndex
 from services.memory.overwrite import overwrite
 from services.memory.settings import MemorySettings
-from services.memory.store import open_store
+from services.memory.store import StoreUnavailable, open_store
 from services.memory.vectors import Vector
+from shared.errors import TransientError
 
 WORD = "xylograph"
 
@@ -45,6 +46,37 @@ def test_what_is_due_is_read_again_until_it_is_done(tmp_path: Path) -> None:
     again.take()
     again.done()
     assert not path.exists()
+
+
+def test_a_deletion_that_cannot_be_written_down_is_not_begun(tmp_path: Path) -> None:
+    path = tmp_path / "away" / "deleted"
+    due = Due(path)
+    # the second time no less than the first
+    for _ in range(2):
+        with pytest.raises(TransientError, match="cannot be written"):
+            due.add("ann")
+    path.parent.mkdir()
+    due.add("ann")
+    assert Due(path).users == {"ann"}
+
+
+async def test_on_a_full_disk_the_store_begins_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = MemorySettings(data_dir=tmp_path, redis_url="redis://127.0.0.1:1")
+    engram = Engram("e1", "ann", "note", 1, 1, content=WORD)
+    placed = [(engram, Vector("model", (1.0, 0.0)))]
+    async with open_store(settings) as store:
+        await store.put("ann", placed)
+        with monkeypatch.context() as full:
+            # more than any disk has
+            full.setattr("shared.participant.disk._KEPT", 2**80)
+            full.setattr("shared.participant.disk._SHARE", 1)
+            # nor is it said to work
+            for asked in (store.put("ann", placed), store.delete("ann", ["e1"]), store.drop_user("ann"), store.ping()):
+                with pytest.raises(StoreUnavailable, match=r"the disk of .* is full"):
+                    await asked
+            assert list(await store.get("ann", ["e1"])) == ["e1"]
+        await store.delete("ann", ["e1"])
+        assert await store.get("ann", ["e1"]) == {}
 
 
 async def test_words_go_from_the_store_and_the_index_once_nobody_is_answered(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -88,7 +89,11 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Office]:
 
 def message(payload: Any, entry_id: str = "90-1") -> Any:
     return SimpleNamespace(
-        payload=payload, entry_id=entry_id, envelope=SimpleNamespace(time=777), headers=lambda: dict(INHERITED)
+        payload=payload,
+        entry_id=entry_id,
+        envelope=SimpleNamespace(time=777),
+        headers=lambda: dict(INHERITED),
+        parked=nullcontext,
     )
 
 
