@@ -161,7 +161,7 @@ class Bell(Feed):
         for stream in streams:
             positions = [one.position for one in self._followers.get(stream, ()) if one.waiting]
             if positions:
-                waiting[stream] = min(positions, key=order) if len(positions) > 1 else positions[0]
+                waiting[stream] = min(positions, key=order)
         if not waiting:
             return
         reads = [("XREAD", "COUNT", 1, "STREAMS", stream, after) for stream, after in waiting.items()]

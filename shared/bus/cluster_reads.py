@@ -169,7 +169,7 @@ class ClusterTailer:
                 return None
             following = min(deadline, self._due) if wanted else deadline
             either: set[asyncio.Future[Any]] = {reading, interrupted}
-            await asyncio.wait(either, timeout=max(0.0, following - now), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, timeout=following - now, return_when=asyncio.FIRST_COMPLETED)
         return None
 
     async def unblock(self) -> bool:

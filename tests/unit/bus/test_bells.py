@@ -261,6 +261,8 @@ async def test_a_connection_listens_to_what_was_confirmed_and_forgets_what_nobod
     assert not line.listen(JOURNAL)
     line._receive([[b"ssubscribe", JOURNAL.encode(), 1], [b"smessage", JOURNAL.encode(), b"1-1 t 1 {}"]])
     assert told.heard == [("look", JOURNAL), ("rang", JOURNAL, b"1-1 t 1 {}")]
+    # a connection that brings rings is one that answers
+    assert line._useful
     assert line.listen(JOURNAL)
     assert wire.sent == [("SSUBSCRIBE", JOURNAL)]
     # who asked for it has left before it was confirmed
@@ -326,7 +328,11 @@ def confirmed(what: bytes, stream: bytes) -> list[Any]:
     return [what.lower(), stream, 1]
 
 
-async def test_a_bell_asks_for_its_rings_with_every_connection_and_ends_with_its_block() -> None:
+async def test_a_bell_asks_for_its_rings_with_every_connection_and_ends_with_its_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # nothing is left to the rounds
+    monkeypatch.setattr(module, "_ROUND", 3_600.0)
     redis = ScriptedRedis(SSUBSCRIBE=confirmed, SUNSUBSCRIBE=confirmed, XREAD=None)
     async with redis.listening() as server, Link(server, name="test/1", timeout=60.0) as link:
         bus = cast(Any, SimpleNamespace(link=link, source="test/1"))

@@ -362,6 +362,24 @@ async def test_a_call_ends_in_its_time_whether_or_not_the_next_look_is_later(mon
             assert [round(left) for left in inbox.looks] == ([3_600] if streams and not away else [])
 
 
+async def test_who_follows_the_inbox_alone_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, waits = asyncio.wait, list[float]()
+
+    async def waiting(futures: Any, *, timeout: float, return_when: str) -> Any:
+        waits.append(timeout)
+        return await wait(futures, timeout=timeout, return_when=return_when)
+
+    monkeypatch.setattr("shared.bus.cluster_reads.asyncio.wait", waiting)
+    inbox = Inbox()
+    async with tail_of(inbox) as tailer:
+        assert await asyncio.wait_for(tailer.call(*after("0-0"), block=0.05), 30) is None
+        assert 1 <= len(waits) <= 3
+        # with others he looks at them when it is time
+        monkeypatch.setattr("shared.bus.cluster_reads._LOOK", 0.02)
+        assert await asyncio.wait_for(tailer.call(*after("0-0", "one"), block=0.1), 30) is None
+    assert len(inbox.looks) >= 2
+
+
 async def test_what_the_inbox_is_refused_is_told() -> None:
     inbox = Inbox()
     async with tail_of(inbox) as tailer:
