@@ -381,7 +381,7 @@ class Bus:
     async def _bound(self, stream: str, keep: int) -> tuple[int, int]:
         """A stream's length, and how many of its entries may stay: `keep`, or fewer where they are large."""
         length, size = await self.link.pipe([("XLEN", stream), ("MEMORY", "USAGE", stream)])
-        if size is not None and size > _KEPT_BYTES:
+        if size:
             keep = min(keep, max(1, length * _KEPT_BYTES // size))
         return length, keep
 

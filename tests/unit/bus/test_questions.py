@@ -436,6 +436,7 @@ async def test_an_event_stream_loses_what_is_older_than_the_retention_and_no_dea
         (20_000, None, 10_000),
         (20_000, 32_000_000, 10_000),
         (20_000, 64_000_000, 10_000),
+        (50_000, 64_000_000, 10_000),
         (20_000, 128_000_000, 5_000),
         (3, 320_000_000, 1),
     ],
@@ -478,6 +479,7 @@ async def test_a_work_stream_keeps_what_a_group_has_not_finished(
     [
         (OBSERVED, None, NOW, NOW - 60_000),
         (OBSERVED, None, NOW - 70_000, NOW - 70_000),
+        (OBSERVED, None, 9, 9),
         (OBSERVED + 1, None, NOW, NOW),
         (OBSERVED, 64_000_000, NOW, NOW),
     ],
