@@ -90,8 +90,8 @@ def split_authority(authority: str) -> tuple[str, int | None]:
         if not bracket or (rest and not rest.startswith(":")):
             raise Blocked("the URL's host is malformed")
         return _ipv6(host), _port(rest[1:])
-    name, colon, port = authority.partition(":")
-    return _name(name), _port(port) if colon else None
+    name, _, port = authority.partition(":")
+    return _name(name), _port(port)
 
 
 def check_port(port: int) -> None:
