@@ -62,6 +62,12 @@ class On:
     async def unblock_stream(self, stream: str) -> None:
         self.sent.append(("unblock", stream))
 
+    async def tell_time(self) -> None:
+        pass
+
+    async def keep_scripts(self) -> None:
+        raise asyncio.CancelledError
+
     def publishing(self, message: Outgoing) -> tuple[Any, ...]:
         return ("PUBLISH", message)
 
@@ -74,31 +80,59 @@ async def context(settings: Settings | None = None, bus: On | None = None) -> Co
     return Context("probe", settings or start, cast(Bus, bus or On()), "r1", start)
 
 
-async def test_a_process_says_what_it_is_and_has_to_do() -> None:
-    on = await context()
+class Heard:
+    """An inbox that has been read up to an entry; `asked` is who asked for which of its entries."""
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+        self.read = "7-5"
+        self.asked: list[Any] = []
+
+    def on(self, *what: Any) -> None:
+        self.asked.append(what)
+
+
+async def test_a_process_says_what_it_is_and_has_to_do_under_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "Inbox", Heard)
+    bus = On()
+    on = await context(bus=bus)
+    inbox = on.inbox
+    assert inbox == inbox_key("probe", "r1")
     on.tools = [{"name": "probe"}]
     on.facts["model"] = "m"
     on.state = "ready"
-    idle = ReplicaInfo("probe", "r1", "ready", on.started, 77, 0, 0, 0, on.tools, on.facts, RELEASE)
-    assert on._told() == idle
+    told = ReplicaInfo("probe", "r1", "ready", on.started, 77, 0, 0, 0, on.tools, on.facts, RELEASE)
+    await on.announce()
+    assert bus.sent[0] == ("SET", replica_key("probe", "r1"), orjson.dumps(asdict(told)), "PX", 6_000)
     on.consumer = cast(Any, SimpleNamespace(held={"a": 1, "b": 2}, concurrency=3, handled=9))
-    assert on._told() == ReplicaInfo("probe", "r1", "ready", on.started, 77, 2, 3, 9, on.tools, on.facts, RELEASE)
-    assert on.inbox == inbox_key("probe", "r1")
-
-
-async def test_what_a_process_says_of_itself_is_kept_under_its_own_name() -> None:
-    bus = On()
-    on = await context(bus=bus)
-    on._inbox.read = "7-5"
-    await on.presence.announce(2.0)
-    assert bus.sent[0] == ("SET", replica_key("probe", "r1"), orjson.dumps(asdict(on._told())), "PX", 6_000)
     bus.sent.clear()
-    await on.presence._tidy()
-    assert bus.sent == [("XTRIM", on.inbox, "MINID", "=", "7-6"), ("unblock", on.inbox)]
+    await on.announce()
+    assert orjson.loads(bus.sent[0][2]) == {**asdict(told), "in_flight": 2, "concurrency": 3, "handled": 9}
+    bus.sent.clear()
+    # one beat of its heart
+    with pytest.raises(asyncio.CancelledError):
+        await on.presence.run(lambda: 2.0)
+    assert bus.sent[-2:] == [("XTRIM", inbox, "MINID", "=", "7-6"), ("unblock", inbox)]
     bus.sent.clear()
     await on.presence.leave()
-    assert [command[:2] for command in bus.sent] == [("DEL", replica_key("probe", "r1")), ("ZREM", REPLICAS),
-                                                     ("DEL", on.inbox)]  # fmt: skip
+    gone = [("DEL", replica_key("probe", "r1")), ("ZREM", REPLICAS), ("DEL", inbox)]
+    assert [command[:2] for command in bus.sent] == gone
+
+
+async def test_what_is_asked_for_of_the_inbox_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Heard] = []
+
+    def inbox(stream: str) -> Heard:
+        made.append(Heard(stream))
+        return made[0]
+
+    def notify(_entry_id: str, _fields: Any) -> None:
+        pass
+
+    monkeypatch.setattr(service, "Inbox", inbox)
+    on = await context()
+    on.on_inbox("note", notify)
+    assert [one.asked for one in made] == [[("note", notify)]]
 
 
 async def test_a_process_describes_its_settings_with_the_values_that_it_started_with() -> None:
@@ -356,16 +390,6 @@ def test_a_service_is_run_under_its_name_with_its_settings(monkeypatch: pytest.M
     app = Service("probe", Probing, cast(Any, None))
     app.main()
     assert asked == [(app.run, "probe", Probing)]
-
-
-async def test_what_is_asked_for_of_the_inbox_is_heard_from_it() -> None:
-    on = await context()
-
-    def notify(_entry_id: str, _fields: Any) -> None:
-        pass
-
-    on.on_inbox("note", notify)
-    assert on._inbox._notify[b"note"] is notify
 
 
 class Wrong(Probing):

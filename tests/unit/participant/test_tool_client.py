@@ -330,7 +330,6 @@ async def test_the_result_of_an_operation_is_kept_no_longer_than_it_takes_to_rea
     assert process.removed == ([result_key("one", "c")] if internal else [])
     # nobody waits for it any more
     assert client._waiting == {}
-    assert client._deadlines._slots == {}
 
 
 async def test_a_call_that_was_asked_for_before_keeps_its_token_and_is_asked_for_by_its_name_of_today() -> None:

@@ -261,8 +261,7 @@ async def test_a_call_that_a_later_request_waits_for_is_run_until_then() -> None
     on = Worker()
     on.bus.stored[STORED] = RUNNING + str(NOW + 60_000).encode()
     assert read((await on.does(deadline=NOW - 5))[1])["error"] is None
-    # nothing is left of a limit that was not reached, nor of a call that has ended
-    assert on.work._deadlines._slots == {}
+    # nothing is left of a call that has ended
     on.work.cancel("7-0")
     task = asyncio.current_task()
     assert task is not None
@@ -276,6 +275,34 @@ async def test_a_call_that_a_later_request_waits_for_is_run_until_then() -> None
         assert stored[0] == "SET"
         assert read(answered)["error"] == "the query's deadline has passed"
         assert on.tools.calls == 0
+
+
+async def test_a_call_has_a_limit_where_it_has_a_deadline_and_as_long_as_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[Any] = []
+
+    class Limits:
+        def __init__(self, _expired: Any) -> None:
+            pass
+
+        def add(self, call: Any, at: float) -> int:
+            done.append((call, at))
+            return 7
+
+        def drop(self, call: Any, slot: int) -> None:
+            done.append((call, slot))
+
+    monkeypatch.setattr("shared.participant.tool.Deadlines", Limits)
+    on = Worker()
+    began = asyncio.get_running_loop().time()
+    assert len(await on.does(deadline=NOW + 500)) == 3
+    (call, at), dropped = done
+    assert began <= at - 0.5 <= asyncio.get_running_loop().time()
+    assert dropped == (call, 7)
+    done.clear()
+    assert len(await on.does()) == 3
+    assert done == []
 
 
 async def test_the_calls_of_a_cancelled_query_end_and_are_not_begun() -> None:
