@@ -179,6 +179,24 @@ async def test_what_comes_in_the_moment_in_which_a_wait_ends_is_taken() -> None:
     assert errors == []
 
 
+async def test_a_wait_that_ended_before_its_time_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = await caught_up(Feed(1), 1)
+    loop, timers = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+    call_at = loop.call_at
+
+    def at(*when: Any, **more: Any) -> asyncio.TimerHandle:
+        timers.append(call_at(*when, **more))
+        return timers[-1]
+
+    monkeypatch.setattr(loop, "call_at", at)
+    waiting = asyncio.create_task(follower.next(within=3_600))
+    await asyncio.sleep(0)
+    offer(follower, 1, 2)
+    assert numbers(await waiting) == [2]
+    assert timers
+    assert all(timer.cancelled() for timer in timers)
+
+
 async def test_of_two_offers_with_a_gap_between_them_the_stream_is_asked() -> None:
     feed = Feed(1)
     follower = await caught_up(feed, 1)
