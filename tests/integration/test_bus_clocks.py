@@ -19,6 +19,7 @@ from support.waiting import eventually
 from shared.bus import Bus
 from shared.bus.clock import BusClock
 from shared.bus.keys import result_key
+from shared.bus.scripts import KEEP
 from shared.contracts import QUERY_CANCEL, TOOL_REQUEST, QueryCancel, ToolRequest
 from shared.participant.service import open_context
 from shared.participant.tool_client import Caller, ToolClient
@@ -133,6 +134,33 @@ def put_ahead(raw: redis.Redis, stream: str, ms: int) -> None:
         for _, _, delivered, _ in group["pending"]:
             dumped = dumped.replace(struct.pack("<q", delivered), struct.pack("<q", delivered + ms))
     raw.restore(stream, 0, dumped + struct.pack("<Q", crc(dumped)), replace=True)
+
+
+async def test_a_claim_that_lies_ahead_of_the_servers_clock_is_of_now_after_a_heartbeat_of_anybody(
+    bus: Bus, raw: redis.Redis
+) -> None:
+    raw.xgroup_create(WORK, GROUP, "0", mkstream=True)
+    ids = [raw.xadd(WORK, {"payload": n}).decode() for n in range(3)]
+    raw.xreadgroup(GROUP, "dead", {WORK: ">"}, count=1)
+    raw.xreadgroup(GROUP, "silent", {WORK: ">"}, count=1)
+    raw.xreadgroup(GROUP, "r1", {WORK: ">"})
+    put_ahead(raw, WORK, 3_600_000)
+    raw.xclaim(WORK, GROUP, "silent", 0, [ids[1]], idle=60_000, justid=True)
+
+    def ago() -> list[tuple[str, str, int, int]]:
+        """Who has each entry, for how many minutes, and how often it was delivered."""
+        seconds, _ = raw.time()
+        (group,) = raw.xinfo_stream(WORK, full=True)["groups"]
+        return [
+            (entry_id.decode(), owner.decode(), round((seconds - delivered / 1000) / 60), count)
+            for entry_id, owner, delivered, count in group["pending"]
+        ]
+
+    before = [(ids[0], "dead", -60, 1), (ids[1], "silent", 1, 1), (ids[2], "r1", -60, 1)]
+    assert ago() == before
+    await bus.link.call(*KEEP((WORK,), GROUP, "r1", "heir", 600_000))
+    # what is held by whoever asks is renewed when it is named
+    assert ago() == [(ids[0], "dead", 0, 1), *before[1:]]
 
 
 async def test_what_a_dead_replica_held_is_taken_over_though_the_servers_clock_has_gone_back(

@@ -35,6 +35,7 @@ async def test_only_the_first_mention_is_looked_for_where_that_is_asked(bus: Bus
     assert await mentions(bus, "0-0", "<same>", 40, "FIRST") == ("", ["5-0"])
     assert await mentions(bus, "(5-0", "<same>", 40, "FIRST") == ("", ["15-0"])
     assert await mentions(bus, "0-0", "<30>", 40, "FIRST") == ("", ["30-0"])
+    assert await mentions(bus, "0-0", "<2>", 2, "FIRST") == ("", ["2-0"])
     # no further than so many entries
     assert await mentions(bus, "0-0", "<15>", 14, "FIRST") == ("(14-0", [])
     assert await mentions(bus, "0-0", "<nowhere>", 40, "FIRST") == ("", [])
@@ -56,7 +57,7 @@ async def test_a_mention_is_looked_for_in_values_from_their_first_to_their_last_
     raw.xadd("s", {"<same>": "a name", "same>": "a part"}, id="1-0")
     raw.xadd("s", {"a": "<same> at the beginning", "b": "<same>"}, id="2-0")
     raw.xadd("s", {"a": "x", "b": "y", "c": "at the end <same>"}, id="3-0")
-    raw.xadd("s", {"a": "<Same>"}, id="4-0")
+    raw.xadd("s", {"a": "<Same>", "b": "same>"}, id="4-0")
     assert await mentions(bus, "0-0", "<same>", 40) == ("", ["2-0", "3-0"])
     # of two beside each other the first alone
     assert await mentions(bus, "2-0", "<same>", 40, "FIRST") == ("", ["2-0"])

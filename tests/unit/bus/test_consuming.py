@@ -640,6 +640,18 @@ async def test_a_letter_is_offered_until_it_is_written_and_then_its_entry_is_han
     assert reader.handled == 1
 
 
+async def test_effects_for_which_there_is_no_room_wait_for_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, waited = consumer(), list[Any]()
+
+    async def wait(one: Delivery, exc: BusFull) -> None:
+        waited.append((one, exc))
+
+    monkeypatch.setattr(reader, "_wait_for_space", wait)
+    one, full = delivery(reader), BusFull("OOM x")
+    await reader._reconsider(one, full)
+    assert (waited, one.broken) == ([(one, full)], 0)
+
+
 async def test_a_claim_is_asked_for_where_it_is_not_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, _ = handling(monkeypatch, nothing)
     one = delivery(reader)
