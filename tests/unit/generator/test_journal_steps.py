@@ -392,10 +392,13 @@ def turn(number: int) -> list[Any]:
 async def test_a_history_that_does_not_fit_is_halved_until_it_does_and_clients_are_told() -> None:
     history = [turn(number) for number in range(8)]
     too_long = ContextOverflow("the prompt is too long")
-    run = Run([too_long], [too_long], [TextDelta("x"), DONE], history=history, settings={"num_ctx": 32_768})
+    seen = [TextDelta("half"), too_long]
+    run = Run(seen, [too_long], [TextDelta("x"), DONE], history=history, settings={"num_ctx": 32_768})
     await run.asks(with_tools=False)
     sent = [(len(request.messages) - 2) // 2 for request in run.model.requests]
     assert sent == [8, 4, 2]
+    # what was seen of a try before it was refused is taken back
+    assert run.journal.of(EntryType.RESTARTED) == [{"step": 0, "discard_after": "1-0"}]
     told = run.journal.of(EntryType.CONTEXT_TRUNCATED)
     assert [(data["dropped_turns"], data["kept_turns"], data["cut"]) for data in told] == [(4, 4, 4), (6, 2, 6)]
     assert run.conversation.announced == 6
@@ -469,7 +472,8 @@ async def test_silence_is_a_reply_too() -> None:
     run = Run([EmptyAnswer("nothing")])
     reply = await run.asks()
     assert (reply.content, reply.tool_calls, reply.finish_reason) == ("", [], "stop")
-    assert len(run.journal.of(EntryType.MESSAGE)) == 1
+    (written,) = run.journal.of(EntryType.MESSAGE)
+    assert (written["prompt_tokens"], written["completion_tokens"], written["model"]) == (None, None, "m")
 
 
 async def test_calls_beyond_the_most_are_refused_and_not_lost() -> None:
@@ -533,6 +537,7 @@ async def test_calls_are_written_before_they_are_made_with_a_token_of_their_own(
     assert run.tools.awaited == [("calculator", {"y": 1}, 20)]
     assert (first["attempt"], second["attempt"]) == (1, 2)
     assert (first["timeout"], first["grace"], first["caller"]) == (30, 1.5, run.ports.caller)
+    assert [one["trail"] for one in run.tools.asked] == [trail for _, _, trail, _ in run.crossed]
     (one, two) = run.journal.of(EntryType.TOOL_RESULT)
     assert (one["call_id"], one["result"], one["data"], one["duration_ms"]) == ("1-0:A:0.1:3:0", "r", {"n": 1}, 7)
     assert (one["tool"], one["args"], one["persona"], two["persona"]) == ("canonical", {"x": 1, "y": 2}, "P", "P")

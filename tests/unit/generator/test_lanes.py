@@ -27,7 +27,7 @@ class Queue:
         self.lanes = Lanes(cast(Any, context), cast(Any, None), "A")
 
     async def _turn(self, _bus: Any, session_id: str, respondent_id: str, query_id: str, inbox: str) -> str | None:
-        assert (respondent_id, inbox) == ("A", "inbox")
+        assert (session_id, respondent_id, inbox) == ("s", "A", "inbox")
         self.asked.append(query_id)
         left = self._before.get(query_id)
         return left.pop(0) if left else None
