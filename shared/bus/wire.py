@@ -214,8 +214,7 @@ async def open_wire(server: Server, commands: Sequence[Command] = ()) -> tuple[W
     if server.path is not None:
         _, wire = await loop.create_unix_connection(Wire, server.path)
     else:
-        name = server.host if server.tls else None
-        _, wire = await loop.create_connection(Wire, server.host, server.port, ssl=server.tls, server_hostname=name)
+        _, wire = await loop.create_connection(Wire, server.host, server.port, ssl=server.tls)
     try:
         greeting = server.greeting()
         replies = await wire.ask([*greeting, *commands]) if greeting or commands else []

@@ -52,6 +52,8 @@ def test_a_script_is_called_by_its_sum_with_the_number_of_its_keys() -> None:
     assert loading([script]) == [("SCRIPT", "LOAD", "return 1")]
     assert there([script]) == ("SCRIPT", "EXISTS", script.sha)
     assert missing([script, script], [0, 1]) == [script]
+    # of whom nothing is told, all are
+    assert missing([script, script], ReplyError("NOPERM no")) == [script, script]
 
 
 def test_a_connection_that_was_lost_once_was_not_broken_by_what_it_carried() -> None:
