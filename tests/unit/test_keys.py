@@ -96,6 +96,47 @@ def test_the_builders_and_the_subjects_agree() -> None:
     assert f'f"{keys.replica_key("{participant}", "{replica}")}"' in Path(health_quick.__file__).read_text()
 
 
+def test_what_stands_in_redis_is_found_by_the_next_release_too() -> None:
+    queries, dead = "{local2:query.received}", "{local2:dead.letter}"
+    built = {
+        keys.gone_key("a:b"): "local2:memory:gone:a%3Ab",
+        keys.gone_key("a:b", "s:1"): "local2:memory:gone:a%3Ab:s:1",
+        keys.taken_back_key("a%", "1-1"): "local2:memory:taken-back:a%25:1-1",
+        keys.lane_key("s:1", "A"): f"local2:lane:{queries}:A:s:1",
+        keys.waiting_key("s:1", "A"): f"local2:waiting:{queries}:A:s:1",
+        keys.nothing_key("local2:x"): f"local2:once:{dead}:local2:x:nothing",
+        keys.result_key("git__log", "1-1"): "local2:result:{local2:tool.request.git__log}:1-1",
+        keys.turns_key("s:1", "A"): "local2:session:{s:1}:history:A",
+    }
+    assert [*built] == [*built.values()]
+    lasting = (keys.session_key.lasting, keys.turns_key.lasting, keys.journal_key.lasting, keys.cancel_key.lasting)
+    assert lasting == (True, True, False, False)
+    tags = (keys.session_key.tag, keys.pair_key.tag, keys.record_key.tag, keys.user_sessions_key.tag)
+    assert tags == ("<session>", "pairs", "local2:query.received", None)
+    assert (keys.journal_key.glob, keys.OURS) == ("local2:journal:*:*", b"local2:*")
+    assert keys.journal_key.parts("local2:journal:1-1:A") == ("1-1", "A")
+    assert keys.journal_key.parts("local2:journal:1-1") is None
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        (b"local2:result:{local2:tool.request.x}:\xff", b"local2:result:{local2:tool.request."),
+        (b"local2:inbox:x:r1", b"local2:inbox:"),
+        (b"local2:tool.result.x", b"local2:tool.result."),
+        (b"local2:once:{local2:dead.letter}:x", b"local2:once:{local2:dead.letter}:"),
+        (b"local2:dead.letter", b"local2:dead.letter"),
+        (b"local2:replicas", b"local2:replicas"),
+        (b"local2:replica:x:r1", b"local2:replica:"),
+        (b"local2:session:{s}", None),
+        (b"local2:once:{local2:query.received}:x", None),
+        (b"another:inbox:x", None),
+    ],
+)
+def test_what_tool_workers_may_write_is_told_by_its_kind(key: bytes, kind: bytes | None) -> None:
+    assert keys.rationed(key) == kind
+
+
 def test_every_builder_is_of_one_family() -> None:
     built = {
         name: value
