@@ -7,7 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from shared.records.lanes import number, padded, pairs, plain
+from shared.bus.keys import lane_key, queries_key, waiting_key
+from shared.records.lanes import lane_keys, number, padded, pairs, plain
 from shared.records.sessions import SessionInfo, Turn, before, id_or_nothing, kept, object_or_nothing, shown
 from shared.records.summaries import Summary
 
@@ -154,3 +155,8 @@ def test_a_summary_tells_of_one_conversation_where_no_turn_behind_it_goes_back_b
     turns: list[Turn], after: str | None, tells: bool
 ) -> None:
     assert SUMMARY.tells_of(turns, after) is tells
+
+
+def test_everything_of_a_session_that_lies_beside_the_queries_is_named() -> None:
+    lanes = [key("s", respondent) for respondent in "AB" for key in (lane_key, waiting_key)]
+    assert lane_keys("s") == [queries_key("s"), *lanes]
