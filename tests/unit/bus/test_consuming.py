@@ -652,6 +652,39 @@ async def test_effects_for_which_there_is_no_room_wait_for_some(monkeypatch: pyt
     assert (waited, one.broken) == ([(one, full)], 0)
 
 
+async def test_while_nothing_can_be_written_it_is_tried_with_each_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, _ = handling(monkeypatch, nothing, 0.0)
+    slept: list[float] = []
+    outcomes = [BusFull("MISCONF x"), BusFull("MISCONF x"), None]
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def ask(_one: Delivery) -> float:
+        if (outcome := outcomes.pop(0)) is not None:
+            raise outcome
+        return 7.0
+
+    monkeypatch.setattr("shared.bus.consumer.asyncio.sleep", sleep)
+    monkeypatch.setattr(reader._claims, "ask", ask)
+    await reader._wait_for_space(delivery(reader), BusFull("OOM x"))
+    assert (slept, outcomes) == ([3_600.0] * 3, [])
+
+
+async def test_an_entry_for_which_nobody_waits_is_set_aside_without_an_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reader, written = consumer(), list[int]()
+
+    async def finish(_one: Delivery, effects: Sequence[Command]) -> None:
+        written.append(len(effects))
+
+    monkeypatch.setattr(reader, "_finish", finish)
+    await reader._bury(delivery(reader), "why")
+    assert written == [1]
+    assert "bus.undertaker_failed" not in capfd.readouterr().err
+
+
 async def test_a_claim_is_asked_for_where_it_is_not_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, _ = handling(monkeypatch, nothing)
     one = delivery(reader)
