@@ -276,13 +276,13 @@ def test_pruning_looks_at_few_rows_at_a_time(store: Store, monkeypatch: pytest.M
     monkeypatch.setattr("services.reward.store._PRUNED", 3)
     for number in range(7):
         store.put("responses", response(f"{number}-0:A", time=number // 3))
-    rate(store, "1-0:A")
+    rate(store, "2-0:A")
     pages, place = [], FIRST
     while place is not None:
         removed, place = store.prune(before=100, after=place)
         pages.append(removed)
     assert pages == [2, 3, 1, 0]
-    assert [row["response_id"] for row in store.page("responses", "", 10)] == ["1-0:A"]
+    assert [row["response_id"] for row in store.page("responses", "", 10)] == ["2-0:A"]
 
 
 # ── on disk ──────────────────────────────────────────────────────────────────────────────────────────────────────
