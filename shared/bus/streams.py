@@ -427,13 +427,11 @@ def grouping(stream: str, group: str) -> Command:
 
 def event_length(subject: str) -> int | None:
     """How many entries an event stream keeps; None for a work stream, which is trimmed by what is finished."""
-    base = _EVENTS.get(subject)
-    if base is None and subject.startswith(TOOL_RESULT.name + "."):
-        return TOOL_RESULT.keep
-    return base
+    return TOOL_RESULT.keep if subject.startswith(_OF_A_TOOL) else _EVENTS.get(subject)
 
 
 _stream_of = lru_cache(maxsize=1024)(stream_key)
+_OF_A_TOOL = TOOL_RESULT.name + "."
 _EVENTS = {subject.name: subject.keep for subject in SUBJECTS if subject.kind == "event"}
 
 

@@ -456,7 +456,7 @@ PENDING = ("XPENDING", WORK, b"b")
 @pytest.mark.parametrize(
     ("summary", "abandoned", "oldest"),
     [
-        ([1, b"9-5", b"9-5", []], (), "9-5"),
+        ([2, b"9-5", b"9-9", []], (), "9-5"),
         # what was pending was finished meanwhile
         ([0, None, None, None], (), "10-1"),
         ([1, b"11-0", b"11-0", []], (), "10-4"),

@@ -63,3 +63,4 @@ def test_a_connection_that_was_lost_once_was_not_broken_by_what_it_carried() -> 
 def test_ids_are_ordered_by_their_numbers() -> None:
     ids = ["10-0", "9-10", "9-9", "9"]
     assert sorted(ids, key=order) == ["9", "9-9", "9-10", "10-0"]
+    assert order("9") == order("9-0")
