@@ -134,7 +134,7 @@ class Rewarding:
             "config": config_name(r.config),
             "intent": intent_of(r.query, [call.tool for call in r.tool_calls if call.error is None]).value,
             "tools": len(r.tool_calls),
-            "calls": bounded(exchange(r.tool_calls)) if r.tool_calls else "",
+            "calls": bounded(exchange(r.tool_calls)),
             "material": int(bool(r.material)),
             "time": _asked_at(message),
         }
