@@ -495,11 +495,11 @@ async def test_a_question_for_any_node_goes_to_one_that_is_there(monkeypatch: py
 
     monkeypatch.setattr(link, "_tell", tell)
     links = [SimpleNamespace(address=at, connected=asyncio.Event()) for at in (ONE, TWO, Address("three", 3))]
-    links[1].connected.set()
+    links[2].connected.set()
     for some in ([], links):
         link.commands = cast(Lines, SimpleNamespace(all=lambda some=some: some))
         await link.call("INFO", retry=bool(some))
-    assert asked == [(TWO, ("INFO",), False), (TWO, ("INFO",), True)]
+    assert asked == [(TWO, ("INFO",), False), (Address("three", 3), ("INFO",), True)]
 
 
 async def test_whoever_waits_for_a_map_that_never_comes_is_told_when_the_cluster_is_closed() -> None:

@@ -273,6 +273,19 @@ async def test_a_node_that_is_lost_is_told_by_its_name_until_it_is_there_again()
         assert await link.call("GET", BAR) == b"1:bar"
 
 
+async def test_a_map_with_a_slot_that_has_no_master_is_read_until_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ROUTINE", 3_600.0)
+    nodes = Nodes()
+    async with nodes.linked() as link:
+        nodes.rows = [[0, HALF - 1, [b"127.0.0.1", nodes.one.port]], [HALF + 1, 16_383, [b"127.0.0.1", nodes.two.port]]]
+        link.doubt()
+        await eventually(lambda: link.owner(HALF) is None)
+        maps = nodes.maps()
+        await eventually(lambda: nodes.maps() > maps + 1, 5.0)
+        nodes.share()
+        await eventually(lambda: link.owner(HALF) == link.masters[1], 5.0)
+
+
 async def test_every_connection_to_a_node_is_given_the_time_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     given: set[float | None] = set()
     timeout = asyncio.timeout
