@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from shared.bus.keys import DOCUMENT_VECTORS
 from shared.contracts import MEMORY_READ, MemoryRead, Outgoing
 from shared.envelope import Message
 from shared.errors import Local2Error, TransientError
+from shared.participant.background import patiently
 from shared.participant.service import Context
 from shared.telemetry.logging import get_logger
 
@@ -178,8 +180,11 @@ class Documents:
         ahead = [other for other in self._waiting if other != user_id]
         for other in ahead[: list(self._waiting).index(user_id)]:
             if files := self._waiting.get(other):
-                await self._read_once(other, next(iter(files)))
-        await self._read_once(user_id, id)
+                with contextlib.suppress(TransientError):
+                    # it has a wish of its own, which waits
+                    await self._read_once(other, next(iter(files)))
+        # for as long as it takes, however long bucket or disk are in the way
+        await patiently(partial(self._read_once, user_id, id))
         return ()
 
     async def _read_once(self, user_id: str, id: str) -> None:
@@ -194,6 +199,8 @@ class Documents:
         done = self._reading[user_id, id] = asyncio.get_running_loop().create_future()
         try:
             await self._read(user_id, id)
+        except BlobsAway as exc:
+            raise TransientError(str(exc)) from exc
         finally:
             del self._reading[user_id, id]
             done.set_result(None)
@@ -206,9 +213,6 @@ class Documents:
         try:
             data = await asyncio.to_thread(self._bytes, user_id, file)
             found = await self._reader.read(data, KINDS[file.type], file.name)
-        except BlobsAway as exc:
-            # it is tried again for as long as it takes
-            raise TransientError(str(exc)) from exc
         except FileNotFoundError:
             await asyncio.to_thread(self.library.fail, user_id, id, "the file is not there any more: add it again")
         except FileRefused as exc:
@@ -265,7 +269,7 @@ class Documents:
             self._wake.clear()
             try:
                 done = await self._place_all(done)
-            except TransientError as exc:
+            except (TransientError, BlobsAway) as exc:
                 log.warning("documents.waiting", reason=str(exc))
             for user_id in list(self.library.unclean):
                 await self._overwrite(user_id)
@@ -278,7 +282,7 @@ class Documents:
             while await asyncio.to_thread(self.library.overwrite, user_id):
                 # whoever else wants to write does so in between
                 await asyncio.sleep(0)
-        except sqlite3.Error as exc:
+        except (sqlite3.Error, BlobsAway) as exc:
             # a full disk, a damaged file: the next tidying finds it again
             self.library.unclean.discard(user_id)
             log.warning("documents.not_overwritten", reason=str(exc))

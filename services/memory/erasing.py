@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -134,13 +135,18 @@ class Erasing:
             users, failed, began = self._due.take(), frozenset[str](), time.monotonic()
             try:
                 await self._overwrite(users)
-            except (TransientError, OSError) as exc:
+            except (TransientError, OSError, sqlite3.Error) as exc:
                 log.warning("memory.erasing_waits", reason=str(exc))
                 failed = users
             finally:
                 # a cancelled one is still written down
                 self.busy = False
-            self._due.done(failed)
+            try:
+                self._due.done(failed)
+            except OSError as exc:
+                # what is still due stands there as before
+                log.warning("memory.erasing_waits", reason=str(exc))
+                self._due.wanted.set()
             await asyncio.sleep(_REST * (time.monotonic() - began))
 
     async def _overwrite(self, users: frozenset[str]) -> None:

@@ -41,6 +41,9 @@ _ORPHANED = 3_600.0
 # Whether words of what was removed may be in a database (its application_id): none; some; they are being overwritten.
 _CLEAN, _REMOVED, _MERGING = 0, 1, 2
 
+# How SQLite says that there is no room: for a page, for its log, for a file.
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+
 _SCHEMA = f"""
 CREATE TABLE owner(user_id TEXT NOT NULL);
 CREATE TABLE file(n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, hash TEXT NOT NULL UNIQUE, name TEXT NOT NULL,
@@ -307,7 +310,7 @@ class Library:
         """What is done for all users: one damaged library takes nobody else's along, and keeps its files."""
         try:
             yield
-        except sqlite3.Error as exc:
+        except (sqlite3.Error, BlobsAway) as exc:
             log.warning("documents.left_out", owner=self._owner(user_id), reason=str(exc))
 
     def _owner(self, user_id: str) -> str:
@@ -347,7 +350,18 @@ class Library:
 
     @contextlib.contextmanager
     def _writing(self, user_id: str, *, make: bool = False) -> Iterator[Any]:
-        """A transaction, alone with the user's folder; None for a user who has nothing, unless it is to be made."""
+        """A transaction, alone with the user's folder; None for a user who has nothing, unless it is to be made. Raises
+        BlobsAway while the disk is full."""
+        try:
+            with self._transaction(user_id, make=make) as db:
+                yield db
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode & 0xFF not in _FULL:
+                raise
+            raise BlobsAway(f"the library cannot be written: {exc}") from exc
+
+    @contextlib.contextmanager
+    def _transaction(self, user_id: str, *, make: bool) -> Iterator[Any]:
         folder = self._folder(user_id)
         if not make and not (folder / "library.db").exists():
             yield None
@@ -365,10 +379,12 @@ class Library:
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
+                db.execute("COMMIT")
             except BaseException:
-                db.execute("ROLLBACK")
+                # a full disk may have ended it already
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
                 raise
-            db.execute("COMMIT")
 
     def _by(self, db: sqlite3.Connection, column: Literal["id", "hash"], value: str) -> File | None:
         row = db.execute(f"SELECT {FILE_COLUMNS} FROM file WHERE {column} = ?", (value,)).fetchone()

@@ -161,6 +161,8 @@ async def _put(what: Put, scope: Any, receive: Any) -> tuple[int, dict[str, Any]
         return 503, _error("memory_unavailable", str(exc))
     except ConnectionError:
         return 400, _error("bad_request", "the connection closed before the file was complete")
+    except OSError as exc:
+        return 503, _error("memory_unavailable", f"the folder of documents cannot be used: {exc.strerror or exc}")
     finally:
         await asyncio.to_thread(what.path.unlink, missing_ok=True)
 

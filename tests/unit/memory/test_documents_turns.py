@@ -16,6 +16,7 @@ from services.memory.chunks import Block, Chunk
 from services.memory.document_text import DocumentText
 from services.memory.documents import Documents, TooManyUploads
 from services.memory.library import Library, Limits
+from services.memory.passages import File
 from services.memory.transfer import Transfer
 from services.memory.vectors import Space, Vector
 from shared.contracts import MemoryRead
@@ -189,18 +190,30 @@ def away(*_: Any) -> Any:
 
 
 async def test_a_file_is_read_when_the_place_of_files_is_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    wish = await house.add("ann", "ann 0")
-    house.reader.let.release()
+    wish, other = await house.add("ann", "ann 0"), await house.add("bob", "bob")
+    for _ in range(2):
+        house.reader.let.release()
+    tried = asyncio.Semaphore(0)
+    there = house.library.content
+
+    def content(user_id: str, file: File) -> Any:
+        if user_id == "ann":
+            tried.release()
+            away()
+        return there(user_id, file)
+
     with monkeypatch.context() as broken:
-        broken.setattr(house.library, "content", away)
-        # which is tried again for as long as it takes
-        with pytest.raises(TransientError, match="does not answer"):
-            await house.documents.read(wish)
-    file = house.library.file("ann", wish.payload.file_id)
-    assert file is not None
-    assert file.state == "reading"
-    await house.documents.read(wish)
-    assert house.reader.read_files == ["ann 0"]
+        broken.setattr(house.library, "content", content)
+        # it waits for as long as it takes, and nobody else with it
+        reading = asyncio.create_task(house.documents.read(wish))
+        for _ in range(2):
+            await tried.acquire()
+        await house.documents.read(other)
+        file = house.library.file("ann", wish.payload.file_id)
+        assert file is not None
+        assert (file.state, reading.done()) == ("reading", False)
+    await reading
+    assert house.reader.read_files == ["bob", "ann 0"]
 
 
 async def test_a_file_that_cannot_be_put_away_is_refused_with_a_sentence(

@@ -131,6 +131,27 @@ def test_what_is_read_is_found_by_words_and_by_meaning(library: Library) -> None
     assert len(library.bare("ann", Space("other", 2), 10)) == 2
 
 
+def test_a_full_disk_is_said_and_takes_nothing_that_was_there(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = filled(library, "the cat sat")
+    opened = library._open
+
+    def full(database: Path) -> sqlite3.Connection:
+        db = opened(database)
+        db.execute("PRAGMA max_page_count = 1")
+        return db
+
+    with monkeypatch.context() as disk:
+        disk.setattr(library, "_open", full)
+        with pytest.raises(BlobsAway, match="cannot be written: database or disk is full"):
+            library.fill("ann", file.id, "t", [Chunk("page 1", "a word and " * 50_000)])
+        library.tidy()
+    assert texts(library.search("ann", "cat", None, 5)) == {"the cat sat"}
+    library.fill("ann", file.id, "t", [Chunk("page 1", "the dog sat")])
+    assert texts(library.search("ann", "sat", None, 5)) == {"the dog sat"}
+
+
 def test_a_search_can_be_bound_to_files(library: Library) -> None:
     one, two = filled(library, "the cat sat"), filled(library, "the cat ran")
     assert texts(library.search("ann", "cat", None, 5)) == {"the cat sat", "the cat ran"}
