@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 
 from services.gateway.backup.restore import redis_clock, unfinished
 from services.gateway.backup.section import Section
@@ -35,7 +35,7 @@ async def begin(gateway: Gateway, sections: dict[str, Section], without: Collect
     )
 
 
-async def archive(gateway: Gateway, sections: dict[str, Section], header: Header) -> AsyncIterator[bytes]:
+async def archive(gateway: Gateway, sections: dict[str, Section], header: Header) -> AsyncGenerator[bytes, None]:
     """The file in pieces. When something fails on the way, its last line says so, and it is not complete."""
     writer = Writer()
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from typing import Annotated
 
@@ -44,7 +44,7 @@ class _Lines(EventStream):
 
     media_type = LINES
 
-    def __init__(self, gateway: Gateway, lines: AsyncIterator[bytes], kept: AsyncExitStack) -> None:
+    def __init__(self, gateway: Gateway, lines: AsyncGenerator[bytes, None], kept: AsyncExitStack) -> None:
         super().__init__(gateway, lines)
         self._kept = kept
 
