@@ -161,7 +161,8 @@ async def test_other_words_remove_what_stands_in_that_place_and_behind_it_and_no
     await unanswered(gateway, "7-0")
     await unanswered(gateway, "1-0")
     for query_id in ("1-0", "2-0", "6-0", "10-0", "11-0"):
-        await gateway.bus.link.call("ZADD", queries_key("s"), 9e12, query_id)
+        # what leaves is the first of the list
+        await gateway.bus.link.call("ZADD", queries_key("s"), 8e12 if query_id == "6-0" else 9e12, query_id)
         await recorded(gateway, query_id)
     await waiting(gateway, "8-0")
     await recorded(gateway, "8-0")
@@ -178,6 +179,16 @@ async def test_other_words_remove_what_stands_in_that_place_and_behind_it_and_no
     # a repeat finds nothing more
     await give_way(gateway, record("10-0"), "3-0")
     assert len(await gateway.bus.range(QUERY_FORGET.stream)) == 1
+
+
+async def test_a_question_without_an_answer_gives_way_too(gateway: Gateway) -> None:
+    await opened(gateway, turn(2))
+    await unanswered(gateway, "7-0")
+    await give_way(gateway, record("10-0", "other words"), "7-0")
+    (told,) = await gateway.bus.range(QUERY_FORGET.stream)
+    assert QUERY_FORGET.decode(Envelope.parse(QUERY_FORGET.name, *told)).queries == ["7-0"]
+    assert (await left(gateway))[0] == ["2-0"]
+    assert await gateway.bus.link.call("EXISTS", steps_key("s")) == 0
 
 
 async def test_what_had_been_written_of_an_answer_leaves_with_its_question(
