@@ -189,7 +189,7 @@ async def test_of_a_journal_that_has_ended_is_kept_what_it_tells(
         said = {"answer": "the answer"} if kind == "cancelled" else ended
         events = [["1-1", "claimed", {"model": "m"}], ["1-2", "answer", {"text": "the answer"}], ["1-3", kind, said]]
     record = {query_id: {"events": events, "crossed": [["query.received", query_id]]}}
-    why = {"query": "why?", "mode": "chat", "after": None, "state": kind, "error": None}
+    why: dict[str, Any] = {"query": "why?", "mode": "chat", "after": None, "state": kind, "error": None}
     if kind == "failed":
         why["error"] = ended
     # an answer without a turn is one that its session has lost: nothing shows it
