@@ -47,6 +47,8 @@ _UNORDERED = frozenset(
 _TELLING = re.compile(
     r"^(await )?(_?log|logger|structlog|warnings|_?meter|_?metrics|_?span|_?tracing)\b|\.(labels|observe)\("
 )
+# What a call is given for people, or asserts: function, keyword.
+_NO_MATTER = frozenset({("zip", "strict"), ("create_task", "name")})
 _QUIET_FUNCTIONS = frozenset({"__repr__", "__str__"})
 
 _LUA_NEGATED = {"==": "~=", "~=": "==", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
@@ -178,8 +180,7 @@ class _Finder(ast.NodeVisitor):
         value = node.value
         if isinstance(value, ast.Constant):
             return
-        text = self._text(node)
-        if _TELLING.search(text) or (isinstance(value, ast.Call) and _is_message(value)):
+        if self._tells(node) or (isinstance(value, ast.Call) and _is_message(value)):
             return
         if not isinstance(value, ast.Yield | ast.YieldFrom):
             self._replace(node, "pass")
@@ -215,8 +216,13 @@ class _Finder(ast.NodeVisitor):
         self._replace(node, "continue")
 
     def visit_If(self, node: ast.If) -> None:
-        self._condition(node.test)
-        self.generic_visit(node)
+        does = any(isinstance(one, ast.Call | ast.Await | ast.NamedExpr) for one in ast.walk(node.test))
+        if node.orelse or does or not all(map(self._tells, node.body)):
+            self._condition(node.test)
+            self.generic_visit(node)
+
+    def _tells(self, statement: ast.stmt) -> bool:
+        return isinstance(statement, ast.Expr) and bool(_TELLING.search(self._text(statement)))
 
     def visit_While(self, node: ast.While) -> None:
         if not isinstance(node.test, ast.Constant):
@@ -310,6 +316,7 @@ class _Finder(ast.NodeVisitor):
         if _TELLING.search(self._text(node)):
             return
         name = node.func.id if isinstance(node.func, ast.Name) else ""
+        called = name or getattr(node.func, "attr", "")
         positional = [one for one in node.args if not isinstance(one, ast.Starred)]
         if name in _COUNTERPARTS:
             self._replace(node.func, _COUNTERPARTS[name])
@@ -318,13 +325,14 @@ class _Finder(ast.NodeVisitor):
                     self._replace(node, f"({self._text(one)})")
         elif name in _ARRANGING and positional:
             self._replace(node, f"list({self._text(positional[0])})")
-        elif (name or getattr(node.func, "attr", "")) not in _UNORDERED:
+        elif called not in _UNORDERED:
             for one, two in pairwise(positional):
                 if len(positional) == len(node.args) and not _is_text(one) and ast.dump(one) != ast.dump(two):
                     start, end = self._span(one)[0], self._span(two)[1]
                     middle = self._source[self._span(one)[1] : self._span(two)[0]].decode()
                     self._put(start, end, self._text(two) + middle + self._text(one))
-        for keyword in node.keywords:
+        mattering = [keyword for keyword in node.keywords if (called, keyword.arg) not in _NO_MATTER]
+        for keyword in mattering:
             if keyword.arg is not None and (node.args or len(node.keywords) > 1):
                 start, end = self._span(keyword)
                 following = re.match(rb"\s*,\s*", self._source[end:])
@@ -333,7 +341,8 @@ class _Finder(ast.NodeVisitor):
                     self._put(start, end + following.end(), "")
                 elif before:
                     self._put(before.start(), end, "")
-        self.generic_visit(node)
+        for part in (node.func, *node.args, *mattering):
+            self.visit(part)
 
     # Lua
 

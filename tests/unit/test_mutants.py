@@ -48,6 +48,8 @@ def made(source: str) -> set[str]:
         ("try:\n    f()\nexcept A:\n    g()", {"try:\n    f()\nexcept A:\n    raise"}),
         ("try:\n    f()\nfinally:\n    g()", {"try:\n    f()\nfinally:\n    pass"}),
         ("x = 'ä', a == b", {"x = 'ä', a != b"}),
+        ("if pop():\n    log.info('something')", {"if True:\n    log.info('something')"}),
+        ("if a:\n    log.info('something')\nelse:\n    go()", {"if True:\n    log.info('something')\nelse:\n    go()"}),
     ],
 )
 def test_each_change_is_one_that_could_be_a_mistake(source: str, wanted: set[str]) -> None:
@@ -69,6 +71,9 @@ def test_each_change_is_one_that_could_be_a_mistake(source: str, wanted: set[str
         "def f() -> str:\n    return ''",
         "def f() -> Iterable[int]:\n    return ()",
         "super().__init__(f'the index of {user_id} is broken')",
+        "x = zip(a, b, strict=True)",
+        "x = create_task(go, name=of)",
+        "if a < b and c:\n    log.info('something', count=2)",
     ],
 )
 def test_what_is_no_behaviour_is_left_alone(source: str) -> None:
