@@ -41,7 +41,7 @@ _COUNTERPARTS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _ARRANGING = frozenset({"reversed", "sorted"})
 # Functions whose arguments say the same in another order, or could not stand in one.
 _UNORDERED = frozenset(
-    {"cast", "compare_digest", "gather", "getattr", "isinstance", "partial", "range", "super", "suppress", "zip"}
+    "cast compare_digest gather getattr isinstance maximum minimum partial range super suppress zip".split()
 )
 # Calls on these tell people something, or measure it.
 _TELLING = re.compile(
