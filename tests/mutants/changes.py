@@ -43,6 +43,8 @@ _ARRANGING = frozenset({"reversed", "sorted"})
 _UNORDERED = frozenset(
     "cast compare_digest gather getattr isinstance maximum minimum partial range super suppress zip".split()
 )
+# No clock stands at the same moment twice.
+_CLOCK = re.compile(r"\b(monotonic|now|time)\(\)")
 # Calls on these tell people something, or measure it.
 _TELLING = re.compile(
     r"^(await )?(_?log|logger|structlog|warnings|_?meter|_?metrics|_?span|_?tracing)\b|\.(labels|observe)\("
@@ -278,9 +280,10 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Compare(self, node: ast.Compare) -> None:
         left = node.left
+        tables = (_NEGATED,) if _CLOCK.search(self._text(node)) else (_NEGATED, _EDGE)
         for operator, right in zip(node.ops, node.comparators, strict=True):
             symbol = re.compile(r"not\s+in|is\s+not|[=!]=|<=|>=|<|>|\bin\b|\bis\b")
-            for table in (_NEGATED, _EDGE):
+            for table in tables:
                 if type(operator) in table:
                     self._between(left, right, symbol, table[type(operator)])
             left = right

@@ -80,6 +80,10 @@ def test_what_is_no_behaviour_is_left_alone(source: str) -> None:
     assert made(source) == set()
 
 
+def test_no_clock_stands_at_an_edge() -> None:
+    assert made("x = loop.time() < until") == {"x = loop.time() >= until"}
+
+
 def test_lua_is_changed_line_by_line() -> None:
     found = made(
         '''
