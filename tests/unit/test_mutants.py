@@ -61,6 +61,7 @@ def test_each_change_is_one_that_could_be_a_mistake(source: str, wanted: set[str
     [
         '"""A docstring."""',
         "log.info('something', count=len(found))",
+        "not_understood(stream, entry, reason)",
         "x: int | None",
         "TUNED = 3",
         "x = f'{a < b}'",
