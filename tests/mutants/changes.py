@@ -47,7 +47,8 @@ _UNORDERED = frozenset({"cast", "compare_digest", "gather", "getattr", "isinstan
 _CLOCK = re.compile(r"\b(monotonic|now|time)\(\)")
 # Calls on these tell people something, or measure it.
 _TELLING = re.compile(
-    r"^(await )?(_?log|logger|structlog|warnings|_?meter|_?metrics|_?span|_?tracing|not_understood)\b|\.(labels|observe)\("
+    r"^(await )?(_?log|logger|structlog|warnings|_?meter|_?metrics|_?span|_?tracing|not_understood)\b"
+    r"|\.(labels|observe)\("
 )
 # What a call is given for people, or asserts: function, keyword.
 _NO_MATTER = frozenset({("zip", "strict"), ("create_task", "name")})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -10,6 +11,8 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import psutil
 
 
 class Copy:
@@ -58,3 +61,11 @@ class Copy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._temporary.cleanup()
+
+
+def end(pid: int) -> None:
+    """Kills a process with all that it has started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for each in [first := psutil.Process(pid), *first.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()

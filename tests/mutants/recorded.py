@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import difflib
 import gzip
 import hashlib
@@ -19,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-from mutants.copy import Copy
+from mutants.copy import Copy, end
 from mutants.marks import SEEN, Place, mark
 
 CACHE = ".mutants/recorded.json.gz"
@@ -200,16 +198,8 @@ def _record(
                     running[process] = log
         finally:
             for process in running:
-                _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a test run with all that it has started."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for each in [first := psutil.Process(process.pid), *first.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
-    process.wait()
+                end(process.pid)
+                process.wait()
 
 
 def _told(status: int, log: str) -> None:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mutants.changes import Change
-from mutants.copy import Copy
+from mutants.copy import Copy, end
 
 # A test that takes so much longer than it did may hang, and is asked again, with more patience: a busy machine is slow.
 # The first one of a file also starts what the others need.
@@ -67,7 +67,8 @@ class Bench:
             try:
                 await asyncio.wait_for(self._process.wait(), 10.0)
             except TimeoutError:
-                self._process.kill()
+                # in the middle of a trial, which is a session of its own
+                end(self._process.pid)
                 await self._process.wait()
         await asyncio.to_thread(self._copy.__exit__, kind, error, trace)
 
