@@ -1,10 +1,10 @@
 """Would the tests notice? `make mutants` changes the code in one place, runs the tests of that place, and counts.
 
 A sample of all small changes of meaning (`changes.py`), drawn by a seed, each tried in a copy of the checkout: of the
-tests that run the changed line the cheapest, and those that are most about it, until one fails twice or hangs
-twice, or the change has had its share of time. Those that nobody has noticed are tried with other tests while there is
-time. Which test runs which line is recorded once (`recorded.py`), in `.mutants`, and again of test files that have
-changed. Prints the rate of each area, and what nobody noticed.
+tests that run the changed line the cheapest, and those that are most about it, until one fails or hangs twice and
+passes without the change, or the change has had its share of time. Those that nobody has noticed are tried with other
+tests while there is time. Which test runs which line is recorded once (`recorded.py`), in `.mutants`, and again of test
+files that have changed. Prints the rate of each area, and what nobody noticed.
 """
 
 from __future__ import annotations

@@ -80,26 +80,28 @@ class Bench:
             raise RuntimeError(f"{test or tests[0]} {why} in a copy with nothing changed:\n{log[-2000:]}")
 
     async def judge(self, change: Change, rounds: Sequence[Sequence[str]], seconds: Mapping[str, float]) -> Verdict:
-        """Runs the tests in this order until one notices the change; what fails must fail twice.
+        """Runs the tests in this order until one notices the change: it must fail twice, and pass without it.
 
         rounds: tests that are collected together. seconds: how long each test takes when nothing is changed.
         """
         tried = sum(len(tests) for tests in rounds)
         file = self._copy.root / change.path
         source = file.read_bytes()
-        file.write_bytes(change.applied(source))
+        changed = change.applied(source)
         self._seconds = 0.0
         try:
             for tests in rounds:
                 left = list(tests)
                 while left:
+                    file.write_bytes(changed)
                     why, test = await self._run(left, seconds)
                     if why == "breaks":
                         return Verdict(change, "import", why, tried, self._seconds)
                     if test is None:
                         break
                     again, _ = await self._run([test], seconds, again=True)
-                    if again:
+                    file.write_bytes(source)
+                    if again and not (await self._run([test], seconds, again=True))[0]:
                         return Verdict(change, test, again, tried, self._seconds)
                     left = left[left.index(test) + 1 :] if test in left else []
             return Verdict(change, tried=tried, seconds=self._seconds)

@@ -297,6 +297,9 @@ def test_unsteady():
     if not seen.exists():
         seen.touch()
         assert False
+
+def test_wrong():
+    assert double(2) == 5
 """
 
 
@@ -334,6 +337,9 @@ async def test_a_change_is_noticed_by_a_test_that_fails_twice_or_hangs(
         # it failed for another reason than the change
         passes = await bench.judge(changed("n + n", "2 * n"), [[unsteady, doubled]], {})
         assert (passes.by, passes.tried) == (None, 2)
+        # it fails without the change too
+        wrong = await bench.judge(changed("n + n", "n - n"), [["tests/test_product.py::test_wrong", doubled]], {})
+        assert (wrong.by, wrong.why) == (doubled, "fails")
         after = fails.after(passes)
         assert (after.by, after.tried, after.seconds) == (doubled, 4, fails.seconds + passes.seconds)
         with pytest.raises(RuntimeError, match="nothing changed"):
