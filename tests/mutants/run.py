@@ -152,14 +152,15 @@ async def tried(known: Recorded, sample: Sequence[Change], options: argparse.Nam
                     asked[change].update(tests)
                     verdict = await bench.judge(change, rounds(known, tests, apt), seconds)
                     verdicts[change] = verdict.after(before)
-                    tell(verdicts[change])
+                    # of what was missed before it is news that somebody noticed
+                    if options.verbose or (verdict.by is None) is not bool(before.tried):
+                        tell(verdicts[change])
                 if tests and verdicts[change].by is None:
                     left.append(change)
 
     def tell(verdict: Verdict) -> None:
-        if verdict.by is None or options.verbose:
-            told = f"{verdict.why}: {verdict.by}" if verdict.by else f"NOT NOTICED by {verdict.tried} tests"
-            print(f"[{len(verdicts)}] {verdict.change}\n      {told}, {verdict.seconds:.1f} s", flush=True)
+        told = f"{verdict.why}: {verdict.by}" if verdict.by else f"NOT NOTICED by {verdict.tried} tests"
+        print(f"[{len(verdicts)}] {verdict.change}\n      {told}, {verdict.seconds:.1f} s", flush=True)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(options.slots, len(sample))):
