@@ -22,8 +22,14 @@ from shared.bus.link import MOST_PATIENCE, MOST_TRIES, _Unit
 from shared.bus.wire import Desync, Server
 from shared.errors import BusUnavailable, PermanentError
 
-SHAS = tuple(script.sha.encode() for script in Script.known.values())
-SOURCES = [script.source.encode() for script in Script.known.values()]
+
+def shas() -> tuple[bytes, ...]:
+    """Of all scripts: they become more as modules are imported."""
+    return tuple(script.sha.encode() for script in Script.known.values())
+
+
+def sources() -> list[bytes]:
+    return [script.source.encode() for script in Script.known.values()]
 
 
 def loaded(redis: ScriptedRedis) -> list[bytes]:
@@ -32,11 +38,18 @@ def loaded(redis: ScriptedRedis) -> list[bytes]:
 
 
 def scripts(there: Any, load: Any = "OK") -> Any:
-    return lambda _name, what, *_shas: there if what == b"EXISTS" else load
+    """there: what is answered to who asks for them, or what makes one of how many there are."""
+
+    def answer(_name: bytes, what: bytes, *asked: bytes) -> Any:
+        if what != b"EXISTS":
+            return load
+        return there(len(asked)) if callable(there) else there
+
+    return answer
 
 
 async def test_a_connection_introduces_itself_and_loads_the_scripts_that_the_server_lacks() -> None:
-    there = [number % 2 for number in range(len(SHAS))]
+    there = [number % 2 for number in range(len(shas()))]
     redis, clock = ScriptedRedis(SCRIPT=scripts(there), GET=b"1"), BusClock()
     async with redis.listening() as server:
         me = replace(server, username="me", password="p", database=3)
@@ -50,8 +63,8 @@ async def test_a_connection_introduces_itself_and_loads_the_scripts_that_the_ser
     assert redis.asked == [
         [
             *((b"AUTH", b"me", b"p"), (b"SELECT", b"3"), (b"CLIENT", b"ID"), (b"CLIENT", b"SETNAME", b"test/1")),
-            *((b"SCRIPT", b"EXISTS", *SHAS), (b"TIME",)),
-            *[(b"SCRIPT", b"LOAD", source) for source in SOURCES[::2]],
+            *((b"SCRIPT", b"EXISTS", *shas()), (b"TIME",)),
+            *[(b"SCRIPT", b"LOAD", source) for source in sources()[::2]],
             *((b"GET", b"x"), (b"ECHO", b"1")),
         ]
     ]
@@ -59,7 +72,7 @@ async def test_a_connection_introduces_itself_and_loads_the_scripts_that_the_ser
 
 
 async def test_who_may_not_ask_for_scripts_loads_them_all_and_who_has_them_loads_none() -> None:
-    for answer, wanted in ((ReplyError("NOPERM no"), SOURCES), ([1] * len(SHAS), [])):
+    for answer, wanted in ((ReplyError("NOPERM no"), sources()), ([1] * len(shas()), [])):
         redis = ScriptedRedis(SCRIPT=scripts(answer))
         async with redis.listening() as server, Link(server, name="test", timeout=60.0) as link:
             assert await link.call("PING") == b"PONG"
@@ -80,8 +93,11 @@ async def test_a_server_that_does_not_tell_the_time_is_used_all_the_same() -> No
         ({"CLIENT": ReplyError("LOADING Redis is loading")}, "LOADING Redis is loading"),
         ({"CLIENT": lambda *parts: 1 if parts[1] == b"ID" else ReplyError("ERR no name")}, "ERR no name"),
         ({"SCRIPT": ReplyError("ERR no scripts")}, "ERR no scripts"),
-        ({"SCRIPT": scripts([0] * len(SHAS), ReplyError("ERR too long"))}, "ERR too long"),
-        ({"SCRIPT": scripts([0] * len(SHAS), ReplyError("NOPERM no"))}, "Redis does not have the scripts of the bus y"),
+        ({"SCRIPT": scripts(lambda count: [0] * count, ReplyError("ERR too long"))}, "ERR too long"),
+        (
+            {"SCRIPT": scripts(lambda count: [0] * count, ReplyError("NOPERM no"))},
+            "Redis does not have the scripts of the bus y",
+        ),
     ],
 )
 async def test_who_cannot_begin_says_why_and_tries_again(answers: dict[str, Any], reason: str) -> None:
