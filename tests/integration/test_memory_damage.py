@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -42,7 +44,14 @@ def garble(path: Path, at: int = 0, length: int = 20_000) -> None:
 
 
 def in_database(change: Callable[[Path], object]) -> Callable[[Path], object]:
-    return lambda folder: change(folder / "chroma.sqlite3")
+    def damage(folder: Path) -> None:
+        path = folder / "chroma.sqlite3"
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            # what stands in the log only would mend the damage
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        change(path)
+
+    return damage
 
 
 # what was done to Chroma's folder
