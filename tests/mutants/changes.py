@@ -40,9 +40,10 @@ _COUNTERPARTS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 # Functions that only arrange what they are given.
 _ARRANGING = frozenset({"reversed", "sorted"})
 # Functions whose arguments say the same in another order, or could not stand in one.
-_UNORDERED = frozenset({"cast", "compare_digest", "gather", "getattr", "isinstance", "partial", "range"}) | frozenset(
-    {"maximum", "minimum", "super", "suppress", "zip"}
-)
+_UNORDERED = frozenset({
+    "cast", "compare_digest", "gather", "getattr", "isinstance", "maximum",
+    "minimum", "partial", "range", "super", "suppress", "zip",
+})  # fmt: skip
 # No clock stands at the same moment twice.
 _CLOCK = re.compile(r"\b(monotonic|now|time)\(\)")
 # Calls on these tell people something, or measure it.
