@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.demo_model.rules import is_statement
+
 BRIEF = "Answer the question briefly and correctly."
 FROM_TEXT = "Answer the question from the given text in one or two sentences."
 # Older turns only confuse so small a model.
@@ -54,8 +56,11 @@ def turn_of(messages: Sequence[Mapping[str, Any]]) -> Turn:
 
 
 def ruled_answer(turn: Turn) -> str | None:
-    """The answer where there is nothing to read: errors, nothing found, something saved, the user's own words."""
-    sentences = [_ruled(text.strip()) for _, text in turn.results]
+    """The answer where there is nothing to read: errors, nothing found, something saved, the user's own words, facts
+    that are sentences already, and a statement that asks nothing."""
+    if not turn.results and not turn.attached and is_statement(turn.question):
+        return "Noted."
+    sentences = [_ruled(text.strip()) or _facts(text, turn.question) for _, text in turn.results]
     known = [sentence for sentence in sentences if sentence]
     return " ".join(dict.fromkeys(known)) if known and len(known) == len(sentences) else None
 
@@ -94,6 +99,11 @@ def plain(text: str) -> str:
     return "\n".join(lines)
 
 
+_FACT = re.compile(r"^- (.+)$", re.MULTILINE)
+_PAST = re.compile(
+    r"\b(?:before|used to|use to|earlier|previously|formerly|once|ever|was|were|did|lived|worked)\b", re.IGNORECASE
+)
+_FACTS_TOLD = 3
 _RECALLED = re.compile(r"^\s*(?:Q|Saved(?: under [\w.-]+)?): (.+)$", re.MULTILINE)
 _TOPIC = re.compile(r"^\[Memory: [^\]]+\]\n(.+)", re.DOTALL)
 
@@ -113,6 +123,21 @@ def _ruled(text: str) -> str | None:
         return f"I remember: {topic[1].strip()}"
     recalled = _RECALLED.search(text) if text.startswith("[Memory recall") else None
     return f"You told me: “{recalled[1].strip()}”" if recalled else None
+
+
+def _facts(text: str, question: str) -> str | None:
+    """The facts of the knowledge graph that share most with the question, in their own words: what WAS where that is
+    asked for, else what IS."""
+    facts = _FACT.findall(text) if text.startswith("=== KNOWLEDGE GRAPH FACTS ===") else []
+    state = ": WAS " if _PAST.search(question) else ": IS "
+    wanted = [fact for fact in facts if state in fact] or facts
+    if not wanted:
+        return None
+    # the beginnings of words: who lives somewhere is found by where somebody lived
+    asked = {word[:4] for word in re.findall(r"\w+", question.lower())}
+    shares = [len(asked & {word[:4] for word in re.findall(r"\w+", fact.lower())}) for fact in wanted]
+    told = [fact for fact, share in zip(wanted, shares, strict=True) if share == max(shares)]
+    return f"I know this: {'; '.join(told[:_FACTS_TOLD])}."
 
 
 def _task(question: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from calendar import month_name
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,20 @@ def ruled(text: str, offered: frozenset[str]) -> Call | None:
         if call is not None and call.name in offered:
             return call
     return None
+
+
+# A subject, and a verb of the plainest kinds.
+_STATEMENT = re.compile(
+    r"(?:(?i:my|our)\s+[\w' -]{2,40}?|(?i:i|we|he|she|they)|[A-Z][\w-]+(?:\s+[A-Z][\w-]+)?)\s+"
+    r"(?:is|are|am|was|were|has|have|had|lives?|lived|works?|worked|moved|likes?|liked|loves?|prefers?|speaks?|owns?"
+    r"|hates?|drinks?|bought|married|studies|studied)\b[^?\n]{1,200}$"
+)
+_ASKING = re.compile(r"(?:who|whom|whose|what|which|where|when|why|how|is|are|was|were|do|does|did)\b", re.IGNORECASE)
+
+
+def is_statement(text: str) -> bool:
+    """Whether a message plainly tells something, and asks for nothing."""
+    return _STATEMENT.match(text) is not None and not _ASKING.match(text)
 
 
 _URL = re.compile(r"\bhttps?://[^\s<>\"'`]+", re.IGNORECASE)
@@ -236,16 +251,23 @@ _NOT_NAMES = frozenset(
         "who", "what", "where", "when", "which", "whose", "why", "how", "is", "are", "was", "were",
         "did", "do", "does", "has", "have", "had", "can", "could", "please", "tell", "look",
         "search", "find", "the", "a", "an", "i", "in", "of", "on", "at", "and", "or",
+        "my", "our", "your", "his", "her", "its", "their", "he", "she", "they", "we", "you", "it", "this", "that",
     }
 )  # fmt: skip
+
+_MONTHS = frozenset(filter(None, month_name))
 
 
 def names(text: str) -> tuple[list[str], list[str]]:
     """Capitalised names as (people, locations): a location is what stands behind a preposition of place."""
     places: list[str] = []
+    dates: set[str] = set()
     for match in _PLACE.finditer(text):
         # "married to Peter", "connected with David", "works with Alice" are about people.
         before = text[: match.start()].lower().rstrip()
+        if match[0].startswith("in ") and match[1] in _MONTHS:
+            dates.add(match[1])
+            continue
         joined = match[0].lower().startswith(("to ", "with ")) and not before.endswith(("move", "moved", "connected"))
         if not joined and match[1] not in places:
             places.append(match[1])
@@ -253,7 +275,7 @@ def names(text: str) -> tuple[list[str], list[str]]:
     for match in _NAME.finditer(text):
         words = [word for word in match[0].split() if word.lower() not in _NOT_NAMES]
         name = " ".join(words)
-        if name and name not in people and name not in places:
+        if name and name not in people and name not in places and name not in dates:
             people.append(name)
     return people, places
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from services.demo_model.rules import RULED, Call, filled, follow_up, ruled
+from services.demo_model.rules import RULED, Call, filled, follow_up, is_statement, ruled
 
 __all__ = ["Call", "Example", "ExampleIndex", "choose", "follow_up", "shipped_examples"]
 
@@ -109,7 +109,7 @@ def choose(text: str, tools: Sequence[Mapping[str, Any]], index: ExampleIndex) -
     """The call for a user's message, or None to answer it. `tools` are the `function` parts of the schemas."""
     offered = {str(tool["name"]): tool for tool in tools}
     call = ruled(text, frozenset(offered))
-    if call is not None:
+    if call is not None or is_statement(text):
         return call
     index.learn(offered.values())
     # A tool that needs an argument which the text cannot give is not a candidate.

@@ -128,6 +128,52 @@ def test_where_there_is_nothing_to_read_the_answer_is_a_rule(result: str, answer
     assert ruled_answer(turn_of([user("q"), told("t", result)])) == answer
 
 
+FACTS = """=== KNOWLEDGE GRAPH FACTS ===
+- Anna lives in Porto: IS true since 2026-05 (said 2026-11-24)
+- Anna is the sister of the user: IS true (said 2026-11-24)
+- Anna lives in Lyon: WAS true until 2026-05 (said 2026-11-24)"""
+
+
+@pytest.mark.parametrize(
+    ("question", "told"),
+    [
+        ("Where did Anna live before?", ["Anna lives in Lyon: WAS true until 2026-05"]),
+        ("Where does Anna live?", ["Anna lives in Porto: IS true since 2026-05"]),
+        ("Who is Anna's sister?", ["Anna is the sister of the user: IS true"]),
+        ("Anything about Bob?", ["Anna lives in Porto", "Anna is the sister of the user"]),
+    ],
+)
+def test_facts_are_told_in_their_own_words(question: str, told: list[str]) -> None:
+    answer = ruled_answer(turn_of([user(question), told_by_graph()])) or ""
+    assert answer.startswith("I know this: ")
+    assert [fact for fact in FACTS.splitlines()[1:] if fact.removeprefix("- ") in answer] == [
+        fact for fact in FACTS.splitlines()[1:] if any(part in fact for part in told)
+    ]
+
+
+def told_by_graph() -> dict[str, Any]:
+    return told("search_knowledge_graph", FACTS)
+
+
+def test_where_nothing_was_what_is_is_told() -> None:
+    alone = "=== KNOWLEDGE GRAPH FACTS ===\n- Bob lives in Graz: IS true (said 2026-11-24)"
+    asked = [user("Where did Bob live before?"), told("search_knowledge_graph", alone)]
+    assert ruled_answer(turn_of(asked)) == "I know this: Bob lives in Graz: IS true (said 2026-11-24)."
+
+
+@pytest.mark.parametrize("text", ["My sister Anna lives in Lyon.", "Anna moved to Porto in May.", "I like tea"])
+def test_a_statement_is_noted(text: str) -> None:
+    assert ruled_answer(turn_of([user(text)])) == "Noted."
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Is my sister in Lyon?", "My sister lives where?", "Tell me a joke.", "Hello", "What I like", "", "Write a poem."],
+)
+def test_what_asks_for_something_is_no_statement(text: str) -> None:
+    assert ruled_answer(turn_of([user(text)])) is None
+
+
 def test_a_failed_tool_beside_a_good_one_leaves_the_answer_to_the_model() -> None:
     messages = [user("q"), told("a", "[tool unavailable]"), told("web_search", SEARCHED)]
     assert ruled_answer(turn_of(messages)) is None

@@ -174,6 +174,7 @@ def test_the_questions_of_the_acceptance_stories_get_their_tool(
             "How are Anna and Peter from Graz related?",
             Call("search_knowledge_graph", {"people": ["Anna", "Peter"], "locations": ["Graz"]}),
         ),
+        ("Where did Anna live in May?", Call("search_knowledge_graph", {"people": ["Anna"], "locations": []})),
         (
             "What does my coffee manual say about descaling?",
             Call("search_documents", {"query": "What does my coffee manual say about descaling?"}),
@@ -186,6 +187,11 @@ def test_the_questions_of_the_acceptance_stories_get_their_tool(
 )
 def test_the_arguments_are_taken_from_the_text(index: ExampleIndex, text: str, call: Call) -> None:
     assert choose(text, ALL, index) == call
+
+
+@pytest.mark.parametrize("text", ["My sister Anna lives in Lyon.", "Anna moved to Porto in May."])
+def test_a_statement_calls_nothing(index: ExampleIndex, text: str) -> None:
+    assert choose(text, ALL, index) is None
 
 
 def test_only_tools_that_are_offered_are_called(index: ExampleIndex) -> None:
