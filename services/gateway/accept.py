@@ -20,7 +20,7 @@ from services.gateway.keys import Principal, digest
 from services.gateway.records import QueryRecord, load, open_session, opened
 from services.gateway.schemas import ChatSettings
 from services.gateway.versions import give_way, place
-from shared.bus.keys import earlier_record_key, once_key
+from shared.bus.keys import once_key
 from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, ClientTools, Mode, QueryReceived, persona_key
 from shared.records import lanes
 from shared.telemetry import tracing
@@ -81,7 +81,7 @@ class Ask:
         """What makes two requests the same. Not the model: which ones are there may change before a repeat."""
         left_out = ("model", "given", "kept")
         said = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in left_out}
-        # a request without them has the digest that the last release gave it
+        # what was not always there changes nothing of a request without it: one may be repeated during an update
         said = {name: value for name, value in said.items() if name not in _LATER or value not in (None, False)}
         said["messages"] = said["messages"] or []
         if self.given:
@@ -169,7 +169,7 @@ def with_settings(ask: Ask, settings: ChatSettings) -> Ask:
 
 
 def _same(earlier: QueryRecord, ask: Ask) -> QueryRecord:
-    if earlier.query != ask.query or earlier.asked not in ("", ask.digest()):
+    if earlier.asked != ask.digest():
         raise ApiError(409, "idempotency_conflict", "this Idempotency-Key was used for another request")
     return earlier
 
@@ -262,10 +262,5 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
     if found.earlier is not None:
         # the same key came twice at the same moment
         return _same(QueryRecord.parse(found.query_id, found.earlier), ask)
-    if await registry.mixed():
-        # the client may come back to a gateway that looks for it there
-        kept = [word for pair in record.kept().items() for word in pair]
-        key = earlier_record_key(found.query_id)
-        await gateway.bus.link.pipe([("HSET", key, *kept), ("EXPIRE", key, settings.retention + int(seconds))])
     gateway.accepted(ask.mode, found.unfinished)
     return replace(record, query_id=found.query_id)

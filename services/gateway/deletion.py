@@ -99,7 +99,7 @@ async def _stop(gateway: Gateway, queries: Sequence[str]) -> list[str]:
 
 
 async def _queries(gateway: Gateway, session_id: str) -> list[str]:
-    """All of which something may be kept; of those accepted by an earlier release, the newest answered ones."""
+    """All of which something may be kept; of those that no gateway has accepted, the newest answered ones."""
     bus = gateway.bus
     found = {query_id.decode() for query_id in await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)}
     for respondent in RESPONDENTS:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import orjson
 
@@ -73,17 +73,7 @@ class KeyRecord:
         return not self.start and not self.until
 
     def dump(self) -> bytes:
-        record: dict[str, Any] = {
-            "id": self.id,
-            "name": self.name,
-            "user_id": self.user_id,
-            "role": self.role,
-            "created": self.created,
-            "start": self.start,
-        }
-        # what the last release does not know is written only where it matters
-        marks = {"until": self.until, "trusted": self.trusted}
-        return orjson.dumps({**record, **{name: value for name, value in marks.items() if value}})
+        return orjson.dumps(self)
 
 
 def digest(key: str) -> str:

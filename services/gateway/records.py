@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal, digest
-from shared.bus.keys import earlier_record_key, record_key
+from shared.bus.keys import record_key
 from shared.errors import BusUnavailable
 from shared.records.lanes import number, pairs
 from shared.records.sessions import SessionInfo
@@ -28,7 +28,7 @@ SESSION_RULE = "1 to 128 letters, digits and . _ : @ + = -, beginning with a let
 class QueryRecord:
     """`accepted` and `deadline` are in ms since the epoch, by the clock of the bus.
 
-    asked: the digest of the whole request; empty in what an earlier release kept.
+    asked: the digest of the whole request.
     given: what else the route keeps of the request, as JSON.
     after: the newest turn that was not accepted after this query is the one before it; empty: the newest of all.
     """
@@ -40,7 +40,7 @@ class QueryRecord:
     mode: str
     accepted: int
     deadline: int
-    asked: str = ""
+    asked: str
     given: str = ""
     after: str = ""
 
@@ -74,22 +74,16 @@ class QueryRecord:
         )
 
 
-def _keys(query_id: str) -> tuple[str, str]:
-    return record_key(query_id), earlier_record_key(query_id)
-
-
 async def load(gateway: Gateway, query_id: str) -> QueryRecord | None:
-    for raw in await gateway.bus.link.pipe([("HGETALL", key) for key in _keys(query_id)]):
-        if raw:
-            return QueryRecord.parse(query_id, pairs(raw))
-    return None
+    raw = await gateway.bus.link.call("HGETALL", record_key(query_id))
+    return QueryRecord.parse(query_id, pairs(raw)) if raw else None
 
 
 async def forgotten(gateway: Gateway, query_id: str) -> bool:
     """True when nothing is kept of a query any more: its session was deleted, or Redis lost its data."""
     try:
         async with gateway.reachable():
-            return not any(await gateway.bus.link.pipe([("EXISTS", key) for key in _keys(query_id)]))
+            return not await gateway.bus.link.call("EXISTS", record_key(query_id))
     except BusUnavailable:
         return False
 

@@ -14,7 +14,7 @@ from typing import Any
 from services.generator.loop import HandedCall, Message, tool_message
 from services.generator.recall import Recall, recall
 from shared.bus import Bus
-from shared.bus.keys import earlier_record_key, journal_key, record_key
+from shared.bus.keys import journal_key, record_key
 from shared.contracts import ChatTurnMessage, ToolCallRecord
 from shared.records.journal import read_journal, response_id
 
@@ -62,9 +62,7 @@ def _origin(message: ChatTurnMessage) -> dict[str, Any] | None:
 
 async def _run(bus: Bus, user_id: str, query_id: str) -> Recall | None:
     """What the journal of the user's own query holds."""
-    keys = (record_key(query_id), earlier_record_key(query_id))
-    owners = await bus.link.pipe([("HGET", key, "user_id") for key in keys])
-    if user_id.encode() not in owners:
+    if await bus.link.call("HGET", record_key(query_id), "user_id") != user_id.encode():
         return None
     return recall(await read_journal(bus, journal_key(query_id, "A")))
 

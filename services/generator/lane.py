@@ -53,10 +53,8 @@ class Lanes:
     async def leave(self, session_id: str, query_id: str) -> None:
         """Gives the turn to the next; its replica is woken. What was written for a session that was deleted meanwhile
         is removed."""
-        earlier = await self._context.registry.mixed()
         await asyncio.gather(
-            lanes.leave(self._bus, session_id, self._respondent, query_id, earlier=earlier),
-            self.clear(session_id, query_id),
+            lanes.leave(self._bus, session_id, self._respondent, query_id), self.clear(session_id, query_id)
         )
 
     async def clear(self, session_id: str, query_id: str) -> None:

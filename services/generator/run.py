@@ -383,11 +383,11 @@ class Response:
         ]
         turn: list[Command] = []
         if query.messages is None:
-            turn = [*await self._turn(answer.text, finished.ratio), *self._to_be_summarised(finished)]
+            turn = [*self._turn(answer.text, finished.ratio), *self._to_be_summarised(finished)]
         elif query.kept:
             # a session that is new begins with its first answer
             await check_owner(self._parts, query, caller.query_id)
-            turn = await self._turn(self._told(answer), finished.ratio)
+            turn = self._turn(self._told(answer), finished.ratio)
         await self._ports.writer.publish(messages, turn)
 
     def _to_be_summarised(self, finished: Finished) -> list[Command]:
@@ -422,15 +422,14 @@ class Response:
         last = self._query.following[-1] if self._query.following else None
         return last.content if last and last.role == "assistant" and not last.tool_calls else ""
 
-    async def _turn(self, answer: str, ratio: float | None, *, interrupted: bool = False) -> list[Any]:
+    def _turn(self, answer: str, ratio: float | None, *, interrupted: bool = False) -> list[Any]:
         caller = self._ports.caller
         told = self._ports.recall.low_grade
         noted = told.about if told is not None else None
         after = self._query.after
         turn = Turn(caller.query_id, self._query.query, answer, now_ms(), interrupted, ratio, noted, after)
-        mixed = await self._ports.context.registry.mixed()
         self._turned = answer
-        return self._parts.sessions.appending(self._query.session_id, caller.respondent_id, turn, copied=mixed)
+        return self._parts.sessions.appending(self._query.session_id, caller.respondent_id, turn)
 
     async def _cancelled(self) -> None:
         """What had been written of the answer is kept in the session, marked as interrupted."""
@@ -439,7 +438,7 @@ class Response:
         await self._ports.crossed.cancelled()
         await self._fail_state()
         if self._query.messages is None and answer.strip():
-            await bus.link.pipe(await self._turn(answer, None, interrupted=True))
+            await bus.link.pipe(self._turn(answer, None, interrupted=True))
         await self._end(EntryType.CANCELLED, {"answer": answer, "thinking": thinking})
 
     async def _fail_state(self) -> None:

@@ -143,18 +143,12 @@ result_key = _family(f"result:{{{TOOL_REQUEST.stream}.<tool>}}:<call_id>", "stri
 record_key = _family(f"query:{_IN_QUERIES}:<query_id>", "hash",
     "whose the query is, its text and deadline, by the clock of the bus",
     owner="gateway", expires="`retention` after the deadline")
-earlier_record_key = _family("query:<query_id>", "hash",
-    "where the last release keeps the same; read, written while a process of it is there, and removed with its session",
-    owner="gateway", expires="`retention` after the deadline")
 queries_key = _family(f"queries:{_IN_QUERIES}:<session>", "sorted set",
     "the session's queries of which something may still be kept, by the time (ms) until when",
     owner="gateway", expires="with the last of them")
 _LANE = _family(f"lane:{_IN_QUERIES}:<respondent>:<session>", "sorted set",
     "the session's unfinished queries in their order",
     owner=f"gateway, {_RESPONDENTS}", expires="a day after its last use")
-earlier_lane_key = _family("session:{<session>}:lane:<respondent>", "sorted set",
-    "where the last release's gateways keep their lanes; left while a process of it is there",
-    owner="a gateway of the last release", expires="a day after its last use")
 CHORES = _family(f"chores:{_IN_QUERIES}", "sorted set",
     "queries of programs, not of people, that are being answered, by the time (ms) until when",
     owner="generator", expires="a day after its last use")()
@@ -170,9 +164,6 @@ session_key = _family("session:{<session>}", "hash", "owner, title, times",
 turns_key = _family("session:{<session>}:history:<respondent>", "sorted set",
     "all turns, each behind its query's id; read in pages, the newest 50 are what a model is shown at most",
     owner=_RESPONDENTS, lasting="with its session")
-earlier_turns_key = _family("session:{<session>}:turns:<respondent>", "hash",
-    "where the last release keeps the newest 50 by query id; read, written while a process of it is there, else moved",
-    owner=_RESPONDENTS, lasting="until that")
 summary_key = _family("session:{<session>}:summary", "hash",
     "what was said in its older turns, in the model's words: how many, until which query, the text",
     owner="generator", lasting="until its session, or a turn that it rests on, is gone")

@@ -22,7 +22,7 @@ from shared.telemetry.unread import not_understood
 
 log = get_logger()
 
-# Which records a process can read. It grows with a release whose records the one before does not find.
+# The form of what a process keeps on the bus. Operators see it; 0.1.0 writes an older one too beside whoever has less.
 RELEASE = 2
 # A name that models and users can use. So many are remembered.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -228,10 +228,6 @@ class Registry:
 
     async def live(self, participant: str) -> list[ReplicaInfo]:
         return [info for info in await self.replicas() if info.participant == participant]
-
-    async def mixed(self) -> bool:
-        """Whether a live process that reads records is of an earlier release, as during a rolling update."""
-        return any(info.release < RELEASE for info in await self.replicas() if not outside(info.participant))
 
     async def tools(self) -> dict[str, dict[str, Any]]:
         """Schemas (OpenAI form) of the tools that a live worker offers to models, by name."""

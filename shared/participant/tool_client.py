@@ -329,8 +329,7 @@ class ToolClient:
         token = raw.get(b"token", b"")
         asked = [call for call in calls if secrets.compare_digest(call.token, token)]
         if not asked:
-            # Anybody who answers anything may write here. A worker of the last release knows no token either: what it
-            # has stored is found a little later.
+            # anybody who answers anything may write here
             ignored("token")
             return
         if b"payload" not in raw:

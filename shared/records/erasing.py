@@ -10,7 +10,6 @@ import orjson
 
 from shared.bus import Bus, ReplyError, Script, order
 from shared.bus.keys import (
-    earlier_record_key,
     grade_key,
     inbox_key,
     journal_key,
@@ -120,7 +119,6 @@ async def erase(bus: Bus, query_ids: Sequence[str]) -> None:
 
 def _keys(query_id: str) -> list[str]:
     found = [
-        earlier_record_key(query_id),
         pair_key(query_id),
         verdict_key(query_id),
         once_key(PAIRWISE_RESULT.stream, query_id),

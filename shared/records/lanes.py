@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.bus import Bus, Command, Script, order
-from shared.bus.keys import earlier_lane_key, lane_key, once_key, queries_key, record_key, waiting_key
+from shared.bus import Bus, Script, order
+from shared.bus.keys import lane_key, once_key, queries_key, record_key, waiting_key
 from shared.contracts import QUERY_RECEIVED, Outgoing, RespondentId
 from shared.telemetry.unread import not_understood
 
@@ -212,16 +212,10 @@ async def turn(bus: Bus, session_id: str, respondent_id: str, query_id: str, inb
     return plain(first) if first else None
 
 
-async def leave(bus: Bus, session_id: str, respondent_id: str, query_id: str, *, earlier: bool = False) -> None:
-    """Leaves the lane and wakes whoever waits next.
-
-    earlier: also the lane in which a gateway of the last release gave the query its place, and counts it.
-    """
+async def leave(bus: Bus, session_id: str, respondent_id: str, query_id: str) -> None:
+    """Leaves the lane and wakes whoever waits next."""
     keys = (lane_key(session_id, respondent_id), waiting_key(session_id, respondent_id))
-    commands: list[Command] = [_LEAVE(keys, padded(query_id))]
-    if earlier:
-        commands.append(("ZREM", earlier_lane_key(session_id, respondent_id), f"q:{padded(query_id)}"))
-    inbox, *_ = await bus.link.pipe(commands)
+    inbox = await bus.link.call(*_LEAVE(keys, padded(query_id)))
     if inbox:
         wake: tuple[Any, ...] = ("type", "wake", "session", session_id, "respondent", respondent_id)
         await bus.link.call("XADD", inbox, "NOMKSTREAM", "*", *wake)

@@ -10,10 +10,10 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.bus import Bus, Command, Script, order
-from shared.bus.keys import earlier_turns_key, session_key, steps_key, turns_key, user_sessions_key
+from shared.bus.keys import session_key, steps_key, turns_key, user_sessions_key
 from shared.contracts import RespondentId
 from shared.records.lanes import RESPONDENTS, number, pairs
-from shared.records.sessions import MAX_TURNS, WRITING_TURNS, id_or_nothing, kept, object_or_nothing
+from shared.records.sessions import KEEP, MAX_TURNS, id_or_nothing, kept, object_or_nothing
 from shared.telemetry.unread import not_understood
 
 SESSION_ID = r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}$"
@@ -24,14 +24,11 @@ _FEW = ("noted", "after")
 
 # A page of the turns of each respondent, with the session as it is at that moment.
 # With A's come what happened in them; with the first of all also what happened in queries without an answer.
-# KEYS: session, turns of each respondent, turns as a hash of each, steps. ARGV: turns of each, after which, of each.
+# KEYS: session, turns of each respondent, steps. ARGV: turns of each, after which, of each.
 _READ = Script("""
 local found = {redis.call('HGETALL', KEYS[1])}
-local number = #ARGV - 1
-for i = 1, number do
-  found[1 + i] = redis.call('ZRANGEBYLEX', KEYS[1 + i], ARGV[1 + i], '+', 'LIMIT', 0, ARGV[1])
-  -- all of a hash comes with the first page
-  found[1 + number + i] = ARGV[1 + i] == '-' and redis.call('HGETALL', KEYS[1 + number + i]) or {}
+for i = 2, #ARGV do
+  found[i] = redis.call('ZRANGEBYLEX', KEYS[i], ARGV[i], '+', 'LIMIT', 0, ARGV[1])
 end
 local steps, told = KEYS[#KEYS], {}
 local function tell(id)
@@ -48,16 +45,16 @@ if ARGV[2] == '-' then
   local unanswered = redis.call('HSCAN', steps, 0, 'MATCH', '* unanswered', 'COUNT', 100000)[2]
   for i = 1, #unanswered, 2 do tell(string.match(unanswered[i], '^%S*')) end
 end
-found[2 + 2 * number] = told
+found[#KEYS] = told
 return found
 """)
 
-# Adds what is not there. KEYS: session, turns of each respondent, turns as a hash of each, steps.
+# Adds what is not there. KEYS: session, turns of each respondent, steps.
 # ARGV: user, title, created, updated, whether it is pinned, its settings or nothing, the chosen turn or nothing, then a
 # number of fields of steps, so many names and values, per respondent a number of turns, and so many ids and turns.
 # Returns -1 when the session is another user's, else the number of turns that were added.
 _WRITE = Script(
-    WRITING_TURNS
+    KEEP
     + """
 local owner = redis.call('HGET', KEYS[1], 'user_id')
 if owner and owner ~= ARGV[1] then return -1 end
@@ -71,13 +68,12 @@ if ARGV[6] ~= '' then redis.call('HSETNX', KEYS[1], 'settings', ARGV[6]) end
 if tonumber(redis.call('HGET', KEYS[1], 'updated') or '0') < tonumber(ARGV[4]) then
   redis.call('HSET', KEYS[1], 'updated', ARGV[4])
 end
-local added, at, respondents = 0, 9, (#KEYS - 2) / 2
+local added, at = 0, 9
 for _ = 1, tonumber(ARGV[8]) do
   redis.call('HSETNX', KEYS[#KEYS], ARGV[at], ARGV[at + 1])
   at = at + 2
 end
-for k = 2, 1 + respondents do
-  migrate(KEYS[k + respondents], KEYS[k])
+for k = 2, #KEYS - 1 do
   local number = tonumber(ARGV[at])
   at = at + 1
   for _ = 1, number do
@@ -127,11 +123,7 @@ class SessionRecord(_Model):
 
 
 def _keys(session_id: str) -> list[str]:
-    return [
-        session_key(session_id),
-        *(key(session_id, r) for key in (turns_key, earlier_turns_key) for r in RESPONDENTS),
-        steps_key(session_id),
-    ]
+    return [session_key(session_id), *(turns_key(session_id, r) for r in RESPONDENTS), steps_key(session_id)]
 
 
 async def session_ids(bus: Bus) -> AsyncIterator[list[str]]:
@@ -161,11 +153,10 @@ async def read_sessions(bus: Bus, ids: Sequence[str]) -> AsyncIterator[list[dict
         raw = await bus.link.pipe([_READ(_keys(one), MAX_TURNS, *after) for one, after in wanted.items()])
         found: list[dict[str, Any]] = []
         going_on: dict[str, list[bytes]] = {}
-        for session_id, (info, *turns, steps) in zip(wanted, raw, strict=True):
+        for session_id, (info, *pages, steps) in zip(wanted, raw, strict=True):
             if not info:
                 continue
-            pages, hashes = turns[: len(RESPONDENTS)], turns[len(RESPONDENTS) :]
-            found.append(_record(session_id, pairs(info), pages, hashes, steps))
+            found.append(_record(session_id, pairs(info), pages, steps))
             if any(len(page) == MAX_TURNS for page in pages):
                 going_on[session_id] = [_after(page[-1]) if page else b"+" for page in pages]
         places = await bus.link.pipe([("ZSCORE", user_sessions_key(r["user_id"]), r["session_id"]) for r in found])
@@ -175,12 +166,10 @@ async def read_sessions(bus: Bus, ids: Sequence[str]) -> AsyncIterator[list[dict
         wanted = going_on
 
 
-def _record(
-    session_id: str, info: dict[str, str], pages: Sequence[Any], hashes: Sequence[Any], steps: Sequence[bytes]
-) -> dict[str, Any]:
+def _record(session_id: str, info: dict[str, str], pages: Sequence[Any], steps: Sequence[bytes]) -> dict[str, Any]:
     turns = {}
-    for respondent, page, older in zip(RESPONDENTS, pages, hashes, strict=True):
-        if found := kept(page, older):
+    for respondent, page in zip(RESPONDENTS, pages, strict=True):
+        if found := kept(page):
             turns[respondent] = sorted(found.values(), key=lambda turn: order(turn["query_id"]))
     return {
         "session_id": session_id,
@@ -213,9 +202,7 @@ def _after(member: bytes) -> bytes:
 
 async def turn_ids(bus: Bus, session_id: str, respondent_id: RespondentId) -> list[str]:
     """The queries of all turns of a session, oldest first."""
-    keys = (turns_key(session_id, respondent_id), earlier_turns_key(session_id, respondent_id))
-    members, older = await bus.link.pipe([("ZRANGE", keys[0], 0, -1), ("HGETALL", keys[1])])
-    return sorted(kept(members, older), key=order)
+    return sorted(kept(await bus.link.call("ZRANGE", turns_key(session_id, respondent_id), 0, -1)), key=order)
 
 
 async def write_sessions(bus: Bus, records: Sequence[SessionRecord]) -> list[int]:

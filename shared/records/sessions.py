@@ -16,7 +16,6 @@ import orjson
 from shared.bus import Bus, Command, Script, order
 from shared.bus.keys import (
     deleted_key,
-    earlier_turns_key,
     session_key,
     steps_key,
     summary_key,
@@ -50,19 +49,14 @@ local function deleted(mark, id)
 end
 """
 
-# `keep` adds a turn that is not there; `migrate` takes over the turns of a session from a hash by query id.
-WRITING_TURNS = """
+# Adds a turn that is not there.
+KEEP = """
 local function keep(turns, id, value)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
   if not ms then return 0 end
   local front = string.format('%015.0f-%010.0f ', ms, seq)
   if #redis.call('ZRANGEBYLEX', turns, '[' .. front, '(' .. front .. '\\255', 'LIMIT', 0, 1) > 0 then return 0 end
   return redis.call('ZADD', turns, 0, front .. value)
-end
-local function migrate(hash, turns)
-  local raw = redis.call('HGETALL', hash)
-  for i = 1, #raw, 2 do keep(turns, raw[i], raw[i + 1]) end
-  if #raw > 0 then redis.call('DEL', hash) end
 end
 """
 
@@ -79,14 +73,12 @@ return redis.call('HGETALL', KEYS[1])
 """
 )
 
-# Keeps a turn, unless its session was deleted meanwhile. KEYS: session, turns, turns as a hash, deleted.
-# ARGV: query id, turn, now ms, whether the hash is still read by somebody.
+# Keeps a turn, unless its session was deleted meanwhile. KEYS: session, turns, deleted. ARGV: query id, turn, now ms.
 _APPEND = Script(
     DELETED
-    + WRITING_TURNS
+    + KEEP
     + """
-if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[4]), ARGV[1]) then return end
-if ARGV[4] == '1' then redis.call('HSET', KEYS[3], ARGV[1], ARGV[2]) else migrate(KEYS[3], KEYS[2]) end
+if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[3]), ARGV[1]) then return end
 keep(KEYS[2], ARGV[1], ARGV[2])
 redis.call('HSET', KEYS[1], 'updated', ARGV[3])
 -- what was said last is shown
@@ -103,21 +95,20 @@ return redis.call('HGETALL', KEYS[1])
 """)
 
 # Takes turns out of a session and adds others; what happened in those that leave, and a summary that covers one of
-# them, go too. KEYS: session, summary, steps, then per respondent turns and turns as a hash. ARGV: number of ids, the
-# ids, then ids and turns of the first respondent.
+# them, go too. KEYS: session, summary, steps, then each respondent's turns. ARGV: number of ids, the ids, then ids and
+# turns of the first respondent.
 _BRING = Script(
     DELETED
-    + WRITING_TURNS
+    + KEEP
     + """
 if redis.call('EXISTS', KEYS[1]) == 0 then return end
 local number = tonumber(ARGV[1])
 local reach = redis.call('HGET', KEYS[2], 'until')
-for k = 4, #KEYS, 2 do
+for k = 4, #KEYS do
   for i = 2, 1 + number do
     local ms, seq = string.match(ARGV[i], '^(%d+)-(%d+)$')
     local front = string.format('%015.0f-%010.0f ', ms, seq)
     redis.call('ZREMRANGEBYLEX', KEYS[k], '[' .. front, '(' .. front .. '\\255')
-    redis.call('HDEL', KEYS[k + 1], ARGV[i])
   end
 end
 for i = 2, 1 + number do
@@ -347,7 +338,7 @@ class Sessions:
         """Removes a session and its turns, once it is closed."""
         session_id = info.session_id
         await self.close(session_id)
-        turns = [key(session_id, r) for r in RESPONDENTS for key in (turns_key, earlier_turns_key)]
+        turns = [turns_key(session_id, r) for r in RESPONDENTS]
         await self._bus.link.pipe(
             [
                 ("UNLINK", session_key(session_id), summary_key(session_id), steps_key(session_id), *turns),
@@ -418,12 +409,8 @@ class Sessions:
             return ("ZRANGE", key, start, "-", "BYLEX", "REV", "LIMIT", 0, limit + 1)
 
         key = turns_key(session_id, respondent_id)
-        members, total, older = await self._bus.link.pipe(
-            [
-                reading("+" if before is None else f"({padded(before)}"),
-                ("ZCARD", key),
-                ("HGETALL", earlier_turns_key(session_id, respondent_id)),
-            ]
+        members, total = await self._bus.link.pipe(
+            [reading("+" if before is None else f"({padded(before)}"), ("ZCARD", key)]
         )
         readable, last = kept(members), b""
         # what cannot be read fills no page; members with scores of their own have no order to go on in
@@ -431,23 +418,12 @@ class Sessions:
             last = members[-1]
             members = await self._bus.link.call(*reading(b"(" + last))
             readable |= kept(members)
-        found = {query_id: Turn.parse(turn) for query_id, turn in readable.items()}
-        extra = {query_id: Turn.parse(turn) for query_id, turn in kept(older=older).items()}
-        if before is not None:
-            extra = {query_id: turn for query_id, turn in extra.items() if order(query_id) < order(before)}
-        newest = sorted({**extra, **found}.values(), key=lambda turn: order(turn.query_id))[-limit - 1 :]
-        return Page(newest[-limit:], len(newest) > limit, total + len(older) // 2)
+        newest = in_order(readable)[-limit - 1 :]
+        return Page(newest[-limit:], len(newest) > limit, total)
 
     async def every_turn(self, session_id: str, respondent_id: str = "A") -> list[Turn]:
         """All that a session holds, oldest first."""
-        members, older = await self._bus.link.pipe(
-            [
-                ("ZRANGE", turns_key(session_id, respondent_id), 0, -1),
-                ("HGETALL", earlier_turns_key(session_id, respondent_id)),
-            ]
-        )
-        found = [Turn.parse(turn) for turn in kept(members, older).values()]
-        return sorted(found, key=lambda turn: order(turn.query_id))
+        return in_order(kept(await self._bus.link.call("ZRANGE", turns_key(session_id, respondent_id), 0, -1)))
 
     async def beginnings(self, user_id: str, limit: int) -> list[tuple[str, Turn]]:
         """The sessions that a user used last, the newest first, each with its first turn; without empty ones."""
@@ -465,7 +441,7 @@ class Sessions:
         """Takes turns out of a session, of both respondents, and adds others of the first; in one step, and a repeat
         changes nothing."""
         words = [word for turn in added for word in (turn.query_id, turn.dump())]
-        keys = [key(session_id, r) for r in RESPONDENTS for key in (turns_key, earlier_turns_key)]
+        keys = [turns_key(session_id, r) for r in RESPONDENTS]
         await self._bus.link.call(
             *_BRING(
                 (session_key(session_id), summary_key(session_id), steps_key(session_id), *keys),
@@ -473,32 +449,32 @@ class Sessions:
             )
         )
 
-    def appending(self, session_id: str, respondent_id: str, turn: Turn, *, copied: bool = False) -> list[Command]:
-        """Stores a turn under its query's id: a repeat changes nothing.
-
-        copied: also where the last release reads it, because a process of it is there.
-        """
-        turns = (turns_key(session_id, respondent_id), earlier_turns_key(session_id, respondent_id))
-        keys = (session_key(session_id), *turns, deleted_key(session_id))
-        return [_APPEND(keys, turn.query_id, turn.dump(), now_ms(), int(copied))]
+    def appending(self, session_id: str, respondent_id: str, turn: Turn) -> list[Command]:
+        """Stores a turn under its query's id: a repeat changes nothing."""
+        keys = (session_key(session_id), turns_key(session_id, respondent_id), deleted_key(session_id))
+        return [_APPEND(keys, turn.query_id, turn.dump(), now_ms())]
 
 
-def kept(members: Sequence[bytes] = (), older: Sequence[bytes] = ()) -> dict[str, dict[str, Any]]:
-    """Turns by their queries' ids: of the sorted set, and of the last release's hash. What is none is left out."""
-    pieces = [*zip(older[::2], older[1::2], strict=True), *(member.split(b" ", 1) for member in members)]
+def kept(members: Sequence[bytes]) -> dict[str, dict[str, Any]]:
+    """The turns of a sorted set, by their queries' ids. What is none is left out."""
     found: dict[str, dict[str, Any]] = {}
-    for piece in pieces:
+    for member in members:
         try:
-            place, value = piece
+            place, value = member.split(b" ", 1)
             ms, _, seq = place.partition(b"-")
             turn = {"query_id": f"{int(ms)}-{int(seq)}", **orjson.loads(value)}
             Turn.parse(turn)
             found[turn["query_id"]] = turn
         except (ValueError, TypeError) as exc:
             # what is wrong with a turn, not the words in it
-            member = b" ".join(piece)
-            not_understood("the turns of a session", piece[0][:40].decode(errors="replace"), type(exc).__name__, member)
+            where = member.partition(b" ")[0][:40].decode(errors="replace")
+            not_understood("the turns of a session", where, type(exc).__name__, member)
     return found
+
+
+def in_order(found: Mapping[str, dict[str, Any]]) -> list[Turn]:
+    """Turns by their queries' ids, the oldest first."""
+    return sorted(map(Turn.parse, found.values()), key=lambda turn: order(turn.query_id))
 
 
 def pairs_of(raw: Sequence[Any]) -> dict[bytes, Any]:

@@ -305,10 +305,10 @@ async def test_every_command_of_a_whole_run_keeps_to_one_slot(
                 assert {slot_of_key(key) for key in keys} == {slot_of(command)}, command
 
 
-# What nobody has a reason to touch in it, unless it takes long; the last one is of the last release.
+# What nobody has a reason to touch in it, unless it takes long.
 _NOT_NEEDED = {
     "local2:memory:reembedding", "local2:restore:lock", "local2:letters-seen", "local2:memory:document-vectors",
-    "local2:mcp:pins", "local2:chores:{local2:query.received}", "local2:session:{<session>}:lane:<respondent>",
+    "local2:mcp:pins", "local2:chores:{local2:query.received}",
 }  # fmt: skip
 
 

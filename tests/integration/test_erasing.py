@@ -11,7 +11,6 @@ import redis
 from shared.bus import Bus
 from shared.bus.keys import (
     cancel_key,
-    earlier_record_key,
     grade_key,
     inbox_key,
     journal_key,
@@ -40,7 +39,7 @@ STREAM = RESPONSE_GENERATION.stream
 
 def kept_of(query_id: str) -> list[str]:
     """Every key that is kept under the id of a query, but its journals."""
-    found = [record_key(query_id), earlier_record_key(query_id), pair_key(query_id), verdict_key(query_id)]
+    found = [record_key(query_id), pair_key(query_id), verdict_key(query_id)]
     found += [once_key(PAIRWISE_RESULT.stream, query_id), once_key(QUERY_RECEIVED.stream, f"asked {query_id}")]
     for response in (f"{query_id}:A", f"{query_id}:B"):
         subjects = (RESPONSE_GENERATION, ANSWER_DIALOG, CRITIQUE_RESULT)

@@ -152,14 +152,6 @@ async def test_a_replica_that_says_nonsense_of_itself_is_nobody(
     assert [one.replica for one in await Registry(bus, 0.0).replicas()] == ["r1"]
 
 
-@pytest.mark.parametrize(("release", "mixed"), [(RELEASE, False), (RELEASE + 1, False), (RELEASE - 1, True), (0, True)])
-async def test_one_of_an_earlier_release_makes_it_mixed(release: int, mixed: bool, bus: Bus) -> None:
-    registry = Registry(bus, 0.0)
-    assert not await registry.mixed()
-    await announce(bus, info(), info(replica="r2", release=release))
-    assert await registry.mixed() is mixed
-
-
 async def test_what_is_known_is_believed_for_a_moment_and_read_once_for_all_who_ask(bus: Bus, raw: redis.Redis) -> None:
     await announce(bus, info())
     registry = Registry(bus, 3600.0)

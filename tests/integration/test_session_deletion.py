@@ -282,17 +282,13 @@ async def test_the_lag_of_the_groups_is_known_after_a_deletion(town: Town) -> No
             assert row["lag"] == 0, (stream, row)
 
 
-async def test_a_session_of_the_last_release_is_deleted_whole(town: Town, bus: Bus) -> None:
-    """Its turns lie in a hash, and no list says what its queries were."""
-    town.raw.hset("local2:session:{old}", mapping={"user_id": "admin", "title": WORD, "created": 1, "updated": 1})
+async def test_a_query_that_no_gateway_has_accepted_is_deleted_with_its_session(town: Town, bus: Bus) -> None:
+    """Written by redis-cli, it is in no list of its session's queries."""
     turn = Turn("5-1", WORD, WORD, 1)
-    town.raw.hset("local2:query:5-1", mapping={"user_id": "admin", "session_id": "old", "query": WORD})
+    await town.stage.sessions.open("s", "admin", WORD)
     for respondent_id in "AB":
-        town.raw.hset(f"local2:session:{{old}}:turns:{respondent_id}", turn.query_id, turn.dump())
+        await bus.link.pipe(town.stage.sessions.appending("s", respondent_id, turn))
         town.raw.xadd(journal_key(turn.query_id, respondent_id), {"type": "claimed", "time": 1, "data": WORD})
-    shown = (await town.site.http.get("/sessions/old")).json()
-    assert [one["answer"] for one in shown["turns"]] == [WORD]
-    assert (await town.site.http.get("/queries/5-1")).json()["query"] == WORD
-    assert await lanes.unfinished(bus, "old", "A") == []
-    await town.delete("old")
+    assert await lanes.unfinished(bus, "s", "A") == []
+    await town.delete()
     assert town.traces() == []

@@ -15,7 +15,6 @@ from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.bus.keys import (
     deleted_key,
-    earlier_turns_key,
     inbox_key,
     journal_key,
     result_key,
@@ -215,22 +214,6 @@ async def test_a_long_session_comes_in_pages_and_arrives_whole(bus: Bus, elsewhe
     for respondent, kept in turns.items():
         page = await Sessions(elsewhere).page("long", respondent, 1_000)
         assert page.turns == kept
-
-
-async def test_turns_of_the_last_release_come_along(bus: Bus, elsewhere: Bus) -> None:
-    sessions = Sessions(bus)
-    await sessions.open("s", "ann", "t")
-    old = [Turn(f"{n}-0", "q", "a", n) for n in range(1, 51)]
-    for turn in old:
-        await bus.link.call("HSET", earlier_turns_key("s", "A"), turn.query_id, turn.dump())
-    found = await everything(bus)
-    assert [turn["query_id"] for turn in found["s"]["turns"]["A"]] == [turn.query_id for turn in old]
-    # where it is written there are such turns too
-    await Sessions(elsewhere).open("s", "ann", "t")
-    await elsewhere.link.call("HSET", earlier_turns_key("s", "A"), "0-1", old[0].dump(), "1-0", old[0].dump())
-    await write(elsewhere, list(found.values()))
-    page = await Sessions(elsewhere).page("s", "A", 100)
-    assert [turn.query_id for turn in page.turns] == ["0-1", *(turn.query_id for turn in old)]
 
 
 async def test_another_users_session_is_not_touched(bus: Bus) -> None:

@@ -13,7 +13,7 @@ from support.lives import unending
 from support.proxy import Proxy
 
 from shared.bus import Bus, ReplyError, order
-from shared.bus.keys import earlier_lane_key, lane_key, once_key, queries_key, record_key, waiting_key
+from shared.bus.keys import lane_key, once_key, queries_key, record_key, waiting_key
 from shared.contracts import QUERY_RECEIVED, Outgoing, QueryReceived
 from shared.records import lanes
 from shared.records.lanes import Accepted
@@ -230,8 +230,8 @@ async def test_a_shadow_that_is_switched_on_later_answers_in_order(bus: Bus) -> 
 
 
 async def test_an_entry_that_is_in_no_lane_takes_its_place(bus: Bus, raw: redis.Redis) -> None:
-    """Written by redis-cli, or by the last release with a ticket of a lane that lay elsewhere."""
-    payload = b'{"session_id":"s","query":"q","user_id":"u","lane_ticket":"t"}'
+    """Written by redis-cli."""
+    payload = b'{"session_id":"s","query":"q","user_id":"u"}'
     early = raw.xadd(STREAM, {"payload": payload}).decode()
     late = await accepted(bus)
     assert await lanes.turn(bus, "s", "A", early, "inbox") is None
@@ -334,16 +334,6 @@ async def test_who_waited_and_is_gone_is_cleared_with_its_place(bus: Bus, raw: r
     third = await accepted(bus)
     assert await lanes.turn(bus, "s", "A", third, "inbox-3") is None
     assert not raw.exists(waiting_key("s", "A"))
-
-
-async def test_the_place_that_the_last_release_gave_is_left_where_it_is_asked_for(bus: Bus, raw: redis.Redis) -> None:
-    query_id = await accepted(bus)
-    earlier = earlier_lane_key("s", "A")
-    raw.zadd(earlier, {f"q:{lanes.padded(query_id)}": 0, "q:other": 0})
-    await lanes.leave(bus, "s", "A", query_id)
-    assert raw.zcard(earlier) == 2
-    await lanes.leave(bus, "s", "A", query_id, earlier=True)
-    assert raw.zrange(earlier, 0, -1) == [b"q:other"]
 
 
 async def test_what_is_unfinished_is_told_of_several_sessions_in_its_order(bus: Bus) -> None:

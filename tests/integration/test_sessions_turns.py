@@ -13,7 +13,6 @@ import redis
 from shared.bus import Bus
 from shared.bus.keys import (
     deleted_key,
-    earlier_turns_key,
     session_key,
     steps_key,
     summary_key,
@@ -32,10 +31,6 @@ def turn(n: int, answer: str = "a") -> Turn:
 async def store(bus: Bus, sessions: Sessions, *turns: Turn, respondent: str = "A") -> None:
     for one in turns:
         await bus.link.pipe(sessions.appending("s", respondent, one))
-
-
-def of_the_last_release(raw: redis.Redis, *turns: Turn) -> None:
-    raw.hset(earlier_turns_key("s", "A"), mapping={one.query_id: one.dump() for one in turns})
 
 
 async def test_all_turns_are_kept_in_the_order_accepted_and_the_newest_are_shown(bus: Bus) -> None:
@@ -112,22 +107,6 @@ async def test_a_turn_stored_again_changes_nothing(bus: Bus) -> None:
     await sessions.open("s", "u", "title")
     await store(bus, sessions, turn(1), turn(2), turn(1, "another"))
     assert await sessions.turns("s", "A") == [turn(1), turn(2)]
-
-
-async def test_turns_of_the_last_release_are_read_and_move_with_the_next_turn(bus: Bus, raw: redis.Redis) -> None:
-    sessions = Sessions(bus)
-    await sessions.open("s", "u", "title")
-    of_the_last_release(raw, *(turn(n) for n in range(MAX_TURNS)))
-    assert await sessions.turns("s", "A") == [turn(n) for n in range(MAX_TURNS)]
-    page = await sessions.page("s", "A", 20, turn(30).query_id)
-    assert (page.turns, page.earlier, page.total) == ([turn(n) for n in range(10, 30)], True, MAX_TURNS)
-    await store(bus, sessions, turn(7, "another"), turn(MAX_TURNS))
-    assert not raw.exists(earlier_turns_key("s", "A"))
-    page = await sessions.page("s", "A", 100)
-    assert (page.turns, page.total) == ([turn(n) for n in range(MAX_TURNS + 1)], MAX_TURNS + 1)
-    # a replica of the last release is still at work
-    of_the_last_release(raw, turn(MAX_TURNS + 1))
-    assert (await sessions.turns("s", "A"))[-2:] == [turn(MAX_TURNS), turn(MAX_TURNS + 1)]
 
 
 async def test_a_newer_versions_turn_is_read(bus: Bus, raw: redis.Redis) -> None:
@@ -212,14 +191,11 @@ async def test_respondents_have_histories_of_their_own(bus: Bus) -> None:
     assert [one.answer for one in await sessions.turns("s", "B")] == ["from B"]
 
 
-async def test_the_queries_of_all_turns_are_told_in_their_order_wherever_those_are_kept(
-    bus: Bus, raw: redis.Redis
-) -> None:
+async def test_the_queries_of_all_turns_are_told_in_their_order(bus: Bus) -> None:
     sessions = Sessions(bus)
     await sessions.open("s", "u", "title")
-    await store(bus, sessions, turn(7), turn(2))
+    await store(bus, sessions, turn(7), turn(12), turn(2), turn(5))
     await store(bus, sessions, turn(3), respondent="B")
-    of_the_last_release(raw, turn(12), turn(2), turn(5))
     assert await turn_ids(bus, "s", "A") == [turn(n).query_id for n in (2, 5, 7, 12)]
     assert await turn_ids(bus, "s", "B") == [turn(3).query_id]
 
@@ -367,7 +343,6 @@ async def test_turns_are_taken_out_with_all_that_is_told_of_them_and_others_brou
     for respondent in "AB":
         await store(bus, sessions, *turns, respondent=respondent)
     gone, stays = turns[1].query_id, turns[2].query_id
-    of_the_last_release(raw, turns[1], turns[2])
     kinds = ("", " unanswered", " critique", " pairwise", " reward")
     raw.hset(steps_key("s"), mapping={f"{one}{kind}": "told" for one in (gone, stays) for kind in kinds})
     raw.hset(session_key("s"), "tip", gone)
@@ -376,31 +351,23 @@ async def test_turns_are_taken_out_with_all_that_is_told_of_them_and_others_brou
         await sessions.bring("s", [gone, "77-0"], added)
         assert await sessions.every_turn("s") == [turns[0], turns[2], turns[3], added[0], added[2]]
         assert await sessions.every_turn("s", "B") == [turns[0], turns[2], turns[3]]
-        assert raw.hkeys(earlier_turns_key("s", "A")) == [stays.encode()]
         assert set(raw.hkeys(steps_key("s"))) == {f"{stays}{kind}".encode() for kind in kinds}
         assert not raw.hexists(session_key("s"), "tip")
     await sessions.bring("s", [], [])
-    assert (await sessions.page("s", "A")).total == 6
+    assert (await sessions.page("s", "A")).total == 5
     # of a session that is gone nothing is kept
     await sessions.bring("never", [], added)
     assert not raw.exists(turns_key("never", "A"))
 
 
-@pytest.mark.parametrize("copied", [False, True])
-async def test_a_turn_is_kept_where_the_last_release_reads_it_while_that_is_there(
-    copied: bool, bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+async def test_what_was_said_last_is_shown_and_is_when_a_session_was_used(
+    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shared.records.sessions.now_ms", lambda: 9_000)
     sessions = Sessions(bus)
     await sessions.open("s", "u", "t")
     raw.hset(session_key("s"), "tip", "1-0")
-    of_the_last_release(raw, turn(1))
-    await bus.link.pipe(sessions.appending("s", "A", turn(2), copied=copied))
-    kept = {turn(n).query_id.encode() for n in (1, 2)}
-    assert set(raw.hkeys(earlier_turns_key("s", "A"))) == (kept if copied else set())
-    assert raw.zcard(turns_key("s", "A")) == (1 if copied else 2)
-    assert await sessions.every_turn("s") == [turn(1), turn(2)]
-    # what was said last is shown
+    await store(bus, sessions, turn(1), turn(2))
     info = await sessions.info("s")
     assert info is not None
     assert (info.tip, info.updated) == ("", 9_000)
@@ -432,7 +399,6 @@ async def test_of_a_deleted_session_nothing_is_left_but_until_when(bus: Bus, raw
         await sessions.open(name, "u", "t")
         for respondent in "AB":
             await bus.link.pipe(sessions.appending(name, respondent, Turn("2000-0", "q", "a", 1)))
-            raw.hset(earlier_turns_key(name, respondent), "1-0", turn(1).dump())
         raw.hset(steps_key(name), "1-0", "told")
         raw.hset(summary_key(name), "until", "1-0")
     info = await sessions.info("s")
@@ -440,7 +406,7 @@ async def test_of_a_deleted_session_nothing_is_left_but_until_when(bus: Bus, raw
     await sessions.delete(info)
     assert {key.decode() for key in raw.scan_iter("local2:session:{s}*")} == {deleted_key("s")}
     assert raw.zrange(user_sessions_key("u"), 0, -1) == [b"t"]
-    assert len(list(raw.scan_iter("local2:session:{t}*"))) == 7
+    assert len(list(raw.scan_iter("local2:session:{t}*"))) == 5
     # what its queries still write, up to the mark, comes to nothing
     await sessions.open("s", "u", "t")
     for late, there in (("1000-4", 0), ("1000-5", 0), ("999-9", 0), ("1000-6", 1)):

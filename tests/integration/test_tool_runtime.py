@@ -411,7 +411,6 @@ async def test_only_an_answer_with_the_calls_own_token_is_heard(
 async def test_an_answer_without_a_token_is_taken_from_where_its_worker_alone_can_write(
     probing: ProbeSettings, raw: redis.Redis
 ) -> None:
-    """As with a worker of the last release, which knows no tokens."""
     async with both(probing) as (client, context):
         asked = asyncio.create_task(ask(client, "x", seconds=30, timeout=20))
         await eventually(lambda: client._waiting)

@@ -242,7 +242,7 @@ def test_no_two_users_or_sessions_meet_in_one_key(user: str, session: str, other
     assert (keys.gone_key(user, session) == keys.gone_key(other, another)) is same
     assert (keys.taken_back_key(user, session) == keys.taken_back_key(other, another)) is same
     for respondent in ("A", "B"):
-        for builder in (keys.turns_key, keys.earlier_turns_key, keys.lane_key, keys.earlier_lane_key, keys.waiting_key):
+        for builder in (keys.turns_key, keys.lane_key, keys.waiting_key):
             assert (builder(user, respondent) == builder(other, respondent)) is (user == other)
     built = [keys.session_key, keys.deleted_key, keys.queries_key, keys.user_sessions_key, keys.engram_key]
     assert all((builder(user) == builder(other)) is (user == other) for builder in built)

@@ -15,7 +15,6 @@ from services.gateway.keys import Principal
 from services.gateway.records import QueryRecord, aside, load
 from shared.bus import Bus
 from shared.bus.keys import (
-    earlier_record_key,
     once_key,
     queries_key,
     record_key,
@@ -23,9 +22,8 @@ from shared.bus.keys import (
 )
 from shared.contracts import QUERY_RECEIVED, ChatTurnMessage, ClientTools, QueryReceived
 from shared.envelope import Envelope
-from shared.participant.registry import RELEASE, ReplicaInfo, announcing
+from shared.participant.registry import ReplicaInfo, announcing
 from shared.records import lanes
-from shared.records.lanes import pairs
 from shared.records.sessions import Turn
 
 ANN = Principal("ann", "user")
@@ -34,11 +32,11 @@ TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 HISTORY = [ChatTurnMessage(role="user", content="x"), ChatTurnMessage(role="assistant", content="y")]
 
 
-async def live(gateway: Gateway, *participants: str, release: int = RELEASE, **facts: Any) -> None:
+async def live(gateway: Gateway, *participants: str, **facts: Any) -> None:
     """From now on these are there."""
     for name in participants:
         now = gateway.bus.now_ms()
-        info = ReplicaInfo(name, f"{name}-1", "ready", now, now, facts=facts, release=release)
+        info = ReplicaInfo(name, f"{name}-1", "ready", now, now, facts=facts)
         await gateway.bus.link.pipe(announcing(info, 600_000))
 
 
@@ -86,8 +84,6 @@ async def test_all_that_a_query_says_is_in_its_entry_and_in_its_record(gateway: 
     info = await gateway.sessions.info("s")
     assert info is not None
     assert (info.user_id, info.title) == ("ann", "What is new?")
-    # nobody of the last release is there
-    assert not await gateway.bus.link.call("EXISTS", earlier_record_key(record.query_id))
 
 
 @pytest.mark.parametrize(("retention", "kept"), [(600, 620), (7, 80)])
@@ -159,10 +155,6 @@ async def test_the_same_key_asks_once_and_another_request_with_it_is_refused(gat
     assert await accept(gateway, origin, ask) == await asked_before(gateway, origin, ask) == record
     for other in (Ask("two"), replace(ask, think=True)):
         assert (await refused(gateway, origin, other))[:2] == (409, "idempotency_conflict")
-    # of the last release no digest is known, only the words
-    await gateway.bus.link.call("HDEL", record_key(record.query_id), "asked")
-    assert (await accept(gateway, origin, replace(ask, think=True))).query_id == record.query_id
-    assert (await refused(gateway, origin, Ask("two")))[:2] == (409, "idempotency_conflict")
     # the key is its user's, and no key is one of its own
     others = [await accept(gateway, other, ask) for other in (Origin(BOB, "k"), Origin(ANN, "l"), Origin(ANN))]
     assert len({record.query_id, *(other.query_id for other in others)}) == 4
@@ -251,15 +243,6 @@ async def test_too_many_queries_are_refused_of_all_sessions_and_of_one(gateway: 
     assert len(await entries(gateway.bus)) == 5
     accepted = gateway.metrics.accepted.labels("chat")
     assert [one.value for metric in accepted.collect() for one in metric.samples if one.name.endswith("_total")] == [5]
-
-
-async def test_a_gateway_of_the_last_release_finds_what_was_accepted_beside_it(gateway: Gateway) -> None:
-    await live(gateway, "gateway", release=RELEASE - 1)
-    record = await accept(gateway, Origin(ANN), Ask("one", deadline_seconds=20, given="responses"))
-    key = earlier_record_key(record.query_id)
-    kept = pairs(await gateway.bus.link.call("HGETALL", key))
-    assert kept == {name: str(value) for name, value in record.kept().items()}
-    assert 3_605 < await gateway.bus.link.call("TTL", key) <= 3_620
 
 
 async def test_a_chat_goes_on_from_the_chosen_version_as_it_is_set_and_then_from_the_newest(gateway: Gateway) -> None:

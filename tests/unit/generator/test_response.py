@@ -98,7 +98,6 @@ class Bench:
         self.opened: list[tuple[Any, ...]] = []
         self.asked_turns: list[tuple[Any, ...]] = []
         self.turns: list[Turn] = []
-        self.mixed = False
         self.piped: list[Any] = []
         self.settled: list[str] = []
         self.tools = {"search_memory": {}}
@@ -106,9 +105,7 @@ class Bench:
         bus = SimpleNamespace(
             publishing=lambda message: ("PUBLISH", message), link=SimpleNamespace(pipe=self._pipe), clock=None
         )
-        context = SimpleNamespace(
-            settings=self.settings, bus=bus, replica="r1", facts={}, registry=SimpleNamespace(mixed=self._mixed)
-        )
+        context = SimpleNamespace(settings=self.settings, bus=bus, replica="r1", facts={})
         sessions = SimpleNamespace(open=self._open, turns=self._turns, appending=self._appending)
         self.parts = Parts(
             cast(Any, context), cast(Any, SimpleNamespace(facts=self._facts)),
@@ -144,9 +141,6 @@ class Bench:
         self.piped += [one for one in commands if one[0] != "GET"]
         return [None] * len(commands)
 
-    async def _mixed(self) -> bool:
-        return self.mixed
-
     async def _open(self, *what: Any) -> str | None:
         self.opened.append(what)
         return self.owner
@@ -155,8 +149,8 @@ class Bench:
         self.asked_turns.append(what)
         return self.turns
 
-    def _appending(self, session_id: str, respondent_id: str, turn: Turn, *, copied: bool) -> list[Any]:
-        return [("TURN", session_id, respondent_id, turn, copied)]
+    def _appending(self, session_id: str, respondent_id: str, turn: Turn) -> list[Any]:
+        return [("TURN", session_id, respondent_id, turn)]
 
     async def _facts(self, model: str) -> ModelFacts:
         return ModelFacts(server=f"of {model}")
@@ -235,7 +229,6 @@ async def test_an_answer_is_published_with_its_turn_before_its_client_is_told(mo
     bench = Bench(monkeypatch, options={"seed": 3}, after="30-0", settings={"temperature": 0.5})
     bench.recall.low_grade = LOW
     record = ToolCallRecord(tool="calculator", args={"x": 1}, result="2", call_id="c")
-    bench.mixed = True
     completed = await bench.completes(said(tool_calls=[record], said_before=["I look."]))
     assert completed == {
         "answer": "Nothing.",
@@ -263,7 +256,7 @@ async def test_an_answer_is_published_with_its_turn_before_its_client_is_told(mo
         session_id="s", query_id=QUERY_ID, query="What is new?", answer="Nothing.", respondent_id="A"
     )
     kept = Turn(QUERY_ID, "What is new?", "Nothing.", NOW, False, 3.0, "40-0", "30-0")
-    assert turns == [("TURN", "s", "A", kept, True)]
+    assert turns == [("TURN", "s", "A", kept)]
     assert [data["action"] for data in bench.writer.of(EntryType.STATE)] == ["RECEIVE", "START_GENERATION", "PUBLISH"]
     # the journal's end is the last that is told, with the step behind it, and what happened stays with the session
     (last,) = bench.writer.told[-1]
@@ -284,7 +277,7 @@ async def test_another_respondents_answer_is_published_under_its_name_and_its_st
     found = bench.generation
     assert (found.respondent_id, found.generator_id, found.response_id) == ("B", "shadow", f"{QUERY_ID}:B")
     ((_, turns),) = bench.writer.published
-    assert [(*one[:3], one[4]) for one in turns] == [("TURN", "s", "B", False)]
+    assert [one[:3] for one in turns] == [("TURN", "s", "B")]
     assert bench.writer.also[-1] == [("CLOSE", "journal", bench.settings.retention)]
 
 
@@ -467,7 +460,7 @@ async def test_what_was_written_before_a_cancel_is_kept_as_interrupted(
     assert bench.writer.entries[-1] == (EntryType.CANCELLED, {"answer": written, "thinking": "hm"})
     assert bench.writer.of(EntryType.STATE)[-1]["action"] == "FAIL"
     left = Turn(QUERY_ID, "What is new?", written, NOW, True, None, None, None)
-    assert bench.piped == ([("TURN", "s", "A", left, False)] if kept else [])
+    assert bench.piped == ([("TURN", "s", "A", left)] if kept else [])
     keeps = bench.writer.also[-1][1:]
     if query:
         assert keeps == []

@@ -225,15 +225,9 @@ async def test_of_tools_the_one_that_is_there_longest_speaks_and_models_are_offe
     assert await on.registry.served("web_x") is None
 
 
-async def test_of_one_participant_its_own_are_told_and_of_an_earlier_release_whoever_reads_records(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    on = Looking(Index(info("a"), info("w", "web_x", release=0)), 5.0, monkeypatch)
+async def test_of_one_participant_its_own_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = Looking(Index(info("a"), info("w", "web_x")), 5.0, monkeypatch)
     assert [one.replica for one in await on.registry.live("web_x")] == ["w"]
-    assert not await on.registry.mixed()
-    on.index.announce(info("b", release=RELEASE - 1))
-    on.passes(6_000)
-    assert await on.registry.mixed()
 
 
 async def test_it_is_read_often_while_a_stack_starts_and_then_in_time_for_those_who_ask(
