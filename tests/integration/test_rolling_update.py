@@ -29,7 +29,7 @@ from shared.participant.registry import Registry
 
 pytestmark = pytest.mark.slow
 
-LAST_RELEASE = "55f84bc"
+LAST_RELEASE = "4376d24"
 HERE = TESTS.parent
 _GIT = ("git", "-C", str(HERE))
 # A checkout without history, or a source archive, has no code of the last release; what that release left on the bus is
