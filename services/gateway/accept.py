@@ -213,10 +213,8 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         if not random:
             # somebody may have taken the name that follows from a user and an Idempotency-Key
             session_id = await open_session(gateway, origin.principal, session_id, ask.query)
-    accepted, asked = gateway.bus.now_ms(), ask.digest()
     seconds = min(ask.deadline_seconds or settings.deadline_seconds, settings.deadline_seconds)
-    record = QueryRecord("", user, session_id, ask.query, ask.mode, accepted, accepted + int(seconds * 1000), asked)
-    record = replace(record, given=ask.given, after=after)
+    record = QueryRecord("", user, session_id, ask.query, ask.mode, ask.digest(), ask.given, after)
     payload = QueryReceived(
         session_id=session_id,
         query=ask.query,
@@ -239,12 +237,13 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         think=ask.think,
         plain=ask.plain,
     )
-    headers = {"session_id": session_id, "user_id": user, "deadline": record.deadline, "traceparent": origin.trace}
+    headers = {"session_id": session_id, "user_id": user, "traceparent": origin.trace}
     accepting = partial(
         lanes.accept,
         gateway.bus,
         QUERY_RECEIVED.of(payload, once=once, **headers),
         {**record.kept(), "once": once},
+        left=seconds,
         seconds=int(seconds) + max(settings.retention, _ONCE_AT_LEAST),
         session_id=session_id if ask.messages is None or ask.kept is not None else None,
         respondents=[] if ask.messages is not None else ["A", "B"] if shadows else ["A"],
@@ -263,4 +262,4 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         # the same key came twice at the same moment
         return _same(QueryRecord.parse(found.query_id, found.earlier), ask)
     gateway.accepted(ask.mode, found.unfinished)
-    return replace(record, query_id=found.query_id)
+    return replace(record, query_id=found.query_id, accepted=found.accepted, deadline=found.deadline)

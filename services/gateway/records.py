@@ -26,7 +26,7 @@ SESSION_RULE = "1 to 128 letters, digits and . _ : @ + = -, beginning with a let
 
 @dataclass(frozen=True, slots=True)
 class QueryRecord:
-    """`accepted` and `deadline` are in ms since the epoch, by the clock of the bus.
+    """`accepted` and `deadline` are in ms since the epoch, by the clock of the bus, which says them.
 
     asked: the digest of the whole request.
     given: what else the route keeps of the request, as JSON.
@@ -38,21 +38,19 @@ class QueryRecord:
     session_id: str
     query: str
     mode: str
-    accepted: int
-    deadline: int
     asked: str
     given: str = ""
     after: str = ""
+    accepted: int = 0
+    deadline: int = 0
 
-    def kept(self) -> dict[str, str | int]:
-        """All of it but the id, under which it is kept."""
+    def kept(self) -> dict[str, str]:
+        """All of it but the id, under which it is kept, and the times."""
         return {
             "user_id": self.user_id,
             "session_id": self.session_id,
             "query": self.query,
             "mode": self.mode,
-            "accepted": self.accepted,
-            "deadline": self.deadline,
             "asked": self.asked,
             **({"given": self.given} if self.given else {}),
             **({"after": self.after} if self.after else {}),

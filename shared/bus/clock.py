@@ -43,6 +43,7 @@ class BusClock:
 
     def left(self, deadline: int, stamped: int) -> int:
         """Milliseconds until a deadline that was set when the clock said `stamped` (both ms). A clock that went forward
-        since, while this process watched, takes nothing of them away."""
-        leapt = sum(seconds for until, seconds in self._leaps if stamped < until * 1000)
+        since, while this process watched, takes nothing of them away: what was stamped by the one before lies nearer
+        to that, also when another process has heard of it later."""
+        leapt = sum(seconds for until, seconds in self._leaps if stamped < (until + seconds / 2) * 1000)
         return deadline - self.now_ms() + int(leapt * 1000)

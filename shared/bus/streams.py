@@ -128,11 +128,11 @@ class Bus:
         """Milliseconds since the epoch by Redis' clock: for what processes compare with each other."""
         return self._clock.now_ms()
 
-    def left(self, deadline: int, entry_id: str) -> float:
-        """Seconds until a deadline (ms, by Redis' clock) of what was accepted as an entry; also after that clock went
-        forward. An id that is none is of now."""
-        stamped, _, _ = entry_id.partition("-")
-        return self._clock.left(deadline, int(stamped) if stamped.isdecimal() else self.now_ms()) / 1000
+    def left(self, deadline: int, stamped: str) -> float:
+        """Seconds until a deadline (ms, by Redis' clock); also after that clock went forward. stamped: an id, or a time
+        (ms), by the clock that the deadline was set by; what is neither is of now."""
+        at, _, _ = stamped.partition("-")
+        return self._clock.left(deadline, int(at) if at.isdecimal() else self.now_ms()) / 1000
 
     async def tell_time(self) -> None:
         """Asks Redis for its time. A lost connection tells it when it is there again."""

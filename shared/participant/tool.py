@@ -244,17 +244,18 @@ class ToolWork(Generic[A]):
         """The earlier entry is answered for this one too. It is told where the result will be until when that is waited
         for, because its own deadline may pass before it is begun."""
         deadline = message.envelope.deadline
-        if deadline is None or (left := self._context.bus.left(deadline, message.entry_id)) <= 0:
+        # whoever asks stamps both by the clock of the bus as far as he has heard of it
+        if deadline is None or (left := self._context.bus.left(deadline, str(message.envelope.time))) <= 0:
             return []
-        key, until = self._stored_under + message.payload.call_id, RUNNING + str(deadline).encode()
-        return [("SET", key, until, "NX", "PX", math.ceil(left * 1000))]
+        key, ms = self._stored_under + message.payload.call_id, math.ceil(left * 1000)
+        return [("SET", key, RUNNING + str(self._context.bus.now_ms() + ms).encode(), "NX", "PX", ms)]
 
     async def _remaining(self, message: Message[ToolRequest]) -> float:
         """Seconds until a call's deadline, or until that of a later request which was left to this one."""
         deadline, bus = message.envelope.deadline, self._context.bus
         if deadline is None:
             return math.inf
-        if (left := bus.left(deadline, message.entry_id)) <= 0:
+        if (left := bus.left(deadline, str(message.envelope.time))) <= 0:
             stored = await bus.link.call("GET", self._stored_under + message.payload.call_id)
             until = stored.removeprefix(RUNNING) if stored is not None else b""
             left = (int(until) - bus.now_ms()) / 1000 if until.isdigit() else 0.0

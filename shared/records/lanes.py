@@ -48,9 +48,10 @@ end
 """
 
 # KEYS: stream, once, records; of a session also: its queries, its lanes, that of A first.
-# ARGV: most unfinished queries, seconds, group of A, number of words of the record, those words, the entry's words.
-# Returns the id, and how many queries the group has not finished (-1: Redis has lost count); or the id of the earlier
-# query with that once-key and its record; or nothing: there are too many of the session.
+# ARGV: most unfinished queries, seconds, group of A, ms for the answer, number of words of the record, those words, the
+# entry's words. Record and entry get the deadline by this clock: who accepts may not have heard that it was set.
+# Returns the id, how many queries the group has not finished (-1: Redis has lost count), and the record's times; or the
+# id of the earlier query with that once-key and its record; or nothing: there are too many of the session.
 _ACCEPT = Script(
     _FINISHED
     + """
@@ -74,10 +75,12 @@ if KEYS[5] and redis.call('ZCARD', KEYS[5]) >= most then
   end
   if redis.call('ZCARD', KEYS[5]) >= most then return {} end
 end
-local words = tonumber(ARGV[4])
-local id = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 5 + words))
+local words, time = tonumber(ARGV[5]), redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local accepted, deadline = string.format('%.0f', now), string.format('%.0f', now + ARGV[4])
+local id = redis.call('XADD', KEYS[1], '*', 'deadline', deadline, unpack(ARGV, 6 + words))
 redis.call('SET', KEYS[2], id, 'EX', ARGV[2])
-redis.call('HSET', KEYS[3] .. id, unpack(ARGV, 5, 4 + words))
+redis.call('HSET', KEYS[3] .. id, 'accepted', accepted, 'deadline', deadline, unpack(ARGV, 6, 5 + words))
 redis.call('EXPIRE', KEYS[3] .. id, ARGV[2])
 if KEYS[4] then
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
@@ -92,7 +95,7 @@ if KEYS[4] then
     redis.call('EXPIRE', KEYS[i], 86400)
   end
 end
-return {id, unfinished(KEYS[1], ARGV[3])}
+return {id, unfinished(KEYS[1], ARGV[3]), accepted, deadline}
 """
 )
 
@@ -154,18 +157,21 @@ def plain(member: bytes) -> str:
 class Accepted:
     """`earlier`: the record of the query that came with the same once-key before; nothing new was accepted. It is empty
     when the record is not there. unfinished: how many queries of all sessions the generators have not finished, this
-    one included; None where Redis has lost count."""
+    one included; None where Redis has lost count. accepted, deadline: in ms, by Redis' clock."""
 
     query_id: str
     earlier: dict[str, str] | None = None
     unfinished: int | None = None
+    accepted: int = 0
+    deadline: int = 0
 
 
 async def accept(
     bus: Bus,
     message: Outgoing,
-    record: Mapping[str, str | int],
+    record: Mapping[str, str],
     *,
+    left: float,
     seconds: int,
     session_id: str | None = None,
     respondents: Sequence[str] = (),
@@ -173,7 +179,8 @@ async def accept(
 ) -> Accepted | None:
     """Publishes a query once, with everything that belongs to it; None when the session has `limit` unfinished ones.
 
-    message: a query.received with its once-key. record, seconds: what is kept of the query for its clients.
+    message: a query.received with its once-key. left: seconds for its answer. record, seconds: what is kept of the
+    query for its clients, with its times.
     session_id, respondents: whose lanes the query takes a place in; the limit counts the answers that are shown.
     """
     assert message.once is not None
@@ -182,13 +189,14 @@ async def accept(
         keys += [queries_key(session_id), *(lane_key(session_id, respondent) for respondent in respondents)]
     words = [part for pair in record.items() for part in pair]
     entry = message.envelope.fields(bus.source)
-    reply = await bus.link.call(*_ACCEPT(keys, limit, seconds, GROUPS["A"], len(words), *words, *entry))
-    if not reply:
-        return None
-    query_id, told = reply[0].decode(), reply[1]
-    if isinstance(told, int):
-        return Accepted(query_id, unfinished=told if told >= 0 else None)
-    return Accepted(query_id, pairs(told))
+    argv = (limit, seconds, GROUPS["A"], int(left * 1000), len(words), *words, *entry)
+    match await bus.link.call(*_ACCEPT(keys, *argv)):
+        case [query_id, int(count), accepted, deadline]:
+            unfinished = count if count >= 0 else None
+            return Accepted(query_id.decode(), None, unfinished, int(accepted), int(deadline))
+        case [query_id, earlier]:
+            return Accepted(query_id.decode(), pairs(earlier))
+    return None
 
 
 def pairs(raw: Sequence[bytes]) -> dict[str, str]:

@@ -51,6 +51,37 @@ async def test_a_call_between_hosts_whose_clocks_differ_is_run_and_answered(
     assert (answer.result, answer.error) == ("you said x", None)
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_a_call_asked_by_who_has_not_heard_yet_that_the_clock_of_the_bus_was_set_is_run(
+    hours: int, probing: ProbeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks: list[BusClock] = []
+
+    class Noted(BusClock):
+        def __init__(self) -> None:
+            super().__init__()
+            clocks.append(self)
+
+    monkeypatch.setattr("shared.bus.streams.BusClock", Noted)
+    rarely = probing.model_copy(update={"heartbeat": 60})
+    async with running(probe, probing), open_context("asker", rarely) as context:
+        client = ToolClient(context)
+        await eventually(client.schemas)
+        right = context.bus.now_ms() - time.monotonic_ns() // 1_000_000
+        for clock in clocks:
+            clock._offset += hours * 3_600
+
+        def heard() -> bool:
+            wrong = [abs(clock.now_ms() - time.monotonic_ns() // 1_000_000 - right) for clock in clocks]
+            return len(wrong) == 2 and min(wrong) < 5_000
+
+        # the worker has, at its next heartbeat; who asks has not
+        await eventually(heard)
+        caller = Caller("1-1", deadline=context.bus.now_ms() + 10_000)
+        answer = await client.call("probe", {"text": "x"}, call_id="c", caller=caller, timeout=10, attempt=1)
+    assert (answer.result, answer.error) == ("you said x", None)
+
+
 def test_the_bus_clock_is_what_the_server_says() -> None:
     clock = BusClock()
     assert abs(clock.now_ms() - time.time_ns() // 1_000_000) < 5_000

@@ -10,7 +10,7 @@ import redis
 from support.stack import stage
 from support.waiting import always, eventually
 
-from shared.contracts import AGENT_TRANSITION, RESPONSE_GENERATION
+from shared.contracts import AGENT_TRANSITION, QUERY_RECEIVED, RESPONSE_GENERATION, QueryReceived
 from shared.records.journal import EntryType
 
 HOLD: dict[str, Any] = {
@@ -216,7 +216,10 @@ async def test_a_deadline_bounds_the_wait_for_a_tool(redis_url: str) -> None:
 
 async def test_a_query_without_a_deadline_gets_the_settings_own(redis_url: str) -> None:
     async with stage(redis_url, [HOLD], deadline_seconds=0.5) as on:
-        end = await on.ended(await on.ask("hold", deadline=None), 3.0)
+        await on.sessions.open("s1", on.user, "hold")
+        payload = QueryReceived(session_id="s1", query="hold", user_id=on.user)
+        (query_id,) = await on.bus.publish(QUERY_RECEIVED.of(payload, session_id="s1", user_id=on.user))
+        end = await on.ended(query_id, 3.0)
         assert end.value()["code"] == "deadline_exceeded"
 
 

@@ -29,7 +29,7 @@ async def accept(
     message = QUERY_RECEIVED.of(payload, once=once or uuid.uuid4().hex, session_id=session, user_id="u")
     record = {"user_id": "u", "query": "q", "once": message.once or ""}
     return await lanes.accept(
-        bus, message, record, seconds=seconds, session_id=session, respondents=respondents, limit=limit
+        bus, message, record, left=60.0, seconds=seconds, session_id=session, respondents=respondents, limit=limit
     )
 
 
@@ -164,7 +164,7 @@ async def test_one_query_at_a_time_is_taken_where_nothing_else_is_said(bus: Bus)
     def one() -> Outgoing:
         return QUERY_RECEIVED.of(QueryReceived(session_id="s", query="q", user_id="u"), once=uuid.uuid4().hex)
 
-    how: dict[str, Any] = {"seconds": 60, "session_id": "s", "respondents": ("A",)}
+    how: dict[str, Any] = {"left": 60.0, "seconds": 60, "session_id": "s", "respondents": ("A",)}
     assert await lanes.accept(bus, one(), {"query": "q"}, **how) is not None
     assert await lanes.accept(bus, one(), {"query": "q"}, **how) is None
 
@@ -276,7 +276,7 @@ async def test_sessions_and_respondents_have_lanes_of_their_own(bus: Bus) -> Non
 
 async def test_a_query_with_its_own_history_has_no_place_and_no_session(bus: Bus, raw: redis.Redis) -> None:
     payload = QueryReceived(session_id="s", query="q", user_id="u", messages=[])
-    found = await lanes.accept(bus, QUERY_RECEIVED.of(payload, once="o"), {"user_id": "u"}, seconds=60)
+    found = await lanes.accept(bus, QUERY_RECEIVED.of(payload, once="o"), {"user_id": "u"}, left=60.0, seconds=60)
     assert found is not None
     assert {key.decode() for key in raw.scan_iter()} == {
         STREAM,

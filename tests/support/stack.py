@@ -82,7 +82,7 @@ class Client:
         session: str | None = None,
         *,
         respondents: Sequence[str] = ("A",),
-        deadline: float | None = 60.0,
+        deadline: float = 60.0,
         **fields: Any,
     ) -> str:
         """The id of the accepted query. deadline: seconds from now."""
@@ -91,12 +91,12 @@ class Client:
         if stored:
             await self.sessions.open(session, self.user, query)
         payload = QueryReceived(session_id=session, query=query, user_id=self.user, **fields)
-        until = None if deadline is None else self.bus.now_ms() + int(deadline * 1000)
         once = uuid.uuid4().hex
         accepted = await lanes.accept(
             self.bus,
-            QUERY_RECEIVED.of(payload, once=once, session_id=session, user_id=self.user, deadline=until),
+            QUERY_RECEIVED.of(payload, once=once, session_id=session, user_id=self.user),
             {"user_id": self.user, "session_id": session, "query": query, "once": once},
+            left=deadline,
             seconds=3_600,
             session_id=session if stored else None,
             respondents=respondents,

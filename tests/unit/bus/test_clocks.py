@@ -108,6 +108,8 @@ def test_a_clock_that_goes_forward_takes_nothing_from_what_was_stamped_before(mo
     clock.learn(reply(8_610.0), asked=1_010.0)
     assert clock.left(5_060_000, stamped=5_000_000) == pytest.approx(50_000, abs=1)
     assert clock.left(5_060_000, stamped=5_009_900) == pytest.approx(50_000, abs=1)
+    # nor from what others stamp who hear of it later
+    assert clock.left(5_070_500, stamped=5_010_500) == pytest.approx(60_500, abs=1)
     # what is stamped afterwards was set by the clock as it is
     assert clock.left(8_620_000, stamped=8_610_000) == pytest.approx(10_000, abs=1)
     # and so again

@@ -71,8 +71,8 @@ async def test_all_that_a_query_says_is_in_its_entry_and_in_its_record(gateway: 
     record = await accept(gateway, Origin(ANN, traceparent=TRACE), ask)
     assert earliest <= record.accepted <= gateway.bus.now_ms()
     assert record == QueryRecord(
-        record.query_id, "ann", "s", "What is new?", "committee", record.accepted, record.accepted + 20_000,
-        ask.digest(), "responses", "",
+        record.query_id, "ann", "s", "What is new?", "committee", ask.digest(), "responses", "",
+        record.accepted, record.accepted + 20_000,
     )  # fmt: skip
     assert await load(gateway, record.query_id) == record
     ((envelope, payload),) = await entries(gateway.bus)
@@ -84,6 +84,21 @@ async def test_all_that_a_query_says_is_in_its_entry_and_in_its_record(gateway: 
     info = await gateway.sessions.info("s")
     assert info is not None
     assert (info.user_id, info.title) == ("ann", "What is new?")
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_a_deadline_is_by_the_clock_of_the_bus_also_where_nobody_has_heard_yet_that_it_was_set(
+    gateway: Gateway, hours: int
+) -> None:
+    gateway.bus._clock._offset += hours * 3_600
+    record = await accept(gateway, Origin(ANN), Ask("one", deadline_seconds=20.5))
+    seconds, micros = await gateway.bus.link.call("TIME")
+    now = int(seconds) * 1000 + int(micros) // 1000
+    assert now - 10_000 < record.accepted <= now
+    assert record.deadline == record.accepted + 20_500
+    assert await load(gateway, record.query_id) == record
+    ((envelope, _),) = await entries(gateway.bus)
+    assert envelope.deadline == record.deadline
 
 
 @pytest.mark.parametrize(("retention", "kept"), [(600, 620), (7, 80)])

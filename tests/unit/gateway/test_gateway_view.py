@@ -11,7 +11,7 @@ from services.gateway.records import QueryRecord
 from services.gateway.view import View
 from shared.records.journal import EntryType, JournalEntry
 
-RECORD = QueryRecord("5-0", "ann", "s", "Why?", "chat", 1_000, 901_000, "")
+RECORD = QueryRecord("5-0", "ann", "s", "Why?", "chat", "", accepted=1_000, deadline=901_000)
 
 
 def journal(*entries: tuple[EntryType, dict[str, Any]]) -> list[JournalEntry]:

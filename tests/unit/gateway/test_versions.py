@@ -90,7 +90,7 @@ async def unanswered(gateway: Gateway, query_id: str, **values: Any) -> None:
 
 def record(query_id: str, query: str = "q2", **values: Any) -> QueryRecord:
     return QueryRecord(query_id, **{"user_id": "ann", "session_id": "s", "query": query, "mode": "chat",
-                                    "accepted": 1, "deadline": 2, "asked": "", **values})  # fmt: skip
+                                    "asked": "", **values})  # fmt: skip
 
 
 async def recorded(gateway: Gateway, query_id: str, **values: Any) -> None:
