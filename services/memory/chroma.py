@@ -40,8 +40,6 @@ R = TypeVar("R")
 
 # SQLite allows a bounded number of variables in a statement.
 PAGE = 500
-# Of the last release: a collection of topics for each user. They are engrams now, found by their ids.
-TOPICS = "topics"
 _SPACES = "spaces"
 # Says in the collection of spaces that all there are is known.
 _WHOLE = "whole"
@@ -145,7 +143,7 @@ class Collections:
         Their handles come one after the other and are not kept: those of 10,000 users would fill 400 MB.
         """
         for name, about in [(one.name, one.metadata) for one in self.own()]:
-            if about["kind"] != "engrams" or (space := _space(about)) == but:
+            if (space := _space(about)) == but:
                 continue
             if (handle := self.handle(name)) is not None:
                 yield about["user_id"], Collection(handle, space)
@@ -156,10 +154,6 @@ class Collections:
             handle = self.handle(name)
             if handle is not None and handle.metadata.get("kind") == "engrams":
                 yield handle.metadata["user_id"], Collection(handle, _space(handle.metadata))
-
-    def earlier_topics(self) -> list[str]:
-        """The names of the collections that the last release kept topics in."""
-        return [one.name for one in self.own() if one.metadata["kind"] == TOPICS]
 
     def each(self, user_id: str, work: Callable[[Collection], R], space: Space | None = None) -> list[R]:
         """The work on every collection of the user, or on that of one space; one that another replica has removed is
@@ -199,7 +193,7 @@ class Collections:
 
     def drop_user(self, user_id: str) -> None:
         """Removes all of a user's collections."""
-        for name in [*self.of(user_id), self._name(user_id, TOPICS)]:
+        for name in self.of(user_id):
             self.drop(name)
 
     def forget(self, user_id: str) -> None:
@@ -209,13 +203,13 @@ class Collections:
         self._spaces_at = float("-inf")
 
     def own(self) -> Iterator[Any]:
-        """Chroma's collections of this memory, of the last release's topics too; others may use the same server."""
+        """Chroma's collections of this memory's engrams; others may use the same server."""
         offset = 0
         while page := self.client().list_collections(limit=PAGE, offset=offset):
             offset += len(page)
             for handle in page:
                 about = handle.metadata or {}
-                if handle.name.startswith(f"{self._prefix}.") and about.get("kind") in ("engrams", TOPICS):
+                if handle.name.startswith(f"{self._prefix}.") and about.get("kind") == "engrams":
                     yield handle
 
     # ── spaces ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -226,7 +220,7 @@ class Collections:
             at = time.monotonic()
             found = self._written_spaces()
             if found is None:
-                # a store of the last release, or one that is new
+                # it is new, or what said so is gone
                 self._write_spaces({_suffix(one.space): one.space for _, one in self.everybody()})
                 found = self._written_spaces() or {}
             self._spaces, self._spaces_at = found, at

@@ -15,7 +15,7 @@ from services.memory.engram import Engram, Note, NoteKind, as_before
 from services.memory.index import Index
 from services.memory.notes import State, States
 from services.memory.store import Store
-from services.memory.vectors import NO_VECTOR, Vector
+from services.memory.vectors import Vector
 from shared.records.journal import response_id
 from shared.records.lanes import RESPONDENTS
 from shared.telemetry.logging import get_logger
@@ -99,15 +99,6 @@ class Keeper:
         after = await self.states.read(engrams) if engrams else []
         return {e.id: items[e.id] for e, state in zip(engrams, after, strict=True) if state != before[e.id]}
 
-    async def take_topics(self) -> None:
-        """Makes engrams of the topics that the last release kept beside them, where they are none yet."""
-        for name, topics in await self.store.earlier_topics():
-            for user_id in {topic.user_id for topic in topics}:
-                there = await self.store.get(user_id, [topic.id for topic in topics])
-                await self.put(user_id, [(topic, NO_VECTOR) for topic in topics if topic.id not in there])
-            self._fault("topics taken")
-            await self.store.drop(name)
-
     async def annotate(self, engram_id: str, kind: NoteKind, note: Note) -> bool:
         """Adds an annotation; one for an engram that is not there yet waits for it. False: it was deleted."""
         owner = await self.states.annotate(engram_id, kind, note)
@@ -175,7 +166,7 @@ class Keeper:
         for session_id in {turn.session_id for turn in gone.values() if turn.kind == "turn" and turn.session_id}:
             others = await self.store.get(user_id, await self.store.ids_of_session(user_id, session_id))
             for other in others.values():
-                # one that is of an earlier release, or from outside, has the text alone
+                # one from outside has the text alone
                 if other.id not in gone and other.before and (other.follows in gone or other.before in texts):
                     await self._change(user_id, other.id, partial(replace, before="", follows=""))
 

@@ -25,10 +25,6 @@ JOIN embedding_metadata AS time ON time.id = embeddings.id AND time.key = 'time'
 JOIN embedding_metadata AS kind ON kind.id = embeddings.id AND kind.key = 'kind'
 WHERE what.str_value = 'engrams'
 """
-_TOPICS = """
-SELECT collections.name FROM collections JOIN collection_metadata AS what ON what.collection_id = collections.id
-WHERE what.key = 'kind' AND what.str_value = 'topics'
-"""
 # Up to which change the records of each collection were written, and which was the last one that waited for it.
 _APPLIED = """
 SELECT collections.name, segments.collection, coalesce(max_seq_id.seq_id, 0) FROM segments
@@ -43,11 +39,10 @@ _UUID = 36
 @dataclass(frozen=True, slots=True)
 class Listing:
     """engrams: of collections that are as they should be. behind: the names of those whose last changes Chroma has
-    still to apply, after a crash. topics: the names of the last release's collections of topics."""
+    still to apply, after a crash."""
 
     engrams: Sequence[Known] = ()
     behind: Sequence[str] = ()
-    topics: Sequence[str] = ()
 
 
 def listing_of(folder: Path, prefix: str) -> Listing | None:
@@ -68,7 +63,6 @@ def listing_of(folder: Path, prefix: str) -> Listing | None:
                 for name, user_id, engram_id, at, kind in db.execute(_ENGRAMS)
                 if name.startswith(f"{prefix}.") and name not in behind
             ]
-            topics = [name for (name,) in db.execute(_TOPICS) if name.startswith(f"{prefix}.")]
     except sqlite3.Error:
         return None
-    return Listing(engrams, sorted(behind), topics)
+    return Listing(engrams, sorted(behind))

@@ -21,12 +21,12 @@ from urllib.parse import quote
 import numpy as np
 import orjson
 
-from services.memory.chroma import TOPICS, Collections, embedded, mapped, pages
+from services.memory.chroma import Collections, embedded, mapped, pages
 from services.memory.damage import DATABASE, damage_of
 from services.memory.engram import Engram
 from services.memory.folder import locked
 from services.memory.settings import MemorySettings
-from services.memory.store import Store, StoreUnavailable, earlier_topic
+from services.memory.store import Store, StoreUnavailable
 from services.memory.vectors import NO_VECTOR, Vector
 from shared.errors import Local2Error
 from shared.participant.kept import forget, set_aside, sqlite_trouble
@@ -147,20 +147,17 @@ def _stored(database: Path, prefix: str) -> Iterator[Engram]:
         about: dict[str, Any] = {}
         for name, record_id, key, value in db.execute(_RECORDS, (prefix,)):
             if place is not None and place != (name, record_id):
-                yield from _record(*place, about)
+                yield from _record(place[1], about)
                 about = {}
             place = (name, record_id)
             about[key] = value
         if place is not None:
-            yield from _record(*place, about)
+            yield from _record(place[1], about)
 
 
-def _record(collection: str, record_id: str, about: dict[str, Any]) -> Iterator[Engram]:
+def _record(record_id: str, about: dict[str, Any]) -> Iterator[Engram]:
     with suppress(ValueError, KeyError, TypeError):
-        if collection.endswith(f".{TOPICS}"):
-            yield earlier_topic(str(about["user_id"]), record_id, str(about["content"]), int(about["time"]))
-        else:
-            yield Engram.from_flat(record_id, about)
+        yield Engram.from_flat(record_id, about)
 
 
 async def _written(saved: Saved, folder: Path, prefix: str) -> None:

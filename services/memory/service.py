@@ -50,7 +50,7 @@ from shared.errors import SettingsError, TransientError
 from shared.llm.builtin import BuiltInEmbeddings, installed
 from shared.llm.courtesy import CourteousChatModel
 from shared.llm.courtesy import answering as queries
-from shared.participant.background import beside, patiently
+from shared.participant.background import beside
 from shared.participant.retention import Retention
 from shared.participant.service import Context, Service, Subscription, Work
 from shared.participant.tool import Tool, open_tools
@@ -120,7 +120,6 @@ def builder(fault: Hook = no_fault) -> Any:
                 beside(retention=retention.run),
                 _background(
                     index.run(),
-                    _take_topics(keeper, embedder),
                     reembedding.run(),
                     documents.run(),
                     erasing.run(),
@@ -141,14 +140,6 @@ def builder(fault: Hook = no_fault) -> Any:
                 ]
 
     return build
-
-
-async def _take_topics(keeper: Keeper, embedder: Embedder) -> None:
-    await keeper.index.ready.wait()
-    if await patiently(keeper.store.earlier_topics):
-        await patiently(keeper.take_topics)
-        # those that were no engrams have no vector
-        embedder.moved.set()
 
 
 def _library(settings: MemorySettings) -> Library:

@@ -246,24 +246,6 @@ class Store:
         # one may be in two collections for a moment, while it is given a vector
         return sorted({one.id: one for those in found for one in those}.values(), key=lambda one: one.topic)
 
-    async def earlier_topics(self) -> list[tuple[str, list[Engram]]]:
-        """The topics of the last release that are still there, by their collections' names."""
-
-        def read(name: str) -> tuple[str, list[Engram]]:
-            if (handle := self._collections.handle(name)) is None:
-                return name, []
-            user_id = handle.metadata["user_id"]
-            return name, [one for page in pages(handle, ("metadatas",)) for one in _topics(page, user_id)]
-
-        def listed() -> list[str]:
-            return self._collections.earlier_topics() if self.listing is None else list(self.listing.topics)
-
-        return [await self.reading(read, name) for name in await self.reading(listed)]
-
-    async def drop(self, name: str) -> None:
-        """Removes a collection, whatever it holds."""
-        await self.writing(self._collections.drop, name)
-
     # ── in a thread ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _get(self, user_id: str, ids: Sequence[str]) -> dict[str, Engram]:
@@ -361,17 +343,6 @@ def _placed(page: Any, user_id: str, space: Space) -> dict[str, Placed]:
         one: Placed(engram, None if space == NOWHERE else Vector(space.model, places[one]))
         for one, engram in _engrams(page, user_id).items()
     }
-
-
-def _topics(page: Any, user_id: str) -> Iterator[Engram]:
-    """Topics as the last release kept them."""
-    for name, about in zip(page["ids"], page["metadatas"], strict=True):
-        yield earlier_topic(user_id, name, str(about["content"]), int(about["time"]))
-
-
-def earlier_topic(user_id: str, name: str, content: str, time_ms: int) -> Engram:
-    """The engram of a topic of the last release, which kept no more of it."""
-    return Engram(topic_id(user_id, name), user_id, "topic", time_ms, time_ms, topic=name, content=content)
 
 
 def _parts(items: Sequence[R]) -> Iterable[Sequence[R]]:

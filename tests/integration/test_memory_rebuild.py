@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.memories import MemoryClient, remembering, response
-from support.mortal import replica
 from support.waiting import eventually
 
-from services.memory.chroma import Collections, embedded
-from services.memory.engram import topic_id
+from services.memory.chroma import Collections
 from services.memory.keywords import KeywordIndex
 from shared.contracts import MEMORY_CHANGED, MemoryChanged, ResponseGeneration
-from shared.testing.model_server import ScriptedModelServer
 
 SAID = [("Which harbour is nearest?", "Bergen."), ("Where is the harbour master?", "At the pier."), ("Tea?", "Mint.")]
 
@@ -120,65 +116,3 @@ async def test_what_another_replica_has_written_comes_with_its_vector(redis_url:
 
         await eventually(known, 10, "the change is followed")
     assert same(places(tmp_path), before)
-
-
-# ── a store of the last release ──────────────────────────────────────────────────────────────────────────────────
-
-
-def last_release(folder: Path, topics: dict[str, str]) -> None:
-    """A store as the last release leaves it: topics in collections of their own, and nobody says which spaces there
-    are."""
-    store = Collections(lambda: embedded(folder / "chroma"), "local2.memory", shared=False)
-    client = store.client()
-    try:
-        client.delete_collection("local2.memory.spaces")
-        place = f"local2.memory.{hashlib.sha256(b'ann').hexdigest()[:24]}.topics"
-        old = client.create_collection(place, metadata={"user_id": "ann", "kind": "topics"}, embedding_function=None)
-        about = [{"user_id": "ann", "content": content, "time": 1_700_000_000_000} for content in topics.values()]
-        old.add(ids=list(topics), embeddings=[[1.0]] * len(topics), metadatas=about)
-    finally:
-        store.close()
-
-
-def names(folder: Path) -> list[str]:
-    store = Collections(lambda: embedded(folder / "chroma"), "local2.memory", shared=False)
-    try:
-        return sorted(one.name.rpartition(".")[2] for one in store.client().list_collections())
-    finally:
-        store.close()
-
-
-@pytest.mark.parametrize("dies", [False, True])
-async def test_a_store_of_the_last_release_is_taken_over_whole(redis_url: str, tmp_path: Path, dies: bool) -> None:
-    before = await filled(redis_url, tmp_path, said())
-    async with remembering(redis_url, tmp_path) as client:
-        assert (await client.tool("save_topic", topic="user.pet", content="A dog.")).error is None
-        assert (await client.tool("save_topic", topic="user.gone", content="It was deleted.")).error is None
-        assert (await client.manage("topic_delete", topic="user.gone"))["found"]
-    # one that is an engram already, with a later word; one that is none; one whose engram was deleted
-    last_release(tmp_path, {"user.pet": "A cat.", "user.town": "Bergen.", "user.gone": "It was deleted."})
-    if dies:
-        async with ScriptedModelServer() as server:
-            with replica("memory", redis_url, tmp_path, server.url, "topics taken") as dying:
-                await dying.died()
-        assert "topics" in names(tmp_path)
-    async with remembering(redis_url, tmp_path) as client:
-
-        async def taken() -> bool:
-            found = (await client.manage("topics"))["topics"]
-            return [(one["topic"], one["content"]) for one in found] == [
-                ("user.pet", "A dog."),
-                ("user.town", "Bergen."),
-            ]
-
-        await eventually(taken, what="the topics are engrams")
-        assert (await client.tool("recall_topic", topic="user.town")).result.endswith("Bergen.")
-        assert set(before) < set(await client.engrams())
-        assert len(await similarities(client, "harbour")) == 2
-
-        async def vectors() -> bool:
-            return (await similarities(client, "Bergen town")).get(topic_id("ann", "user.town")) is not None
-
-        await eventually(vectors, what="the topic has a vector")
-    await eventually(lambda: "topics" not in names(tmp_path), what="the old collection is gone")
-    assert "spaces" in names(tmp_path)

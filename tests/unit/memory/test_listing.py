@@ -24,7 +24,7 @@ def record(name: str, at: int, kind: str = "turn", place: tuple[float, ...] = (1
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A store of three people, with a collection of an earlier release's topics and somebody else's collection."""
+    """A store of three people, with a collection of another kind and somebody else's collection."""
     store = Collections(lambda: embedded(tmp_path), "ours", shared=False)
     store.upsert("ann", SPACE, record("a1", 5))
     store.upsert("ann", SPACE, record("a2", 3, "note"))
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     store.upsert("ben", NOWHERE, record("b1", 7, "topic", (1.0,)))
     store.upsert("eve", SPACE, record("e1", 9))
     store.drop_user("eve")
-    for name, kind in (("ours.x.topics", "topics"), ("others", "engrams")):
+    for name, kind in (("ours.x.other", "other"), ("others", "engrams")):
         store.client().create_collection(name, metadata={"user_id": "ann", "kind": kind}, embedding_function=None)
     store.close()
     return tmp_path
@@ -44,8 +44,7 @@ def test_everybodys_engrams_are_listed_and_nothing_else(folder: Path) -> None:
     known = [Known("a1", "ann", 5, "turn"), Known("a2", "ann", 3, "note"), Known("b1", "ben", 7, "topic")]
     assert sorted(found.engrams) == known
     assert found.behind == []
-    assert found.topics == ["ours.x.topics"]
-    assert listing_of(folder, "theirs") == Listing([], [], [])
+    assert listing_of(folder, "theirs") == Listing([], [])
 
 
 def test_a_collection_whose_last_changes_are_not_applied_is_named_in_place_of_its_engrams(folder: Path) -> None:
@@ -60,7 +59,7 @@ def test_a_collection_whose_last_changes_are_not_applied_is_named_in_place_of_it
     assert [known.id for known in found.engrams] == ["b1"]
     store = Collections(lambda: embedded(folder), "ours", shared=False)
     assert [(user, one.handle.count()) for user, one in store.named(found.behind)] == [("ann", 2)]
-    assert list(store.named(["ours.gone", "ours.x.topics"])) == []
+    assert list(store.named(["ours.gone", "ours.x.other"])) == []
     store.close()
 
 

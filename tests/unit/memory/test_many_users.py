@@ -44,7 +44,7 @@ def test_a_change_is_added_to_a_log_beside_the_database_in_a_store_that_is_new_a
         store.upsert("ann", SPACE, RECORD)
         assert (tmp_path / f"{DATABASE}-wal").stat().st_size
         store.close()
-        # as a store of the last release is
+        # as Chroma makes one
         with closing(sqlite3.connect(tmp_path / DATABASE)) as db:
             assert db.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
 
