@@ -17,25 +17,34 @@ from shared.errors import SettingsError, TransientError
 from shared.participant.file_lock import FileLock
 from shared.participant.kept import note, noted, sqlite_damage, sqlite_missing, sqlite_trouble
 
+# calls: the tool calls of the turn and their results, as messages; empty where there were none or they are not kept.
+# material: whether the model read what is kept nowhere. prompt: what the judge read, as messages; empty where it is not
+# kept. judges: what each of several judges said (`JudgeGrade`, `JudgeVerdict`); empty where one judged alone. parts: of
+# a vote, as JSON (`votes.Vote`); reward, stars and comment are what comes of them. withdrawn: nothing is left of it; it
+# stays as a mark, so that what was cast before it and comes later does not count.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     response_id TEXT PRIMARY KEY, query_id TEXT NOT NULL, session_id TEXT NOT NULL, user_id TEXT NOT NULL,
     respondent TEXT NOT NULL, query TEXT NOT NULL, answer TEXT NOT NULL, messages TEXT NOT NULL,
-    config TEXT NOT NULL, intent TEXT NOT NULL, tools INTEGER NOT NULL, time INTEGER NOT NULL);
+    config TEXT NOT NULL, intent TEXT NOT NULL, tools INTEGER NOT NULL, time INTEGER NOT NULL,
+    calls TEXT NOT NULL DEFAULT '', material INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX IF NOT EXISTS responses_session ON responses (session_id);
 CREATE INDEX IF NOT EXISTS responses_time ON responses (time, response_id);
 CREATE TABLE IF NOT EXISTS pairs (
     query_id TEXT PRIMARY KEY, response_a TEXT NOT NULL, response_b TEXT NOT NULL, winner TEXT NOT NULL,
     forward TEXT, swapped TEXT, score_a REAL, score_b REAL, reason TEXT NOT NULL, config_a TEXT NOT NULL,
-    config_b TEXT NOT NULL, session_id TEXT NOT NULL, time INTEGER NOT NULL);
+    config_b TEXT NOT NULL, session_id TEXT NOT NULL, time INTEGER NOT NULL, judges TEXT NOT NULL DEFAULT '');
 CREATE INDEX IF NOT EXISTS pairs_time ON pairs (time, query_id);
 CREATE TABLE IF NOT EXISTS critiques (
     response_id TEXT PRIMARY KEY, query_id TEXT NOT NULL, session_id TEXT NOT NULL, score INTEGER,
-    feedback TEXT NOT NULL, rubric TEXT NOT NULL, time INTEGER NOT NULL);
+    feedback TEXT NOT NULL, rubric TEXT NOT NULL, time INTEGER NOT NULL, prompt TEXT NOT NULL DEFAULT '',
+    judges TEXT NOT NULL DEFAULT '');
 CREATE INDEX IF NOT EXISTS critiques_time ON critiques (time, response_id);
 CREATE TABLE IF NOT EXISTS votes (
     response_id TEXT PRIMARY KEY, query_id TEXT NOT NULL, session_id TEXT NOT NULL, user_id TEXT NOT NULL,
-    reward REAL NOT NULL, stars INTEGER, comment TEXT, cast_ms INTEGER NOT NULL, cast_no INTEGER NOT NULL);
+    reward REAL NOT NULL, stars INTEGER, comment TEXT, cast_ms INTEGER NOT NULL, cast_no INTEGER NOT NULL,
+    parts TEXT NOT NULL DEFAULT '', withdrawn INTEGER NOT NULL DEFAULT 0);
+CREATE VIEW IF NOT EXISTS standing AS SELECT * FROM votes WHERE NOT withdrawn;
 CREATE TABLE IF NOT EXISTS consents (user_id TEXT PRIMARY KEY, given INTEGER NOT NULL, time INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS experiments (
     name TEXT PRIMARY KEY, state TEXT NOT NULL, config_a TEXT NOT NULL, config_b TEXT NOT NULL,
@@ -43,28 +52,10 @@ CREATE TABLE IF NOT EXISTS experiments (
     started INTEGER NOT NULL, ended INTEGER);
 CREATE TABLE IF NOT EXISTS forgotten (session_id TEXT PRIMARY KEY, at INTEGER NOT NULL);
 """
-# Columns that came later: a file of an earlier release gets them when it is opened, as a new one does. calls: the tool
-# calls of the turn and their results, as messages; empty where there were none or they are not kept. material: whether
-# the model read what is kept nowhere. prompt: what the judge read, as messages; empty where it is not kept. judges:
-# what each of several judges said (`JudgeGrade`, `JudgeVerdict`); empty where one judged alone. parts: of a vote, as
-# JSON (`votes.Vote`); reward, stars and comment are what comes of them. withdrawn: nothing is left of it.
-_ADDED = (
-    ("responses", "calls", "TEXT NOT NULL DEFAULT ''"),
-    ("responses", "material", "INTEGER NOT NULL DEFAULT 0"),
-    ("critiques", "prompt", "TEXT NOT NULL DEFAULT ''"),
-    ("critiques", "judges", "TEXT NOT NULL DEFAULT ''"),
-    ("pairs", "judges", "TEXT NOT NULL DEFAULT ''"),
-    ("votes", "parts", "TEXT NOT NULL DEFAULT ''"),
-    ("votes", "withdrawn", "INTEGER NOT NULL DEFAULT 0"),
-)
-# A withdrawn vote stays as a mark, so that what was cast before it and comes later does not count.
-_VIEW = "CREATE VIEW IF NOT EXISTS standing AS SELECT * FROM votes WHERE NOT withdrawn"
 TABLES = ("responses", "pairs", "critiques", "votes", "consents", "experiments", "forgotten")
 KEYS = {"responses": "response_id", "pairs": "query_id", "critiques": "response_id", "votes": "response_id",
         "consents": "user_id", "experiments": "name", "forgotten": "session_id"}  # fmt: skip
 _BUSY_SECONDS = 10.0
-# The number of a file from which nothing is left that was removed.
-_OVERWRITTEN = 1
 # What to do about a database that is broken.
 REMEDY = "stop the stack: `local2 doctor --repair` saves what can be read, `local2 restore` brings a backup back"
 # Another process may be just ending.
@@ -102,11 +93,6 @@ class Database:
             # what is removed is overwritten, not only unlinked
             self._db.execute("PRAGMA secure_delete=ON")
             self._db.executescript(_SCHEMA)
-            for table, column, form in _ADDED:
-                if column not in self._columns(self._db, table):
-                    self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {form}")
-            self._db.execute(_VIEW)
-            self._renew()
             note(path)
         except (OSError, sqlite3.Error) as exc:
             remedy = f"; {REMEDY}" if sqlite_damage(exc) else ""
@@ -115,13 +101,6 @@ class Database:
     def close(self) -> None:
         self._db.close()
         self._lock.close()
-
-    def _renew(self) -> None:
-        """Once, of a file of an earlier release: what that one has removed may still stand in it."""
-        if self._db.execute("PRAGMA user_version").fetchone()[0] < _OVERWRITTEN:
-            self._db.execute("VACUUM")
-            self._db.execute(f"PRAGMA user_version = {_OVERWRITTEN}")
-            self.overwrite()
 
     def overwrite(self) -> None:
         """Leaves nothing on disk of what was removed: the log of pages as they were is emptied into the file."""
@@ -229,7 +208,7 @@ class Database:
             for row in rows:
                 there = db.execute(f"SELECT 1 FROM {table} WHERE {key}=?", (row[key],)).fetchone()
                 if replace:
-                    # as a whole: an earlier release's row does not name every column
+                    # as a whole: a row need not name every column
                     db.execute(f"DELETE FROM {table} WHERE {key}=?", (row[key],))
                 if there is None or replace:
                     written += self._put(db, table, row)

@@ -71,14 +71,9 @@ class Vote:
 
     @staticmethod
     def load(row: Mapping[str, Any]) -> Vote:
-        """Of a row of the store. One of an earlier release has no parts: it was stars, else a thumb."""
-        if row["parts"]:
-            found = orjson.loads(row["parts"])
-            return Vote({name: Part(**{**part, "at": tuple(part["at"])}) for name, part in found.items()})
-        at = (row["cast_ms"], row["cast_no"])
-        if row["stars"] is not None:
-            return Vote({"stars": Part(at, row["stars"], row["comment"])})
-        return Vote({"thumb": Part(at, "positive" if row["reward"] > 0 else "negative", row["comment"])})
+        """Of a row of the store."""
+        found = orjson.loads(row["parts"] or "{}")
+        return Vote({name: Part(**{**part, "at": tuple(part["at"])}) for name, part in found.items()})
 
 
 def changes(said: UserFeedback, at: Cast) -> dict[VotePart, Part]:

@@ -400,7 +400,7 @@ def test_a_pair_is_kept_where_both_called_the_same_and_heard_the_same() -> None:
     ("values", "filters", "why"),
     [
         (with_calls(), {"tools": "leave-out"}, "with tool calls"),
-        # of an earlier release, or longer than is kept
+        # longer than is kept
         ({"tools": 1, "calls": ""}, {}, "with tool calls that are not kept"),
         ({"material": 1}, {}, "to files or passages, which are not kept"),
     ],

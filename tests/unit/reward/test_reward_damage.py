@@ -13,7 +13,6 @@ from services.reward.manage import Access
 from services.reward.repair import main, repair
 from services.reward.store import Store
 from shared.errors import Local2Error, SettingsError, TransientError
-from shared.participant.kept import forget
 
 ROWS = 400
 
@@ -72,14 +71,6 @@ def test_damage_is_refused_with_a_way_out_and_repaired(path: Path, damage: str) 
     assert (f"saved: {votes} votes" in said) == bool(votes)
     store.close()
     assert repair(path) == []
-
-
-def test_a_file_of_an_earlier_release_that_was_broken_is_refused_too(path: Path) -> None:
-    garble(path, 0.5)
-    # that release has not noted that it was there
-    forget(path)
-    with pytest.raises(SettingsError, match=r"database: .*local2 doctor --repair"):
-        Store(path)
 
 
 def test_a_new_database_is_no_damage(tmp_path: Path) -> None:

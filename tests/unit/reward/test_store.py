@@ -78,7 +78,6 @@ def test_what_is_said_to_be_kept_is_on_disk_and_what_is_removed_is_not(tmp_path:
             said = [store.rows(f"PRAGMA {name}")[0][name] for name in ("journal_mode", "synchronous", "secure_delete")]
             # 2: every commit waits for the disk
             assert said == ["wal", 2, 1]
-            assert store.rows("PRAGMA user_version") == [{"user_version": 1}]
             assert store.put("responses", response())
         # closed, nothing is left beside it
         assert not list(tmp_path.glob("*-wal"))
@@ -202,21 +201,6 @@ def test_a_withdrawn_vote_counts_nowhere(store: Store) -> None:
     assert store.page("votes", "", 1)[0]["comment"] is None
 
 
-def test_a_vote_of_an_earlier_release_keeps_its_meaning(store: Store) -> None:
-    old = {"query_id": "1-0", "session_id": "s", "user_id": "ann", "comment": "c", "cast_ms": 5, "cast_no": 1}
-    rows = [{**old, "response_id": "1-0:A", "reward": -1.0, "stars": None},
-            {**old, "response_id": "1-0:B", "reward": 0.5, "stars": 4}]  # fmt: skip
-    # also over one that was changed since
-    rate(store, reward=1.0, cast=(7, 0))
-    assert store.load("votes", rows, replace=True) == 2
-    thumbed = change(store, {"stars": Part((6, 0), 5)})
-    starred = change(store, {"stars": Part((6, 0))}, "1-0:B")
-    assert thumbed is not None
-    assert starred is not None
-    assert (thumbed[0].thumb, thumbed[0].stars, thumbed[0].comment) == ("negative", 5, "c")
-    assert starred[0].withdrawn
-
-
 def test_what_a_session_left_goes_with_it_and_does_not_come_back(store: Store) -> None:
     everything(store)
     store.put("responses", response("1-5:A", session_id="other"))
@@ -320,21 +304,6 @@ def test_of_what_is_removed_no_word_stays_in_any_file(store: Store, tmp_path: Pa
     assert on_disk(tmp_path) == []
 
 
-def test_what_an_earlier_release_has_removed_goes_when_its_file_is_opened(tmp_path: Path) -> None:
-    path = tmp_path / "p.sqlite"
-    store = Store(path)
-    for number in range(20):
-        store.put("responses", worded(f"{number}-0:A"))
-    store.close()
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute("PRAGMA secure_delete = OFF")
-        db.execute("PRAGMA user_version = 0")
-        db.execute("DELETE FROM responses")
-    assert on_disk(tmp_path) == ["p.sqlite"]
-    Store(path).close()
-    assert on_disk(tmp_path) == []
-
-
 def test_later_answers_keep_nothing_of_a_query_that_is_taken_back(store: Store) -> None:
     for name in ("1-0:A", "1-0:B", "2-0:A", "2-0:B", "3-0:A"):
         store.put("responses", response(name, messages=TALK, time=int(name[0])))
@@ -380,24 +349,6 @@ def test_what_the_judge_read_goes_with_the_conversation(store: Store) -> None:
     assert prompts(store) == {"1-0:A": "read", "3-0:A": "", "4-0:A": "read", "5-0:A": ""}
     store.forget("s", 9)
     assert prompts(store) == {}
-
-
-def test_a_file_of_an_earlier_release_gets_the_columns_that_came_later(tmp_path: Path) -> None:
-    path = tmp_path / "p.sqlite"
-    old = Store(path)
-    everything(old)
-    old.close()
-    with closing(sqlite3.connect(path)) as db:
-        for table, column in (("responses", "calls"), ("responses", "material"), ("critiques", "prompt")):
-            db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-    store = Store(path)
-    assert store.put_response(response("2-0:A", calls="[1]", material=1), [])
-    assert store.put_critique(critique("2-0:A", prompt="[2]"))
-    store.close()
-    again = Store(path)
-    found = [(row["calls"], row["material"], row["judged"], row["score"]) for row in again.answer_rows("", 10)]
-    again.close()
-    assert found == [("", 0, "", 4), ("[1]", 1, "[2]", 4)]
 
 
 def test_verdicts_come_with_both_answers_and_the_vote_on_each(store: Store) -> None:
