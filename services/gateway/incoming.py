@@ -15,7 +15,7 @@ from services.gateway.records import SESSION_RULE, aside, is_session_id, own_ses
 from services.gateway.schemas import Body
 from shared.bus import order
 from shared.contracts import MAX_QUERY_CHARS
-from shared.records.session_records import SessionRecord, TurnRecord, turn_ids, write_sessions
+from shared.records.session_records import SessionRecord, TurnRecord, write_sessions
 
 # Redis counts the entries of a millisecond from 0: no query of our own has such a number, so that nothing that is kept
 # of a query can be reached, or removed, by the name of a turn that was imported.
@@ -83,7 +83,8 @@ async def _write(gateway: Gateway, user: Principal, name: str, session: Incoming
     ours = {turn.query_id for turn in record.turns["A"]}
     info = await gateway.sessions.info(name)
     if info is not None and info.user_id == user.user_id:
-        there = {one for one in await turn_ids(gateway.bus, name, "A") if order(one)[1] >= _FIRST}
+        turns = await gateway.sessions.every_turn(name)
+        there = {one.query_id for one in turns if order(one.query_id)[1] >= _FIRST}
         if there - ours:
             return None, name
     (added,) = await write_sessions(gateway.bus, [record])

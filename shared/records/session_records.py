@@ -3,17 +3,18 @@ nothing."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from shared.bus import Bus, Command, Script, order
+from shared.bus import Bus, Command, Script
 from shared.bus.keys import session_key, steps_key, turns_key, user_sessions_key
 from shared.contracts import RespondentId
 from shared.records.lanes import RESPONDENTS, number, pairs
-from shared.records.sessions import KEEP, MAX_TURNS, id_or_nothing, kept, object_or_nothing
+from shared.records.sessions import KEEP, MAX_TURNS, id_or_nothing, in_order, kept, object_or_nothing
 from shared.telemetry.unread import not_understood
 
 SESSION_ID = r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}$"
@@ -170,7 +171,7 @@ def _record(session_id: str, info: dict[str, str], pages: Sequence[Any], steps: 
     turns = {}
     for respondent, page in zip(RESPONDENTS, pages, strict=True):
         if found := kept(page):
-            turns[respondent] = sorted(found.values(), key=lambda turn: order(turn["query_id"]))
+            turns[respondent] = [_said(asdict(turn)) for turn in in_order(found)]
     return {
         "session_id": session_id,
         "user_id": info.get("user_id", ""),
@@ -183,6 +184,11 @@ def _record(session_id: str, info: dict[str, str], pages: Sequence[Any], steps: 
         **({"steps": told} if (told := _told(steps)) else {}),
         "turns": turns,
     }
+
+
+def _said(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """What few turns have is written of those only."""
+    return {name: value for name, value in turn.items() if value is not None or name not in _FEW}
 
 
 def _told(steps: Sequence[bytes]) -> dict[str, Any]:
@@ -198,11 +204,6 @@ def _told(steps: Sequence[bytes]) -> dict[str, Any]:
 def _after(member: bytes) -> bytes:
     """Where the turns behind this one begin, which may be anything."""
     return b"(" + member.partition(b" ")[0] + b"!"
-
-
-async def turn_ids(bus: Bus, session_id: str, respondent_id: RespondentId) -> list[str]:
-    """The queries of all turns of a session, oldest first."""
-    return sorted(kept(await bus.link.call("ZRANGE", turns_key(session_id, respondent_id), 0, -1)), key=order)
 
 
 async def write_sessions(bus: Bus, records: Sequence[SessionRecord]) -> list[int]:
@@ -230,8 +231,5 @@ def _writing(record: SessionRecord) -> Command:
         turns = record.turns.get(respondent, [])
         parts.append(len(turns))
         for turn in turns:
-            said = turn.model_dump(exclude={"query_id"})
-            # what few turns have is written of those only
-            kept_of = {name: value for name, value in said.items() if value is not None or name not in _FEW}
-            parts += [turn.query_id, orjson.dumps(kept_of)]
+            parts += [turn.query_id, orjson.dumps(_said(turn.model_dump(exclude={"query_id"})))]
     return _WRITE(_keys(record.session_id), *parts)

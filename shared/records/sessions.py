@@ -435,7 +435,7 @@ class Sessions:
             except DecodeError as exc:
                 not_understood(user_sessions_key(user_id), name, str(exc))
         first = await self._bus.link.pipe([("ZRANGE", key, 0, 0) for key in keys.values()])
-        return [(name, Turn.parse(turn)) for name, raw in zip(keys, first, strict=True) for turn in kept(raw).values()]
+        return [(name, turn) for name, raw in zip(keys, first, strict=True) for turn in kept(raw).values()]
 
     async def bring(self, session_id: str, gone: Sequence[str], added: Sequence[Turn]) -> None:
         """Takes turns out of a session, of both respondents, and adds others of the first; in one step, and a repeat
@@ -455,16 +455,15 @@ class Sessions:
         return [_APPEND(keys, turn.query_id, turn.dump(), now_ms())]
 
 
-def kept(members: Sequence[bytes]) -> dict[str, dict[str, Any]]:
+def kept(members: Sequence[bytes]) -> dict[str, Turn]:
     """The turns of a sorted set, by their queries' ids. What is none is left out."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Turn] = {}
     for member in members:
         try:
             place, value = member.split(b" ", 1)
             ms, _, seq = place.partition(b"-")
-            turn = {"query_id": f"{int(ms)}-{int(seq)}", **orjson.loads(value)}
-            Turn.parse(turn)
-            found[turn["query_id"]] = turn
+            turn = Turn.parse({"query_id": f"{int(ms)}-{int(seq)}", **orjson.loads(value)})
+            found[turn.query_id] = turn
         except (ValueError, TypeError) as exc:
             # what is wrong with a turn, not the words in it
             where = member.partition(b" ")[0][:40].decode(errors="replace")
@@ -472,9 +471,9 @@ def kept(members: Sequence[bytes]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def in_order(found: Mapping[str, dict[str, Any]]) -> list[Turn]:
+def in_order(found: Mapping[str, Turn]) -> list[Turn]:
     """Turns by their queries' ids, the oldest first."""
-    return sorted(map(Turn.parse, found.values()), key=lambda turn: order(turn.query_id))
+    return [found[query_id] for query_id in sorted(found, key=order)]
 
 
 def pairs_of(raw: Sequence[Any]) -> dict[bytes, Any]:
