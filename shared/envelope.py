@@ -29,7 +29,7 @@ class Envelope:
     """What travels with every payload. Empty string or None means "not set", and is left out of the entry; so is the
     subject, which the stream's name says.
 
-    `id` is that of the stream entry; only earlier releases wrote one of their own.
+    `id` is that of the stream entry.
     `deadline` is in milliseconds since the epoch by the bus's clock; `traceparent` follows W3C Trace Context.
     `attempt`: how often the sender has asked for this; None when it does not know, or does not say.
     """
@@ -57,8 +57,6 @@ class Envelope:
             "session_id", self.session_id,
             "respondent_id", self.respondent_id,
         ]  # fmt: skip
-        if self.id:
-            fields += ("id", self.id)
         if self.causation_id:
             fields += ("causation_id", self.causation_id)
         if self.user_id:
@@ -91,7 +89,7 @@ class Envelope:
                 subject,
                 payload,
                 get(b"source", b"").decode(),
-                get(b"id", entry_id.encode()).decode(),
+                entry_id,
                 int(at or entry_id.partition("-")[0]),
                 get(b"correlation_id", b"").decode(),
                 get(b"causation_id", b"").decode(),

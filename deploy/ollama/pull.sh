@@ -115,7 +115,7 @@ pull() {
 
 seen=' ' wanted='' total=0 known=all
 for model in $MODELS; do
-	# the judge's name in earlier releases, which no library has
+	# the judge by another name, which the library has not
 	case $model in prometheus | prometheus:7b) model=ggozad/prometheus2 ;; esac
 	case $seen in *" $model "*) continue ;; esac
 	seen="$seen$model "

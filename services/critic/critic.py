@@ -335,7 +335,7 @@ class Critic:
         key = verdict_key(response.query_id)
         if stored := _stored(Comparison, await self._bus.link.call("GET", key)):
             return stored
-        asked = with_found(a.instruction or response.query, a.reference, b.reference)
+        asked = with_found(a.instruction, a.reference, b.reference)
         rubric = self._rubrics.get(a.rubric) or self._rubric(response)
         found = await self._judge.compare(asked, a.answer, b.answer, "", rubric)
         if await self._deleted(response):

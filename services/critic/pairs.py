@@ -56,15 +56,15 @@ return redis.call('ZREM', KEYS[2], ARGV[1])
 class Half:
     """One respondent's answer as the comparison needs it. `reference`: what it was drawn from. `score` is its grade,
     None when it has none. `instruction`: the question with the conversation that led to it; `rubric`: the name of the
-    one that fits the turn. Both are empty in what an earlier release left."""
+    one that fits the turn."""
 
     response_id: str
     answer: str
     reference: str
     score: int | None
     config: dict[str, Any]
-    instruction: str = ""
-    rubric: str = ""
+    instruction: str
+    rubric: str
 
     def dump(self) -> bytes:
         return orjson.dumps(asdict(self))

@@ -21,7 +21,7 @@ async def happened(gateway: Gateway, info: SessionInfo, query_id: str) -> dict[s
     told = await read_steps(gateway.bus, info.session_id, turn, query_id)
     there = record is not None and (record.session_id, record.user_id) == (info.session_id, info.user_id)
     if told is None and there:
-        # it is not over, or an earlier release has answered it
+        # it is not over
         journal = await read_journal(gateway.bus, journal_key(query_id, "A"))
         told = Told(Folding(journal).events(), [crossing for entry in journal for crossing in entry.crossings()])
     if told is None and turn is None:

@@ -70,7 +70,7 @@ def due(
     """
     room = context - reserve(context)
     if room <= 0:
-        # an older release did not say
+        # it is not known
         return None
     if used < _NEAR * room and len(after) + 1 < most:
         return None

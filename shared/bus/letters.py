@@ -51,7 +51,7 @@ async def drop_forged(port: Port) -> None:
     """Removes the forged ones among the letters that have come since the last look."""
     seen = await _looked_at(port)
     if seen is None:
-        # the letters of an earlier release may have outlived their notes
+        # nobody knows which ones were looked at, and an older letter may have outlived its note
         newest = await port.call("XREVRANGE", DEAD_LETTER.stream, "+", "-", "COUNT", 1)
         seen = newest[0][0] if newest else b"0-0"
         await port.call("SET", LETTERS_SEEN, seen)

@@ -14,11 +14,11 @@ from shared.llm.address import google_url, ollama_url, openai_url, origin
 from shared.llm.factory import ClosableEmbeddingModel, open_chat_model, open_embedding_model
 from shared.participant.settings import Settings
 
-# Prometheus 2 7B as Ollama's library has it, and the names that earlier releases gave it, which no library has.
+# Prometheus 2 7B as Ollama's library has it, and names by which it goes elsewhere, which that library has not.
 JUDGE = "ggozad/prometheus2"
-_OLD_JUDGES = frozenset({"prometheus", "prometheus:7b"})
+_JUDGES = frozenset({"prometheus", "prometheus:7b"})
 
-JudgeName = Annotated[str, Field(min_length=1), AfterValidator(lambda name: JUDGE if name in _OLD_JUDGES else name)]
+JudgeName = Annotated[str, Field(min_length=1), AfterValidator(lambda name: JUDGE if name in _JUDGES else name)]
 
 # The backends' own keys by the names that their makers gave them.
 _KEYS = {"ollama": "ollama_api_key", "openai": "openai_api_key", "google_genai": "gemini_api_key"}

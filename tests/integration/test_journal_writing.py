@@ -464,7 +464,7 @@ async def test_of_what_is_completed_the_end_tells_enough_and_else_everything_is_
     late = await append_after(bus, KEY, EntryType.REWARD, {"reward": 1}, message=SAID, once="r")
     (shown,) = [page async for page in read_result(bus, KEY)]
     assert [entry.id for entry in shown] == ["1-3", "1-4", late]
-    # of an earlier release, which told nothing
+    # one whose end tells nothing
     raw.delete(KEY)
     for n, kind in enumerate(("claimed", "answer", "completed")):
         raw.xadd(KEY, {"type": kind, "time": 1, "data": "{}"}, id=f"1-{n + 1}")

@@ -83,7 +83,6 @@ def test_a_payload_alone_is_enough_so_that_any_client_can_write() -> None:
         [b"payload", b"{}", b"time", b"1.5"],
         [b"payload", b"{}", b"attempt", b"first"],
         [b"payload", b"{}", b"session_id", b"\xff"],
-        [b"payload", b"{}", b"id", b"\xc3("],
         [b"payload", b"{}", b"deadline", b"9" * 5000],
     ],
 )
@@ -92,15 +91,10 @@ def test_malformed_fields_are_a_decode_error(fields: list[bytes]) -> None:
         Envelope.parse("s", ENTRY, fields)
 
 
-@given(st.lists(st.tuples(st.sampled_from([b"payload", b"time", b"deadline", b"attempt", b"id"]), st.binary())))
+@given(st.lists(st.tuples(st.sampled_from([b"payload", b"time", b"deadline", b"attempt"]), st.binary())))
 def test_any_bytes_are_an_envelope_or_a_decode_error(pairs: list[tuple[bytes, bytes]]) -> None:
     with contextlib.suppress(DecodeError):
         Envelope.parse("s", ENTRY, [part for pair in pairs for part in pair])
-
-
-def test_an_id_of_its_own_as_the_last_release_writes_it_is_kept() -> None:
-    assert Envelope.parse("s", ENTRY, [b"id", b"m1", b"subject", b"s", b"payload", b"{}"]).id == "m1"
-    assert Envelope.parse("s", ENTRY, encoded(Envelope("s", b"{}", id="m1").fields())).id == "m1"
 
 
 def test_a_message_hands_its_ids_on_to_what_it_causes() -> None:

@@ -44,6 +44,6 @@ async def show_retention(
         try:
             kinds += (await operate(gateway, participant, "", op="retention", days=days))["kinds"]
         except ApiError as exc:
-            # without it, or with one of an earlier release, the others are still shown
+            # without it the others are still shown
             away.append({"participant": participant, "reason": exc.message})
     return reply({"days": days, "kinds": kinds, "away": away})

@@ -419,11 +419,10 @@ async def test_nothing_comes_of_a_pair_whose_session_was_deleted(monkeypatch: py
 
 
 @pytest.mark.parametrize(("half", "asked", "rubric"), [
-    (Half("50-0:A", "a", "", None, {}, "", ""), "Why?", "realistic"),
     (Half("50-0:A", "a", "", None, {}, "Asked?", "style"), "Asked?", "style"),
     (Half("50-0:A", "a", "", None, {}, "Asked?", "gone"), "Asked?", "realistic"),
 ])  # fmt: skip
-async def test_what_an_earlier_release_left_of_an_answer_is_compared_by_its_question(
+async def test_an_answer_is_compared_by_its_rubric_or_by_the_turns_where_that_is_gone(
     monkeypatch: pytest.MonkeyPatch, half: Half, asked: str, rubric: str
 ) -> None:
     bench = Bench(monkeypatch)

@@ -43,7 +43,7 @@ def test_a_request_that_says_anything_else_is_another_one() -> None:
     assert replace(PLAIN, think=False).digest() == replace(PLAIN, plain=False).digest() == PLAIN.digest()
 
 
-def test_a_request_of_the_last_release_is_the_same_in_this_one() -> None:
+def test_a_request_is_the_same_in_every_release() -> None:
     assert PLAIN.digest() == "bdeada700f6cecd49ea7abccd1f57be9e039cf6bce5fbf09ed510a161e2ae578"
 
 

@@ -63,7 +63,7 @@ it("a turn that is looked at is told by its session, with all that was thought o
   expect(await conversation.filesOf(store.turn)).toEqual([{ id: "f", name: "notes.txt" }]);
 });
 
-it("of an answer of an earlier release no more is shown than is known, and that it is so", async () => {
+it("of an answer of which nothing is kept no more is shown than is known, and that it is so", async () => {
   answers["sessions/s/turns/9-0"] = { query_id: "9-0", session_id: "s", open_to_votes: false, event_log: [], journal: [{ id: "5-0", event: "critique", data: { score: 2, feedback: "", rubric: "r" } }] };
   await conversation.show("s");
   const [first, , last] = conversation.turns as [typeof conversation.turns[0], unknown, typeof conversation.turns[0]];

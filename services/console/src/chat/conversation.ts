@@ -424,7 +424,7 @@ export class Conversation extends Store {
   }
 
   /** Takes over what the session tells of the turn: everything, in the order in which it happened; or no more than what
-      was thought of it, of an answer of an earlier release. */
+      was thought of it, where nothing else is kept. */
   async #read(store: TurnStore): Promise<void> {
     const { turn } = store;
     const { signal } = this.#stop;

@@ -32,7 +32,7 @@ describe("a vote", () => {
     expect(rewardOf({ thumb: null, stars: 3 })).toMatchObject({ reward: 0, sentiment: "positive", thumb: null });
     expect(voteOf(rewardOf({ thumb: "negative", stars: null }))).toEqual({ thumb: "negative", stars: null });
     expect(voteOf(null)).toEqual({ thumb: null, stars: null });
-    // a journal of an earlier release
+    // what does not say its parts
     expect(voteOf({ reward: -1, sentiment: "negative", stars: null, comment: null })).toEqual({ thumb: "negative", stars: null });
     expect(voteOf({ reward: 1, sentiment: "positive", stars: 5, comment: null })).toEqual({ thumb: null, stars: 5 });
   });
