@@ -3,7 +3,7 @@
 # volumes, start, a look whether everything is there; and back, with the data of before, when something of it fails.
 #
 #   git pull && make upgrade              what runs is the commit before the pull
-#   make upgrade FROM=566da2c             what runs is this commit (or a folder with its checkout)
+#   make upgrade FROM=4376d24             what runs is this commit (or a folder with its checkout)
 #   make upgrade ARGS=back                what was before the last upgrade, with the data of then
 #
 # Nothing is changed until everything is built. The copies, and the backup, stay in .upgrade and in volumes named
