@@ -33,7 +33,7 @@ from shared.contracts import (
 )
 from shared.errors import DecodeError
 from shared.records.journal import response_id
-from shared.records.lanes import GROUPS, RESPONDENTS
+from shared.records.lanes import BEFORE, GROUPS, RESPONDENTS
 
 _QUERIES = 50
 _ENTRIES = 100
@@ -60,15 +60,11 @@ return found
 # Removes the entries of a page that have one of some values in a field, as far as every group has finished them. What a
 # group was given last stays: without it Redis cannot tell how much that group has left to do.
 # KEYS: stream. ARGV: first id, number of entries, field, value, … Returns the last entry seen, or nothing at the end.
-_SWEEP = Script("""
+_SWEEP = Script(
+    BEFORE
+    + """
 local page = redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])
 if #page == 0 then return '' end
-local function earlier(a, b)
-  local am, as = string.match(a, '^(%d+)-(%d+)$')
-  local bm, bs = string.match(b, '^(%d+)-(%d+)$')
-  am, as, bm, bs = tonumber(am), tonumber(as), tonumber(bm), tonumber(bs)
-  return am < bm or (am == bm and as < bs)
-end
 local bounds = {}
 for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
   local g = {}
@@ -86,11 +82,12 @@ for _, entry in ipairs(page) do
   for i = 1, #entry[2], 2 do
     mine = mine or (entry[2][i] == ARGV[3] and wanted[entry[2][i + 1]])
   end
-  for _, bound in ipairs(bounds) do mine = mine and earlier(entry[1], bound) end
+  for _, bound in ipairs(bounds) do mine = mine and before(entry[1], bound) end
   if mine then redis.call('XDEL', KEYS[1], entry[1]) end
 end
 return page[#page][1]
-""")
+"""
+)
 
 
 async def erase(bus: Bus, query_ids: Sequence[str]) -> None:

@@ -25,8 +25,21 @@ _STREAM = QUERY_RECEIVED.stream
 # What their keys begin with.
 _RECORDS = record_key("")
 
+# Whether an id is before another one; no, where one of them is none.
+BEFORE = """
+local function before(a, b)
+  local am, as = string.match(a, '^(%d+)-(%d+)$')
+  local bm, bs = string.match(b, '^(%d+)-(%d+)$')
+  if not am or not bm then return false end
+  am, as, bm, bs = tonumber(am), tonumber(as), tonumber(bm), tonumber(bs)
+  return am < bm or (am == bm and as < bs)
+end
+"""
+
 # Whether a group has done with an entry: it was read and acknowledged, or is not there any more.
-_FINISHED = """
+_FINISHED = (
+    BEFORE
+    + """
 local function finished(stream, group, member)
   local ms, seq = string.match(member, '^(%d+)-(%d+)$')
   if not ms then return true end
@@ -37,15 +50,14 @@ local function finished(stream, group, member)
     local g = {}
     for i = 1, #row, 2 do g[row[i]] = row[i + 1] end
     if g['name'] == group then
-      local lms, lseq = string.match(g['last-delivered-id'], '^(%d+)-(%d+)$')
-      ms, seq, lms, lseq = tonumber(ms), tonumber(seq), tonumber(lms), tonumber(lseq)
-      if ms > lms or (ms == lms and seq > lseq) then return false end
+      if before(g['last-delivered-id'], id) then return false end
       return #redis.call('XPENDING', stream, group, id, id, 1) == 0
     end
   end
   return false
 end
 """
+)
 
 # KEYS: stream, once, records; of a session also: its queries, its lanes, that of A first.
 # ARGV: most unfinished queries, seconds, group of A, ms for the answer, number of words of the record, those words, the

@@ -25,7 +25,7 @@ from shared.bus.keys import (
 from shared.contracts import QUERY_RECEIVED
 from shared.envelope import now_ms
 from shared.errors import DecodeError
-from shared.records.lanes import RESPONDENTS, number, padded, pairs
+from shared.records.lanes import BEFORE, RESPONDENTS, number, padded, pairs
 from shared.telemetry.unread import not_understood
 
 # What is shown of a session at once, and the most that a model is shown.
@@ -38,16 +38,14 @@ _PINNED = 4_000_000_000_000_000
 _DELETED_SECONDS = 7 * 86_400
 
 # Whether a query belongs to a session that was deleted: `mark` is the last query that did. Both are ids of one stream.
-DELETED = """
+DELETED = (
+    BEFORE
+    + """
 local function deleted(mark, id)
-  if not mark then return false end
-  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  local last_ms, last_seq = string.match(mark, '^(%d+)-(%d+)$')
-  if not ms or not last_ms then return false end
-  ms, seq, last_ms, last_seq = tonumber(ms), tonumber(seq), tonumber(last_ms), tonumber(last_seq)
-  return ms < last_ms or (ms == last_ms and seq <= last_seq)
+  return mark and (mark == id or before(id, mark))
 end
 """
+)
 
 # Adds a turn that is not there.
 KEEP = """
@@ -329,8 +327,8 @@ class Sessions:
     async def close(self, session_id: str) -> None:
         """What the session's queries still write afterwards, of those accepted until now, is refused."""
         (stream,) = await self._bus.link.pipe_raw([("XINFO", "STREAM", QUERY_RECEIVED.stream)])
-        last = pairs_of(stream).get(b"last-generated-id") if isinstance(stream, list) else None
-        if last is not None:
+        if isinstance(stream, list):
+            last = stream[stream.index(b"last-generated-id") + 1]
             # by itself: a full Redis refuses it, and would remove the rest all the same
             await self._bus.link.call("SET", deleted_key(session_id), last, "EX", _DELETED_SECONDS)
 
@@ -474,7 +472,3 @@ def kept(members: Sequence[bytes]) -> dict[str, Turn]:
 def in_order(found: Mapping[str, Turn]) -> list[Turn]:
     """Turns by their queries' ids, the oldest first."""
     return [found[query_id] for query_id in sorted(found, key=order)]
-
-
-def pairs_of(raw: Sequence[Any]) -> dict[bytes, Any]:
-    return dict(zip(raw[::2], raw[1::2], strict=True))
