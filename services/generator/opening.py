@@ -58,7 +58,7 @@ async def open_response(parts: Parts, message: Message[QueryReceived], caller: C
     crossed = Crossed(context.bus, writer, caller)
     if before:
         await crossed.found(before)
-    ports = Ports(context, model, parts.tools, writer, known, machine, caller, crossed, name, attempt)
+    ports = Ports(context, model, parts.tools, writer, known, machine, caller, crossed, name, attempt, parts.beat)
     return Response(parts, message, ports, folding)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from services.generator.attachments import Wanted, attached, history_with_files,
 from services.generator.committee import PERSONA_ARGUMENTS, PERSONA_TOOLS, Seat, Session, deliberate
 from services.generator.compaction import Past, due
 from services.generator.context import Conversation, split_turns
+from services.generator.deltas import Beat
 from services.generator.grades import last_low_grade
 from services.generator.handed import as_the_model_reads, handed_id
 from services.generator.identities import Identities, load_identities
@@ -74,6 +75,7 @@ class Parts:
     lanes: Lanes
     behind: Callable[[Callable[[], AbstractAsyncContextManager[None]]], ChatModel]
     files: Files
+    beat: Beat = field(default_factory=Beat)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from services.generator.context import MOST_RATIO, ContextTooSmall, Conversation, Fitted, characters, one_system
 from services.generator.crossed import Crossed
-from services.generator.deltas import DeltaPump
+from services.generator.deltas import Beat, DeltaPump
 from services.generator.loop import Message, Reply, in_order
 from services.generator.recall import Recall, reply_of, speaker, written
 from services.generator.settings import GeneratorSettings
@@ -80,6 +80,7 @@ class Ports:
     crossed: Crossed
     response_id: str
     attempt: int
+    beat: Beat = field(default_factory=Beat)
     shown: int = 0
     spoken: bool = False
 
@@ -227,7 +228,7 @@ class JournalSteps:
         """One try. Its text is in the journal as it comes; the whole message is the checkpoint. window: tokens."""
         writer = self.ports.writer
         before = writer.position
-        pump = DeltaPump(writer.append_all, self.labels)
+        pump = DeltaPump(writer.append_all, self.labels, self.ports.beat)
         taken = _Taken()
         try:
             await in_order([pump.run, partial(self._read, request, pump, taken)])

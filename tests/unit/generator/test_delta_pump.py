@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.generator.deltas import INTERVAL, DeltaPump
+from services.generator.deltas import INTERVAL, Beat, DeltaPump
 from shared.errors import Fenced
 from shared.records.journal import EntryType
 
@@ -35,7 +35,7 @@ class Journal:
 
 async def test_the_first_delta_is_written_at_once_and_the_next_after_the_interval() -> None:
     journal = Journal()
-    pump = DeltaPump(journal.write, {})
+    pump = DeltaPump(journal.write, {}, Beat())
     loop = asyncio.get_running_loop()
     running = asyncio.create_task(pump.run())
     await asyncio.sleep(0.05)
@@ -55,7 +55,7 @@ async def test_the_first_delta_is_written_at_once_and_the_next_after_the_interva
 
 async def test_the_end_does_not_wait_for_the_interval() -> None:
     journal = Journal()
-    pump = DeltaPump(journal.write, {})
+    pump = DeltaPump(journal.write, {}, Beat())
     running = asyncio.create_task(pump.run())
     pump.add(EntryType.ANSWER, "a")
     await asyncio.sleep(0)
@@ -71,7 +71,7 @@ async def test_the_end_does_not_wait_for_the_interval() -> None:
 
 async def test_what_arrives_while_a_write_is_under_way_is_written_next() -> None:
     journal = Journal(seconds=0.03)
-    pump = DeltaPump(journal.write, {"persona": "p"})
+    pump = DeltaPump(journal.write, {"persona": "p"}, Beat())
     running = asyncio.create_task(pump.run())
     pump.add(EntryType.THINKING, "t")
     await asyncio.sleep(0.01)
@@ -88,7 +88,7 @@ async def test_what_arrives_while_a_write_is_under_way_is_written_next() -> None
 
 async def test_nothing_is_written_for_empty_text() -> None:
     journal = Journal()
-    pump = DeltaPump(journal.write, {})
+    pump = DeltaPump(journal.write, {}, Beat())
     pump.add(EntryType.ANSWER, "")
     pump.finish()
     await pump.run()
@@ -99,7 +99,7 @@ async def test_a_refused_write_is_raised() -> None:
     async def refuse(items: Items) -> None:
         raise Fenced("somebody else's")
 
-    pump = DeltaPump(refuse, {})
+    pump = DeltaPump(refuse, {}, Beat())
     pump.add(EntryType.ANSWER, "a")
     with pytest.raises(Fenced):
         await pump.run()
@@ -118,7 +118,7 @@ def test_every_byte_arrives_in_order(pieces: list[tuple[EntryType, str, float]])
     journal = Journal()
 
     async def play() -> None:
-        pump = DeltaPump(journal.write, {})
+        pump = DeltaPump(journal.write, {}, Beat())
         running = asyncio.create_task(pump.run())
         for kind, text, pause in pieces:
             pump.add(kind, text)
@@ -131,3 +131,35 @@ def test_every_byte_arrives_in_order(pieces: list[tuple[EntryType, str, float]])
     for kind, text, _ in pieces:
         wanted.extend((kind, char) for char in text)
     assert [(kind, char) for _, items in journal.writes for kind, data in items for char in data["text"]] == wanted
+
+
+async def test_answers_of_a_replica_write_together_and_each_begins_at_once() -> None:
+    journals, beat = [Journal() for _ in range(4)], Beat()
+    pumps = [DeltaPump(journal.write, {}, beat) for journal in journals]
+    running = [asyncio.create_task(pump.run()) for pump in pumps]
+    for pump in pumps[:3]:
+        pump.add(EntryType.ANSWER, "a")
+        await asyncio.sleep(0.001)
+    assert [len(journal.writes) for journal in journals] == [1, 1, 1, 0]
+    # one after the other, and told in one write
+    for pump in pumps[:2]:
+        pump.add(EntryType.ANSWER, "b")
+        await asyncio.sleep(0.001)
+    assert [len(journal.writes) for journal in journals] == [1, 1, 1, 0]
+    until = asyncio.get_running_loop().time() + 10
+    while len(journals[0].writes) < 2 and asyncio.get_running_loop().time() < until:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    first, second = (journal.writes[1][0] for journal in journals[:2])
+    assert abs(first - second) < 0.001
+    assert first - journals[2].writes[0][0] >= INTERVAL * 0.95
+    # a newcomer waits for nobody, and takes along what waits
+    pumps[0].add(EntryType.ANSWER, "c")
+    pumps[3].add(EntryType.ANSWER, "a")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [len(journal.writes) for journal in journals] == [3, 2, 1, 1]
+    for pump in pumps:
+        pump.finish()
+    await asyncio.gather(*running)
+    assert [journal.text(EntryType.ANSWER) for journal in journals] == ["abc", "ab", "a", "a"]
