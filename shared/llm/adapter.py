@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -19,7 +19,7 @@ from shared.llm.clean import Cleaner, Piece, asks_for_code, thought_calls
 from shared.llm.discovery import Discovered
 from shared.llm.failures import ThinkingUnsupported, ToolsUnsupported
 from shared.llm.loops import LoopWatch, asks_to_repeat
-from shared.llm.markers import without_markers
+from shared.llm.markers import all_broken, without_markers
 from shared.llm.observed import observed
 from shared.llm.port import (
     ChatRequest,
@@ -129,9 +129,13 @@ class WiredChatModel:
         self._provider = provider
         self._lacking: dict[tuple[str, Ability], float] = {}
         self._discovered = Discovered(wire.facts)
+        # tools change seldom, and are many: those of the last request, and the same without markers
+        self._tools: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] = ((), ())
 
     def stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
-        return observed(self._provider, request, self._stream(without_markers(request)))
+        if request.tools != self._tools[0]:
+            self._tools = (request.tools, all_broken(request.tools))
+        return observed(self._provider, request, self._stream(without_markers(request, self._tools[1])))
 
     async def _stream(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
         noticed: set[Ability] = set()

@@ -74,6 +74,9 @@ _SEEN = _Seen()
 
 def broken(text: str) -> str:
     """The text with every marker broken by a space: `< |im_end| >`, `[ INST]`. Doing it again changes nothing."""
+    # every marker has one of these, and each part of a request is looked at before the first token
+    if text.isascii() and not ("<" in text or "[" in text or "]" in text or "|" in text):
+        return text
     seen = text.translate(_SEEN)
     places = [match.end() for match in _MARKER.finditer(seen)]
     if not places:
@@ -84,21 +87,27 @@ def broken(text: str) -> str:
     return " ".join(text[begin:end] for begin, end in zip([0, *places], [*places, len(text)], strict=True))
 
 
-def without_markers(request: ChatRequest) -> ChatRequest:
+def without_markers(request: ChatRequest, tools: Sequence[Mapping[str, Any]] | None = None) -> ChatRequest:
     """The request with every marker in its messages and tools broken, whoever wrote them.
 
     A user's name stands in a prompt of ours, and an answer of the model quotes a page: no text is told apart.
+    tools: its tools without markers, where they are known.
     """
-    return replace(request, messages=_all_broken(request.messages), tools=_all_broken(request.tools))
+    return replace(
+        request,
+        messages=all_broken(request.messages),
+        tools=all_broken(request.tools) if tools is None else tools,
+    )
 
 
-def _all_broken(value: Any) -> Any:
-    match value:
-        case str():
-            return broken(value)
-        case Mapping():
-            return {_all_broken(key): _all_broken(part) for key, part in value.items()}
-        case Sequence() if not isinstance(value, bytes | bytearray):
-            return [_all_broken(part) for part in value]
-        case _:
-            return value
+def all_broken(value: Any) -> Any:
+    if isinstance(value, str):
+        return broken(value)
+    if value is None or isinstance(value, int | float):
+        return value
+    # what JSON is read as comes first: to ask for the abstract types takes several times as long
+    if isinstance(value, dict) or isinstance(value, Mapping):  # noqa: SIM101
+        return {all_broken(key): all_broken(part) for key, part in value.items()}
+    if isinstance(value, list) or (isinstance(value, Sequence) and not isinstance(value, bytes | bytearray)):
+        return [all_broken(part) for part in value]
+    return value

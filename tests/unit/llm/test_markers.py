@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,9 @@ from tokenizers.models import WordLevel
 
 from services.generator.loop import tool_message
 from shared.contracts import ToolCallRecord
+from shared.llm.adapter import WiredChatModel, WireEvent
 from shared.llm.markers import broken, without_markers
-from shared.llm.port import ChatRequest, ToolCall
+from shared.llm.port import ChatRequest, Finish, TextDelta, ToolCall
 
 FAMILIES = {
     "ChatML": ["<|im_start|>", "<|im_end|>", "<|im_sep|>", "<|endoftext|>"],
@@ -197,3 +199,30 @@ def test_no_message_or_tool_brings_a_control_token_to_the_model(tool: str, error
     assert request.messages[1]["content"] == HOSTILE
     assert sent.messages[2]["tool_calls"][0]["args"]["number"] == 3
     assert sent.messages[2]["tool_calls"][0]["id"] == sent.messages[3]["tool_call_id"]
+
+
+async def test_tools_that_change_are_looked_at_anew_and_others_once() -> None:
+    sent: list[ChatRequest] = []
+
+    class Server:
+        facts = None
+
+        async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
+            sent.append(request)
+            yield TextDelta("so")
+            yield Finish("stop", None, None, "m")
+
+    def tools(*described: str) -> list[dict[str, Any]]:
+        return [{"type": "function", "function": {"name": "t", "description": text}} for text in described]
+
+    model = WiredChatModel(cast(Any, Server()))
+    offered = (tools(HOSTILE), tools(HOSTILE), tools("kind"), tools("kind", HOSTILE), [])
+    for one in offered:
+        messages = [{"role": "user", "content": HOSTILE}]
+        async for _ in model.stream(ChatRequest(model="m", messages=messages, tools=one)):
+            pass
+    assert sent[0].tools is sent[1].tools
+    assert [[tool["function"]["description"] for tool in request.tools] for request in sent] == [
+        [broken(tool["function"]["description"]) for tool in one] for one in offered
+    ]
+    assert all(request.messages[0]["content"] == broken(HOSTILE) != HOSTILE for request in sent)
