@@ -24,6 +24,7 @@ _FIELDS = {
     "traceparent": "W3C trace context",
     "deadline": "milliseconds since the epoch, by the bus's clock",
     "attempt": "how often the sender has asked for this; left out: unknown",
+    "turn": "of a query: the respondents whose turn it is since it was accepted, which Redis alone writes",
     "id": "left out: the entry's own",
 }
 _NUMBERS = ("time", "deadline", "attempt")

@@ -32,6 +32,7 @@ class Envelope:
     `id` is that of the stream entry.
     `deadline` is in milliseconds since the epoch by the bus's clock; `traceparent` follows W3C Trace Context.
     `attempt`: how often the sender has asked for this; None when it does not know, or does not say.
+    `turn`: of a query, the respondents whose turn it has had since it was accepted; Redis alone writes it.
     """
 
     subject: str
@@ -47,6 +48,7 @@ class Envelope:
     traceparent: str = ""
     deadline: int | None = None
     attempt: int | None = None
+    turn: str = ""
 
     def fields(self, source: str | None = None) -> list[str | bytes]:
         """Flat `[name, value, …]` as XADD takes it; `source` replaces the sender."""
@@ -99,6 +101,7 @@ class Envelope:
                 get(b"traceparent", b"").decode(),
                 int(deadline) if deadline else None,
                 int(attempt) if attempt else None,
+                get(b"turn", b"").decode(),
             )
         except (UnicodeDecodeError, ValueError) as exc:
             raise DecodeError(f"the envelope is malformed: {exc}") from exc

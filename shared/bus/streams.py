@@ -300,6 +300,9 @@ class Bus:
             fields = [base64.b64decode(field) for field in letter.raw]
         else:
             fields = [part for pair in letter.fields.items() for part in pair]
+        # a query that is put back has no turn before it asks
+        pairs = zip(fields[::2], fields[1::2], strict=False)
+        fields = [part for pair in pairs if pair[0] not in ("turn", b"turn") for part in pair]
         key = once_key(letter.stream, f"replay:{dead_id}")
         entry_id = await self.link.call(*PUBLISH_ONCE((letter.stream, key), RETENTION, 0, *fields))
         await self.drop(dead_id)

@@ -2,8 +2,9 @@
 
 Everything that accepting changes lies in the hash slot of `query.received`, so that one script does all of it: a query
 is accepted with its record, its session's list and its places, or not at all. A lane is a sorted set of the ids of
-unfinished queries, per session and respondent. An entry that is in no lane (whoever wrote it) takes its place when it
-is read; a place whose entry the respondent has finished, or that is gone, is cleared by whoever finds it in the way.
+unfinished queries, per session and respondent. A query that is accepted into an empty lane has the turn at once, and
+its entry says so (`turn`). An entry that is in no lane (whoever wrote it) takes its place when it is read; a place
+whose entry the respondent has finished, or that is gone, is cleared by whoever finds it in the way.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ end
 # entry's words. Record and entry get the deadline by this clock: who accepts may not have heard that it was set.
 # Returns the id, how many queries the group has not finished (-1: Redis has lost count), and the record's times; or the
 # id of the earlier query with that once-key and its record; or nothing: there are too many of the session.
+# An empty lane gives its turn with the place, and the entry says so: whoever reads it need not ask.
 _ACCEPT = Script(
     _FINISHED
     + """
@@ -90,7 +92,15 @@ end
 local words, time = tonumber(ARGV[5]), redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local accepted, deadline = string.format('%.0f', now), string.format('%.0f', now + ARGV[4])
-local id = redis.call('XADD', KEYS[1], '*', 'deadline', deadline, unpack(ARGV, 6 + words))
+local entry, turn = {'deadline', deadline, unpack(ARGV, 6 + words)}, {}
+for i = 5, #KEYS do
+  if redis.call('EXISTS', KEYS[i]) == 0 then turn[i] = i == 5 and 'A' or 'B' end
+end
+if turn[5] or turn[6] then
+  table.insert(entry, 'turn')
+  table.insert(entry, (turn[5] or '') .. (turn[6] or ''))
+end
+local id = redis.call('XADD', KEYS[1], '*', unpack(entry))
 redis.call('SET', KEYS[2], id, 'EX', ARGV[2])
 redis.call('HSET', KEYS[3] .. id, 'accepted', accepted, 'deadline', deadline, unpack(ARGV, 6, 5 + words))
 redis.call('EXPIRE', KEYS[3] .. id, ARGV[2])
@@ -103,7 +113,7 @@ if KEYS[4] then
   if redis.call('TTL', KEYS[4]) < kept then redis.call('EXPIRE', KEYS[4], kept) end
   local member = string.format('%015.0f-%010.0f', ms, seq)
   for i = 5, #KEYS do
-    redis.call('ZADD', KEYS[i], 0, member)
+    redis.call('ZADD', KEYS[i], turn[i] and -1 or 0, member)
     redis.call('EXPIRE', KEYS[i], 86400)
   end
 end

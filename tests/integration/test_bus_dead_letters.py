@@ -249,6 +249,15 @@ async def test_replay_puts_the_identical_fields_back(
     assert await bus.replay(dead_id) is None
 
 
+@pytest.mark.parametrize("rest", [b"{}", b"\xff"], ids=["text", "binary"])
+async def test_a_query_that_is_put_back_has_lost_the_turn_that_it_had(rest: bytes, bus: Bus, raw: redis.Redis) -> None:
+    await bus.link.call(*bus.burying(STREAM, GROUP, "1-1", [b"turn", b"A", b"payload", rest], 5, "why"))
+    ((dead_id, _),) = raw.xrange(DEAD)
+    replayed = await bus.replay(dead_id.decode())
+    assert replayed is not None
+    assert (await bus.range(STREAM, replayed, replayed))[0][1] == [b"payload", rest]
+
+
 async def test_a_letter_that_is_replayed_by_two_at_once_is_there_once(bus: Bus, raw: redis.Redis) -> None:
     await bus.link.call(*bus.burying(STREAM, GROUP, "1-1", [b"payload", b"x"], 5, "why"))
     (dead_id,) = [entry_id.decode() for entry_id, _ in raw.xrange(DEAD)]

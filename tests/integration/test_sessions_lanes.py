@@ -233,8 +233,8 @@ async def test_an_entry_that_is_in_no_lane_takes_its_place(bus: Bus, raw: redis.
     """Written by redis-cli."""
     payload = b'{"session_id":"s","query":"q","user_id":"u"}'
     early = raw.xadd(STREAM, {"payload": payload}).decode()
-    late = await accepted(bus)
     assert await lanes.turn(bus, "s", "A", early, "inbox") is None
+    late = await accepted(bus)
     assert await lanes.turn(bus, "s", "A", late, "inbox") == early
     later = raw.xadd(STREAM, {"payload": payload}).decode()
     assert await lanes.turn(bus, "s", "A", later, "inbox") == early
@@ -242,6 +242,25 @@ async def test_an_entry_that_is_in_no_lane_takes_its_place(bus: Bus, raw: redis.
         assert await lanes.turn(bus, "s", "A", query_id, "inbox") is None
         await lanes.leave(bus, "s", "A", query_id)
     assert not raw.exists(lane_key("s", "A"))
+
+
+async def test_a_query_that_is_accepted_into_an_empty_lane_has_the_turn_and_its_entry_says_so(
+    bus: Bus, raw: redis.Redis
+) -> None:
+    early = raw.xadd(STREAM, {"payload": "{}"}, id="1-1").decode()
+    first, second = await accepted(bus), await accepted(bus, respondents=("A", "B"))
+    other = await accepted(bus, session="t", respondents=("A", "B"))
+    told = {entry_id.decode(): fields.get(b"turn") for entry_id, fields in raw.xrange(STREAM)}
+    assert told == {early: None, first: b"A", second: b"B", other: b"AB"}
+    # as if it had asked: whatever is read before it waits
+    assert await lanes.running(bus, "s")
+    assert await lanes.turn(bus, "s", "A", second, "inbox") == first
+    assert await lanes.turn(bus, "s", "A", early, "inbox") == first
+    await lanes.leave(bus, "s", "A", first)
+    # nobody has the turn, and it is no newcomer's
+    third = await accepted(bus)
+    assert b"turn" not in raw.xrange(STREAM, third, third)[0][1]
+    assert await lanes.turn(bus, "s", "A", third, "inbox") == "1-1"
 
 
 async def test_whoever_runs_stays_first(bus: Bus, raw: redis.Redis) -> None:
@@ -310,7 +329,6 @@ async def test_a_sessions_queries_are_listed_for_twice_as_long_as_they_are_kept(
 
 async def test_whoever_leaves_is_neither_waiting_nor_running(bus: Bus, raw: redis.Redis) -> None:
     first, second, third = [await accepted(bus) for _ in range(3)]
-    assert not await lanes.running(bus, "s")
     assert await lanes.turn(bus, "s", "A", first, "inbox-1") is None
     for waiting in (second, third):
         assert await lanes.turn(bus, "s", "A", waiting, "inbox-2") == first
