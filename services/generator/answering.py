@@ -10,10 +10,9 @@ from functools import partial
 
 from services.generator.attachments import AttachmentMissing, AttachmentsUnavailable
 from services.generator.identities import UnknownPersona
-from services.generator.opening import open_response, open_turn, wait_for_turn
+from services.generator.opening import has_turn, open_response, open_turn, wait_for_turn
 from services.generator.run import Cancelled, Ending, Failure, Parts, Response
 from services.generator.watch import Watch, watched_answer
-from shared.bus.keys import cancel_key
 from shared.contracts import QueryReceived
 from shared.envelope import Message
 from shared.llm.courtesy import chore
@@ -90,11 +89,17 @@ class Answering:
         try:
             async with running.scope:
                 with self._stoppable(caller.query_id, running):
-                    if await wait_for_turn(self._parts, message, caller, cancel_key(caller.query_id)):
-                        response, past = await open_turn(self._parts, message, caller, opening)
-                        ending = await response.generate(past) if response else None
-                    else:
+                    stopped = not has_turn(message, caller.respondent_id) and not await wait_for_turn(
+                        self._parts, message, caller
+                    )
+                    if not stopped:
+                        response, past, stopped = await open_turn(
+                            self._parts, message, caller, partial(opening, answering=True)
+                        )
+                    if stopped:
                         ending = Cancelled()
+                    elif response is not None:
+                        ending = await response.generate(past)
         except TimeoutError:
             if not running.scope.expired():
                 raise

@@ -13,21 +13,26 @@ from services.generator.loop import in_order
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import recall
 from services.generator.run import Parts, Response, check_owner
-from services.generator.steps import Ports
-from shared.bus.keys import journal_key
+from services.generator.steps import Ports, shown, told
+from shared.bus.keys import cancel_key, journal_key
 from shared.contracts import QueryReceived
 from shared.envelope import Message
 from shared.participant.machine import Machine
 from shared.participant.tool_client import Caller
 from shared.records.folding import Folding
-from shared.records.journal import EntryType, JournalEnded, JournalWriter, response_id
+from shared.records.journal import JournalEnded, JournalWriter, response_id
 from shared.records.steps import keep_ended
 from shared.records.summaries import Summaries
 
+_FIRST_STEPS = ("RECEIVE", "START_GENERATION")
 
-async def open_response(parts: Parts, message: Message[QueryReceived], caller: Caller, left: float) -> Response | None:
+
+async def open_response(
+    parts: Parts, message: Message[QueryReceived], caller: Caller, left: float, *, answering: bool = False
+) -> Response | None:
     """Becomes the writer of the response's journal; None when that has ended: its owner died between the last entry and
-    the acknowledgement. `left`: seconds until the query's deadline."""
+    the acknowledgement. `left`: seconds until the query's deadline. answering: of one whose answer begins now, the
+    first steps are written with the claim."""
     context, query = parts.context, message.payload
     name = response_id(caller.query_id, caller.respondent_id)
     data = {
@@ -41,8 +46,14 @@ async def open_response(parts: Parts, message: Message[QueryReceived], caller: C
     } | ({"attachments": query.attachments} if query.attachments else {})
     ttl = max(0, int(left)) + context.settings.retention
     key = journal_key(caller.query_id, caller.respondent_id)
+    fresh = message.deliveries == 1
+    machine = Machine(TABLE, IDLE)
+    steps = [machine.step(action) for action in _FIRST_STEPS] if fresh and answering else []
     try:
-        writer, before = await JournalWriter.claim(context.bus, key, data, ttl, fresh=message.deliveries == 1)
+        writer, before = await JournalWriter.claim(
+            context.bus, key, data, ttl, [shown(step) for step in steps],
+            [told(context, caller, step) for step in steps], fresh=fresh,
+        )  # fmt: skip
     except JournalEnded:
         if not query.plain and context.settings.respondent_id == "A":
             await keep_ended(context.bus, query, caller.query_id)
@@ -51,48 +62,61 @@ async def open_response(parts: Parts, message: Message[QueryReceived], caller: C
     if known.terminal is not None:
         return None
     folding = Folding(before)
-    folding.add(writer.position, EntryType.CLAIMED, data)
+    for entry in writer.begun:
+        folding.add(*entry)
     writer.on_entry = folding.add
-    machine, attempt = Machine(TABLE, IDLE), message.deliveries
+    if len(writer.begun) == 1:
+        # a journal that was there already tells how far its answer has come
+        machine = Machine(TABLE, IDLE)
     model = parts.behind(message.parked) if query.plain else parts.model
     crossed = Crossed(context.bus, writer, caller)
     if before:
         await crossed.found(before)
-    ports = Ports(context, model, parts.tools, writer, known, machine, caller, crossed, name, attempt, parts.beat)
+    ports = Ports(
+        context, model, parts.tools, writer, known, machine, caller, crossed, name, message.deliveries, parts.beat
+    )
     return Response(parts, message, ports, folding)
 
 
 async def open_turn(
     parts: Parts, message: Message[QueryReceived], caller: Caller, opening: Callable[[], Awaitable[Response | None]]
-) -> tuple[Response | None, Past]:
-    """What `opening` gives, and what the query's session holds, when the turn is the query's.
+) -> tuple[Response | None, Past, bool]:
+    """What `opening` gives, what the query's session holds, and whether the query was cancelled, when the turn is the
+    query's.
 
     Raises PermanentError when the session is not the user's.
     """
     query = message.payload
+    flagged = partial(parts.context.bus.link.call, "EXISTS", cancel_key(caller.query_id))
     if query.messages is not None:
-        return await opening(), Past()
+        response, stopped = await in_order([opening, flagged])
+        return response, Past(), bool(stopped)
     # side by side in one group: their first commands leave in one write
     doing: list[Callable[[], Any]] = [
         opening,
+        flagged,
         partial(parts.sessions.turns, query.session_id, caller.respondent_id, after=query.after),
         partial(Summaries(parts.context.bus).read, query.session_id),
     ]
     if message.deliveries == 1:
         doing.append(partial(check_owner, parts, query, caller.query_id))
-    response, turns, summary, *_ = await in_order(doing)
+    response, stopped, turns, summary, *_ = await in_order(doing)
     if summary is not None and not (parts.context.settings.compacts and summary.tells_of(turns, query.after)):
         summary = None
-    return response, Past(turns, summary)
+    return response, Past(turns, summary), bool(stopped)
 
 
-async def wait_for_turn(parts: Parts, message: Message[QueryReceived], caller: Caller, cancel_flag: str) -> bool:
+def has_turn(message: Message[QueryReceived], respondent_id: str) -> bool:
+    """Whether a query may be answered as soon as it is read: it is in no lane, or was accepted into an empty one. Who
+    takes it over does not know what has happened since."""
+    given = message.deliveries == 1 and respondent_id in message.envelope.turn
+    return given or message.payload.messages is not None
+
+
+async def wait_for_turn(parts: Parts, message: Message[QueryReceived], caller: Caller) -> bool:
     """True when the query may be answered now, False when it was cancelled before."""
-    query = message.payload
-    flagged = parts.context.bus.link.call("EXISTS", cancel_flag)
-    if query.messages is not None:
-        return not await flagged
-    place = (query.session_id, caller.query_id)
+    place = (message.payload.session_id, caller.query_id)
+    flagged = parts.context.bus.link.call("EXISTS", cancel_key(caller.query_id))
     stopped, mine = await asyncio.gather(flagged, parts.lanes.mine(*place))
     if not stopped and not mine:
         async with message.parked():

@@ -18,7 +18,7 @@ from services.generator.grades import last_low_grade
 from services.generator.handed import as_the_model_reads, handed_id
 from services.generator.identities import Identities, load_identities
 from services.generator.lane import Lanes
-from services.generator.loop import Answer, in_order, run_agent
+from services.generator.loop import Answer, run_agent
 from services.generator.loop import Message as ChatMessage
 from services.generator.machine import IDLE
 from services.generator.recall import partial_text
@@ -134,20 +134,16 @@ class Response:
     async def generate(self, past: Past) -> Finished:
         """The answer. `past`: what the session holds."""
         self._past = past
-        if self._message.deliveries > 1 and self._ports.recall.states < 2 and self._query.messages is None:
-            # nobody has shown yet that the session was opened
+        if self._message.deliveries > 1 and self._query.messages is None:
+            # whoever had it before may have died before the session was opened
             await check_owner(self._parts, self._query, self._message.entry_id)
         await self._look_at_grade(past.turns)
         conversation = await self._conversation(past)
         options = self._settings.sampling(self._query.options)
-        # the model is asked while the two are on their way into the journal
-        *_, (answer, deliberations) = await in_order(
-            [
-                partial(show_transition, self._ports, "RECEIVE"),
-                partial(show_transition, self._ports, "START_GENERATION"),
-                partial(self._answer, conversation, options),
-            ]
-        )
+        if self._ports.machine.state == IDLE:
+            await show_transition(self._ports, "RECEIVE")
+            await show_transition(self._ports, "START_GENERATION")
+        answer, deliberations = await self._answer(conversation, options)
         return Finished(answer, options, conversation.ratio, deliberations)
 
     async def _look_at_grade(self, turns: Sequence[Turn]) -> None:

@@ -432,20 +432,29 @@ def stepped(ports: Ports, action: str) -> tuple[Transition, list[Outgoing]]:
     ports.shown += 1
     if ports.shown <= ports.recall.states:
         return step, []
-    shown = AgentTransition(
-        agent=ports.context.settings.name,
-        replica=ports.context.replica,
-        query_id=ports.caller.query_id,
+    return step, [told(ports.context, ports.caller, step)]
+
+
+def told(context: Context[GeneratorSettings], caller: Caller, step: Transition) -> Outgoing:
+    """The message that shows a step."""
+    transition = AgentTransition(
+        agent=context.settings.name,
+        replica=context.replica,
+        query_id=caller.query_id,
         from_state=step.before,
         action=step.action,
         to=step.after,
     )
-    return step, [AGENT_TRANSITION.of(shown, **ports.caller.headers())]
+    return AGENT_TRANSITION.of(transition, **caller.headers())
+
+
+def shown(step: Transition) -> tuple[EntryType, dict[str, Any]]:
+    """A step as its journal has it."""
+    return EntryType.STATE, {"from": step.before, "action": step.action, "to": step.after}
 
 
 async def show_transition(ports: Ports, action: str) -> None:
     """A step of the state machine, in the journal and on the bus; silent while a journal is being replayed."""
     step, messages = stepped(ports, action)
     if messages:
-        data = {"from": step.before, "action": step.action, "to": step.after}
-        await ports.writer.append(EntryType.STATE, data, messages=messages)
+        await ports.writer.append(*shown(step), messages=messages)

@@ -189,23 +189,35 @@ class JournalWriter:
         self._noted: set[Crossing] = set()
         # those of them that no entry names yet
         self._unwritten: list[Expected] = []
-        # told of every entry as it is written: its id, type and data
+        # what was written with the claim: ids, types and data
+        self.begun: list[tuple[str, EntryType, dict[str, Any]]] = []
+        # told of every later entry as it is written: its id, type and data
         self.on_entry: Callable[[str, EntryType, dict[str, Any]], None] = lambda *_: None
 
     @classmethod
     async def claim(
-        cls, bus: Bus, key: str, data: dict[str, Any], ttl: int, *, fresh: bool
+        cls,
+        bus: Bus,
+        key: str,
+        data: dict[str, Any],
+        ttl: int,
+        begins: Sequence[tuple[EntryType, dict[str, Any]]] = (),
+        messages: Sequence[Outgoing] = (),
+        *,
+        fresh: bool,
     ) -> tuple[JournalWriter, list[JournalEntry]]:
         """Becomes the writer. Returns the entries written before, oldest first.
 
         ttl: seconds after which an abandoned journal disappears.
+        begins: of a journal that is not there yet, what it begins with, in the same step; messages: published behind
+        it, and noted.
         fresh: nothing is expected to be there; a round trip is saved when that is so.
         Raises Fenced when another replica claims at the same time, JournalEnded when there is nothing left to write.
         """
         epoch = 1 if fresh else await cls._next_epoch(bus, key)
         writer = cls(bus, key, epoch, 0)
         try:
-            await writer._write(EntryType.CLAIMED, data, [("EXPIRE", key, ttl)], create=True)
+            await writer._claim([(EntryType.CLAIMED, data), *begins], ttl, messages)
         except Fenced:
             if not fresh:
                 raise
@@ -246,7 +258,12 @@ class JournalWriter:
         also: commands sent behind it in the same write; they are carried out even when the entry is refused.
         messages: published behind it in the same way, and noted.
         """
-        return await self._write(kind, data, also, messages)
+        command = self._command(kind, data)
+        publishing = [self._bus.publishing(message) for message in messages]
+        replies = await self._bus.link.pipe_raw([command, *also, *publishing])
+        entry_id = await self._confirm(kind, data, command, replies[0])
+        self._published(messages, replies[1 + len(also) :])
+        return entry_id
 
     # ── what crossed the bus ─────────────────────────────────────────────────────────────────────────────────
 
@@ -310,15 +327,15 @@ class JournalWriter:
         for (kind, data), command, reply in zip(items, commands, replies, strict=True):
             await self._confirm(kind, data, command, reply)
 
-    def _command(self, kind: EntryType, data: dict[str, Any], *extra: str | bytes, create: bool = False) -> Command:
+    def _count(self, kind: EntryType) -> None:
         self._number += 1
         if (meter := metrics.meter()) is not None:
             meter.journal(kind.value)
+
+    def _command(self, kind: EntryType, data: dict[str, Any], *extra: str | bytes) -> Command:
+        self._count(kind)
         self.on_entry(self.position, kind, data)
-        if create:
-            # claims of the same replica at the same time must not look like each other
-            extra = ("claim", uuid.uuid4().hex)
-        elif kind is EntryType.COMPLETED:
+        if kind is EntryType.COMPLETED:
             extra = ("told", orjson.dumps(self._told))
         if kind in TERMINAL:
             extra = (*extra, "crossed", orjson.dumps([tuple(one) for one in self.crossed]))
@@ -328,36 +345,42 @@ class JournalWriter:
             self._unwritten = []
         return _WRITE((self.key,), self.position, kind.value, now_ms(), orjson.dumps(data), *extra)
 
-    async def _write(
-        self,
-        kind: EntryType,
-        data: dict[str, Any],
-        also: Sequence[Command] = (),
-        messages: Sequence[Outgoing] = (),
-        *,
-        create: bool = False,
-    ) -> str:
-        command = self._command(kind, data, create=create)
+    async def _claim(
+        self, items: Sequence[tuple[EntryType, dict[str, Any]]], ttl: int, messages: Sequence[Outgoing]
+    ) -> None:
+        # claims of the same replica at the same time must not look like each other
+        claim, entries = uuid.uuid4().hex, []
+        for kind, data in items:
+            self._count(kind)
+            self.begun.append((self.position, kind, data))
+            entries.append((self.position, kind.value, now_ms(), orjson.dumps(data)))
         publishing = [self._bus.publishing(message) for message in messages]
-        replies = await self._bus.link.pipe_raw([command, *also, *publishing])
-        entry_id = await self._confirm(kind, data, command, replies[0])
-        self._published(messages, replies[1 + len(also) :])
-        return entry_id
+        command = _CLAIM((self.key,), ttl, claim, *(part for entry in entries for part in entry))
+        reply, *others = await self._bus.link.pipe_raw([command, *publishing])
+        await self._check(reply, *entries[0], "claim", claim)
+        self._published(messages, others)
 
     async def _confirm(self, kind: EntryType, data: dict[str, Any], command: Command, reply: Any) -> str:
         if reply is None:
             raise Fenced(f"{self.key} has expired")
-        entry_id, _, time, payload, *extra = command[_ARGUMENTS:]
-        if isinstance(reply, ReplyError):
-            if reply.code in ("OOM", "MISCONF"):
-                raise BusFull(str(reply))
-            # a write repeated after a lost connection is refused too: then the entry is there, and it is ours
-            written = ["type", kind.value, "time", time, "data", payload, *extra]
-            found = await self._bus.range(self.key, entry_id, entry_id)
-            if not found or found[0][1] != [p if isinstance(p, bytes) else str(p).encode() for p in written]:
-                raise Fenced(f"{self.key} belongs to another replica")
+        entry_id, _, time, payload, *_ = command[_ARGUMENTS:]
+        await self._check(reply, *command[_ARGUMENTS:])
         self._tell(str(entry_id), kind, time, data, len(payload))
         return str(entry_id)
+
+    async def _check(
+        self, reply: Any, entry_id: str, kind: str, time: int, payload: bytes, *extra: str | bytes
+    ) -> None:
+        """Raises what an error in an entry's place means."""
+        if not isinstance(reply, ReplyError):
+            return
+        if reply.code in ("OOM", "MISCONF"):
+            raise BusFull(str(reply))
+        # a write repeated after a lost connection is refused too: then the entry is there, and it is ours
+        written = ["type", kind, "time", time, "data", payload, *extra]
+        found = await self._bus.range(self.key, entry_id, entry_id)
+        if not found or found[0][1] != [p if isinstance(p, bytes) else str(p).encode() for p in written]:
+            raise Fenced(f"{self.key} belongs to another replica")
 
     def _tell(self, entry_id: str, kind: str, time: int, data: dict[str, Any], size: int) -> None:
         """Keeps what the end is to tell of an entry; `size`: bytes of its data."""
@@ -368,17 +391,27 @@ class JournalWriter:
             self.large[str(data.get("call_id"))] = entry_id
 
 
+# Makes a journal, or takes it over: all entries, or none where the first is refused. KEYS: journal.
+# ARGV: seconds to live, the claim's name, then of each entry id, type, time, data.
+_CLAIM = Script(
+    RING
+    + """
+for i = 3, #ARGV, 4 do
+  local claim = i == 3 and {'claim', ARGV[2]} or {}
+  redis.call('XADD', KEYS[1], ARGV[i], 'type', ARGV[i + 1], 'time', ARGV[i + 2], 'data', ARGV[i + 3], unpack(claim))
+  ring(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
+end
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+return ARGV[3]
+"""
+)
+
 # Adds the writer's next entry. KEYS: journal. ARGV: id, type, time, data, further fields. Only a claim makes a journal.
 _WRITE = Script(
     RING
     + """
-local id
-if ARGV[5] == 'claim' then
-  id = redis.call('XADD', KEYS[1], ARGV[1], 'type', ARGV[2], 'time', ARGV[3], 'data', ARGV[4], unpack(ARGV, 5))
-else
-  id = redis.call('XADD', KEYS[1], 'NOMKSTREAM', ARGV[1], 'type', ARGV[2], 'time', ARGV[3], 'data', ARGV[4],
-                  unpack(ARGV, 5))
-end
+local id = redis.call('XADD', KEYS[1], 'NOMKSTREAM', ARGV[1], 'type', ARGV[2], 'time', ARGV[3], 'data', ARGV[4],
+                      unpack(ARGV, 5))
 if id then ring(id, ARGV[2], ARGV[3], ARGV[4]) end
 return id
 """

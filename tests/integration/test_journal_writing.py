@@ -17,7 +17,7 @@ from support.waiting import eventually
 
 from shared.bus import Bus, ReplyError, order
 from shared.bus.keys import journal_key
-from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, Outgoing, Subject
+from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, Outgoing, QueryCancel, Subject
 from shared.envelope import Envelope, now_ms
 from shared.errors import Fenced, TransientError
 from shared.records.journal import (
@@ -90,6 +90,28 @@ async def test_a_message_that_is_named_already_is_named_once_by_a_new_owner(bus:
     assert second.crossed == [asked, answered]
     await second.append(EntryType.STATE, {"from": "B", "to": "C"})
     assert [one for entry in await read_journal(bus, KEY) for one in entry.crossings()] == [asked, answered]
+
+
+async def test_a_new_journal_begins_with_everything_or_nothing(bus: Bus, raw: redis.Redis) -> None:
+    begins = [(EntryType.STATE, {"to": "A"}), (EntryType.STATE, {"to": "B"})]
+    said = QUERY_CANCEL.of(QueryCancel(query_id="1-1"))
+    writer, before = await JournalWriter.claim(bus, KEY, {"owner": "r1"}, 60, begins, [said], fresh=True)
+    assert (before, writer.position) == ([], "1-3")
+    assert writer.begun == [
+        (f"1-{n}", kind, data) for n, (kind, data) in enumerate([(EntryType.CLAIMED, {"owner": "r1"}), *begins], 1)
+    ]
+    found = await read_journal(bus, KEY)
+    assert [(entry.id, entry.type, entry.value()) for entry in found] == writer.begun
+    assert 0 < raw.ttl(KEY) <= 60
+    # the message is noted, and named by the next entry
+    assert [crossing.subject for crossing in writer.crossed] == [QUERY_CANCEL.name]
+    # somebody who expects nothing there finds the journal, and adds to it its claim alone
+    other, before = await JournalWriter.claim(bus, KEY, {"owner": "r2"}, 60, begins, fresh=True)
+    assert ([entry.id for entry in before], other.position) == (["1-1", "1-2", "1-3"], "2-1")
+    assert other.begun == [("2-1", EntryType.CLAIMED, {"owner": "r2"})]
+    assert [entry.id for entry in await read_journal(bus, KEY)] == ["1-1", "1-2", "1-3", "2-1"]
+    with pytest.raises(Fenced):
+        await writer.append(EntryType.ANSWER, {"text": "late"})
 
 
 @pytest.mark.parametrize("taken_over", [False, True])

@@ -17,7 +17,6 @@ from services.generator.compaction import Past
 from services.generator.identities import UnknownPersona
 from services.generator.run import Cancelled, Ending, Failure
 from services.generator.settings import GeneratorSettings
-from shared.bus.keys import cancel_key
 from shared.contracts import ClientTools, QueryReceived
 from shared.errors import TransientError
 from shared.llm.port import ContextOverflow, ModelError, ModelMissing, ModelRejected, ModelUnavailable
@@ -47,6 +46,9 @@ class Bench:
         self.settings = GeneratorSettings(**{"deadline_seconds": 90, **settings})
         self.response: Response | None = Response(self._done)
         self.mine = True
+        self.stopped = False
+        self.asked_for_turn = 0
+        self.began: list[bool] = []
         self.waits: asyncio.Event | None = None
         self.waiting_queries = 0
         self.opened: list[tuple[Any, ...]] = []
@@ -80,18 +82,24 @@ class Bench:
 
         return note
 
-    async def _open_response(self, parts: Any, message: Any, caller: Caller, left: float) -> Response | None:
+    async def _open_response(
+        self, parts: Any, message: Any, caller: Caller, left: float, *, answering: bool = False
+    ) -> Response | None:
         assert (parts, message.payload.session_id) == (self.parts, "s")
+        self.began.append(answering)
         self.opened.append((caller, left))
         return self.response
 
-    async def _open_turn(self, parts: Any, _message: Any, caller: Caller, opening: Any) -> tuple[Response | None, Past]:
+    async def _open_turn(
+        self, parts: Any, _message: Any, caller: Caller, opening: Any
+    ) -> tuple[Response | None, Past, bool]:
         assert parts is self.parts
         self.turned.append((caller,))
-        return await opening(), PAST
+        return await opening(), PAST, self.stopped
 
-    async def _wait_for_turn(self, parts: Any, _message: Any, caller: Caller, flag: str) -> bool:
-        assert (parts, flag) == (self.parts, cancel_key(caller.query_id))
+    async def _wait_for_turn(self, parts: Any, _message: Any, caller: Caller) -> bool:
+        assert (parts, caller.query_id) == (self.parts, "5000-1")
+        self.asked_for_turn += 1
         if self.waits is not None:
             await self.waits.wait()
         return self.mine
@@ -113,9 +121,9 @@ class Bench:
         return self.response.ended
 
 
-def message(*, deliveries: int = 1, deadline: int | None = None, **query: Any) -> Any:
+def message(*, deliveries: int = 1, deadline: int | None = None, turn: str = "", **query: Any) -> Any:
     payload = QueryReceived(**{"session_id": "s", "query": "Why?", "user_id": "ann", **query})
-    envelope = SimpleNamespace(deadline=deadline, traceparent="trace")
+    envelope = SimpleNamespace(deadline=deadline, traceparent="trace", turn=turn)
     return SimpleNamespace(entry_id="5000-1", payload=payload, deliveries=deliveries, envelope=envelope)
 
 
@@ -229,7 +237,33 @@ async def test_a_query_that_was_cancelled_before_its_turn_is_not_begun(monkeypat
     bench = Bench(monkeypatch)
     bench.mine = False
     await bench.answering.answer(message())
-    assert (bench.ended, bench.turned) == ([Cancelled()], [])
+    assert (bench.ended, bench.turned, bench.began) == ([Cancelled()], [], [False])
+    # nor is one that has its turn
+    bench = Bench(monkeypatch)
+    bench.stopped = True
+    await bench.answering.answer(message(turn="A"))
+    assert (bench.ended, bench.watched, bench.asked_for_turn) == ([Cancelled()], [Cancelled()], 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ({}, 1),
+        ({"turn": "A"}, 0),
+        ({"turn": "AB"}, 0),
+        ({"turn": "B"}, 1),
+        # whoever had it may have left the lane since
+        ({"turn": "A", "deliveries": 2}, 1),
+        ({"messages": []}, 0),
+        ({"messages": [], "deliveries": 2}, 0),
+    ],
+)
+async def test_a_query_that_has_its_turn_does_not_ask_for_it(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], asked: int
+) -> None:
+    bench = Bench(monkeypatch)
+    await bench.answering.answer(message(**given))
+    assert (bench.asked_for_turn, bench.ended, bench.began) == (asked, [DONE], [True])
 
 
 async def test_an_answer_that_is_too_late_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

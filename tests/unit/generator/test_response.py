@@ -574,20 +574,12 @@ async def test_whose_session_it_is_not_gets_no_answer(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("deliveries", "states", "query", "asked"),
-    [
-        (1, 0, {}, False),
-        (2, 0, {}, True),
-        (2, 1, {}, True),
-        (2, 2, {}, False),
-        (2, 0, {"messages": []}, False),
-    ],
+    ("deliveries", "query", "asked"), [(1, {}, False), (2, {}, True), (2, {"messages": []}, False)]
 )
-async def test_who_takes_an_answer_over_asks_whose_session_it_is_unless_that_was_shown(
-    monkeypatch: pytest.MonkeyPatch, deliveries: int, states: int, query: dict[str, Any], asked: bool
+async def test_who_takes_an_answer_over_asks_whose_session_it_is(
+    monkeypatch: pytest.MonkeyPatch, deliveries: int, query: dict[str, Any], asked: bool
 ) -> None:
     bench = Bench(monkeypatch, deliveries=deliveries, **query)
-    bench.recall.states = states
     await bench.response.generate(Past())
     assert bench.opened == ([("s", "ann", "What is new?", QUERY_ID)] if asked else [])
 
