@@ -21,7 +21,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 
-.PHONY: help setup run test test-fast test-clients test-webui test-api-clients test-train lint format types imports docs-keys docs-asyncapi docs-settings console console-types test-console test-browser pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-experiments eval-talks mutants soak chaos judging-chaos compose-test lock env up upgrade backup restore down logs clean
+.PHONY: help setup run test test-fast test-clients test-webui test-graph test-api-clients test-train lint format types imports docs-keys docs-asyncapi docs-settings console console-types test-console test-browser pins stories bench bench-shadow eval-memory eval-fetch eval-documents eval-ranking eval-experiments eval-talks mutants soak chaos judging-chaos compose-test lock env up upgrade backup restore down logs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -70,6 +70,9 @@ test-api-clients: $(DEV_STAMP) ## clients that are generated from /openapi.json,
 
 test-webui: $(DEV_STAMP) ## Open WebUI as people install it, in an environment of its own (docs/clients.md)
 	@$(PY) tests/webui/run.py $(ARGS)
+
+test-graph: $(DEV_STAMP) ## knowledge at a genuine graph server (ArcadeDB), in an environment of its own (docs/knowledge.md)
+	@$(PY) tests/graph/run.py $(ARGS)
 
 console: $(RUN_STAMP) ## build the web console (Node from the PATH or a wheel; packages from the npm registry)
 	@$(PY) -m services.cli.launch.console_build

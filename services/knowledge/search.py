@@ -21,7 +21,8 @@ HEADING = "=== KNOWLEDGE GRAPH FACTS ==="
 NOTHING = "No facts found in the knowledge graph."
 # Claims about a name that are looked at, the newest first; of those that a second hop starts from, and how many.
 _CLAIMS, _NEAR, _STARTS = 400, 20, 40
-_EVERY = 1 << 31
+# As many as nobody has of one name. There are servers that make room for as many rows as are asked for.
+_EVERY = 1_000_000
 # Users whose names are kept in memory.
 _USERS = 64
 

@@ -16,7 +16,7 @@ from services.knowledge.ladybug import open_ladybug
 from services.knowledge.manage import Manage
 from services.knowledge.search import Search
 from services.knowledge.settings import EMBEDDED, KnowledgeSettings
-from services.knowledge.store import CONSTRAINTS, TABLES, Store
+from services.knowledge.store import LABELS, TABLES, Store
 from services.knowledge.tools import KnowledgeTools
 from shared.contracts import KNOWLEDGE_FORGET, KNOWLEDGE_READ, MEMORY_FORGET, QUERY_FORGET, RESPONSE_GENERATION
 from shared.errors import TransientError
@@ -77,7 +77,7 @@ def _opened(settings: KnowledgeSettings) -> contextlib.AbstractAsyncContextManag
 
     password = settings.store_password.get_secret_value() if settings.store_password else ""
     return open_bolt(
-        settings.store, settings.store_user, password, settings.store_database, CONSTRAINTS, settings.store_timeout
+        settings.store, settings.store_user, password, settings.store_database, LABELS, settings.store_timeout
     )
 
 

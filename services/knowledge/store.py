@@ -22,7 +22,7 @@ from shared.participant.retention import Census
 # What the sources begin with that a person has entered.
 BY_HAND = "person:"
 
-# Tables of the embedded graph, and constraints of a server.
+# Tables of the embedded graph, and what of them has unique ids at a server.
 _CLAIM = ", ".join(f"{name} {'INT64' if name == 'said' else 'STRING'}" for name in FIELDS)
 TABLES = (
     "CREATE NODE TABLE IF NOT EXISTS KnowledgeUser(id STRING PRIMARY KEY, version INT64)",
@@ -34,10 +34,7 @@ TABLES = (
     "CREATE REL TABLE IF NOT EXISTS HEARD(FROM KnowledgeUser TO KnowledgeSource)",
     f"CREATE REL TABLE IF NOT EXISTS SAID(FROM KnowledgeName TO KnowledgeName, {_CLAIM})",
 )
-CONSTRAINTS = tuple(
-    f"CREATE CONSTRAINT local2_{label.lower()} IF NOT EXISTS FOR (n:{label}) REQUIRE n.id IS UNIQUE"
-    for label in ("KnowledgeUser", "KnowledgeName", "KnowledgeSource", "KnowledgeGone")
-)
+LABELS = ("KnowledgeUser", "KnowledgeName", "KnowledgeSource", "KnowledgeGone")
 
 _SET = ", ".join(f"{name}: ${name}" for name in FIELDS)
 _CLAIMS = ", ".join(f"r.{name} AS {name}" for name in FIELDS)
@@ -418,4 +415,4 @@ def _claims(rows: Iterable[Row]) -> list[Claim]:
     return [claim_of(row) for row in rows]
 
 
-__all__ = ["CONSTRAINTS", "TABLES", "Source", "Store"]
+__all__ = ["LABELS", "TABLES", "Source", "Store"]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from support.bolt_server import bolt_server
 from support.waiting import eventually
 
 from services.knowledge.bolt import open_bolt
@@ -25,7 +26,7 @@ from services.knowledge.ladybug import GraphLocked, LadybugGraph, open_ladybug
 from services.knowledge.names import USER
 from services.knowledge.repair import repair
 from services.knowledge.search import Search
-from services.knowledge.store import CONSTRAINTS, TABLES, Store
+from services.knowledge.store import LABELS, TABLES, Store
 from shared.errors import SettingsError
 from shared.participant.background import patiently
 
@@ -41,17 +42,17 @@ async def opened(kind: str, folder: Path) -> AsyncIterator[Graph]:
             yield graph
     else:
         user, password = os.environ.get("LOCAL2_TEST_BOLT_USER", ""), os.environ.get("LOCAL2_TEST_BOLT_PASSWORD", "")
-        async with open_bolt(BOLT, user, password, None, CONSTRAINTS, 10) as graph:
+        async with open_bolt(BOLT, user, password, None, LABELS, 10) as graph:
+            async with graph.transaction() as run:
+                for label in LABELS:
+                    await run(f"MATCH (n:{label}) DETACH DELETE n", {})
             yield graph
 
 
 @pytest_asyncio.fixture(params=KINDS)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     async with opened(request.param, tmp_path) as graph:
-        found = Store(graph)
-        for user in ("ann", "bob"):
-            await found.forget_user(user, 10)
-        yield found
+        yield Store(graph)
 
 
 def turn(source: str, said: int = 100, user: str = "ann", session: str = "s1") -> Turn:
@@ -354,13 +355,61 @@ async def test_a_killed_process_leaves_a_graph_that_is_whole(written: dict[str, 
 
 
 async def test_a_server_that_is_away_is_an_error_that_passes() -> None:
-    async with open_bolt("bolt://127.0.0.1:9", "neo4j", "x", None, CONSTRAINTS, 2) as graph:
+    async with open_bolt("bolt://127.0.0.1:9", "neo4j", "x", None, LABELS, 2) as graph:
         with pytest.raises(GraphUnavailable, match="the graph server"):
             await graph.ping()
         with pytest.raises(GraphUnavailable):
             await Store(graph).count("ann")
         with pytest.raises(GraphUnavailable):
             await Store(graph).settle("ann", "r1")
+
+
+@pytest.mark.parametrize("silent", ["HELLO", "BEGIN", "MATCH (n:Slow)", "COMMIT"])
+async def test_a_server_that_stands_still_is_left_after_the_time_that_the_setting_gives_it(silent: str) -> None:
+    async with bolt_server(silent=silent) as server, open_bolt(server.address, "ann", "x", None, [], 0.3) as graph:
+
+        async def write() -> None:
+            async with graph.transaction() as run:
+                await run("MATCH (n:Slow) RETURN n.id AS id", {})
+
+        for _ in range(2):
+            async with asyncio.timeout(10):
+                with pytest.raises(GraphUnavailable, match=r"the graph server does not answer within 0\.3 s"):
+                    await write()
+        server.silent = ""
+        await write()
+
+
+async def test_one_of_those_who_write_at_once_writes_and_the_others_wait() -> None:
+    async with bolt_server() as server, open_bolt(server.address, "ann", "x", None, [], 10) as graph:
+
+        async def write(number: int) -> None:
+            async with graph.transaction() as run:
+                await run(f"MATCH (n:Name{number}) RETURN n.id AS id", {})
+
+        await asyncio.gather(*(write(number) for number in range(8)))
+        assert len(server.queries) == 8
+        assert server.most == 1
+
+
+@pytest.mark.parametrize("older", [False, True])
+async def test_ids_are_made_unique_once_and_in_the_form_that_the_server_knows(older: bool) -> None:
+    async with (
+        bolt_server(refuses=("REQUIRE",) if older else ()) as server,
+        open_bolt(server.address, "ann", "x", None, ["One", "Two"], 10) as graph,
+    ):
+        await asyncio.gather(*(graph.ping() for _ in range(4)), *(graph.read("MATCH (n) RETURN n", {}) for _ in "ab"))
+        changes = [query for query in server.queries if query[0].startswith("CREATE")]
+        expected = []
+        for label in ("One", "Two"):
+            constraint = (
+                f"CREATE CONSTRAINT local2_{label.lower()} IF NOT EXISTS FOR (n:{label}) REQUIRE n.id IS UNIQUE"
+            )
+            forms = [f"CREATE CONSTRAINT ON (n:{label}) ASSERT n.id IS UNIQUE", f"CREATE INDEX ON :{label}(id)"]
+            # a server that has the other form takes none of them in a transaction
+            expected += [(query, False) for query in [constraint, *(forms if older else [])]]
+        assert changes == expected
+        assert len(server.queries) == len(expected) + 6
 
 
 # ── what is removed, on disk ─────────────────────────────────────────────────────────────────────────────────────
