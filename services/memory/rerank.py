@@ -138,7 +138,7 @@ class CrossEncoder:
         shown = [text[:SHOWN] for text in texts]
         try:
             async with asyncio.timeout(settings.rerank_timeout):
-                scores = await self._scores(query, shown, settings)
+                scores = await self._scores(query[:SHOWN], shown, settings)
         except (TimeoutError, httpx.TimeoutException) as exc:
             raise RerankFailed(f"not reranked: no answer within {settings.rerank_timeout:g} s") from exc
         except httpx.DecodingError as exc:
@@ -150,7 +150,7 @@ class CrossEncoder:
         return sorted(range(len(texts)), key=lambda place: -scores[place])
 
     async def _scores(self, query: str, texts: Sequence[str], settings: MemorySettings) -> list[float]:
-        """Of each text; of half of them at a time, and at last of half a text, as long as the server refuses."""
+        """Of each text; of half of them at a time, at last of half a text or query, as long as the server refuses."""
         as_texts = self._texts
         status, answer = await self._posted(query, texts, settings, as_texts)
         if status in _OTHER_FORM:
@@ -164,15 +164,20 @@ class CrossEncoder:
             middle = len(texts) // 2
             halves = texts[:middle], texts[middle:]
             return [score for half in halves for score in await self._scores(query, half, settings)]
-        if status in _TOO_MUCH and len(texts[0]) > 2 * _LEAST_SHOWN:
-            return await self._scores(query, [texts[0][: len(texts[0]) // 2]], settings)
+        # a server reads both together, whichever of them is the long one
+        longest = max(query, texts[0], key=len)
+        if status in _TOO_MUCH and len(longest) > 2 * _LEAST_SHOWN:
+            half = longest[: len(longest) // 2]
+            cut = (half, texts[0]) if longest is query else (query, half)
+            return await self._scores(cut[0], [cut[1]], settings)
         if status in (401, 403):
             raise RerankFailed(f"not reranked: {status}, the key in LOCAL2_MEMORY_RERANK_KEY was refused")
-        raise RerankFailed(f"not reranked: the server answers {status}")
+        raise RerankFailed(f"not reranked: the server answers {status}{answer}")
 
     async def _posted(
         self, query: str, texts: Sequence[str], settings: MemorySettings, as_texts: bool
     ) -> tuple[int, Any]:
+        """Status and answer; of a refusal its reason."""
         named = {"model": settings.rerank_model} if settings.rerank_model else {}
         form = {"texts": texts, "truncate": True} if as_texts else {**named, "documents": texts, "top_n": len(texts)}
         key = settings.rerank_key.get_secret_value() if settings.rerank_key else ""
@@ -193,11 +198,23 @@ class CrossEncoder:
                 if len(body) > _MOST_BYTES:
                     raise RerankFailed("not reranked: the server's answer is too large")
         if response.status_code != 200:
-            return response.status_code, None
+            return response.status_code, refusal(body)
         try:
             return 200, orjson.loads(body)
         except orjson.JSONDecodeError as exc:
             raise RerankFailed("not reranked: the server's answer is not JSON") from exc
+
+
+def refusal(body: bytes) -> str:
+    """What a server says of its refusal, as a part of a sentence: llama.cpp and vLLM in `error.message`, TEI in
+    `error`, infinity in `detail`, where a list repeats the texts that were sent, and is left out."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return ""
+    found = found.get("error", found.get("detail")) if isinstance(found, dict) else None
+    found = found.get("message") if isinstance(found, dict) else found
+    return f", {' '.join(found.split())[:200]}" if isinstance(found, str) else ""
 
 
 def scored(answer: Any, count: int) -> dict[int, float]:

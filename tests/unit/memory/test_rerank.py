@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from pydantic import SecretStr
 
-from services.memory.rerank import CrossEncoder, ModelReranker, RerankFailed, asked, chosen, scored
+from services.memory.rerank import CrossEncoder, ModelReranker, RerankFailed, asked, chosen, refusal, scored
 from services.memory.settings import MemorySettings
 from shared.errors import ModelError
 from shared.llm.discovery import ModelFacts
@@ -20,6 +22,8 @@ from shared.llm.port import ChatRequest, Finish, TextDelta
 
 TEXTS = ["We sold the boat.", "Bread, butter.", "The boat is dark blue."]
 URL = "http://rerank.example:8012/v1/rerank"
+# Exchanges with llama.cpp and infinity as they were.
+RECORDED = {path.stem: path for path in (Path(__file__).parents[2] / "support" / "rerank_wire").glob("*.ndjson")}
 
 
 def settings(**values: Any) -> MemorySettings:
@@ -349,3 +353,56 @@ def test_scores_are_read_by_their_places() -> None:
     for nothing in ("nothing", None, {}, {"results": {"index": 0, "score": 1}}):
         with pytest.raises(RerankFailed):
             scored(nothing, 1)
+
+
+@pytest.mark.parametrize("name", sorted(RECORDED))
+async def test_what_genuine_servers_said_is_understood(name: str) -> None:
+    """The first line says what was asked of which server and what came of it, the others are the exchanges."""
+    first, *exchanges = [json.loads(line) for line in RECORDED[name].read_text().splitlines()]
+    left = list(exchanges)
+
+    def play(request: httpx.Request) -> httpx.Response:
+        expected = left.pop(0)
+        assert (request.url.path, json.loads(request.content)) == (expected["path"], expected["sent"])
+        return httpx.Response(expected["status"], json=expected["said"])
+
+    asks = settings(rerank_url=f"http://rerank.example/{first['url']}", rerank_model=first["model"])
+    async with httpx.AsyncClient(transport=httpx.MockTransport(play)) as http:
+        ordering = CrossEncoder(http).order(first["query"], first["texts"], asks)
+        if "order" in first:
+            assert await ordering == first["order"]
+        else:
+            with pytest.raises(RerankFailed, match=f"^{re.escape(first['failed'])}$"):
+                await ordering
+    assert left == []
+
+
+async def test_a_question_that_is_too_long_is_cut_as_texts_are() -> None:
+    def play(request: httpx.Request) -> httpx.Response:
+        sent = json.loads(request.content)
+        asked.append(len(sent["query"]))
+        if len(sent["query"]) + max(map(len, sent["documents"])) > 900:
+            return httpx.Response(500)
+        return httpx.Response(200, json={"results": [{"index": 0, "relevance_score": 1 - asked[-1] / len(TEXTS[0])}]})
+
+    asked: list[int] = []
+    async with httpx.AsyncClient(transport=httpx.MockTransport(play)) as http:
+        assert await CrossEncoder(http).order("boat? " * 10_000, [TEXTS[0]], settings()) == [0]
+    assert asked == [1_500, 750]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"error": {"message": "not  started\\nso"}}', ", not started so"),
+        (b'{"error": "Input validation error", "error_type": "Validation"}', ", Input validation error"),
+        (b'{"detail": "Not Found"}', ", Not Found"),
+        (b'{"detail": [{"msg": "too long", "input": "our words"}]}', ""),
+        (b'{"error": {"message": 5}}', ""),
+        (b'["x"]', ""),
+        (b"<html>", ""),
+        (b'{"detail": "%s"}' % (b"x" * 500), f", {'x' * 200}"),
+    ],
+)
+def test_why_a_server_refuses_is_told_in_its_words_but_not_in_ours(body: bytes, said: str) -> None:
+    assert refusal(body) == said
