@@ -198,7 +198,7 @@ class CrossEncoder:
                 if len(body) > _MOST_BYTES:
                     raise RerankFailed("not reranked: the server's answer is too large")
         if response.status_code != 200:
-            return response.status_code, refusal(body)
+            return response.status_code, refusal(bytes(body))
         try:
             return 200, orjson.loads(body)
         except orjson.JSONDecodeError as exc:

@@ -289,7 +289,8 @@ def killed(server: Server) -> None:
                 found = answer.json().get("facts", []) if answer.status_code == 200 else []
                 # each from one source, as the model has read it
                 read = [one for one in found if [source["by"] for source in one["sources"]] == ["model"]]
-                lives = sorted(one["subject"]["name"] for one in read)
+                # others are what the story has told
+                lives = sorted(one["subject"]["name"] for one in read if one["subject"]["name"] != "Anna")
                 if lives == sorted(names):
                     break
                 assert time.monotonic() < deadline, f"{answer.status_code}: {len(lives)} of {len(names)}: {lives}"

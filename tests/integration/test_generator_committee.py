@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 from support.services import announced, running
 from support.stack import stage
+from support.waiting import eventually
 
 from services.generator.identities import load_identities
 from shared.contracts import AGENT_TRANSITION, RESPONSE_GENERATION
@@ -186,6 +188,48 @@ async def test_a_cancel_stops_whoever_speaks_and_leaves_no_turn(parallel: bool, 
         assert (end.type, end.value()["answer"]) == (EntryType.CANCELLED, "")
         assert await on.turns("s1") == []
         assert await on.published(RESPONSE_GENERATION) == []
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+async def test_a_cancel_ends_what_members_have_asked_of_tools_and_the_next_question_is_answered(
+    parallel: bool, redis_url: str
+) -> None:
+    running_now: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def slow(_settings: Settings) -> AsyncIterator[Run[SearchMemory]]:
+        async def run(args: SearchMemory) -> ToolResult:
+            running_now.append(args.query)
+            try:
+                await asyncio.sleep(60)
+            finally:
+                running_now.remove(args.query)
+            return ToolResult("nothing")
+
+        yield run
+
+    call = {"name": "search_memory", "args": {"query": "life"}}
+    rules = [
+        {"when": {"user": "^Next"}, "respond": {"text": "Gladly."}},
+        # in the second round
+        {"when": {"system": "\\[Empath, round 1\\]", "tool_results": 0}, "respond": {"tool_calls": [call]}},
+        {"respond": {"text": "I doubt it."}},
+    ]
+    service = tool_service("search_memory", SearchMemory, Settings, slow)
+    async with (
+        running(service, Settings(redis_url=redis_url, heartbeat=0.2, drain=0.2)),
+        stage(redis_url, rules, parallel=parallel, tool_timeout=60) as on,
+    ):
+        await announced(redis_url, "search_memory", 1)
+        query_id = await on.ask("Shall I?", "s1", mode="committee", personas=["skeptic", "empath"], rounds=2)
+        await eventually(lambda: len(running_now) == (2 if parallel else 1), what="members wait for a tool")
+        await on.cancel(query_id)
+        assert (await on.ended(query_id, 1.0)).type is EntryType.CANCELLED
+        await eventually(lambda: not running_now, what="no tool runs for them")
+        told = [entry.value() for entry in await on.journal(query_id) if entry.type is EntryType.PERSONA_DONE]
+        assert [(one["persona"], one["round"]) for one in told] == [("Skeptic", 1), ("Empath", 1)]
+        assert await on.answer(await on.ask("Next?", "s1")) == "Gladly."
+        assert [turn.answer for turn in await on.turns("s1")] == ["Gladly."]
 
 
 async def test_the_deadline_is_that_of_the_whole_committee(redis_url: str) -> None:
