@@ -12,6 +12,8 @@ from redis import Redis
 from tables import Target, middle, table
 
 LOCAL2, BARE, DIRECT = "bus_local2:Local2Bus", "bus_bare:BareBus", "bus_bare:DirectBus"
+# The bare loop with what the promises send: what lies between them and LoCAL2 is its Python.
+LADDER = ("bus_ladder:EnvelopeBus", "bus_ladder:PromisesBus")
 LEVELS = (1, 64, 256)
 
 

@@ -46,7 +46,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def round_trips(options: argparse.Namespace, folder: Path, rounds: int, seconds: float) -> tuple[list[Target], object]:
-    targets = list(dict.fromkeys([options.bus, roundtrip.LOCAL2, roundtrip.BARE, roundtrip.DIRECT]))
+    targets = list(dict.fromkeys([options.bus, roundtrip.LOCAL2, roundtrip.BARE, roundtrip.DIRECT, *roundtrip.LADDER]))
     with EmbeddedRedis(folder / "redis-roundtrip", port=0) as server:
         result = roundtrip.measure(server.url, folder, targets, rounds, seconds)
     text, verdicts = roundtrip.report(result, options.bus)
