@@ -45,5 +45,7 @@ class BusClock:
         """Milliseconds until a deadline that was set when the clock said `stamped` (both ms). A clock that went forward
         since, while this process watched, takes nothing of them away: what was stamped by the one before lies nearer
         to that, also when another process has heard of it later."""
-        leapt = sum(seconds for until, seconds in self._leaps if stamped < (until + seconds / 2) * 1000)
-        return deadline - self.now_ms() + int(leapt * 1000)
+        left = deadline - int((time.monotonic() + self._offset) * 1000)
+        if self._leaps:
+            left += int(sum(leap for at, leap in self._leaps if stamped < (at + leap / 2) * 1000) * 1000)
+        return left

@@ -268,7 +268,9 @@ class Consumer:
                     effects = await self._attempt(delivery)
                 else:
                     await self._reconsider(delivery, error)
-                until = await self._check_claim(delivery)
+                until = self._claims.certain_until
+                if delivery.lost or self._loop.time() >= until:
+                    until = await self._check_claim(delivery)
                 self._settling.settle(delivery, effects, until, self._settled)
                 handed_in = True
             except EffectRefused as exc:
@@ -298,9 +300,11 @@ class Consumer:
         """The effects of an entry. Raises PermanentError when it was tried often enough."""
         if delivery.deliveries > self._max_deliveries:
             raise PermanentError(f"gave up after {delivery.deliveries - 1} deliveries")
-        await delivery.slot()
+        if delivery not in self.slots.working:
+            await delivery.slot()
         # it may have come before a pause of this process, and be somebody else's by now, or finished
-        await self._check_claim(delivery)
+        if delivery.lost or self._loop.time() >= self._claims.certain_until:
+            await self._check_claim(delivery)
         while True:
             try:
                 return await self._routes[delivery.stream].handler(delivery)

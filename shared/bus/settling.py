@@ -74,11 +74,14 @@ class Settling:
             # one of them was refused, or cannot be sent, and all with it
             self._write_each(items)
             return
-        replies = iter(() if error is not None else writing.result())
+        replies = () if error is not None else writing.result()
+        refused, start = ReplyError in map(type, replies), 0
         for delivery, effects, _, settled in items:
             outcome = error
-            for _, reply in zip(effects, replies, strict=False):
-                if isinstance(reply, ReplyError):
-                    outcome = outcome or EffectRefused(str(reply))
+            if refused:
+                end = start + len(effects)
+                of_this = [reply for reply in replies[start:end] if isinstance(reply, ReplyError)]
+                outcome = EffectRefused(str(of_this[0])) if of_this else None
+                start = end
             delivery.settling = False
             settled(delivery, effects, outcome)

@@ -250,16 +250,12 @@ class ToolWork(Generic[A]):
         key, ms = self._stored_under + message.payload.call_id, math.ceil(left * 1000)
         return [("SET", key, RUNNING + str(self._context.bus.now_ms() + ms).encode(), "NX", "PX", ms)]
 
-    async def _remaining(self, message: Message[ToolRequest]) -> float:
-        """Seconds until a call's deadline, or until that of a later request which was left to this one."""
-        deadline, bus = message.envelope.deadline, self._context.bus
-        if deadline is None:
-            return math.inf
-        if (left := bus.left(deadline, str(message.envelope.time))) <= 0:
-            stored = await bus.link.call("GET", self._stored_under + message.payload.call_id)
-            until = stored.removeprefix(RUNNING) if stored is not None else b""
-            left = (int(until) - bus.now_ms()) / 1000 if until.isdigit() else 0.0
-        return left
+    async def _left_to_it(self, message: Message[ToolRequest]) -> float:
+        """Seconds until the deadline of a later request which was left to this one; 0 when there is none."""
+        bus = self._context.bus
+        stored = await bus.link.call("GET", self._stored_under + message.payload.call_id)
+        until = stored.removeprefix(RUNNING) if stored is not None else b""
+        return (int(until) - bus.now_ms()) / 1000 if until.isdigit() else 0.0
 
     async def _asked_before(self, message: Message[ToolRequest]) -> bool:
         """Whether an earlier entry of the same call is not finished."""
@@ -314,8 +310,11 @@ class ToolWork(Generic[A]):
             args = _arguments(self._args, request.args)
         except ValidationError as exc:
             raise ToolError(_argument_error(exc)) from exc
-        if (remaining := await self._remaining(message)) <= 0:
-            raise NotRun(_TOO_LATE)
+        deadline, remaining = message.envelope.deadline, math.inf
+        if deadline is not None and (remaining := self._context.bus.left(deadline, str(message.envelope.time))) <= 0:
+            remaining = await self._left_to_it(message)
+            if remaining <= 0:
+                raise NotRun(_TOO_LATE)
         call, tools = _Call(request.query_id, task), self._current()
         self._running.add(call)
         slot = self._deadlines.add(call, self._loop.time() + remaining) if remaining < math.inf else None
@@ -383,8 +382,9 @@ class ToolWork(Generic[A]):
 def _first(message: Message[ToolRequest]) -> bool:
     """Whether nobody can have asked for the call before."""
     envelope = message.envelope
-    at_once = abs(order(message.entry_id)[0] - envelope.time) < _AT_ONCE
-    return message.deliveries == 1 and envelope.attempt == 1 and at_once
+    if message.deliveries != 1 or envelope.attempt != 1:
+        return False
+    return abs(order(message.entry_id)[0] - envelope.time) < _AT_ONCE
 
 
 def _encoded(message: Message[ToolRequest], outcome: ToolResult, ms: int) -> bytes:

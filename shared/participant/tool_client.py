@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -161,9 +162,9 @@ class ToolClient:
         """
         tool = canonical_tool(name, args)
         token, trail = token or new_token(), trail or Trail()
-        send = partial(self._call, name, tool, args, call_id, timeout, grace, attempt, token, internal, trail)
         if not watching():
-            return await send(caller)
+            return await self._call(name, tool, args, call_id, timeout, grace, attempt, token, internal, trail, caller)
+        send = partial(self._call, name, tool, args, call_id, timeout, grace, attempt, token, internal, trail)
         attributes = attributes_of(tool, call_id, caller.query_id, caller.session_id)
         return await watched_request(
             attributes, caller.traceparent, lambda traceparent: send(replace(caller, traceparent=traceparent))
@@ -351,7 +352,7 @@ class ToolClient:
 
 def new_token() -> str:
     """What only the worker of a call will know beside its caller: 128 random bits."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 @lru_cache(maxsize=256)
