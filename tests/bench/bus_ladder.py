@@ -129,22 +129,24 @@ class EnvelopeBus(BareBus):
         while True:
             entries = await self._requests()
             for entry_id, fields in entries:
-                request = orjson.loads(fields[-1])
-                answer = {
-                    "query_id": request["query_id"],
-                    "call_id": request["call_id"],
-                    "tool": _TOOL,
-                    "result": tool_work(request["args"]),
-                    "error": None,
-                    "data": None,
-                    "duration_ms": 1,
-                    "session_id": request["session_id"],
-                    "request_id": entry_id.decode(),
-                }
-                self._answer(request, orjson.dumps(answer))
+                self._serve(entry_id.decode(), orjson.loads(fields[-1]))
             self._writes.add("XACK", self.requests, GROUP, *(entry_id for entry_id, _ in entries))
 
-    def _answer(self, request: dict[str, Any], answer: bytes) -> None:
+    def _serve(self, entry_id: str, request: dict[str, Any]) -> None:
+        answer = {
+            "query_id": request["query_id"],
+            "call_id": request["call_id"],
+            "tool": _TOOL,
+            "result": tool_work(request["args"]),
+            "error": None,
+            "data": None,
+            "duration_ms": 1,
+            "session_id": request["session_id"],
+            "request_id": entry_id,
+        }
+        self._answer(entry_id, request, orjson.dumps(answer))
+
+    def _answer(self, _entry_id: str, request: dict[str, Any], answer: bytes) -> None:
         told = ("type", "tool.result", "call_id", request["call_id"], "token", request["token"], "payload", answer)
         self._add(request["reply_to"], *told)
 
@@ -158,11 +160,11 @@ class PromisesBus(EnvelopeBus):
     name = "with all our commands"
     promises = "a stored result and the observers' copy besides: all that a call of ours sends, and nothing that looks"
 
-    def _answer(self, request: dict[str, Any], answer: bytes) -> None:
+    def _answer(self, entry_id: str, request: dict[str, Any], answer: bytes) -> None:
         self._writes.add("SET", _STORED_UNDER + request["call_id"], answer, "EX", _RETENTION)
-        super()._answer(request, answer)
-        now = time.time_ns() // 1_000_000
-        self._add(self.observed, *_fields(request["query_id"], request["session_id"], now), "payload", answer)
+        super()._answer(entry_id, request, answer)
+        known = _fields(request["query_id"], request["session_id"], time.time_ns() // 1_000_000)
+        self._add(self.observed, *known, "causation_id", entry_id, "payload", answer)
 
 
 def _fields(query: str, session: str, now: int) -> tuple[str, ...]:
