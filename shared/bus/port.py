@@ -14,7 +14,7 @@ Reply = Any
 
 # Messages that come up in one loop tick are written so many at a time: Redis, and whoever reads them, begin on these
 # while the next ones are prepared.
-TOGETHER = 16
+TOGETHER = 32
 
 # A server that has no room in its memory, or none on its disk (MISCONF), refuses writes and goes on reading.
 _FULL = ("OOM", "MISCONF")
