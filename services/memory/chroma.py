@@ -23,20 +23,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import chromadb
 import httpx
-from chromadb.api.client import Client
-from chromadb.config import Settings as ChromaSettings
-from chromadb.config import System
-from chromadb.errors import ChromaError, InvalidDimensionException, NotFoundError
 
 from services.memory.damage import DATABASE
+from services.memory.engine import Engine, errors, package
 from services.memory.settings import MemorySettings
 from services.memory.vectors import Space
 from shared.errors import TransientError
 from shared.participant.kept import note
 
 R = TypeVar("R")
+
+_ERRORS = errors()
+ChromaError, NotFoundError, InvalidDimension = (
+    _ERRORS.ChromaError, _ERRORS.NotFoundError, _ERRORS.InvalidDimensionException,
+)  # fmt: skip
 
 # SQLite allows a bounded number of variables in a statement.
 PAGE = 500
@@ -119,15 +120,13 @@ class Collections:
     def close(self) -> None:
         if self._client is None:
             return
-        about = self._client.get_settings()
         self._client.close()
-        if about.is_persistent:
-            _let_go(Path(about.persist_directory) / DATABASE)
+        if isinstance(self._client, Engine):
+            _let_go(self._client.database)
+            return
         # Chroma's own clients of a server, of which each holds another, forget their connections without closing them
         for one in (self._client, self._client._admin_client):
-            session = getattr(one._server, "_session", None)
-            if session is not None:
-                session.close()
+            one._server._session.close()
 
     def of(self, user_id: str, space: Space | None = None) -> dict[str, Collection]:
         """A user's collections of engrams by their names; those of one space."""
@@ -345,7 +344,7 @@ def mapped(work: Callable[..., R], *args: Any) -> R:
     """Turns what Chroma raises into our errors."""
     try:
         return work(*args)
-    except InvalidDimensionException:
+    except InvalidDimension:
         raise
     except (httpx.HTTPError, ConnectionError, ChromaError) as exc:
         if isinstance(exc, ChromaError) and _DAMAGED.search(str(exc)):
@@ -360,6 +359,7 @@ def mapped(work: Callable[..., R], *args: Any) -> R:
 
 def server(settings: MemorySettings) -> Any:
     """A connection to the Chroma server of the settings."""
+    chromadb = package()
     address = urlsplit(str(settings.chroma_url))
     secure = address.scheme == "https"
     token = settings.chroma_token.get_secret_value() if settings.chroma_token else None
@@ -368,7 +368,7 @@ def server(settings: MemorySettings) -> Any:
         port=address.port or (443 if secure else 80),
         ssl=secure,
         headers={"x-chroma-token": token} if token else None,
-        settings=ChromaSettings(anonymized_telemetry=False),
+        settings=chromadb.Settings(anonymized_telemetry=False),
     )
 
 
@@ -392,21 +392,13 @@ def _let_go(database: Path) -> None:
         time.sleep(0.002)
 
 
-def embedded(path: Path) -> Any:
+def embedded(path: Path) -> Engine:
     """Chroma in this process, in a folder that no other process uses."""
-    # in the containers there is only the client of a server, without it
-    from chromadb.api.rust import RustBindingsAPI
-
     # Chroma writes its vectors' files as large as they may become, with whatever lay in memory where no vector is yet:
     # it must not be text.
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_PERTURB, _OVERWRITTEN_WITH)
     _prepared(path / DATABASE)
-    settings = ChromaSettings(anonymized_telemetry=False, is_persistent=True, persist_directory=str(path))
-    system = System(settings)
-    # else as many as there may be open files, whatever memory that takes
-    system.instance(RustBindingsAPI).hnsw_cache_size = _OPEN
-    system.start()
-    client = Client.from_system(system)
+    engine = Engine(path / DATABASE, _OPEN)
     note(path)
-    return client
+    return engine

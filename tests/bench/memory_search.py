@@ -24,6 +24,7 @@ import psutil
 from children import Child
 from tables import Target, table
 
+from services.memory.engine import Engine, package
 from services.memory.engram import Engram
 from services.memory.index import entry
 from services.memory.keywords import KeywordIndex
@@ -163,6 +164,22 @@ async def fill(folder: Path, chroma_url: str, sizes: Sequence[int], questions: i
     keywords.close()
 
 
+def own(store: Store) -> Any:
+    """The user's collection as Chroma's own client gives it, over what the store has open."""
+    (collection,) = store._collections.of(USER).values()
+    engine = store._collections.client()
+    if not isinstance(engine, Engine):
+        return collection.handle
+    package()
+    from chromadb.api.client import Client
+    from chromadb.api.rust import RustBindingsAPI
+    from chromadb.config import Settings, System
+
+    system = System(Settings(anonymized_telemetry=False, is_persistent=True, persist_directory=str(engine.database)))
+    system.instance(RustBindingsAPI).bindings = engine.compiled
+    return Client.from_system(system).get_collection(collection.handle.name, embedding_function=None)
+
+
 async def search(
     store: Store,
     recall: Recall,
@@ -174,7 +191,7 @@ async def search(
     questions: int,
 ) -> dict[str, float]:
     """Milliseconds of a search, of the bare query, and of the keywords alone; they take turns question by question."""
-    (collection,) = store._collections.of(USER).values()
+    collection = await store.reading(own, store)
     dice = random.Random(len(there))
     times: dict[str, list[float]] = {"recall": [], "bare": [], "words": []}
     hits = 0
@@ -186,7 +203,7 @@ async def search(
             return await recall.search(USER, Wanted((question,)), settings)
 
         async def bare() -> Any:
-            return collection.handle.query(query_embeddings=[vectors.next], n_results=settings.top_k)
+            return collection.query(query_embeddings=[vectors.next], n_results=settings.top_k)
 
         async def words(question: str = question) -> Any:
             return keywords.search(USER, question, 30)

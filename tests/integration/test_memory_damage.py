@@ -9,11 +9,10 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chromadb.api.client import SharedSystemClient
 from support.memories import MemoryClient, asking, critique, memory_settings, remembering, response
 from support.services import announced, running
 from support.waiting import eventually
@@ -27,14 +26,6 @@ from shared.testing.model_server import ScriptedModelServer
 
 # more than Chroma keeps in its queue: the vectors are in files of their own
 MANY = 1_100
-
-
-@pytest.fixture(autouse=True)
-def _opened_anew() -> Iterator[None]:
-    """Chroma keeps folders open that this process has used."""
-    SharedSystemClient.clear_system_cache()
-    yield
-    SharedSystemClient.clear_system_cache()
 
 
 def garble(path: Path, at: int = 0, length: int = 20_000) -> None:
@@ -70,15 +61,12 @@ async def filled(redis_url: str, folder: Path) -> list[ResponseGeneration]:
         await client.publish(*said, critique(said[0], 5))
         await client.idle()
         assert (await client.tool("save_topic", topic="user.pet", content="A cat.")).error is None
-    SharedSystemClient.clear_system_cache()
     return said
 
 
 async def repaired(folder: Path) -> str:
     """What the repair says."""
-    SharedSystemClient.clear_system_cache()
     said = await repair(MemorySettings(data_dir=folder))
-    SharedSystemClient.clear_system_cache()
     return "\n".join(said)
 
 
@@ -105,7 +93,6 @@ async def test_a_broken_store_says_so_waits_and_is_repaired(redis_url: str, tmp_
         await client.publish(later)
         await asyncio.sleep(0.5)
         assert await client.bus.link.call("XLEN", DEAD_LETTER.stream) == 0
-    SharedSystemClient.clear_system_cache()
 
     told = await repaired(tmp_path)
     assert "saved: 3 memories of 2 users" in told
@@ -164,7 +151,6 @@ async def test_vectors_in_files_that_are_broken_are_missed(redis_url: str, tmp_p
         lines = [{"content": f"Note number {n} about harbours.", "user_id": "ann"} for n in range(MANY)]
         for at in range(0, MANY, 100):
             assert (await client.manage("import", lines=lines[at : at + 100]))["errors"] == []
-    SharedSystemClient.clear_system_cache()
     folders = [path for path in (tmp_path / "chroma").iterdir() if path.is_dir()]
     # the other collection's vectors have one dimension
     vectors = max(folders, key=lambda folder: (folder / "data_level0.bin").stat().st_size)
@@ -199,7 +185,6 @@ async def test_words_that_have_vanished_are_made_anew(redis_url: str, tmp_path: 
             return [hit["why"]["keyword_rank"] for hit in hits] == [1]
 
         await eventually(by_word, 20, "the words are there")
-    SharedSystemClient.clear_system_cache()
     (tmp_path / "chroma-words" / "mark").write_bytes(os.urandom(40))
     async with remembering(redis_url, tmp_path) as client:
         assert (await client.manage("search", query="harbour"))["hits"]

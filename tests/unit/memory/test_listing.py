@@ -33,7 +33,9 @@ def folder(tmp_path: Path) -> Path:
     store.upsert("eve", SPACE, record("e1", 9))
     store.drop_user("eve")
     for name, kind in (("ours.x.other", "other"), ("others", "engrams")):
-        store.client().create_collection(name, metadata={"user_id": "ann", "kind": kind}, embedding_function=None)
+        store.client().get_or_create_collection(
+            name, metadata={"user_id": "ann", "kind": kind}, embedding_function=None
+        )
     store.close()
     return tmp_path
 

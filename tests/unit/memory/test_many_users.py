@@ -7,10 +7,9 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from chromadb.api.models.Collection import Collection as Handle
-
 from services.memory.chroma import Collections, embedded
 from services.memory.damage import DATABASE
+from services.memory.engine import Records
 from services.memory.vectors import Space
 
 SPACE = Space("m", 4)
@@ -56,7 +55,7 @@ def test_who_goes_through_everybody_holds_the_collection_of_one_user_at_a_time(t
     store.close()
 
     def handles() -> int:
-        return sum(isinstance(one, Handle) for one in gc.get_objects())
+        return sum(isinstance(one, Records) for one in gc.get_objects())
 
     store = opened(tmp_path)
     others, held, users = handles(), 0, set()
