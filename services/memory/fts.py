@@ -1,20 +1,23 @@
-"""What is in a user's keyword file, and how it is searched: BM25 by SQLite's FTS5. Works on a file that is open."""
+"""What is in a user's keyword file, and how it is searched, by SQLite's FTS5. Works on a file that is open."""
 
 from __future__ import annotations
 
 import math
 import sqlite3
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
 
 # Of the files' form and of the words in them: another number makes every index be built anew.
 VERSION = 6
-# Words of a query that are looked up, and engrams that are scored for them: words that many engrams have cost the most
-# and tell the least. Where all words of a query are common, the newest engrams are scored that have them all.
+# Words of a query that are looked up. A word that so many engrams have, or more, is common: it tells the least, and how
+# many have it is estimated from how densely the first of them lie. Where all words of a query are common, the newest
+# engrams are looked at that have them all.
 MAX_WORDS = 32
-MAX_SCORED = 600
-# How many engrams with a word are counted; beyond, their number is estimated from how densely these lie.
-MAX_COUNTED = MAX_SCORED + 1
+COMMON = 601
 # A word of the turn before counts for less than one of the turn itself.
 BEFORE_WEIGHT = 0.4
 # Pages of a file that one step of overwriting writes.
@@ -30,16 +33,19 @@ CREATE VIRTUAL TABLE words USING fts5(turn, before, content='engram', content_ro
 PRAGMA user_version = {VERSION};
 """
 
-_COUNT = f"""
-SELECT count(*), max(n) FROM (SELECT rowid AS n FROM words WHERE words MATCH ? ORDER BY n LIMIT {MAX_COUNTED})
+# Where a word or expression is (?1, ?2, …): in the turn or the one before it, and of a word that is not common in the
+# turn itself. One row for all of them: while SQLite makes it, it needs no lock of the interpreter's, which the vectors'
+# search has at the same time.
+_PLACES = """
+(SELECT count(*) AS c%(n)d, max(n) AS last%(n)d, json_group_array(n) AS all%(n)d FROM (
+    SELECT rowid AS n FROM words WHERE words MATCH ?%(n)d ORDER BY rowid %(order)s LIMIT %(most)d))
 """
-# Newer engrams come first among those that fit as well.
-_BEST = """
-SELECT engram.id, engram.turn, engram.before, engram.vector, engram.model FROM (
-    SELECT rowid AS n, bm25(words, 1.0, ?) AS score FROM words
-    WHERE words MATCH ? AND rowid >= ? ORDER BY score, n DESC LIMIT ?
-) JOIN engram USING (n) ORDER BY score, n DESC
+_ITSELF = """
+c%(n)d, last%(n)d, all%(n)d, CASE WHEN c%(n)d < %(most)d OR %(common)d THEN (
+    SELECT json_group_array(n) FROM (SELECT rowid AS n FROM words WHERE words MATCH 'turn : (' || ?%(n)d || ')'
+        ORDER BY rowid %(order)s LIMIT %(most)d)) END
 """
+_SEEN = "SELECT n, id, turn, before, data, vector, model FROM engram WHERE %s IN (%s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class Entry:
     """What is indexed of one engram: its own text, and the text of the turn before it in the same session.
 
     talk: the same for all turns of one conversation, which are in order by `time` (ms) and then as they came; '' for
-    what stands alone. data: what is wanted of an engram once it is found; see `KeywordIndex.data`. vector (of this
+    what stands alone. data: what is wanted of an engram once it is found. vector (of this
     model): comes back with each hit; without one the vector that is there stays, as long as the texts are the same.
     """
 
@@ -61,16 +67,13 @@ class Entry:
     time: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class KeywordHit:
-    """`rank` counts from 1. `score` (0…1) is the share of the query's words, by their rarity, that the engram has.
-
-    `vector` and `model` are what was added with it.
-    """
+class Seen(NamedTuple):
+    """An engram as a search sees it. `score` (0…1) is the share of the query's words, by their rarity, that it has; the
+    rest is what was added with it."""
 
     id: str
-    rank: int
     score: float
+    data: str = ""
     vector: bytes | None = None
     model: str = ""
 
@@ -79,18 +82,8 @@ class KeywordHit:
 class Found:
     """`rarity`: what each word of the query is worth; what no engram has counts, too."""
 
-    hits: Sequence[KeywordHit] = field(default_factory=list)
+    hits: Sequence[Seen] = field(default_factory=list)
     rarity: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbour:
-    """A turn beside one that was asked for: its share of the query's words, its vector and the vector's model."""
-
-    id: str
-    score: float
-    vector: bytes | None
-    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +93,7 @@ class Around:
 
     before: Mapping[str, str] = field(default_factory=dict)
     after: Mapping[str, str] = field(default_factory=dict)
-    others: Sequence[Neighbour] = ()
+    others: Sequence[Seen] = ()
 
 
 # As it is written: id, words of the turn, words of the turn before, data, vector, model, talk, time.
@@ -155,32 +148,39 @@ def overwritten(db: sqlite3.Connection, table: str, *, begin: bool) -> bool:
 def search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> Found:
     # the highest number in place of how many there are: counting would take longer than all the rest
     (last,) = db.execute("SELECT max(n) FROM engram").fetchone()
-    if last is None:
+    if last is None or not words:
         return Found()
-    counts = dict(zip(words, _counts(db, [_quoted(word) for word in words], last), strict=True))
-    rarity = {word: math.log(1 + (last - n + 0.5) / (n + 0.5)) for word, n in counts.items()}
-    there = sorted((word for word in words if counts[word]), key=lambda word: counts[word])
-    if not there:
-        return Found([], rarity)
-    if counts[there[0]] > MAX_SCORED:
-        expression, matching = _narrowed(db, there, counts, last)
-        first = last - last * MAX_SCORED // matching if matching > MAX_SCORED else 0
-    else:
-        expression, first = " OR ".join(map(_quoted, _rarest(there, counts))), 0
-    found = db.execute(_BEST, (BEFORE_WEIGHT, expression, first, limit)).fetchall()
+    quoted = [f'"{word}"' for word in words]
+    places = _places(db, quoted)
+    counts = [place.count(last) for place in places]
+    rarity = {word: math.log(1 + (last - n + 0.5) / (n + 0.5)) for word, n in zip(words, counts, strict=True)}
+    telling = [(rarity[word], place) for word, place in zip(words, places, strict=True) if 0 < place.seen < COMMON]
+    if not telling and any(counts):
+        there = sorted((count, one) for count, one in zip(counts, quoted, strict=True) if count)
+        expression = _narrowed(db, [one for _, one in there])
+        (place,) = _places(db, [expression], newest=True)
+        telling = [(1.0, place)]
+    scores: dict[int, float] = defaultdict(float)
+    for value, place in telling:
+        for numbers, part in ((place.anywhere, BEFORE_WEIGHT), (place.itself, 1 - BEFORE_WEIGHT)):
+            for n in orjson.loads(numbers):
+                scores[n] += part * value
+    # newer engrams come first among those that fit as well
+    best = [n for _, n in sorted(zip(scores.values(), scores, strict=True), reverse=True)[:limit]]
+    rows = {row[0]: row for row in db.execute(_SEEN % ("n", _marks(best)), best)}
     share = _sharing(rarity)
-    hits = [
-        KeywordHit(id_, rank, share(turn, before), vector, model)
-        for rank, (id_, turn, before, vector, model) in enumerate(found, start=1)
-    ]
-    return Found(hits, rarity)
+    return Found([_seen(rows[n], share) for n in best], rarity)
 
 
-def shares(db: sqlite3.Connection, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
-    """The share of the words that each of the engrams has, of those that are there."""
-    rows = db.execute(f"SELECT id, turn, before FROM engram WHERE id IN ({_marks(ids)})", list(ids))
+def seen(db: sqlite3.Connection, ids: Sequence[str], rarity: Mapping[str, float]) -> list[Seen]:
+    """Those of the engrams that are there."""
     share = _sharing(rarity)
-    return {id_: share(turn, before) for id_, turn, before in rows}
+    return [_seen(row, share) for row in db.execute(_SEEN % ("id", _marks(ids)), list(ids))]
+
+
+def _seen(row: Any, share: Callable[[str, str], float]) -> Seen:
+    _, id_, turn, before, data, vector, model = row
+    return Seen(id_, share(turn, before), data, vector, model)
 
 
 # The turn before and the turn after each of some engrams, by their numbers.
@@ -203,10 +203,9 @@ def around(db: sqlite3.Connection, ids: Sequence[str], rarity: Mapping[str, floa
         pairs += [(first, second) for first, second in ((earlier, n), (n, later)) if None not in (first, second)]
     unknown = {n for pair in pairs for n in pair} - names.keys()
     share, others = _sharing(rarity), []
-    query = f"SELECT n, id, turn, before, vector, model FROM engram WHERE n IN ({_marks(unknown)})"
-    for n, id_, turn, before, vector, model in db.execute(query, list(unknown)):
-        names[n] = id_
-        others.append(Neighbour(id_, share(turn, before), vector, model))
+    for row in db.execute(_SEEN % ("n", _marks(unknown)), list(unknown)):
+        names[row[0]] = row[1]
+        others.append(_seen(row, share))
     return Around(
         {names[second]: names[first] for first, second in pairs},
         {names[first]: names[second] for first, second in pairs},
@@ -247,41 +246,40 @@ def _marks(values: Collection[object]) -> str:
     return ", ".join("?" * len(values))
 
 
-def _quoted(word: str) -> str:
-    return f'"{word}"'
+class _Place(NamedTuple):
+    """Where a word is: how many engrams were seen with it, the number of the last of these, and the numbers of those
+    that have it anywhere and in the turn itself, as JSON."""
+
+    seen: int
+    last: int | None
+    anywhere: str
+    itself: str
+
+    def count(self, last: int) -> int:
+        """How many have it: exact while they are few."""
+        return self.seen if self.seen < COMMON else self.seen * last // (self.last or last)
 
 
-def _counts(db: sqlite3.Connection, expressions: Sequence[str], last: int) -> list[int]:
-    """How many engrams match each: exact while they are few.
-
-    One statement for all: SQLite gives the interpreter's lock back once, and not once for each.
-    """
-    rows = db.execute(" UNION ALL ".join([_COUNT] * len(expressions)), list(expressions)).fetchall()
-    return [n if n < MAX_COUNTED else n * last // seen for n, seen in rows]
-
-
-def _rarest(there: Sequence[str], counts: dict[str, int]) -> list[str]:
-    """As many words, from the rarest on, as are quickly scored."""
-    chosen, scored = [there[0]], counts[there[0]]
-    for word in there[1:]:
-        scored += counts[word]
-        if scored > MAX_SCORED:
-            break
-        chosen.append(word)
-    return chosen
+def _places(db: sqlite3.Connection, expressions: Sequence[str], *, newest: bool = False) -> list[_Place]:
+    """newest: the last ones, however many there are."""
+    order = "DESC" if newest else "ASC"
+    numbered = [{"n": n, "order": order, "common": newest, "most": COMMON} for n in range(1, 1 + len(expressions))]
+    columns, tables = (", ".join(part % names for names in numbered) for part in (_ITSELF, _PLACES))
+    row = db.execute(f"SELECT {columns} FROM {tables}", list(expressions)).fetchone()
+    return [_Place(*row[at : at + 4]) for at in range(0, len(row), 4)]
 
 
-def _narrowed(db: sqlite3.Connection, there: Sequence[str], counts: dict[str, int], last: int) -> tuple[str, int]:
-    """Where every word is common: words that must all be there, and how many engrams that leaves."""
-    expression, matching = _quoted(there[0]), counts[there[0]]
-    for word in there[1:]:
-        narrower = f"{expression} AND {_quoted(word)}"
-        (left,) = _counts(db, [narrower], last)
-        if left:
-            expression, matching = narrower, left
-        if matching <= MAX_SCORED:
-            break
-    return expression, matching
+def _narrowed(db: sqlite3.Connection, common: Sequence[str]) -> str:
+    """Of words that are all common, those that must all be there: no more than leave a few engrams."""
+    expression = common[0]
+    for word in common[1:]:
+        narrower = f"{expression} AND {word}"
+        (place,) = _places(db, [narrower])
+        if place.seen:
+            expression = narrower
+            if place.seen < COMMON:
+                break
+    return expression
 
 
 def _sharing(rarity: Mapping[str, float]) -> Callable[[str, str], float]:

@@ -21,7 +21,7 @@ import orjson
 
 from services.memory.catalog import Catalog
 from services.memory.engram import Engram
-from services.memory.keywords import Entry, KeywordHit, KeywordIndex, KeywordIndexDamaged, Neighbour
+from services.memory.keywords import Entry, KeywordIndex, KeywordIndexDamaged, Seen
 from services.memory.store import Placed, Store
 from services.memory.text import keyword_text
 from services.memory.vectors import NOWHERE, Vector
@@ -65,7 +65,7 @@ def engrams_of(found: Mapping[str, str], user_id: str) -> dict[str, Engram]:
     return {engram.id: engram for engram in read if engram.user_id == user_id}
 
 
-def similarities(hits: Iterable[KeywordHit | Neighbour], vector: Vector) -> dict[str, float]:
+def similarities(hits: Iterable[Seen], vector: Vector) -> dict[str, float]:
     """The cosine of each one with the vector, where its own is known and can be compared."""
     size = 2 * len(vector.values)
     placed = [hit for hit in hits if hit.vector is not None and hit.model == vector.model and len(hit.vector) == size]

@@ -24,20 +24,19 @@ from services.memory.fts import (
     Around,
     Entry,
     Found,
-    KeywordHit,
-    Neighbour,
+    Seen,
     around,
     delete,
     insert,
     overwritten,
     search,
-    shares,
+    seen,
     windows,
 )
 from services.memory.text import query_tokens, tokens
 from shared.errors import Local2Error
 
-__all__ = ["Around", "Entry", "Found", "KeywordHit", "KeywordIndex", "KeywordIndexDamaged", "Neighbour"]
+__all__ = ["Around", "Entry", "Found", "KeywordIndex", "KeywordIndexDamaged", "Seen"]
 
 # Databases held open at the same time.
 OPEN_FILES = 32
@@ -123,13 +122,13 @@ class KeywordIndex:
         with self._using(user_id) as db:
             return search(db, words, limit)
 
-    def shares(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> dict[str, float]:
-        """How engrams fit a query whose words are worth so much (`Found.rarity`): by id, as `KeywordHit.score`. Raises
-        KeywordIndexDamaged."""
-        if not rarity or not self._path(user_id).exists():
-            return {}
+    def seen(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> list[Seen]:
+        """Those of the engrams that are there, as a search for words sees them that are worth so much (`Found.rarity`).
+        Raises KeywordIndexDamaged."""
+        if not self._path(user_id).exists():
+            return []
         with self._using(user_id) as db:
-            return shares(db, ids, rarity)
+            return seen(db, ids, rarity)
 
     def around(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> Around:
         """The turns before and after each of the engrams, and how they fit the query. Raises KeywordIndexDamaged."""

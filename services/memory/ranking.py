@@ -10,9 +10,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -49,9 +50,10 @@ def min_score_for(embedding_model: str) -> float:
     return next((value for part, value in _MIN_SCORES.items() if part in name), _MIN_SCORE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
-    """An engram that dense or keyword search has found, and what is known of it."""
+    """An engram that dense or keyword search has found, and what is known of it. Not frozen: that would take four times
+    as long to make, for each of some sixty."""
 
     id: str
     similarity: float | None = None  # cosine; None: not known
@@ -93,7 +95,7 @@ def rank(candidates: Iterable[Candidate], weights: Weights, *, top_k: int, min_s
     """
     judged = [_Judged.of(candidate, weights, min_score) for candidate in candidates]
     relevant = sorted((one for one in judged if one.relevance > 0), key=_Judged.place)
-    kept = _without_duplicates(relevant, weights.duplicate)
+    kept = _without_duplicates(relevant, weights.duplicate, max(0, top_k))
     return [one.hit() for one in sorted(kept, key=_Judged.place)[: max(0, top_k)]]
 
 
@@ -102,27 +104,27 @@ def promising(candidates: Iterable[Candidate], weights: Weights, *, min_score: f
 
     For a search that reads what is known of the most promising only.
     """
-    found: list[tuple[str, float]] = []
+    found: list[tuple[float, str]] = []
     for one in candidates:
         relevance = _relevance(one, weights, min_score)
         if relevance > 0:
-            found.append((one.id, relevance * (1 + weights.bound)))
-    return sorted(found, key=lambda item: (-item[1], item[0]))
+            found.append((-relevance * (1 + weights.bound), one.id))
+    return [(name, -score) for score, name in sorted(found)]
 
 
-def lifted(
+def lifts(
     candidates: Mapping[str, Candidate], before: Mapping[str, str], after: Mapping[str, str], weights: Weights
-) -> dict[str, Candidate]:
-    """The candidates with what the turns around them add: what answers a question often stands beside what was asked.
+) -> dict[str, float]:
+    """What the turns around them add to candidates: what answers a question often stands beside what was asked.
 
     before, after: by id the id of the turn before and of the turn after; those that are no candidates add nothing.
     """
-    result = dict(candidates)
+    added: dict[str, float] = {}
     for beside, part in ((before, weights.before), (after, weights.after)):
         for name, other in beside.items():
             if name in candidates and other in candidates and (lift := part * _alone(candidates[other], weights)):
-                result[name] = replace(result[name], lift=result[name].lift + lift)
-    return result
+                added[name] = added.get(name, 0.0) + lift
+    return added
 
 
 def _alone(one: Candidate, weights: Weights) -> float:
@@ -186,10 +188,15 @@ class _Judged:
 _WORD = re.compile(r"\w+")
 
 
-def _without_duplicates(ordered: Sequence[_Judged], alike: float) -> list[_Judged]:
-    """One of each group of near-identical engrams: the best rated, then the first in order."""
+def _without_duplicates(ordered: Sequence[_Judged], alike: float, most: int) -> list[_Judged]:
+    """One of each group of near-identical engrams: the best rated, then the first in order. Those that can be among the
+    first `most`, at least: to compare texts is the dearest part of ranking."""
     groups: list[tuple[frozenset[str], _Judged]] = []
-    for one in ordered:
+    for place, one in enumerate(ordered):
+        # of what is left, nothing takes the place of a copy that is rated worse
+        worst = min((chosen.rating for _, chosen in groups), default=math.inf)
+        if len(groups) >= most and max(left.rating for left in ordered[place:]) <= worst:
+            break
         words = frozenset(_WORD.findall(f"{one.candidate.question} {one.candidate.text}".lower()))
         for at, (others, chosen) in enumerate(groups):
             if _alike(words, others, alike):

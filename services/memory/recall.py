@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import zip_longest
 
 from services.memory.embedding import Embedder
 from services.memory.engram import Engram
 from services.memory.index import Index, engrams_of, similarities
-from services.memory.keywords import Found, KeywordIndex
-from services.memory.ranking import Candidate, Hit, Weights, lifted, min_score_for, promising, rank
+from services.memory.keywords import Found, KeywordIndex, Seen
+from services.memory.ranking import Candidate, Hit, Weights, lifts, min_score_for, promising, rank
 from services.memory.rerank import Reranker, RerankFailed
 from services.memory.settings import MemorySettings
 from services.memory.store import Near, Store, StoreUnavailable
@@ -24,7 +24,7 @@ log = get_logger()
 
 DAY_MS = 86_400_000
 # Candidates that each of the two searches may bring for one place in the result.
-_PER_PLACE = 6
+_PER_PLACE = 4
 # The most promising of them for one place, and at least so many, whose turns before and after are looked at too.
 _AROUND_PER_PLACE, _LEAST_AROUND = 2, 10
 # The most promising that are read from the store for one place, and among which ratings choose. More are read only
@@ -82,17 +82,17 @@ class _Brought:
     words: Found
     degraded: str | None
 
-    def candidates(self, shares: Mapping[str, float]) -> dict[str, Candidate]:
-        """shares: of the query's words, of those that the vectors alone have brought."""
-        similarity = {one.id: one.similarity for one in self.near}
-        if self.vector is not None:
-            similarity = similarities(self.words.hits, self.vector) | similarity
-        found = {
-            hit.id: Candidate(hit.id, similarity.get(hit.id), hit.rank, hit.score or None) for hit in self.words.hits
-        }
-        for one, value in similarity.items():
-            if one not in found:
-                found[one] = Candidate(one, value, keyword_score=shares.get(one) or None)
+    def candidates(self, near: Sequence[Seen] = ()) -> dict[str, Candidate]:
+        """near: what the vectors alone have brought, as the words see it."""
+        found = {one.id: Candidate(one.id, one.similarity) for one in self.near}
+        for one in near:
+            found[one.id].keyword_score = one.score or None
+        hits = self.words.hits
+        known = _similarities([one for one in hits if one.id not in found], self.vector)
+        for place, hit in enumerate(hits, start=1):
+            if hit.id not in found:
+                found[hit.id] = Candidate(hit.id, known.get(hit.id))
+            found[hit.id].keyword_rank, found[hit.id].keyword_score = place, hit.score or None
         return found
 
 
@@ -157,13 +157,14 @@ class Recall:
 
         def weighed(words: KeywordIndex) -> tuple[list[Candidate], dict[str, Engram]]:
             """The relevant candidates, best first, and what is known of the first of them."""
-            order = _promising(_around(words, user_id, brought, weights, least, most), weights, least)
-            return order, engrams_of(words.data(user_id, [one.id for one in order[:step]]), user_id)
+            found, data = _around(words, user_id, brought, weights, least, most)
+            order = _promising(found, weights, least)
+            return order, engrams_of({one.id: data[one.id] for one in order[:step] if one.id in data}, user_id)
 
         # one change of threads for all of it: one costs as much as ranking does
         order, engrams = await self._index.look(user_id, weighed) or (
             # the index has to be made anew: what the vectors have found is there all the same
-            _promising(brought.candidates({}), weights, least),
+            _promising(brought.candidates(), weights, least),
             {},
         )
         # an answer that only repeats what was remembered stands behind what it repeats
@@ -178,7 +179,8 @@ class Recall:
             # what has gone meanwhile is left out
             for one in part:
                 if (engram := engrams.get(one.id)) is not None:
-                    (echoes if engram.echo else said).append(_judged(one, engram, now))
+                    _judge(one, engram, now)
+                    (echoes if engram.echo else said).append(one)
             hits = rank(said, weights, top_k=count, min_score=least)
             if len(hits) == count:
                 break
@@ -222,36 +224,36 @@ class Recall:
 
 def _around(
     words: KeywordIndex, user_id: str, brought: _Brought, weights: Weights, least: float, most: int
-) -> dict[str, Candidate]:
-    """What both searches bring, and the turns around the best `most` of it."""
-    rarity = brought.words.rarity
-    by_word = {hit.id for hit in brought.words.hits}
-    unknown = [one.id for one in brought.near if one.id not in by_word]
-    found = brought.candidates(words.shares(user_id, unknown, rarity))
+) -> tuple[dict[str, Candidate], dict[str, str]]:
+    """What both searches bring, and the turns around the best `most` of it; and what is kept of each, by id."""
+    hits, rarity = brought.words.hits, brought.words.rarity
+    by_word = {one.id for one in hits}
+    near = words.seen(user_id, [one.id for one in brought.near if one.id not in by_word], rarity)
+    found = brought.candidates(near)
     best = [one.id for one in _promising(found, weights, least)[:most]]
     around = words.around(user_id, best, rarity)
-    similarity = {} if brought.vector is None else similarities(around.others, brought.vector)
-    for one in around.others:
-        found.setdefault(one.id, Candidate(one.id, similarity.get(one.id), keyword_score=one.score or None))
-    return lifted(found, around.before, around.after, weights)
+    others = [one for one in around.others if one.id not in found]
+    known = _similarities(others, brought.vector)
+    for one in others:
+        found[one.id] = Candidate(one.id, known.get(one.id), keyword_score=one.score or None)
+    for name, lift in lifts(found, around.before, around.after, weights).items():
+        found[name].lift = lift
+    return found, {one.id: one.data for one in (*hits, *near, *others)}
+
+
+def _similarities(seen: Sequence[Seen], vector: Vector | None) -> dict[str, float]:
+    return {} if vector is None else similarities(seen, vector)
 
 
 def _promising(candidates: Mapping[str, Candidate], weights: Weights, least: float) -> list[Candidate]:
     return [candidates[one] for one, _ in promising(candidates.values(), weights, min_score=least)]
 
 
-def _judged(one: Candidate, engram: Engram, now: int) -> Candidate:
-    """A candidate with everything that is known of it."""
-    question, text = engram.said()
-    return replace(
-        one,
-        score=engram.score,
-        won=engram.pairwise_winner,
-        feedback=engram.reward,
-        age_days=max(0.0, (now - engram.time) / DAY_MS),
-        question=question,
-        text=text,
-    )
+def _judge(one: Candidate, engram: Engram, now: int) -> None:
+    """Adds to a candidate everything that is known of it."""
+    one.question, one.text = engram.said()
+    one.score, one.won, one.feedback = engram.score, engram.pairwise_winner, engram.reward
+    one.age_days = max(0.0, (now - engram.time) / DAY_MS)
 
 
 def _merged(each: Sequence[Sequence[tuple[Hit, Engram]]]) -> list[tuple[Hit, Engram]]:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.memory import fts, keywords
-from services.memory.keywords import Around, Entry, Found, KeywordIndex, KeywordIndexDamaged, Neighbour
+from services.memory.keywords import Around, Entry, Found, KeywordIndex, KeywordIndexDamaged, Seen
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def test_an_engram_is_found_by_forms_of_its_words(index: KeywordIndex) -> None:
 def test_hits_are_ranked_and_scored_by_the_share_of_the_words(index: KeywordIndex) -> None:
     index.add("ann", [COFFEE, Entry("tea", "tea with milk"), Entry("other", "bread and butter")])
     first, second = index.search("ann", "coffee with oat milk", 5).hits
-    assert (first.id, first.rank, first.score) == ("coffee", 1, pytest.approx(1.0))
-    assert (second.id, second.rank) == ("tea", 2)
+    assert (first.id, first.score) == ("coffee", pytest.approx(1.0))
+    assert second.id == "tea"
     assert 0 < second.score < 0.5
 
 
@@ -118,18 +118,21 @@ def test_windows_hold_what_was_said_round_each_and_touching_ones_are_one(index: 
 
 
 def test_the_turns_around_are_judged_by_the_words_too(index: KeywordIndex) -> None:
-    index.add("ann", [replace(LISBON, talk="s", time=1), replace(COFFEE, talk="s", time=2, vector=b"v", model="m")])
+    index.add(
+        "ann", [replace(LISBON, talk="s", time=1), replace(COFFEE, talk="s", time=2, data="d", vector=b"v", model="m")]
+    )
     found = index.search("ann", "coffee with milk in Lisbon", 5)
     beside = index.around("ann", ["lisbon"], found.rarity)
     assert (beside.before, beside.after) == ({"coffee": "lisbon"}, {"lisbon": "coffee"})
     scores = {hit.id: hit.score for hit in found.hits}
-    assert beside.others == [Neighbour("coffee", pytest.approx(scores["coffee"]), b"v", "m")]  # type: ignore[arg-type]
+    assert beside.others == [Seen("coffee", pytest.approx(scores["coffee"]), "d", b"v", "m")]  # type: ignore[arg-type]
     assert [one.score for one in index.around("ann", ["lisbon"], {}).others] == [0.0]
     # what was asked for itself is known already
     assert index.around("ann", ["lisbon", "coffee"], found.rarity).others == []
-    both = index.shares("ann", ["coffee", "lisbon", "gone"], found.rarity)
-    assert both == {hit.id: pytest.approx(hit.score) for hit in found.hits}
-    assert index.shares("ann", ["coffee"], {}) == index.shares("bob", ["coffee"], found.rarity) == {}
+    both = index.seen("ann", ["coffee", "lisbon", "gone"], found.rarity)
+    assert sorted(both) == sorted(found.hits)
+    assert index.seen("ann", ["coffee"], {}) == [Seen("coffee", 0.0, "d", b"v", "m")]
+    assert index.seen("bob", ["coffee"], found.rarity) == []
 
 
 def test_no_user_finds_anything_of_another(index: KeywordIndex, tmp_path: Path) -> None:
@@ -155,7 +158,7 @@ def test_searching_makes_no_file(index: KeywordIndex, tmp_path: Path) -> None:
     assert index.search("ann", "coffee", 5) == Found()
     assert index.count("ann") == 0
     assert index.remove("ann", ["coffee"]) == 0
-    assert index.shares("ann", ["coffee"], {"coffe": 1.0}) == index.data("ann", ["coffee"]) == {}
+    assert (index.seen("ann", ["coffee"], {"coffe": 1.0}), index.data("ann", ["coffee"])) == ([], {})
     assert index.around("ann", ["coffee"], {"coffe": 1.0}) == Around()
     assert index.windows("ann", ["coffee"], 2) == []
     assert files(tmp_path) == []
@@ -168,7 +171,7 @@ def test_nothing_is_found_of_nothing_that_is_asked_for(index: KeywordIndex) -> N
     for limit in (0, -1):
         assert index.search("ann", "coffee", limit) == Found()
     assert index.search("ann", "?!", 5) == Found()
-    assert index.shares("ann", [], found.rarity) == index.data("ann", []) == {}
+    assert (index.seen("ann", [], found.rarity), index.data("ann", [])) == ([], {})
     around = index.around("ann", [], found.rarity)
     assert (around.before, around.after, list(around.others)) == ({}, {}, [])
     assert index.windows("ann", [], 2) == []
@@ -464,8 +467,7 @@ def test_many_threads_add_search_and_forget(index: KeywordIndex, monkeypatch: py
 def test_where_every_word_is_common_what_has_them_all_is_found(
     index: KeywordIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fts, "MAX_SCORED", 20)
-    monkeypatch.setattr(fts, "MAX_COUNTED", 20)
+    monkeypatch.setattr(fts, "COMMON", 20)
     index.add("ann", [Entry("both", "tea and coffee, a long time ago")])
     index.add("ann", [Entry(f"c{number}", f"coffee {number}") for number in range(200)])
     index.add("ann", [Entry(f"t{number}", f"tea {number}") for number in range(200)])
@@ -473,15 +475,14 @@ def test_where_every_word_is_common_what_has_them_all_is_found(
 
 
 def test_where_one_word_is_common_the_newest_are_found(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fts, "MAX_SCORED", 20)
-    monkeypatch.setattr(fts, "MAX_COUNTED", 20)
+    monkeypatch.setattr(fts, "COMMON", 20)
     index.add("ann", [Entry(f"c{number}", "coffee") for number in range(400)])
     found = ids(index.search("ann", "coffee", 5))
     assert found == ["c399", "c398", "c397", "c396", "c395"]
 
 
 def test_a_common_word_does_not_hide_a_rare_one(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fts, "MAX_SCORED", 20)
+    monkeypatch.setattr(fts, "COMMON", 20)
     index.add("ann", [Entry("rare", "coffee from Sumatra"), *(Entry(f"c{n}", "coffee") for n in range(200))])
     first, *_ = index.search("ann", "coffee Sumatra", 5).hits
     assert (first.id, first.score) == ("rare", pytest.approx(1.0))

@@ -4,15 +4,15 @@ import pytest
 
 from services.memory.engram import Engram
 from services.memory.index import engrams_of, entry, similarities
-from services.memory.keywords import KeywordHit
+from services.memory.keywords import Seen
 from services.memory.vectors import Vector
 
 COFFEE = Engram("1-0:A", "ann", "turn", 1_700_000_000_000, 1_700_000_000_000, query="coffee?", answer="oat milk")
 
 
-def hit(number: int, vector: list[float] | None, model: str = "m") -> KeywordHit:
+def hit(number: int, vector: list[float] | None, model: str = "m") -> Seen:
     added = entry(COFFEE, None if vector is None else Vector(model, vector))
-    return KeywordHit(f"e{number}", number, 1.0, added.vector, added.model)
+    return Seen(f"e{number}", 1.0, "", added.vector, added.model)
 
 
 def test_hits_are_compared_by_the_vectors_that_were_added_with_them() -> None:

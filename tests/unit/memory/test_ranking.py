@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.memory.ranking import Candidate, Hit, Weights, lifted, mark_of, min_score_for, promising, rank
+from services.memory.ranking import Candidate, Hit, Weights, lifts, mark_of, min_score_for, promising, rank
 
 LEAST = 0.2
 EVERYTHING = {"top_k": 1_000, "min_score": LEAST}
@@ -196,25 +196,24 @@ def test_the_turns_around_one_add_a_part_of_their_own_relevance() -> None:
     found = {name: Candidate(name, value) for name, value in (("asked", 0.8), ("told", 0.4), ("left", 0.3))}
     before = {"told": "asked", "left": "told", "unknown": "asked"}
     after = {"asked": "told", "told": "left", "left": "gone"}
-    lift = {name: one.lift for name, one in lifted(found, before, after, weights).items()}
-    assert lift == pytest.approx({"asked": 0.04, "told": 0.19, "left": 0.08})
+    assert lifts(found, before, after, weights) == pytest.approx({"asked": 0.04, "told": 0.19, "left": 0.08})
 
 
 def test_an_answer_beside_the_question_comes_before_what_is_only_alike() -> None:
     found = {"asked": Candidate("asked", 0.7), "told": Candidate("told", 0.3), "alike": Candidate("alike", 0.35)}
     assert best(*found.values()) == ["asked", "alike", "told"]
-    beside = lifted(found, {"told": "asked"}, {"asked": "told"}, Weights())
-    assert best(*beside.values()) == ["asked", "told", "alike"]
+    added = lifts(found, {"told": "asked"}, {"asked": "told"}, Weights())
+    assert best(*(replace(one, lift=added.get(one.id, 0.0)) for one in found.values())) == ["asked", "told", "alike"]
 
 
 @given(candidates(), weights, st.randoms())
 def test_turns_around_lift_by_no_more_than_their_parts(found: list[Candidate], chosen: Weights, dice) -> None:
     names = [one.id for one in found]
     before, after = ({name: dice.choice([*names, "gone"]) for name in names} for _ in range(2))
-    for one in lifted({one.id: one for one in found}, before, after, chosen).values():
-        assert 0 <= one.lift <= chosen.before + chosen.after + 1e-9
+    for lift in lifts({one.id: one for one in found}, before, after, chosen).values():
+        assert 0 < lift <= chosen.before + chosen.after + 1e-9
     alone = chosen.model_copy(update={"before": 0.0, "after": 0.0})
-    assert list(lifted({one.id: one for one in found}, before, after, alone).values()) == found
+    assert lifts({one.id: one for one in found}, before, after, alone) == {}
 
 
 def test_what_shares_no_word_needs_the_least_similarity() -> None:
