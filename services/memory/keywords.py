@@ -1,4 +1,4 @@
-"""Keyword search over engrams: BM25 in SQLite, one small database per user.
+"""Keyword search over engrams: SQLite's full text index, one small database per user.
 
 A user's index sees nothing of the others: its file, its word statistics and the time that a search takes depend on
 that user's engrams alone, and forgetting a user unlinks the file. The store stays the truth: a file that is damaged or

@@ -47,6 +47,13 @@ assert store.of("nobody", Space("m", 1)) == {{}}
 store.upsert("ann", Space("m", 1), {{"ids": ["a"], "embeddings": [[1.0]], "metadatas": [{{"n": 1}}]}})
 assert store.each("ann", lambda one: one.handle.query([[1.0]], 1)["ids"]) == [[["a"]]]
 print(*sys.modules)
+# who asks a server afterwards has the package, and the same errors
+from services.memory.chroma import NotFoundError
+from services.memory.engine import package
+assert package().HttpClient and sys.modules["chromadb.errors"].NotFoundError is NotFoundError
+from chromadb.api.fastapi import FastAPI
+assert store.of("nobody", Space("m", 1)) == {{}}
+store.close()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     loaded = set(done.stdout.split())

@@ -481,6 +481,25 @@ def test_where_one_word_is_common_the_newest_are_found(index: KeywordIndex, monk
     assert found == ["c399", "c398", "c397", "c396", "c395"]
 
 
+def test_of_what_has_all_common_words_those_come_first_that_have_them_themselves(
+    index: KeywordIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fts, "COMMON", 20)
+    index.add("ann", [Entry(f"said{number}", "coffee and tea") for number in range(3)])
+    index.add("ann", [Entry(f"asked{number}", "yes", "coffee and tea") for number in range(16)])
+    index.add("ann", [Entry(f"c{number}", "coffee") for number in range(30)])
+    index.add("ann", [Entry(f"t{number}", "tea") for number in range(30)])
+    assert ids(index.search("ann", "coffee or tea", 5)) == ["said2", "said1", "said0", "asked15", "asked14"]
+
+
+def test_a_rare_word_is_worth_more_than_one_of_the_turn_before(index: KeywordIndex) -> None:
+    index.add("ann", [Entry(f"e{number}", "bread") for number in range(50)])
+    index.add("ann", [Entry("asked", "yes", "coffee from Sumatra"), Entry("said", "coffee")])
+    index.add("ann", [Entry("told", "Sumatra")])
+    found = index.search("ann", "coffee Sumatra", 5)
+    assert [(hit.id, round(hit.score, 3)) for hit in found.hits] == [("told", 0.5), ("said", 0.5), ("asked", 0.4)]
+
+
 def test_a_common_word_does_not_hide_a_rare_one(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fts, "COMMON", 20)
     index.add("ann", [Entry("rare", "coffee from Sumatra"), *(Entry(f"c{n}", "coffee") for n in range(200))])

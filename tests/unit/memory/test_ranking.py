@@ -318,6 +318,9 @@ def test_who_stands_for_its_copies_stands_in_its_own_place() -> None:
         Candidate("rated", 0.7, score=4, text=STORY),
     ]
     assert best(*found) == ["between", "rated"]
+    # also where as many as are wanted come before it
+    assert best(*found, top_k=1) == ["between"]
+    assert best(*found[:2], top_k=1) == ["first"]
 
 
 def test_a_changed_number_is_news_and_no_copy() -> None:
