@@ -147,7 +147,7 @@ class Bell(Feed):
             if line is not None:
                 line.listen(stream)
         if isinstance(self.bus.link, ClusterLink):
-            for address in self._lines.keys() - set(self.bus.link.masters):
+            for address in self._lines.keys() - self.bus.link.masters.keys():
                 await self._lines.pop(address).__aexit__()
 
     async def _ask(self, streams: Sequence[str]) -> None:
@@ -205,7 +205,8 @@ class _Line(Link):
     async def server(self) -> Server:
         link = self._bell.bus.link
         if isinstance(link, ClusterLink):
-            return await link.server(self._address)
+            assert self._address is not None
+            return link.at(self._address)
         assert isinstance(link, Link)
         return await link.server()
 

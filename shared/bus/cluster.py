@@ -2,8 +2,9 @@
 
 Each master has one connection (`NodeLink`). What a node answers with MOVED, ASK or TRYAGAIN it has not carried out:
 that command is sent again where it belongs, also when it must not be repeated after a lost connection. The map of slots
-is read again after every such sign, and as long as a connection is away; when a master has gone from the map, what
-waits for it goes to its successor.
+is read again after every such sign, and as long as a connection is away; what waits for a node that is away goes to
+whoever has its slots then. A blocking read has a connection of its own, which goes to where its stream is
+(`StreamLink`).
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, ClassVar
 
 from shared.bus.endpoint import Address, Endpoint
-from shared.bus.hash_slots import EVERY, NOWHERE, SLOTS, name_of, slot_of, stages
-from shared.bus.link import MOST_PATIENCE, Link, ended
+from shared.bus.hash_slots import EVERY, SLOTS, name_of, slot_of, slot_of_key, stages
+from shared.bus.link import CONDITIONS, MOST_PATIENCE, Link, ended
 from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, Script, checked, loading
 from shared.bus.wire import Server
-from shared.errors import BusUnavailable
+from shared.errors import BusUnavailable, Local2Error
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -34,8 +35,6 @@ _HOPS = 4
 _UNEASY = 0.2
 _ROUTINE = 30.0
 _SOON = 0.05
-# A connection whose node has gone from the map may still answer what it was asked.
-_FAREWELL = 1.0
 _UNUSED = 5.0
 
 
@@ -44,97 +43,72 @@ class Unsent(ConnectionLost):
 
 
 class NodeLink(Link):
-    """The connection to one node. Every command has its own answer, also when it speaks of the node's condition."""
+    """The connection to one node. Every command has its own answer, also when it speaks of the node's condition; none
+    waits for a node that is away."""
 
     conditions: ClassVar[tuple[str, ...]] = ()
     # by the monotonic clock
     used: float
 
-    def __init__(
-        self, endpoint: Endpoint, address: Address, *, name: str, timeout: float, on_loss: Callable[[str], None]
-    ) -> None:
-        super().__init__(endpoint.at(address), name=name, timeout=timeout)
+    def __init__(self, cluster: ClusterLink, address: Address, *, name: str, timeout: float) -> None:
+        super().__init__(cluster.at(address), name=name, timeout=timeout)
         self.address = address
-        self._on_loss = on_loss
+        self._cluster = cluster
 
     def _report(self, reason: str, served: int) -> None:
         # as often as it happens; whoever is told says it once
-        self._on_loss(f"{self.address}: {reason}")
+        self._cluster.lost(f"{self.address}: {reason}")
 
-    async def retire(self) -> None:
-        """Ends the connection; what was not sent goes elsewhere, what was may still be answered."""
-        self._closing = True
-        self._return_unsent()
-        try:
-            # a blocked read is ended by the server as soon as it knows; its answer must not get lost
-            async with asyncio.timeout(_FAREWELL):
-                while self._inflight and self.connected.is_set():
-                    await asyncio.sleep(0.01)
-        except TimeoutError:
-            pass
-        finally:
-            assert self._task is not None
-            await ended(self._task)
-        self._requeue()
-        self._return_unsent()
+    def _closed(self) -> Local2Error:
+        return super()._closed() if self._broken else Unsent("the node has left")
 
-    def _return_unsent(self) -> None:
+    def _requeue(self) -> None:
+        super()._requeue()
         for unit in self._queue:
             if not unit.future.done():
-                unit.future.set_exception(Unsent("the node has left"))
+                unit.future.set_exception(self._closed())
+        self._queue.clear()
 
 
-class Lines:
-    """One connection per node, made at its first use. `single`: to one node at a time, the one before is given up."""
+class StreamLink(Link):
+    """The connection to whichever node has a stream, for reads that wait there. A read that the node sends elsewhere is
+    lost like one on a broken connection: the next one goes there."""
 
-    def __init__(self, cluster: ClusterLink, name: str, *, single: bool = False) -> None:
+    conditions: ClassVar[tuple[str, ...]] = (*CONDITIONS, "MOVED ", "ASK ")
+
+    def __init__(self, cluster: ClusterLink, stream: str, *, name: str, timeout: float) -> None:
+        super().__init__(Server(), name=name, timeout=timeout)
         self._cluster = cluster
-        self._name = name
-        self._single = single
-        self._links: dict[Address, NodeLink] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._slot = slot_of_key(stream)
+        # where it is, and where it has been sent
+        self.address: Address | None = None
+        self._sent: Address | None = None
 
-    def to(self, address: Address) -> NodeLink:
-        link = self._links.get(address)
-        if link is None:
-            for other in list(self._links) if self._single else ():
-                self._retire(other)
-            link = self._links[address] = self._cluster.connect(address, self._name)
-        link.used = time.monotonic()
-        return link
+    async def server(self) -> Server:
+        self.address, self._sent = self._sent or self._cluster.owner(self._slot), None
+        if self.address is None:
+            raise ConnectionError("the stream has no master")
+        return self._cluster.at(self.address)
 
-    def all(self) -> list[NodeLink]:
-        return list(self._links.values())
+    def _report(self, reason: str, served: int) -> None:
+        if self.address is not None and reason.startswith(("MOVED ", "ASK ")):
+            self._sent = _address(reason.rpartition(" ")[2], self.address)
+            self._cluster.doubt()
+        else:
+            self._cluster.lost(f"{self.address}: {reason}")
 
-    def keep(self, addresses: Iterable[Address]) -> None:
-        """Gives up the connections to other nodes that do not answer, or that nobody uses any more.
+    def read(self, command: Command, block: float) -> asyncio.Future[list[Reply]]:
+        """The reply to come, behind another one: that lets it in where the stream is on its way to."""
+        return self.submit((("ASKING",), command), False, block=block)
 
-        A node without slots answers too: with a redirection, or with what has just been moved to it.
-        """
-        unused = time.monotonic() - _UNUSED
-        for address in self._links.keys() - set(addresses):
-            link = self._links[address]
-            if not link.connected.is_set() or link.used < unused:
-                self._retire(address)
-
-    def _retire(self, address: Address) -> None:
-        task = asyncio.create_task(self._links.pop(address).retire())
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
-
-    async def close(self) -> None:
-        for link in self._links.values():
-            await link.__aexit__()
-        self._links.clear()
-        for task in list(self._leaving):
-            task.cancel()
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+    async def call(self, *command: Any, retry: bool = False, block: float = 0.0) -> Reply:
+        return checked((await self.read(command, block))[-1])
 
 
 class ClusterLink(Port):
     """Sends commands to the masters of a cluster (see Port).
 
-    `connected` is set once the map of slots has been read.
+    `connected` is set once the map of slots has been read. masters: one of the slots of each.
     """
 
     transactions: ClassVar[bool] = False
@@ -144,9 +118,8 @@ class ClusterLink(Port):
         self._name = name
         self._timeout = self._patience = timeout
         self._owners: list[Address | None] = [None] * SLOTS
-        self.masters: tuple[Address, ...] = ()
-        self.commands = Lines(self, name)
-        self._others: list[Lines] = []
+        self.masters: dict[Address, int] = {}
+        self.nodes: dict[Address, NodeLink] = {}
         self._doubt = asyncio.Event()
         self._asked = 0
         self._complaint = ""
@@ -164,7 +137,8 @@ class ClusterLink(Port):
         await ended(self._task)
         # whoever waits for the map is told
         self.connected.set()
-        await self.commands.close()
+        for link in self.nodes.values():
+            await link.__aexit__()
 
     @property
     def trouble(self) -> str:
@@ -196,24 +170,25 @@ class ClusterLink(Port):
         replies: list[Reply] = [None] * len(commands)
         for stage in stages(commands):
             part = [commands[place] for place in stage]
-            if len(part) == 1 and slot_of(part[0]) is None:
+            slots = [slot_of(command) for command in part]
+            if slots[0] is None:
                 found = [await self._keyless(part[0], retry)]
             else:
-                found = await self.carry(self.commands, part, retry=retry, block=block, until=until)
+                found = await self.carry(part, slots, retry=retry, block=block, until=until)
             for place, reply in zip(stage, found, strict=True):
                 replies[place] = checked(reply) if all_or_error else reply
         return replies
 
     async def carry(
         self,
-        lines: Lines,
         commands: Sequence[Command],
+        slots: Sequence[int | None],
         *,
         retry: bool,
         block: float = 0.0,
         until: float | None = None,
     ) -> list[Reply]:
-        """Sends commands with keys over some connections, follows redirections, waits while a slot has no master."""
+        """Sends commands to the masters of slots, follows redirections, waits while one has none that is there."""
         loop = asyncio.get_running_loop()
         replies: list[Reply] = [None] * len(commands)
         waiting = list(range(len(commands)))
@@ -223,28 +198,20 @@ class ClusterLink(Port):
             await self._mapped()
             if until is not None and loop.time() > until:
                 raise ConnectionLost("there was no connection to the Redis Cluster in time")
-            parts, homeless = self._parts(commands, waiting, asking)
+            parts, homeless = self._parts(slots, waiting, asking)
             units = [
-                lines.to(address).submit(
+                link.submit(
                     [part for n in places for part in ((("ASKING",), commands[n]) if asks else (commands[n],))],
                     False,
                     block=block,
                     until=until,
                 )
-                for (address, asks), places in parts.items()
+                for (link, asks), places in parts.items()
             ]
-            outcomes: Sequence[Any]
-            if len(units) == 1 and not homeless:
-                # awaited by itself, so that a cancellation reaches it at once
-                try:
-                    outcomes = [await units[0]]
-                except ConnectionLost as exc:
-                    outcomes = [exc]
-            else:
-                outcomes = await asyncio.gather(*units, return_exceptions=True)
+            outcomes: Sequence[Any] = await asyncio.gather(*units, return_exceptions=True)
             waiting, asking, lost = homeless, {}, None
             pause = bool(homeless)
-            for ((address, asks), places), outcome in zip(parts.items(), outcomes, strict=True):
+            for ((link, asks), places), outcome in zip(parts.items(), outcomes, strict=True):
                 if isinstance(outcome, ConnectionLost):
                     waiting += places
                     if not retry and not isinstance(outcome, Unsent):
@@ -253,7 +220,7 @@ class ClusterLink(Port):
                 if isinstance(outcome, BaseException):
                     raise outcome
                 for n, reply in zip(places, outcome[1::2] if asks else outcome, strict=True):
-                    verdict = self._verdict(str(reply), address) if isinstance(reply, ReplyError) else None
+                    verdict = self._verdict(str(reply), link) if isinstance(reply, ReplyError) else None
                     if verdict is None:
                         replies[n] = reply
                         continue
@@ -272,77 +239,54 @@ class ClusterLink(Port):
         return replies
 
     def _parts(
-        self, commands: Sequence[Command], places: Sequence[int], asking: dict[int, Address]
-    ) -> tuple[dict[tuple[Address, bool], list[int]], list[int]]:
+        self, slots: Sequence[int | None], places: Sequence[int], asking: dict[int, Address]
+    ) -> tuple[dict[tuple[NodeLink, bool], list[int]], list[int]]:
         """Which commands go to which node (and whether they ask to be let in), and those whose slot has none."""
-        parts: dict[tuple[Address, bool], list[int]] = {}
+        parts: dict[tuple[NodeLink, bool], list[int]] = {}
         homeless: list[int] = []
         for n in places:
-            slot = slot_of(commands[n])
-            assert slot is not None, "what has no key is sent by itself"
+            slot = slots[n]
+            assert slot is not None, "what has no slot goes to every master"
             address = asking.get(n) or self.owner(slot)
-            if address is None:
+            link = None if address is None else self.to(address)
+            if link is None or not link.connected.is_set():
                 homeless.append(n)
             else:
-                parts.setdefault((address, n in asking), []).append(n)
+                parts.setdefault((link, n in asking), []).append(n)
         return parts, homeless
 
-    def _verdict(self, text: str, asked: Address) -> Address | str | None:
+    def _verdict(self, text: str, asked: NodeLink) -> Address | str | None:
         """What an error reply means for its command: None, that is its answer; else that it was not carried out.
 
         An address: there, once. "again": wherever the map says now. "later": the same, after a pause.
         """
         word, _, rest = text.partition(" ")
+        slot, _, place = rest.partition(" ")
         match word:
             case "MOVED":
-                slot, _, place = rest.partition(" ")
-                self._owners[int(slot)] = _address(place, asked)
+                self._owners[int(slot)] = _address(place, asked.address)
                 self.doubt()
                 return "again"
             case "ASK":
-                return _address(rest.partition(" ")[2], asked)
+                return _address(place, asked.address)
             case "NOSCRIPT":
                 # in front of the next try on the same connection; no retry, for the next try would ask again
-                for line in (self.commands, *self._others):
-                    for link in line.all():
-                        if link.address == asked:
-                            link.submit(loading(list(Script.known.values())), False).add_done_callback(_heard)
+                asked.submit(loading(list(Script.known.values())), False).add_done_callback(_heard)
                 return "again"
         return "later" if word in _NOT_NOW else None
 
     async def _keyless(self, command: Command, retry: bool) -> Reply:
-        """What concerns no key: a question to any node, or to every master."""
-        name = name_of(command)
-        if name in NOWHERE:
-            raise ReplyError(f"ERR {name} has no meaning for a Redis Cluster as a whole")
+        """What every master is asked; SCAN one after the other."""
         await self._mapped()
-        if name == "SCAN":
-            return await self._scan(command)
-        if name in EVERY:
-            replies = await asyncio.gather(*(self._tell(address, command, retry) for address in self.masters))
+        if name_of(command) in EVERY:
+            replies = await self.carry([command] * len(self.masters), list(self.masters.values()), retry=retry)
             refused = [reply for reply in replies if isinstance(reply, ReplyError)]
             # of several numbers the lowest: what one of them does not have is missing
             return refused[0] if refused else min(replies)
-        links = sorted(self.commands.all(), key=lambda link: not link.connected.is_set())
-        return await self._tell(links[0].address if links else self.masters[0], command, retry)
-
-    async def _tell(self, address: Address, command: Command, retry: bool) -> Reply:
-        while True:
-            try:
-                (reply,) = await self.commands.to(address).submit((command,), False)
-                return reply
-            except ConnectionLost:
-                if not retry:
-                    raise
-                await self._mapped()
-                if address not in self.masters:
-                    address = self.masters[0]
-
-    async def _scan(self, command: Command) -> Reply:
-        """One master after the other: the cursor also says which."""
+        # the cursor also says which
         masters = sorted(self.masters, key=str)
         inner, number = divmod(int(command[1]), len(masters))
-        reply = await self._tell(masters[number], ("SCAN", inner, *command[2:]), True)
+        (reply,) = await self.carry([("SCAN", inner, *command[2:])], [self.masters[masters[number]]], retry=True)
         if isinstance(reply, ReplyError):
             return reply
         cursor, keys = int(reply[0]), reply[1]
@@ -356,23 +300,21 @@ class ClusterLink(Port):
     def owner(self, slot: int) -> Address | None:
         return self._owners[slot]
 
-    async def server(self, address: Address | None) -> Server:
+    def at(self, address: Address) -> Server:
         """A node as a server to connect to."""
-        assert address is not None
         return self._endpoint.at(address)
 
-    def line(self, name: str) -> Lines:
-        """A further connection, to whichever node it is needed to, which follows the map too; close it when done."""
-        made = Lines(self, f"{self._name.rpartition(':')[0]}:{name}", single=True)
-        self._others.append(made)
-        return made
-
-    def connect(self, address: Address, name: str) -> NodeLink:
-        link = NodeLink(self._endpoint, address, name=name, timeout=self._timeout, on_loss=self._lost)
-        link.open()
+    def to(self, address: Address) -> NodeLink:
+        """The connection to a node, made at its first use."""
+        link = self.nodes.get(address)
+        if link is None:
+            link = self.nodes[address] = NodeLink(self, address, name=self._name, timeout=self._timeout)
+            link.open()
+        link.used = time.monotonic()
         return link
 
-    def _lost(self, reason: str) -> None:
+    def lost(self, reason: str) -> None:
+        """A connection to a node is away."""
         self._complain(reason)
         self.doubt()
 
@@ -402,7 +344,8 @@ class ClusterLink(Port):
                     pause = _SOON
                 elif found := await self._slots(asked):
                     self._apply(found)
-                    if None not in self._owners and self._whole():
+                    await self._forget()
+                    if None not in self._owners and all(self.nodes[at].connected.is_set() for at in self.masters):
                         pause, self._complaint = _ROUTINE, ""
             except Exception:
                 # without the map nothing goes on: whatever a node answers, another may do better
@@ -413,16 +356,12 @@ class ClusterLink(Port):
             # a burst of redirections is one reason
             await asyncio.sleep(0.01)
 
-    def _whole(self) -> bool:
-        links = [link for lines in (self.commands, *self._others) for link in lines.all()]
-        return all(link.connected.is_set() for link in links if link.address in self.masters)
-
     def _someone(self) -> NodeLink | None:
         """A node to ask, each time another one; where none is connected, those in the URL are tried."""
-        links = [link for link in self.commands.all() if link.connected.is_set()]
+        links = [link for link in self.nodes.values() if link.connected.is_set()]
         if not links:
             for address in self._endpoint.addresses:
-                self.commands.to(address)
+                self.to(address)
             return None
         self._asked += 1
         return links[self._asked % len(links)]
@@ -447,15 +386,25 @@ class ClusterLink(Port):
         owners: list[Address | None] = [None] * SLOTS
         for first, last, address in rows:
             owners[first : last + 1] = [address] * (last - first + 1)
-        masters = tuple(dict.fromkeys(address for _, _, address in rows))
-        if set(masters) != set(self.masters):
+        masters = {address: first for first, _, address in rows}
+        if masters.keys() != self.masters.keys():
             log.info("bus.cluster", masters=[str(address) for address in masters])
         self._owners, self.masters = owners, masters
-        for lines in (self.commands, *self._others):
-            lines.keep(masters)
         for address in masters:
-            self.commands.to(address)
+            self.to(address)
         self.connected.set()
+
+    async def _forget(self) -> None:
+        """Gives up the connections to nodes without slots that do not answer, or that nobody uses any more.
+
+        A node without slots answers too: with a redirection, or with what has just been moved to it.
+        """
+        unused = time.monotonic() - _UNUSED
+        for address in self.nodes.keys() - self.masters.keys():
+            link = self.nodes[address]
+            if not link.connected.is_set() or link.used < unused:
+                del self.nodes[address]
+                await link.__aexit__()
 
 
 def _heard(future: asyncio.Future[Any]) -> None:

@@ -14,19 +14,10 @@ SLOTS = 16_384
 _SECOND = frozenset({"XGROUP", "XINFO", "OBJECT", "MEMORY", "DEBUG"})
 _THIRD = frozenset({"EVAL", "EVALSHA", "FCALL"})
 _STREAMS = frozenset({"XREAD", "XREADGROUP"})
-# Without a key: any node answers for all, or every master is asked.
-ANY = frozenset({"INFO", "ECHO", "COMMAND", "CLUSTER"})
-# Without a key, and not the same everywhere: always the node of this slot is asked.
-CLOCK_SLOT = 0
+# Without a key: the node of this slot is always asked, or every master.
+KEYLESS_SLOT = 0
+_KEYLESS = frozenset({"TIME", "INFO", "ECHO", "COMMAND", "CLUSTER"})
 EVERY = frozenset({"PING", "SCRIPT"})
-# Without a key, and with no meaning for a cluster as a whole over shared connections.
-NOWHERE = frozenset(
-    {
-        *("ACL", "ASKING", "AUTH", "BGSAVE", "CLIENT", "CONFIG", "DBSIZE", "EXEC", "FLUSHALL", "FLUSHDB", "HELLO"),
-        *("KEYS", "LASTSAVE", "MOVE", "MULTI", "PSUBSCRIBE", "PUBLISH", "RANDOMKEY", "ROLE", "SAVE", "SELECT"),
-        *("SUBSCRIBE", "SWAPDB", "UNWATCH", "WAIT", "WAITAOF", "WATCH"),
-    }
-)
 # Reads give the same answers in any order; so do deletions.
 _READS = frozenset(
     {
@@ -57,20 +48,16 @@ def name_of(command: Command) -> str:
 
 
 def slot_of(command: Command) -> int | None:
-    """The slot of a command's first key; None for a command without keys."""
+    """The slot of a command's first key; None for what every master is asked."""
     name = name_of(command)
-    if name == "TIME":
-        return CLOCK_SLOT
-    if name in ANY or name in EVERY or name in NOWHERE or name == "SCAN":
+    if name in _KEYLESS:
+        return KEYLESS_SLOT
+    if name in EVERY or name == "SCAN":
         return None
     if name in _STREAMS:
         place = next(n for n, part in enumerate(command) if part in ("STREAMS", b"STREAMS")) + 1
-    elif name in _THIRD:
-        if not int(command[2]):
-            return None
-        place = 3
     else:
-        place = 2 if name in _SECOND else 1
+        place = 3 if name in _THIRD else 2 if name in _SECOND else 1
     key = command[place]
     return slot_of_key(key if isinstance(key, str | bytes) else str(key))
 

@@ -146,6 +146,7 @@ class Link(Port):
         self._closing = self._broken = True
         log.error("bus.link_ended", link=self._name, exc_info=None if task.cancelled() else task.exception())
         self._fail_all()
+        self.connected.set()
 
     def _closed(self) -> Local2Error:
         if self._broken:

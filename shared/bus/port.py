@@ -128,19 +128,6 @@ class Port(Protocol):
         """
 
 
-class Reader(Protocol):
-    """The connection of a blocking read. `generation` changes whenever entries may have got lost on their way."""
-
-    @property
-    def connected(self) -> asyncio.Event: ...
-
-    @property
-    def generation(self) -> int: ...
-
-    async def call(self, *command: Any, retry: bool = True, block: float = 0.0) -> Reply:
-        """See Port.call."""
-
-
 def checked(reply: Reply) -> Reply:
     """The reply. Raises the error that it is, as what its caller can do about it."""
     if not isinstance(reply, ReplyError):

@@ -11,13 +11,13 @@ from functools import lru_cache, partial
 from typing import Any
 
 from shared.bus.clock import BusClock
-from shared.bus.cluster import ClusterLink
-from shared.bus.cluster_reads import ClusterReader, ClusterTailer
+from shared.bus.cluster import ClusterLink, StreamLink
+from shared.bus.cluster_reads import ClusterReader
 from shared.bus.endpoint import Endpoint
 from shared.bus.keys import KNOWN_TOOLS, once_key, stream_key
 from shared.bus.letters import drop_forged, forged, letter_name
 from shared.bus.link import Link
-from shared.bus.port import Command, ConnectionLost, Port, Reader, Reply, ReplyError, Script, loading, missing, there
+from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, Script, loading, missing, there
 from shared.bus.scripts import CUT, PUBLISH_ONCE
 from shared.bus.sentinel import SentinelLink
 from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, Outgoing, Subject
@@ -68,44 +68,41 @@ class StreamState:
 
 class Bus:
     """A process's access to Redis: `link` for commands, `pulse` for signs of life, which must not wait behind a long
-    message, `reader` for blocking group reads, `tailer` for blocking tails.
+    message, `reader` for blocking group reads; and a `line` for each further read that waits.
 
-    The number of connections is these four, however many queries or clients the process serves; with a Redis Cluster
-    two per master, one per work stream that is read, and one for the inbox.
+    The number of connections is these three, however many queries or clients the process serves; with a Redis Cluster
+    two per master, and one per work stream that is read.
     """
 
     link: Port
     pulse: Port
-    reader: Reader
-    tailer: Link | ClusterTailer
+    reader: Link | ClusterReader
 
     def __init__(self, url: str, source: str, *, timeout: float = 5.0, retention: int = RETENTION) -> None:
         """Raises SettingsError when the URL has none of the forms that there are."""
         self.source = source
         self._retention = retention
+        self._timeout = timeout
         # seconds that a blocking read waits: a lost reply to one is noticed this much later than another's
         self.block = min(2.0, 2 * timeout)
         self._clock = BusClock()
-        endpoint = Endpoint.parse(url)
+        self._endpoint = Endpoint.parse(url)
         # a server without users lets everybody do everything
-        self._users = endpoint.named
-        names = [f"{source}:{kind}" for kind in ("commands", "pulse", "groups", "tail")]
+        self._users = self._endpoint.named
         self._opening: list[AbstractAsyncContextManager[Any]]
-        if endpoint.kind == "cluster":
-            clusters = [ClusterLink(endpoint, name=name, timeout=timeout) for name in names[:2]]
-            groups, tail = ClusterReader(clusters[0]), ClusterTailer(clusters[0])
-            self.link, self.pulse, self.reader, self.tailer = *clusters, groups, tail
-            self._end_read, self._end_tail = groups.unblock, tail.unblock
-            self._opening = [*clusters, groups, tail]
+        if self._endpoint.kind == "cluster":
+            clusters = [
+                ClusterLink(self._endpoint, name=f"{source}:{kind}", timeout=timeout) for kind in ("commands", "pulse")
+            ]
+            groups = ClusterReader(clusters[0], name=f"{source}:groups", timeout=timeout)
+            self.link, self.pulse, self.reader = *clusters, groups
+            self._end_read = groups.unblock
+            self._opening = [*clusters, groups]
         else:
-            links: list[Link]
-            if endpoint.kind == "sentinel":
-                links = [SentinelLink(endpoint, name=name, timeout=timeout, clock=self._clock) for name in names]
-            else:
-                links = [Link(endpoint.server, name=name, timeout=timeout, clock=self._clock) for name in names]
-            self.link, self.pulse, self.reader, self.tailer = links
-            self._end_read, self._end_tail = (partial(links[1].unblock, link) for link in links[2:])
-            self._opening = [*links]
+            link, pulse, reader = (self._connection(kind) for kind in ("commands", "pulse", "groups"))
+            self.link, self.pulse, self.reader = link, pulse, reader
+            self._end_read = partial(pulse.unblock, reader)
+            self._opening = [link, pulse, reader]
         # event stream → entries since it was last cut, a large one counted as several
         self._uncut: dict[str, int] = {}
         self._stack = AsyncExitStack()
@@ -121,6 +118,18 @@ class Bus:
     async def unblock(self) -> bool:
         """Ends the group read in progress; False when it does not wait in Redis."""
         return await self._end_read()
+
+    def line(self, stream: str) -> Link:
+        """A further connection to whoever has a stream, for a read that waits; it is opened by `async with`."""
+        if isinstance(self.link, ClusterLink):
+            return StreamLink(self.link, stream, name=f"{self.source}:tail", timeout=self._timeout)
+        return self._connection("tail")
+
+    def _connection(self, kind: str) -> Link:
+        name, timeout, clock = f"{self.source}:{kind}", self._timeout, self._clock
+        if self._endpoint.kind == "sentinel":
+            return SentinelLink(self._endpoint, name=name, timeout=timeout, clock=clock)
+        return Link(self._endpoint.server, name=name, timeout=timeout, clock=clock)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -158,10 +167,6 @@ class Bus:
         (known,) = await self.pulse.pipe_raw([there(scripts)])
         for command in loading(missing(scripts, known)):
             await self.pulse.pipe_raw([command])
-
-    async def end_tailing(self) -> bool:
-        """Ends the read of the tail that is in progress; False when it does not wait in Redis."""
-        return await self._end_tail()
 
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────
 

@@ -351,10 +351,10 @@ async def test_a_process_uses_the_same_connections_however_much_it_does(redis_ur
 
     recorder = Recorder(0.05)
     async with consuming(redis_url, recorder, concurrency=64):
-        await eventually(lambda: connections() == 4)
+        await eventually(lambda: connections() == 3)
         add(raw, 500)
         while len(recorder.seen) < 500:
-            assert connections() == 4
+            assert connections() == 3
             await asyncio.sleep(0.01)
     await eventually(lambda: connections() == 0)
 

@@ -12,116 +12,82 @@ from support.waiting import eventually
 
 from shared.bus import Bell, Bus, ConnectionLost, ReplyError
 from shared.bus.bell import _Line
-from shared.bus.cluster import ClusterLink, Lines, NodeLink, Unsent, _heard
+from shared.bus.cluster import ClusterLink, NodeLink, StreamLink, Unsent, _heard
 from shared.bus.endpoint import Address, Endpoint
 from shared.bus.hash_slots import slot_of, slot_of_key
 from shared.bus.link import MOST_PATIENCE, _Batch, _Unit
-from shared.errors import BusUnavailable
+from shared.errors import BusUnavailable, PermanentError
 
 never = asyncio.timeout
 ONE, TWO = Address("one", 1), Address("two", 2)
 
 
-class Node:
-    """A connection to a node. lost: so many commands are lost on it."""
-
-    def __init__(self, address: Address, lost: int) -> None:
-        self.address = address
-        self.lost = lost
-        self.given: list[Any] = []
-
-    async def submit(self, commands: Any, _retry: bool) -> list[Any]:
-        self.given.append(commands[0])
-        if len(self.given) <= self.lost:
-            raise ConnectionLost("x")
-        return [self.address.host]
-
-
-class Nodes:
-    def __init__(self, **lost: int) -> None:
-        self.nodes = {address: Node(address, lost[address.host]) for address in (ONE, TWO)}
-
-    def to(self, address: Address) -> Node:
-        return self.nodes[address]
-
-    async def close(self) -> None:
-        pass
-
-
-def cluster(masters: list[tuple[Address, ...]], **lost: int) -> tuple[ClusterLink, Nodes]:
-    """masters: those of each map that is read, one after the other."""
+def cluster(*masters: Address) -> ClusterLink:
     link = ClusterLink(Endpoint.parse("redis+cluster://one:1/"), name="test")
-    nodes = Nodes(**lost)
-    link.masters, *later = masters
-
-    async def mapped() -> None:
-        if later:
-            link.masters = later.pop(0)
-
-    link.commands = cast(Lines, nodes)
-    link._mapped = mapped  # type: ignore[method-assign]
-    return link, nodes
-
-
-async def test_a_command_for_a_node_is_said_again_to_it_or_to_another_when_it_is_none_any_more() -> None:
-    link, _ = cluster([(ONE, TWO), (ONE, TWO), (TWO,)], one=9, two=0)
-    assert await link._tell(ONE, ("PING",), True) == "two"
-    link, nodes = cluster([(ONE, TWO)], one=1, two=0)
-    assert await link._tell(ONE, ("PING",), True) == "one"
-    assert len(nodes.nodes[ONE].given) == 2
-
-
-async def test_one_that_must_not_be_repeated_is_said_once() -> None:
-    link, nodes = cluster([(ONE, TWO)], one=1, two=0)
-    with pytest.raises(ConnectionLost):
-        await link._tell(ONE, ("INCR", "x"), False)
-    assert [len(node.given) for node in nodes.nodes.values()] == [1, 0]
-
-
-async def test_connections_that_are_about_to_end_do_not_outlive_their_cluster() -> None:
-    link, _ = cluster([(ONE,)], one=0, two=0)
-    lines = Lines(link, "x")
-    lines._links[ONE] = cast(Any, SimpleNamespace(retire=asyncio.Event().wait))
-    lines._retire(ONE)
-    (leaving,) = lines._leaving
-    await asyncio.wait_for(lines.close(), 60)
-    assert leaving.cancelled()
-
-
-async def test_what_a_leaving_connection_has_not_sent_goes_elsewhere_while_answers_are_still_waited_for() -> None:
-    endpoint = Endpoint.parse("redis+cluster://one:1/")
-    link = NodeLink(endpoint, ONE, name="test", timeout=60.0, on_loss=lambda reason: None)
-    link._task = asyncio.create_task(cast(Any, asyncio.Event().wait()))
+    link.masters = {address: number for number, address in enumerate(masters)}
     link.connected.set()
-    link._inflight.append(cast(Any, "a batch that has been sent"))
-    unsent: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-    link._queue.append(_Unit(b"", 1, unsent, True, 0.0, None, False))
-    leaving = asyncio.create_task(link.retire())
-    with pytest.raises(Unsent):
-        await asyncio.wait_for(unsent, 60)
-    for _ in range(50):
-        await asyncio.sleep(0)
-    assert not leaving.done()
-    # its answer has come
-    link._inflight.clear()
-    await asyncio.wait_for(leaving, 60)
+    return link
 
 
-async def test_a_leaving_connection_whose_answers_never_come_ends_and_gives_back_what_may_be_said_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("shared.bus.cluster._FAREWELL", 0.01)
-    endpoint = Endpoint.parse("redis+cluster://one:1/")
-    link = NodeLink(endpoint, ONE, name="test", timeout=60.0, on_loss=lambda reason: None)
-    link._task = asyncio.create_task(cast(Any, asyncio.Event().wait()))
-    link.connected.set()
-    again, once = (asyncio.get_running_loop().create_future() for _ in range(2))
-    units = [_Unit(b"", 1, again, True, 0.0, None, False), _Unit(b"", 1, once, False, 0.0, None, False)]
-    link._inflight.append(_Batch(units, b"", 0.0, 0.0))
-    await asyncio.wait_for(link.retire(), 60)
-    assert link._task.cancelled()
-    assert isinstance(again.exception(), Unsent)
-    assert type(once.exception()) is ConnectionLost
+def node(link: ClusterLink, address: Address, *, there: bool = False) -> NodeLink:
+    """A connection that never begins to connect. there: it is taken for connected."""
+    made = NodeLink(link, address, name="test", timeout=60.0)
+    made._loop = asyncio.get_running_loop()
+    if there:
+        made.connected.set()
+    link.nodes[address] = made
+    return made
+
+
+async def test_what_was_not_sent_to_a_node_that_is_lost_goes_elsewhere_and_what_was_is_told() -> None:
+    link = node(cluster(ONE), ONE)
+    unsent, sent, heard = (asyncio.get_running_loop().create_future() for _ in range(3))
+    heard.set_result([])
+    link._queue += [_Unit(b"", 1, one, False, 0.0, None, False) for one in (heard, unsent)]
+    link._inflight.append(_Batch([_Unit(b"", 1, sent, False, 0.0, None, False)], b"", 0.0, 0.0))
+    link._requeue()
+    assert (type(unsent.exception()), type(sent.exception())) == (Unsent, ConnectionLost)
+    assert not link._queue
+
+
+async def test_a_node_that_has_left_takes_nothing_more_and_one_that_failed_says_so() -> None:
+    link = node(cluster(ONE), ONE)
+    link._closing = True
+    with pytest.raises(Unsent, match="the node has left"):
+        await link.submit([("GET", "x")], False)
+    failing = node(cluster(ONE), ONE)
+
+    async def fail() -> None:
+        raise RuntimeError("a fault")
+
+    failing._run = fail  # type: ignore[method-assign]
+    failing.open()
+    # whoever waits for it is told
+    await asyncio.wait_for(failing.connected.wait(), 60)
+    with pytest.raises(PermanentError, match="a fault of this program"):
+        await failing.submit([("GET", "x")], False)
+
+
+async def test_a_read_that_waits_goes_to_where_its_stream_is_or_where_it_was_sent() -> None:
+    link = cluster(ONE)
+    link.at = lambda address: cast(Any, address)  # type: ignore[method-assign]
+    doubts: list[int] = []
+    link.doubt = lambda: doubts.append(1)  # type: ignore[method-assign]
+    line = StreamLink(link, "s", name="test", timeout=60.0)
+    with pytest.raises(ConnectionError, match="has no master"):
+        await line.server()
+    # whom it is sent to by nobody does not matter
+    line._report("MOVED 1 one:1", 0)
+    link._owners[slot_of_key("s")] = ONE
+    assert await line.server() == line.address == cast(Any, ONE)
+    for word in ("MOVED", "ASK"):
+        before = len(doubts)
+        line._report(f"{word} {slot_of_key('s')} :2", 0)
+        assert (await line.server(), len(doubts)) == (cast(Any, Address("one", 2)), before + 1)
+        # once: when nobody is there the map says where it is
+        assert await line.server() == cast(Any, ONE)
+    line._report("it went away", 0)
+    assert (await line.server(), link.trouble, len(doubts)) == (cast(Any, ONE), "one:1: it went away", 4)
 
 
 async def test_a_slot_that_has_moved_is_told_to_the_map() -> None:
@@ -134,29 +100,24 @@ async def test_a_slot_that_has_moved_is_told_to_the_map() -> None:
     assert doubts == [1]
 
 
-async def test_the_map_is_asked_of_connected_nodes_in_turn_and_where_there_is_none_those_of_the_url_are_tried() -> None:
-    link, _ = cluster([(ONE, TWO)], one=0, two=0)
-    endpoint, tried = Endpoint.parse("redis+cluster://one:1/"), list[Address]()
-    links = [
-        NodeLink(endpoint, at, name="test", timeout=60.0, on_loss=lambda reason: None)
-        for at in (ONE, TWO, Address("three", 3))
-    ]
-    link.commands = cast(Lines, SimpleNamespace(all=lambda: links, to=tried.append))
+async def test_the_map_is_asked_of_connected_nodes_in_turn_and_where_there_is_none_those_of_the_url_are_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    link, tried = cluster(ONE, TWO), list[Address]()
+    links = [node(link, at) for at in (ONE, TWO, Address("three", 3))]
+    monkeypatch.setattr(link, "to", tried.append)
     assert link._someone() is None
     assert tried == list(link._endpoint.addresses) == [ONE]
     for one in links[1:]:
         one.connected.set()
     asked = [link._someone() for _ in range(4)]
     assert asked in ([*links[1:]] * 2, [*links[:0:-1]] * 2)
-    assert not link._whole()
-    links[0].connected.set()
-    assert link._whole()
 
 
 async def test_who_is_lost_makes_the_map_be_read_again_once_for_each_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_UNEASY", "_ROUTINE", "_SOON"):
         monkeypatch.setattr(f"shared.bus.cluster.{name}", 3_600.0)
-    link, _ = cluster([(ONE,)], one=0, two=0)
+    link = cluster(ONE)
     read = 0
 
     async def slots(_asked: Any) -> list[Any]:
@@ -171,7 +132,7 @@ async def test_who_is_lost_makes_the_map_be_read_again_once_for_each_doubt(monke
             await eventually(lambda expected=expected: read == expected)
             await asyncio.sleep(0.03)
             assert read == expected
-            link._lost("one:1: it went away")
+            link.lost("one:1: it went away")
     assert link.trouble == "one:1: it went away"
 
 
@@ -179,7 +140,7 @@ async def test_who_is_lost_makes_the_map_be_read_again_once_for_each_doubt(monke
     "error", [ConnectionLost("x"), BusUnavailable("x"), ReplyError("ERR x"), TimeoutError()], ids=lambda one: repr(one)
 )
 async def test_a_node_that_cannot_tell_the_map_ends_nothing(error: Exception) -> None:
-    link, _ = cluster([(ONE,)], one=0, two=0)
+    link = cluster(ONE)
 
     async def call(*command: Any, retry: bool) -> Any:
         assert (command, retry) == (("CLUSTER", "SLOTS"), False)
@@ -190,7 +151,7 @@ async def test_a_node_that_cannot_tell_the_map_ends_nothing(error: Exception) ->
 
 
 async def test_what_is_sent_through_a_cluster_is_said_again_unless_the_caller_says_otherwise() -> None:
-    link, _ = cluster([(ONE,)], one=0, two=0)
+    link = cluster(ONE)
     staged: list[tuple[bool, dict[str, Any]]] = []
 
     async def _staged(_commands: Any, retry: bool, **options: Any) -> list[Any]:
@@ -208,18 +169,21 @@ async def test_what_is_sent_through_a_cluster_is_said_again_unless_the_caller_sa
     ]
 
 
-async def test_commands_go_to_the_owner_of_their_slot_or_wait_for_one() -> None:
-    link, _ = cluster([(ONE, TWO)], one=0, two=0)
-    commands = [("GET", "a"), ("GET", "b"), ("GET", "a"), ("GET", "c")]
-    link._owners[slot_of(commands[0]) or 0] = ONE
-    link._owners[slot_of(commands[1]) or 0] = TWO
-    parts, homeless = link._parts(commands, [0, 1, 2, 3], {2: TWO})
-    assert parts == {(ONE, False): [0], (TWO, False): [1], (TWO, True): [2]}
+async def test_commands_go_to_the_owner_of_their_slot_or_wait_for_one_that_is_there() -> None:
+    link = cluster(ONE, TWO)
+    one, two = node(link, ONE, there=True), node(link, TWO, there=True)
+    slots = [slot_of(("GET", key)) for key in "abac"]
+    link._owners[slots[0] or 0] = ONE
+    link._owners[slots[1] or 0] = TWO
+    parts, homeless = link._parts(slots, [0, 1, 2, 3], {2: TWO})
+    assert parts == {(one, False): [0], (two, False): [1], (two, True): [2]}
     assert homeless == [3]
+    two.connected.clear()
+    assert link._parts(slots, [1, 2], {2: TWO}) == ({}, [1, 2])
 
 
 async def test_a_cluster_that_ends_ends_its_connections_and_tells_whoever_waits_for_its_map() -> None:
-    link, nodes = cluster([(ONE,)], one=0, two=0)
+    link = ClusterLink(Endpoint.parse("redis+cluster://one:1/"), name="test")
     closed: list[bool] = []
 
     async def close() -> None:
@@ -228,7 +192,7 @@ async def test_a_cluster_that_ends_ends_its_connections_and_tells_whoever_waits_
     async def learn() -> None:
         await asyncio.Event().wait()
 
-    nodes.close = close  # type: ignore[method-assign]
+    link.nodes[ONE] = cast(Any, SimpleNamespace(__aexit__=close))
     link._learn = learn  # type: ignore[method-assign]
     async with link:
         assert not link.connected.is_set()
@@ -269,29 +233,31 @@ async def test_a_bell_that_is_silent_is_asked_and_given_up_when_it_does_not_answ
 async def test_a_scan_goes_from_one_master_to_the_next_and_tells_what_one_refuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    link, _ = cluster([(TWO, ONE)], one=0, two=0)
-    asked: list[tuple[Address, Any]] = []
+    link = cluster(TWO, ONE)
+    asked: list[tuple[int, Any]] = []
     pages = [[b"7", [b"a"]], [b"0", [b"b"]], [b"5", [b"c"]], [b"0", []]]
     replies: list[Any] = [*pages, ReplyError("ERR invalid cursor")]
 
-    async def tell(address: Address, command: Any, retry: bool) -> Any:
+    async def carry(commands: list[Any], slots: list[int], *, retry: bool) -> list[Any]:
         assert retry
-        asked.append((address, command))
-        return replies.pop(0)
+        asked.extend(zip(slots, commands, strict=True))
+        return [replies.pop(0)]
 
-    monkeypatch.setattr(link, "_tell", tell)
+    monkeypatch.setattr(link, "carry", carry)
     cursor, found = b"0", []
     for _ in range(4):
         cursor, keys = await link.call("SCAN", cursor, "COUNT", 10)
         found += keys
     assert (cursor, found) == (b"0", [b"a", b"b", b"c"])
-    assert asked == [(at, ("SCAN", n, "COUNT", 10)) for at, n in ((ONE, 0), (ONE, 7), (TWO, 0), (TWO, 5))]
-    assert str(await link._scan(("SCAN", 0))) == "ERR invalid cursor"
+    one, two = link.masters[ONE], link.masters[TWO]
+    assert asked == [(slot, ("SCAN", n, "COUNT", 10)) for slot, n in ((one, 0), (one, 7), (two, 0), (two, 5))]
+    with pytest.raises(ReplyError, match="ERR invalid cursor"):
+        await link.call("SCAN", 0)
 
 
 async def test_a_map_that_cannot_be_used_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.bus.cluster._UNEASY", 0.01)
-    link, _ = cluster([(ONE,)], one=0, two=0)
+    link = cluster(ONE)
     maps = ["no map", "a map"]
     applied: list[str] = []
 
@@ -311,21 +277,21 @@ async def test_a_map_that_cannot_be_used_is_read_again(monkeypatch: pytest.Monke
 
 
 class Scripted:
-    """Connections whose units get the outcomes that the test gives, in their order; `given`: what they were."""
+    """A connection whose units get the outcomes that the test gives, in their order; `given`: what they were."""
 
-    def __init__(self, *outcomes: Any) -> None:
-        self.outcomes = list(outcomes)
-        self.given: list[tuple[Any, ...]] = []
+    def __init__(self, address: Address, outcomes: list[Any], given: list[tuple[Any, ...]]) -> None:
+        self.address = address
+        self.connected = asyncio.Event()
+        self.connected.set()
+        self._outcomes = outcomes
+        self._given = given
 
-    def to(self, address: Address) -> Any:
-        async def submit(commands: Any, retry: bool, *, block: float, until: float | None) -> Any:
-            self.given.append((address.host, *commands, retry, block, until))
-            outcome = self.outcomes.pop(0)
-            if isinstance(outcome, Exception):
-                raise outcome
-            return outcome
-
-        return SimpleNamespace(submit=submit)
+    async def submit(self, commands: Any, retry: bool, *, block: float, until: float | None) -> Any:
+        self._given.append((self.address.host, *commands, retry, block, until))
+        outcome = self._outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
 
 KEYS = {"a": ONE, "b": TWO, "{a}2": ONE}
@@ -337,10 +303,12 @@ class Carried:
     """What became of some commands: `pauses` between the tries, and how often there was doubt about the map."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> None:
-        self.link, _ = cluster([(ONE, TWO)], one=0, two=0)
+        self.link = cluster(ONE, TWO)
+        self.given: list[tuple[Any, ...]] = []
+        left = list(outcomes)
         for key, address in KEYS.items():
             self.link._owners[slot_of_key(key)] = address
-        self.lines = Scripted(*outcomes)
+            self.link.nodes.setdefault(address, cast(NodeLink, Scripted(address, left, self.given)))
         self.pauses: list[float] = []
         self.doubts = 0
         monkeypatch.setattr("shared.bus.cluster.asyncio.sleep", self._sleep)
@@ -353,18 +321,19 @@ class Carried:
         self.doubts += 1
 
     async def __call__(self, *commands: Any, retry: bool = False, **limits: float) -> list[Any]:
-        return await self.link.carry(cast(Lines, self.lines), commands or GETS, retry=retry, **limits)
+        commands = commands or tuple(GETS)
+        return await self.link.carry(commands, [slot_of(one) for one in commands], retry=retry, **limits)
 
 
 async def test_each_node_is_given_its_commands_as_they_are_with_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     carried = Carried(monkeypatch, [b"1", b"3"], [b"2"])
     until = asyncio.get_running_loop().time() + 3_600
     assert await carried(block=2.0, until=until) == [b"1", b"2", b"3"]
-    assert carried.lines.given == [("one", GETS[0], GETS[2], False, 2.0, until), ("two", GETS[1], False, 2.0, until)]
+    assert carried.given == [("one", GETS[0], GETS[2], False, 2.0, until), ("two", GETS[1], False, 2.0, until)]
     assert (carried.pauses, carried.doubts) == ([], 0)
     with pytest.raises(ConnectionLost, match="there was no connection to the Redis Cluster in time"):
         await carried(until=until - 7_200)
-    assert len(carried.lines.given) == 2
+    assert len(carried.given) == 2
 
 
 async def test_what_a_node_cannot_do_is_tried_after_ever_longer_pauses_and_in_the_first_order(
@@ -384,7 +353,7 @@ async def test_what_a_node_cannot_do_is_tried_after_ever_longer_pauses_and_in_th
 
     monkeypatch.setattr("shared.bus.cluster.asyncio.sleep", moved)
     assert await carried() == [b"1", b"2", b"3"]
-    assert carried.lines.given[-1][:4] == ("one", *GETS)
+    assert carried.given[-1][:4] == ("one", *GETS)
 
 
 async def test_nodes_that_send_each_other_what_neither_wants_are_not_asked_in_one_go(
@@ -408,12 +377,12 @@ async def test_what_is_lost_is_said_again_if_it_may_be_and_never_left_always(
     for outcome, retry in ((ConnectionLost("x"), True), (Unsent("x"), False)):
         carried = Carried(monkeypatch, outcome, *beside, [b"1"])
         assert await carried(*commands, retry=retry) == wanted
-        assert (len(carried.lines.given), carried.pauses) == (len(commands) + 1, [])
+        assert (len(carried.given), carried.pauses) == (len(commands) + 1, [])
     for error in (ConnectionLost("x"), BusUnavailable("x")):
         carried = Carried(monkeypatch, error, *beside)
         with pytest.raises(type(error), match="x"):
             await carried(*commands, retry=isinstance(error, BusUnavailable))
-        assert len(carried.lines.given) == len(commands)
+        assert len(carried.given) == len(commands)
 
 
 async def test_what_has_no_master_waits_for_one_and_keeps_nothing_else_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,7 +396,7 @@ async def test_what_has_no_master_waits_for_one_and_keeps_nothing_else_waiting(m
 
     monkeypatch.setattr("shared.bus.cluster.asyncio.sleep", found)
     assert await carried(*GETS[:2]) == [b"1", b"2"]
-    assert [given[:2] for given in carried.lines.given] == [("one", GETS[0]), ("two", GETS[1])]
+    assert [given[:2] for given in carried.given] == [("one", GETS[0]), ("two", GETS[1])]
     assert (carried.pauses, carried.doubts) == ([0.01], 1)
 
 
@@ -435,9 +404,10 @@ async def test_what_has_no_master_waits_for_one_and_keeps_nothing_else_waiting(m
     ("place", "host"), [(":7", "one"), ("?:7", "one"), ("two:7", "two"), ("[::1]:7", "::1"), ("::1:7", "::1")]
 )
 async def test_a_node_that_does_not_know_its_own_name_is_where_it_was_asked(place: str, host: str) -> None:
-    link, _ = cluster([(ONE,)], one=0, two=0)
-    assert link._verdict(f"ASK 3 {place}", ONE) == Address(host, 7)
-    assert link._verdict(f"MOVED 3 {place}", ONE) == "again"
+    link = cluster(ONE)
+    asked = node(link, ONE)
+    assert link._verdict(f"ASK 3 {place}", asked) == Address(host, 7)
+    assert link._verdict(f"MOVED 3 {place}", asked) == "again"
     assert link.owner(3) == Address(host, 7)
 
     async def call(*_command: Any, retry: bool) -> Any:
@@ -448,18 +418,22 @@ async def test_a_node_that_does_not_know_its_own_name_is_where_it_was_asked(plac
     assert found == [(0, 5, Address(host, 7)), (6, 9, Address("one", 8))]
 
 
-async def test_each_slot_has_the_master_that_the_map_says_in_whatever_order_it_does() -> None:
-    link, _ = cluster([()], one=0, two=0)
+async def test_each_slot_has_the_master_that_the_map_says_in_whatever_order_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    link = ClusterLink(Endpoint.parse("redis+cluster://one:1/"), name="test")
     wanted: list[Address] = []
-    link.commands = cast(Lines, SimpleNamespace(keep=lambda found: wanted.extend(found), to=wanted.append))
+    monkeypatch.setattr(link, "to", wanted.append)
     link._apply([(12_000, 16_383, TWO), (8_192, 11_999, ONE), (0, 8_000, TWO)])
     edges = {0: TWO, 8_000: TWO, 8_001: None, 8_191: None, 8_192: ONE, 11_999: ONE, 12_000: TWO, 16_383: TWO}
     assert {slot: link.owner(slot) for slot in edges} == edges
-    assert (link.masters, wanted) == ((TWO, ONE), [TWO, ONE] * 2)
+    # with one of the slots of each
+    assert ({link.owner(slot): slot for slot in link.masters.values()}, wanted) == (link.masters, [TWO, ONE])
+    assert list(link.masters) == [TWO, ONE]
     assert link.connected.is_set()
     # what is not said any more has none
     link._apply([(0, 1, ONE)])
-    assert (link.owner(2), link.masters) == (None, (ONE,))
+    assert (link.owner(2), list(link.masters)) == (None, [ONE])
 
 
 @pytest.mark.parametrize(("timeout", "most"), [(1.0, MOST_PATIENCE), (7.0, 7.0)])
@@ -484,22 +458,6 @@ async def test_a_node_that_tells_the_map_too_late_has_the_next_given_more_time(
     for _ in range(7):
         await link._slots(cast(NodeLink, SimpleNamespace(call=call, address=ONE)))
     assert given == [*[min(most, timeout * 2**number) for number in range(5)], timeout, timeout]
-
-
-async def test_a_question_for_any_node_goes_to_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, _ = cluster([(TWO, ONE)], one=0, two=0)
-    asked: list[Any] = []
-
-    async def tell(address: Address, command: Any, retry: bool) -> Any:
-        asked.append((address, command, retry))
-
-    monkeypatch.setattr(link, "_tell", tell)
-    links = [SimpleNamespace(address=at, connected=asyncio.Event()) for at in (ONE, TWO, Address("three", 3))]
-    links[2].connected.set()
-    for some in ([], links):
-        link.commands = cast(Lines, SimpleNamespace(all=lambda some=some: some))
-        await link.call("INFO", retry=bool(some))
-    assert asked == [(TWO, ("INFO",), False), (Address("three", 3), ("INFO",), True)]
 
 
 async def test_whoever_waits_for_a_map_that_never_comes_is_told_when_the_cluster_is_closed() -> None:

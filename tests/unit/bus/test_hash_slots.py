@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shared.bus.hash_slots import CLOCK_SLOT, slot_of, slot_of_key, stages
+from shared.bus.hash_slots import KEYLESS_SLOT, slot_of, slot_of_key, stages
 
 # As CLUSTER KEYSLOT of a Redis 7 says.
 KNOWN = {"foo": 12182, "bar": 5061, "{foo}bar": 12182, "a{foo}{bar}": 12182}
@@ -40,12 +40,11 @@ FOO = 12182
         (("XREADGROUP", "GROUP", "bar", "c", "COUNT", 1, "STREAMS", "foo", ">"), FOO),
         (("XREAD", "BLOCK", 0, b"STREAMS", "foo", "$"), FOO),
         (("EVALSHA", "abc", 1, "foo", "bar"), FOO),
-        (("EVALSHA", "abc", 0, "foo"), None),
-        (("TIME",), CLOCK_SLOT),
+        (("TIME",), KEYLESS_SLOT),
         (("PING",), None),
-        (("ECHO", "foo"), None),
+        (("INFO", "memory"), KEYLESS_SLOT),
         (("SCAN", 0), None),
-        (("FLUSHALL",), None),
+        (("SCRIPT", "EXISTS", "abc"), None),
     ],
 )
 def test_a_command_goes_where_its_first_key_is(command: tuple[Any, ...], slot: int | None) -> None:

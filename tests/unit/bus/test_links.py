@@ -101,7 +101,7 @@ async def test_a_task_is_ended_until_it_has_and_what_it_failed_with_is_raised() 
 
 async def test_a_bus_that_ends_ends_all_its_connections() -> None:
     async with Bus("redis://127.0.0.1:1", "test/1") as bus:
-        links = [bus.link, bus.pulse, bus.reader, bus.tailer]
+        links = [bus.link, bus.pulse, bus.reader]
     for one in links:
         with pytest.raises(BusUnavailable, match="closed"):
             await one.call("PING")

@@ -78,44 +78,47 @@ NAMES = [f"s/1:{kind}" for kind in ("commands", "pulse", "groups", "tail")]
 
 
 @pytest.mark.parametrize(("url", "kind"), [("redis://a:1", "Link"), ("redis+sentinel://a:1/main", "SentinelLink")])
-async def test_a_bus_on_one_server_has_four_connections_and_the_second_ends_reads_of_the_others(
+async def test_a_bus_on_one_server_has_three_connections_and_the_second_ends_reads_of_the_third(
     url: str, kind: str, made: list[Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"shared.bus.streams.{kind}", Connection)
     bus = Bus(url, "s/1", timeout=3.0)
+    link, pulse, reader = made
+    assert [bus.link, bus.pulse, bus.reader] == made
+    # and one for each further read that waits, whatever it reads
+    line = bus.line("s")
+    assert made[3:] == [line]
     endpoint = Endpoint.parse(url)
     clock = made[0].options["clock"]
     assert [one.given for one in made] == [(endpoint.server if kind == "Link" else endpoint,)] * 4
     assert [one.options for one in made] == [{"name": name, "timeout": 3.0, "clock": clock} for name in NAMES]
-    link, pulse, reader, tailer = made
-    assert [bus.link, bus.pulse, bus.reader, bus.tailer] == made
     # what the server says to any of them is the bus's time
     clock.learn([b"1000", b"0"], time.monotonic())
     assert 1_000_000 <= bus.now_ms() < 1_600_000
     async with bus as opened:
         assert opened is bus
         assert await bus.unblock()
-        assert await bus.end_tailing()
-    assert pulse.told == ["opened", (reader,), (tailer,), "closed"]
-    assert link.told == reader.told == tailer.told == ["opened", "closed"]
+    assert pulse.told == ["opened", (reader,), "closed"]
+    assert link.told == reader.told == ["opened", "closed"]
+    assert made[3].told == []
 
 
-async def test_a_bus_on_a_cluster_reads_by_the_connections_of_its_commands(
+async def test_a_bus_on_a_cluster_reads_where_its_streams_are(
     made: list[Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for kind in ("ClusterLink", "ClusterReader", "ClusterTailer"):
+    for kind in ("ClusterLink", "ClusterReader", "StreamLink"):
         monkeypatch.setattr(f"shared.bus.streams.{kind}", Connection)
     bus = Bus("redis+cluster://a:1", "s/1", timeout=3.0)
-    link, pulse, reader, tailer = made
-    assert [bus.link, bus.pulse, bus.reader, bus.tailer] == made
+    link, pulse, reader = made
+    assert [bus.link, bus.pulse, bus.reader, bus.line("s")] == made
     endpoint = Endpoint.parse("redis+cluster://a:1")
-    assert [one.given for one in made] == [(endpoint,), (endpoint,), (link,), (link,)]
-    assert [one.options for one in made] == [*({"name": name, "timeout": 3.0} for name in NAMES[:2]), {}, {}]
+    assert [one.given for one in made] == [(endpoint,), (endpoint,), (link,), (link, "s")]
+    assert [one.options for one in made] == [{"name": name, "timeout": 3.0} for name in NAMES]
     async with bus:
         assert await bus.unblock()
-        assert await bus.end_tailing()
     assert link.told == pulse.told == ["opened", "closed"]
-    assert reader.told == tailer.told == ["opened", (), "closed"]
+    assert reader.told == ["opened", (), "closed"]
+    assert made[3].told == []
 
 
 # ── time and offices ─────────────────────────────────────────────────────────────────────────────────────────────

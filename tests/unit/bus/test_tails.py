@@ -8,24 +8,37 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from support.waiting import eventually
 
 from shared.bus import ConnectionLost, Entry, ReplyError, order
 from shared.bus import tail as module
+from shared.bus.cluster import ClusterLink
+from shared.bus.endpoint import Endpoint
 from shared.bus.tail import Tail
 
 
 class Bus:
-    """A server whose answers to XREAD the test gives; `asked` are the streams of each with their positions."""
+    """A server whose answers to the read that waits the test gives; `asked` are the streams of each with their
+    positions. A look finds what is `kept` for its stream, once; `looked` are those that were looked at, and where."""
 
     def __init__(self) -> None:
         self.block = 2.0
-        self.link = self.tailer = self
+        self.link: Any = self
         self.asked: list[dict[str, str]] = []
         self.options: list[tuple[Any, ...]] = []
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
-        self.broken: set[str] = set()
         self.insane: set[str] = set()
-        self.ended = 0
+        self.kept: dict[str, list[Any]] = {}
+        self.looked: list[tuple[str, str]] = []
+        self.closed = False
+
+    @contextlib.asynccontextmanager
+    async def line(self, stream: str) -> AsyncIterator[Bus]:
+        assert stream == "inbox"
+        try:
+            yield self
+        finally:
+            self.closed = True
 
     async def call(self, *command: Any, retry: bool, block: float) -> Any:
         assert (retry, block) == (False, 2.0)
@@ -39,17 +52,23 @@ class Bus:
             raise answer
         return answer
 
-    async def pipe_raw(self, commands: list[tuple[str, str]]) -> list[Any]:
-        return [ReplyError("WRONGTYPE") if name in self.broken else 1 for _, name in commands]
+    async def submit(self, commands: list[tuple[Any, ...]], retry: bool, *, until: float) -> list[Any]:
+        (command,) = commands
+        assert (command[:4], retry) == (("XREAD", "COUNT", 200, "STREAMS"), False)
+        assert 0 < until - asyncio.get_running_loop().time() < module._LOOK + 0.01
+        stream, position = command[4:]
+        self.looked.append((stream, position))
+        found = self.kept.get(stream)
+        if not found:
+            return [None]
+        answer = found.pop(0)
+        if isinstance(answer, ConnectionLost):
+            raise answer
+        return [answer if isinstance(answer, ReplyError) else [answer]]
 
     def sane(self, found: list[Entry]) -> list[Entry]:
         kept = [entry for entry in found if entry[0] not in self.insane]
         return found if len(kept) == len(found) else kept
-
-    async def end_tailing(self) -> bool:
-        self.ended += 1
-        self.answers.put_nowait(None)
-        return True
 
     async def answer(self, answer: Any) -> None:
         """And lets the tail ask again."""
@@ -83,20 +102,27 @@ def read(stream: str, *ids: str) -> list[Any]:
 
 
 @contextlib.asynccontextmanager
-async def tailing(monkeypatch: pytest.MonkeyPatch, pause: float = 600.0) -> AsyncIterator[tuple[Bus, Tail]]:
-    monkeypatch.setattr(module, "_FIRST_RETRY", 0.0)
+async def tailing(
+    monkeypatch: pytest.MonkeyPatch, pause: float = 600.0, *, clustered: bool = False
+) -> AsyncIterator[tuple[Bus, Tail]]:
+    monkeypatch.setattr(module, "_LOOK", 0.01)
     monkeypatch.setattr(module, "_PAUSE", pause)
     monkeypatch.setattr(module, "_GLANCE", 0.0)
     bus = Bus()
+    if clustered:
+        bus.link = ClusterLink(Endpoint.parse("redis+cluster://one:1"), name="test")
+        bus.link.submit = bus.submit
     tail = Tail(bus, "inbox")  # type: ignore[arg-type]
     running = asyncio.create_task(tail.run())
     await settled()
     try:
         yield bus, tail
+        assert not running.done()
     finally:
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def join(tail: Tail, stream: str, position: str = "0-0") -> Reader:
@@ -111,19 +137,57 @@ async def test_a_stream_is_read_from_where_its_first_reader_is_and_its_readers_s
     async with tailing(monkeypatch) as (bus, tail):
         assert bus.options == [("XREAD", "COUNT", 200, "BLOCK", 2_000)]
         first = join(tail, "events", "5-0")
-        # the read in progress does not know of it, and is ended
-        await settled()
-        assert (bus.asked, bus.ended) == ([{"inbox": "0-0"}, {"inbox": "0-0", "events": "5-0"}], 1)
         second = join(tail, "events", "3-0")
         third = join(tail, "events", "5-0")
-        await settled()
-        # who is behind what was read looks for himself, and nobody's read is ended for it
-        assert (first.looks, second.looks, third.looks, bus.ended) == (0, 1, 0, 1)
+        # who is behind what is read looks for himself
+        assert (first.looks, second.looks, third.looks) == (0, 1, 0)
+        await bus.answer(None)
+        assert bus.asked == [{"inbox": "0-0"}, {"inbox": "0-0", "events": "5-0"}]
         await bus.answer([read("events", "6-0", "7-0")])
         for reader in (first, second, third):
             assert reader.offered == [((5, 0), ["6-0", "7-0"], 20)]
-        assert (tail.position("events"), tail.position("inbox"), tail.position("other")) == ("7-0", "0-0", None)
+        assert tail._positions == {"inbox": "0-0", "events": "7-0"}
         assert bus.asked[-1] == {"inbox": "0-0", "events": "7-0"}
+
+
+async def test_what_the_read_does_not_wait_for_is_looked_at_until_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with tailing(monkeypatch) as (bus, tail):
+        reader = join(tail, "events", "5-0")
+        bus.kept["events"] = [ConnectionLost("gone"), ReplyError("WRONGTYPE"), read("events", "6-0")]
+        await eventually(lambda: bus.looked[3:4])
+        assert bus.looked[:4] == [("events", "5-0")] * 3 + [("events", "6-0")]
+        assert reader.offered == [((5, 0), ["6-0"], 10)]
+        await bus.answer(None)
+        assert bus.asked[1:] == [{"inbox": "0-0", "events": "6-0"}]
+        looked = list(bus.looked)
+        await asyncio.sleep(0.05)
+        assert bus.looked == looked
+        # of both that read it only one is heard
+        bus.kept["events"] = [read("events", "7-0")]
+        tail._awaited = {}
+        await eventually(lambda: len(reader.offered) == 2)
+        await bus.answer([read("events", "7-0")])
+        assert [ids for _, ids, _ in reader.offered] == [["6-0"], ["7-0"]]
+
+
+async def test_in_a_cluster_the_inbox_alone_is_waited_for_and_where_there_was_something_there_may_be_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with tailing(monkeypatch, clustered=True) as (bus, tail):
+        mine, reader = join(tail, "inbox"), join(tail, "events")
+        await bus.answer([read("inbox", "1-0")])
+        assert bus.asked == [{"inbox": "0-0"}, {"inbox": "1-0"}]
+        # all pages at once
+        await eventually(lambda: bus.looked)
+        monkeypatch.setattr(module, "_LOOK", 600.0)
+        bus.kept["events"] = [read("events", f"{n}-0") for n in (1, 2, 3)]
+        await eventually(lambda: len(reader.offered) == 3)
+        assert [ids for _, ids, _ in (*mine.offered, *reader.offered)] == [["1-0"], ["1-0"], ["2-0"], ["3-0"]]
+        await eventually(lambda: bus.looked[-1] == ("events", "3-0"))
+        looked = len(bus.looked)
+        await asyncio.sleep(0.05)
+        assert len(bus.looked) == looked
+        assert {stream for stream, _ in bus.looked} == {"events"}
 
 
 async def test_a_stream_that_nobody_follows_any_more_is_not_read_and_the_inbox_always(
@@ -131,7 +195,7 @@ async def test_a_stream_that_nobody_follows_any_more_is_not_read_and_the_inbox_a
 ) -> None:
     async with tailing(monkeypatch) as (bus, tail):
         mine, one, other = join(tail, "inbox"), join(tail, "events"), join(tail, "events")
-        await settled()
+        await bus.answer(None)
         tail.leave(one)  # type: ignore[arg-type]
         # once more harms nobody, nor one who never came
         tail.leave(one)  # type: ignore[arg-type]
@@ -141,23 +205,24 @@ async def test_a_stream_that_nobody_follows_any_more_is_not_read_and_the_inbox_a
         tail.leave(mine)  # type: ignore[arg-type]
         tail.leave(other)  # type: ignore[arg-type]
         await bus.answer([read("events", "2-0")])
-        assert (len(other.offered), tail.position("events"), bus.asked[-1]) == (1, None, {"inbox": "0-0"})
+        assert (len(other.offered), tail._positions, bus.asked[-1]) == (1, {"inbox": "0-0"}, {"inbox": "0-0"})
         # who comes back begins where he is, whatever the read in progress brings
         again = join(tail, "events", "9-0")
         bus.answers.put_nowait([read("inbox", "1-0")])
         await settled()
-        assert (again.offered, tail.position("events"), tail.position("inbox")) == ([], "9-0", "1-0")
+        assert (again.offered, tail._positions) == ([], {"inbox": "1-0", "events": "9-0"})
 
 
 async def test_what_was_read_for_another_position_is_given_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     async with tailing(monkeypatch) as (bus, tail):
         first = join(tail, "events", "5-0")
-        await settled()
+        await bus.answer(None)
         tail.leave(first)  # type: ignore[arg-type]
-        monkeypatch.setattr(tail, "_interrupt", lambda: None)
         again = join(tail, "events", "8-0")
+        # the read in progress waits elsewhere
+        await eventually(lambda: ("events", "8-0") in bus.looked)
         await bus.answer([read("events", "6-0", "9-0")])
-        assert (again.offered, tail.position("events")) == ([], "8-0")
+        assert (again.offered, tail._positions["events"]) == ([], "8-0")
         await bus.answer([read("events", "9-0")])
         assert again.offered == [((8, 0), ["9-0"], 10)]
 
@@ -169,29 +234,37 @@ async def test_a_read_that_ends_with_nothing_or_in_a_fault_is_made_again(monkeyp
         assert len(bus.asked) == 4
 
 
-async def test_a_key_that_is_no_stream_is_left_out_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with tailing(monkeypatch, pause=0.2) as (bus, tail):
-        join(tail, "events")
-        await settled()
-        bus.broken = {"events"}
+async def test_where_a_key_is_no_stream_the_inbox_is_waited_for_alone_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with tailing(monkeypatch) as (bus, tail):
+        reader = join(tail, "events")
+        await bus.answer(None)
+        assert bus.asked[-1] == {"inbox": "0-0", "events": "0-0"}
         await bus.answer(ReplyError("WRONGTYPE"))
         assert bus.asked[-1] == {"inbox": "0-0"}
-        async with asyncio.timeout(30):
-            while bus.asked[-1] == {"inbox": "0-0"}:
-                await asyncio.sleep(0.01)
-                await bus.answer(None)
-        assert bus.asked[-1] == {"inbox": "0-0", "events": "0-0"}
-        # when all are, or nobody knows which, there is a pause
-        for broken in ({"events", "inbox"}, set()):
-            bus.broken, asked = broken, len(bus.asked)
+        # the others are looked at, each by itself
+        bus.kept["events"] = [read("events", "1-0")]
+        await eventually(lambda: reader.offered)
+        monkeypatch.setattr(tail, "_alone_until", 0.0)
+        await bus.answer(None)
+        assert bus.asked[-1] == {"inbox": "0-0", "events": "1-0"}
+
+
+async def test_where_the_inbox_is_no_stream_there_is_a_pause_and_all_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with tailing(monkeypatch, pause=0.5) as (bus, tail):
+        join(tail, "events")
+        await bus.answer(None)
+        bus.looked.clear()
+        for _ in range(2):
             bus.answers.put_nowait(ReplyError("WRONGTYPE"))
-            await settled()
-            assert len(bus.asked) == asked
-            async with asyncio.timeout(30):
-                while len(bus.asked) == asked:
-                    await asyncio.sleep(0.01)
-            # once nothing is left out any more
-            assert bus.asked[-1] == {"inbox": "0-0", "events": "0-0"}
+        await eventually(lambda: {stream for stream, _ in bus.looked} == {"inbox", "events"})
+        assert bus.asked[2:] == [{"inbox": "0-0"}]
+        await eventually(lambda: len(bus.asked) == 4)
+        # once the pause is over
+        assert bus.asked[-1] == {"inbox": "0-0", "events": "0-0"}
 
 
 async def test_nobody_is_kept_from_what_he_may_read_unless_something_is_left_out(
@@ -200,44 +273,30 @@ async def test_nobody_is_kept_from_what_he_may_read_unless_something_is_left_out
     async with tailing(monkeypatch) as (bus, tail):
         monkeypatch.setattr(module, "_GLANCE", 3_600.0)
         reader = join(tail, "events")
-        await settled()
+        await bus.answer(None)
         await bus.answer([read("events", "1-0")])
         assert [ids for _, ids, _ in reader.offered] == [["1-0"]]
         # who comes back at once for what nobody can read waits for somebody to put it right
         bus.insane, asked = {"99-0"}, len(bus.asked)
         await bus.answer([read("events", "2-0", "99-0")])
-        assert (len(reader.offered), len(bus.asked)) == (1, asked)
+        assert (len(reader.offered), len(bus.asked)) == (2, asked)
 
 
-async def test_a_tail_that_ends_leaves_nothing_behind_that_would_end_its_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = asyncio.Event()
-    async with tailing(monkeypatch) as (bus, tail):
-
-        async def end_tailing() -> bool:
-            try:
-                return await asyncio.Event().wait()
-            finally:
-                ended.set()
-
-        monkeypatch.setattr(bus, "end_tailing", end_tailing)
-        join(tail, "events")
-        await settled()
-        assert not ended.is_set()
-    await asyncio.wait_for(ended.wait(), 30)
-    # nor is there anything to end where nobody has joined
-    async with tailing(monkeypatch):
-        pass
+async def test_a_tail_that_ends_closes_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with tailing(monkeypatch) as (bus, _):
+        assert not bus.closed
+    assert bus.closed
 
 
 async def test_an_entry_behind_which_nothing_would_come_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     async with tailing(monkeypatch) as (bus, tail):
         reader = join(tail, "events")
-        await settled()
+        await bus.answer(None)
         bus.insane = {"99-0"}
         await bus.answer([read("events", "99-0")])
-        assert (reader.offered, tail.position("events")) == ([], "0-0")
+        assert (reader.offered, tail._positions["events"]) == ([], "0-0")
         await bus.answer([read("events", "1-0", "99-0")])
-        assert (reader.offered, tail.position("events")) == ([((0, 0), ["1-0"], 10)], "1-0")
+        assert (reader.offered, tail._positions["events"]) == ([((0, 0), ["1-0"], 10)], "1-0")
 
 
 async def test_a_stream_of_which_nothing_can_be_read_keeps_no_other_from_being_heard(
@@ -245,28 +304,7 @@ async def test_a_stream_of_which_nothing_can_be_read_keeps_no_other_from_being_h
 ) -> None:
     async with tailing(monkeypatch) as (bus, tail):
         first, second = join(tail, "events"), join(tail, "others")
-        await settled()
+        await bus.answer(None)
         bus.insane = {"99-0"}
         await bus.answer([read("events", "99-0"), read("others", "1-0")])
         assert (first.offered, second.offered) == ([], [((0, 0), ["1-0"], 10)])
-
-
-async def test_a_read_is_ended_until_one_knows_of_the_new_stream_or_it_would_end_by_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with tailing(monkeypatch) as (bus, tail):
-        pauses: list[bool] = []
-
-        async def not_waiting_yet() -> bool:
-            pauses.append(True)
-            return False
-
-        monkeypatch.setattr(module, "_FIRST_RETRY", 0.005)
-        monkeypatch.setattr(bus, "block", 0.02)
-        monkeypatch.setattr(bus, "end_tailing", not_waiting_yet)
-        join(tail, "events")
-        join(tail, "more")
-        assert tail._interrupting is not None
-        await tail._interrupting
-        # twice, with 10 and 20 ms in between: as long as the read waits
-        assert len(pauses) == 2
