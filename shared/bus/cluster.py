@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 from shared.bus.endpoint import Address, Endpoint
 from shared.bus.hash_slots import EVERY, SLOTS, name_of, slot_of, slot_of_key, stages
-from shared.bus.link import CONDITIONS, MOST_PATIENCE, Link, ended
-from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, Script, checked, loading
+from shared.bus.link import CONDITIONS, Link, ended
+from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, checked
 from shared.bus.wire import Server
 from shared.errors import BusUnavailable, Local2Error
 from shared.telemetry.logging import get_logger
@@ -44,9 +44,9 @@ class Unsent(ConnectionLost):
 
 class NodeLink(Link):
     """The connection to one node. Every command has its own answer, also when it speaks of the node's condition; none
-    waits for a node that is away."""
+    waits for a node that is away. One that has lost the scripts is given them by a new connection."""
 
-    conditions: ClassVar[tuple[str, ...]] = ()
+    conditions: ClassVar[tuple[str, ...]] = ("NOSCRIPT",)
     # by the monotonic clock
     used: float
 
@@ -116,7 +116,7 @@ class ClusterLink(Port):
     def __init__(self, endpoint: Endpoint, *, name: str, timeout: float = 5.0) -> None:
         self._endpoint = endpoint
         self._name = name
-        self._timeout = self._patience = timeout
+        self._timeout = timeout
         self._owners: list[Address | None] = [None] * SLOTS
         self.masters: dict[Address, int] = {}
         self.nodes: dict[Address, NodeLink] = {}
@@ -220,7 +220,7 @@ class ClusterLink(Port):
                 if isinstance(outcome, BaseException):
                     raise outcome
                 for n, reply in zip(places, outcome[1::2] if asks else outcome, strict=True):
-                    verdict = self._verdict(str(reply), link) if isinstance(reply, ReplyError) else None
+                    verdict = self._verdict(str(reply), link.address) if isinstance(reply, ReplyError) else None
                     if verdict is None:
                         replies[n] = reply
                         continue
@@ -255,24 +255,19 @@ class ClusterLink(Port):
                 parts.setdefault((link, n in asking), []).append(n)
         return parts, homeless
 
-    def _verdict(self, text: str, asked: NodeLink) -> Address | str | None:
+    def _verdict(self, text: str, asked: Address) -> Address | str | None:
         """What an error reply means for its command: None, that is its answer; else that it was not carried out.
 
         An address: there, once. "again": wherever the map says now. "later": the same, after a pause.
         """
         word, _, rest = text.partition(" ")
         slot, _, place = rest.partition(" ")
-        match word:
-            case "MOVED":
-                self._owners[int(slot)] = _address(place, asked.address)
-                self.doubt()
-                return "again"
-            case "ASK":
-                return _address(place, asked.address)
-            case "NOSCRIPT":
-                # in front of the next try on the same connection; no retry, for the next try would ask again
-                asked.submit(loading(list(Script.known.values())), False).add_done_callback(_heard)
-                return "again"
+        if word == "MOVED":
+            self._owners[int(slot)] = _address(place, asked)
+            self.doubt()
+            return "again"
+        if word == "ASK":
+            return _address(place, asked)
         return "later" if word in _NOT_NOW else None
 
     async def _keyless(self, command: Command, retry: bool) -> Reply:
@@ -367,19 +362,14 @@ class ClusterLink(Port):
         return links[self._asked % len(links)]
 
     async def _slots(self, link: NodeLink) -> list[tuple[int, int, Address]]:
-        """The map as one node knows it; nothing when it does not answer in time: the next is given twice as much."""
+        """The map as one node knows it; nothing when it does not answer."""
         try:
-            async with asyncio.timeout(self._patience):
-                rows = await link.call("CLUSTER", "SLOTS", retry=False)
-        except TimeoutError:
-            self._patience = min(max(MOST_PATIENCE, self._timeout), 2 * self._patience)
-            return []
+            rows = await link.call("CLUSTER", "SLOTS", retry=False)
         except ReplyError as exc:
             self._complain(f"{link.address}: {exc}")
             return []
         except (ConnectionLost, BusUnavailable):
             return []
-        self._patience = self._timeout
         return [(int(first), int(last), _named(node, link.address)) for first, last, node, *_ in rows]
 
     def _apply(self, rows: list[tuple[int, int, Address]]) -> None:
@@ -405,11 +395,6 @@ class ClusterLink(Port):
             if not link.connected.is_set() or link.used < unused:
                 del self.nodes[address]
                 await link.__aexit__()
-
-
-def _heard(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()
 
 
 def _address(place: str, asked: Address) -> Address:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from shared.bus.claims import Claims, Found
 from shared.bus.link import MOST_TRIES
 from shared.bus.port import BusFull, Command, ConnectionLost, ReplyError
-from shared.bus.settling import EffectRefused, Settled, Settling
+from shared.bus.settling import EffectRefused, Settling
 from shared.bus.slots import Delivery, Limit, Slots
 from shared.bus.streams import Bus, entries
 from shared.errors import Fenced, Local2Error, PermanentError, TransientError
@@ -268,15 +268,15 @@ class Consumer:
                     effects = await self._attempt(delivery)
                 else:
                     await self._reconsider(delivery, error)
-                until = self._claims.certain_until
-                if delivery.lost or self._loop.time() >= until:
-                    until = await self._check_claim(delivery)
-                self._settling.settle(delivery, effects, until, self._settled)
-                handed_in = True
             except EffectRefused as exc:
-                await self._note(delivery, str(exc))
+                effects = await self._note(delivery, str(exc))
             except PermanentError as exc:
-                await self._bury(delivery, str(exc))
+                effects = await self._bury(delivery, effects, str(exc))
+            until = self._claims.certain_until
+            if delivery.lost or self._loop.time() >= until:
+                until = await self._check_claim(delivery)
+            self._settling.settle(delivery, effects, until, self._settled)
+            handed_in = True
         except Fenced:
             log.warning("bus.claim_lost", stream=delivery.stream, entry_id=delivery.entry_id)
         except TransientError as exc:
@@ -290,6 +290,10 @@ class Consumer:
 
     def _settled(self, delivery: Delivery, effects: Sequence[Command], error: BaseException | None) -> None:
         """What became of a handler's effects. No task waits for it: there is nothing more to do but in a few cases."""
+        if error is not None and delivery.letter is not None and isinstance(error, EffectRefused):
+            # it has been set aside all the same
+            log.error("bus.undertaker_refused", entry_id=delivery.entry_id, error=str(error))
+            error = None
         if error is None:
             self.handled += 1
             self.slots.give_back(delivery)
@@ -322,22 +326,6 @@ class Consumer:
                     raise
                 log.exception("bus.handler_failed", stream=delivery.stream, entry_id=delivery.entry_id)
                 raise PermanentError(f"gave up after {delivery.deliveries} deliveries: {exc}") from exc
-
-    async def _finish(self, delivery: Delivery, effects: Sequence[Command]) -> None:
-        """Writes effects together with the acknowledgement, and waits for it. A full Redis is offered them until it
-        takes them.
-
-        Raises PermanentError when they are refused for another reason.
-        """
-        while True:
-            written: asyncio.Future[BaseException | None] = self._loop.create_future()
-            until = await self._check_claim(delivery)
-            self._settling.settle(delivery, effects, until, _telling(written))
-            error = await written
-            if error is None:
-                break
-            await self._reconsider(delivery, error)
-        self.handled += 1
 
     async def _reconsider(self, delivery: Delivery, error: BaseException) -> None:
         """Returns when effects that were not written may be offered again, and raises why they may not."""
@@ -375,8 +363,14 @@ class Consumer:
                 # what its handler has returned is kept meanwhile
                 await self._pause(delivery, exc)
 
-    async def _bury(self, delivery: Delivery, reason: str) -> None:
-        """Sets an entry aside, and tells whoever waits for it."""
+    async def _bury(self, delivery: Delivery, refused: Sequence[Command], reason: str) -> Sequence[Command]:
+        """What sets an entry aside, and tells whoever waits for it. Raises PermanentError when that is refused, too."""
+        if delivery.letter is not None:
+            if len(refused) == 1:
+                raise PermanentError(reason)
+            # what cannot be written for it must not keep a bad entry from being set aside
+            log.error("bus.undertaker_refused", entry_id=delivery.entry_id, error=reason)
+            return [delivery.letter]
         log.error("bus.dead_letter", stream=delivery.stream, entry_id=delivery.entry_id, reason=reason)
         undertaker = self._routes[delivery.stream].undertaker
         effects: Sequence[Command] = ()
@@ -389,20 +383,10 @@ class Consumer:
                 raise
             except Exception:
                 log.exception("bus.undertaker_failed", stream=delivery.stream, entry_id=delivery.entry_id)
-        letter = self._letter(delivery, reason)
-        try:
-            await self._finish(delivery, [*effects, letter])
-        except EffectRefused as exc:
-            log.error("bus.undertaker_refused", entry_id=delivery.entry_id, error=str(exc))
-        except PermanentError as exc:
-            if not effects:
-                raise
-            # what cannot be written for it must not keep a bad entry from being set aside
-            log.error("bus.undertaker_refused", entry_id=delivery.entry_id, error=str(exc))
-            await self._finish(delivery, [letter])
+        return [*effects, self._letter(delivery, reason)]
 
-    async def _note(self, delivery: Delivery, reason: str) -> None:
-        """Sets aside an entry that is acknowledged already, because one of its effects could not be carried out.
+    async def _note(self, delivery: Delivery, reason: str) -> Sequence[Command]:
+        """What sets aside an entry that is acknowledged already, because one of its effects could not be carried out.
 
         It is made pending again first, which a full Redis allows, as one that was tried often enough: should this
         process end before the letter is written, another one sets it aside.
@@ -412,12 +396,13 @@ class Consumer:
         delivery.settling = True
         claim = ("XCLAIM", delivery.stream, self._group, self._replica, 0, delivery.entry_id)
         await self._bus.link.pipe_raw([(*claim, "RETRYCOUNT", self._max_deliveries + 1, "FORCE", "JUSTID")])
-        await self._finish(delivery, [self._letter(delivery, reason)])
+        return [self._letter(delivery, reason)]
 
     def _letter(self, delivery: Delivery, reason: str) -> Command:
-        return self._bus.burying(
+        delivery.letter = self._bus.burying(
             delivery.stream, self._group, delivery.entry_id, delivery.fields, delivery.deliveries, reason
         )
+        return delivery.letter
 
     # ── heartbeat and leaving ────────────────────────────────────────────────────────────────────────────────
 
@@ -472,13 +457,3 @@ def _limits(routes: Mapping[str, Route]) -> dict[str, Limit]:
 
 def _trimmed(routes: Mapping[str, Route]) -> list[str]:
     return [stream for stream, route in routes.items() if route.single_group]
-
-
-def _telling(written: asyncio.Future[BaseException | None]) -> Settled:
-    """Tells somebody who waits."""
-
-    def settled(_delivery: Delivery, _effects: Sequence[Command], error: BaseException | None) -> None:
-        if not written.done():
-            written.set_result(error)
-
-    return settled

@@ -69,20 +69,16 @@ def stages(commands: Sequence[Command]) -> Iterator[list[int]]:
     it round even within one server: so a stage ends where the slot changes, and before an acknowledgement.
     """
     stage: list[int] = []
-    # what all of the stage have in common, as long as they do
-    slot: int | None = None
-    kind: str | None = None
+    # what all of the stage have in common: their slot, or what they do
+    common: set[int | str | None] = set()
     for place, command in enumerate(commands):
         name = name_of(command)
-        own_slot = slot_of(command)
-        own_kind = "read" if name in _READS else "deletion" if name in _DELETIONS else None
-        same_slot = own_slot is not None and own_slot == slot
-        same_kind = own_kind is not None and own_kind == kind
-        if stage and (name in _CLOSING or not (same_slot or same_kind)):
+        kind = "read" if name in _READS else "deletion" if name in _DELETIONS else None
+        own = {slot_of(command), kind} - {None}
+        if stage and (name in _CLOSING or not common & own):
             yield stage
             stage = []
-        slot = own_slot if same_slot or not stage else None
-        kind = own_kind if same_kind or not stage else None
+        common = common & own if stage else own
         stage.append(place)
     if stage:
         yield stage

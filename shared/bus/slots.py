@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from shared.bus.port import Command
+
 # Entries of one stream held at the same time: a number, or what says it now; None: as many as there are slots.
 Limit = int | Callable[[], int | None] | None
 
@@ -14,7 +16,8 @@ Limit = int | Callable[[], int | None] | None
 @dataclass(eq=False, slots=True)
 class Delivery:
     """An entry that this replica holds; `lost` when somebody else has taken it over, `settling` while its effects and
-    its acknowledgement are being written. `broken`: how often the connection broke over them."""
+    its acknowledgement are being written. `broken`: how often the connection broke over them. `letter`: what sets it
+    aside, once that is to be."""
 
     stream: str
     entry_id: str
@@ -25,6 +28,7 @@ class Delivery:
     lost: bool = False
     settling: bool = False
     broken: int = 0
+    letter: Command | None = None
 
     async def slot(self) -> None:
         """Waits for a slot, when there was none as it was taken: two came at once where one was waited for."""

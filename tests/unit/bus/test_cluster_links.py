@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,13 +11,12 @@ from support.waiting import eventually
 
 from shared.bus import Bell, Bus, ConnectionLost, ReplyError
 from shared.bus.bell import _Line
-from shared.bus.cluster import ClusterLink, NodeLink, StreamLink, Unsent, _heard
+from shared.bus.cluster import ClusterLink, NodeLink, StreamLink, Unsent
 from shared.bus.endpoint import Address, Endpoint
 from shared.bus.hash_slots import slot_of, slot_of_key
-from shared.bus.link import MOST_PATIENCE, _Batch, _Unit
+from shared.bus.link import _Batch, _Unit
 from shared.errors import BusUnavailable, PermanentError
 
-never = asyncio.timeout
 ONE, TWO = Address("one", 1), Address("two", 2)
 
 
@@ -137,7 +135,7 @@ async def test_who_is_lost_makes_the_map_be_read_again_once_for_each_doubt(monke
 
 
 @pytest.mark.parametrize(
-    "error", [ConnectionLost("x"), BusUnavailable("x"), ReplyError("ERR x"), TimeoutError()], ids=lambda one: repr(one)
+    "error", [ConnectionLost("x"), BusUnavailable("x"), ReplyError("ERR x")], ids=lambda one: repr(one)
 )
 async def test_a_node_that_cannot_tell_the_map_ends_nothing(error: Exception) -> None:
     link = cluster(ONE)
@@ -405,9 +403,8 @@ async def test_what_has_no_master_waits_for_one_and_keeps_nothing_else_waiting(m
 )
 async def test_a_node_that_does_not_know_its_own_name_is_where_it_was_asked(place: str, host: str) -> None:
     link = cluster(ONE)
-    asked = node(link, ONE)
-    assert link._verdict(f"ASK 3 {place}", asked) == Address(host, 7)
-    assert link._verdict(f"MOVED 3 {place}", asked) == "again"
+    assert link._verdict(f"ASK 3 {place}", ONE) == Address(host, 7)
+    assert link._verdict(f"MOVED 3 {place}", ONE) == "again"
     assert link.owner(3) == Address(host, 7)
 
     async def call(*_command: Any, retry: bool) -> Any:
@@ -436,30 +433,6 @@ async def test_each_slot_has_the_master_that_the_map_says_in_whatever_order_it_d
     assert (link.owner(2), list(link.masters)) == (None, [ONE])
 
 
-@pytest.mark.parametrize(("timeout", "most"), [(1.0, MOST_PATIENCE), (7.0, 7.0)])
-async def test_a_node_that_tells_the_map_too_late_has_the_next_given_more_time(
-    timeout: float, most: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[float] = []
-
-    def limit(seconds: float) -> asyncio.Timeout:
-        given.append(seconds)
-        return never(None)
-
-    monkeypatch.setattr("shared.bus.cluster.asyncio.timeout", limit)
-    link = ClusterLink(Endpoint.parse("redis+cluster://one:1/"), name="test", timeout=timeout)
-    answers: list[Any] = [*[TimeoutError()] * 4, [[0, 5, [b"one", 1]]], ReplyError("ERR x"), []]
-
-    async def call(*_command: Any, retry: bool) -> Any:
-        if isinstance(answer := answers.pop(0), Exception):
-            raise answer
-        return answer
-
-    for _ in range(7):
-        await link._slots(cast(NodeLink, SimpleNamespace(call=call, address=ONE)))
-    assert given == [*[min(most, timeout * 2**number) for number in range(5)], timeout, timeout]
-
-
 async def test_whoever_waits_for_a_map_that_never_comes_is_told_when_the_cluster_is_closed() -> None:
     async with ClusterLink(Endpoint.parse("redis+cluster://127.0.0.1:1/"), name="test") as link:
         waiting = [asyncio.create_task(link.call(*command)) for command in (("GET", "a"), ("PING",), ("SCAN", 0))]
@@ -468,19 +441,3 @@ async def test_whoever_waits_for_a_map_that_never_comes_is_told_when_the_cluster
         with pytest.raises(BusUnavailable, match="the bus is closed"):
             await asyncio.wait_for(one, 30)
     assert [task for task in asyncio.all_tasks() if task.get_name() == "cluster test"] == []
-
-
-async def test_of_what_nobody_waits_for_an_error_is_nobodys_matter() -> None:
-    loop, told = asyncio.get_running_loop(), list[Any]()
-    loop.set_exception_handler(lambda _loop, context: told.append(context))
-    for failed in (True, False):
-        future: asyncio.Future[None] = loop.create_future()
-        future.add_done_callback(_heard)
-        if failed:
-            future.set_exception(ConnectionLost("x"))
-        else:
-            future.cancel()
-        await asyncio.sleep(0)
-        del future
-        gc.collect()
-    assert told == []

@@ -335,17 +335,36 @@ async def test_whatever_a_handler_ends_with_ends_there_and_its_slot_is_free_agai
 
     reader, _ = reading(monkeypatch, Reads(), {STREAM: Route(handler)}, 1)
     noted: list[str] = []
+    handed_in: list[Any] = []
 
-    async def note(_delivery: Delivery, reason: str) -> None:
+    async def note(_delivery: Delivery, reason: str) -> list[Command]:
         noted.append(reason)
+        return [("LETTER",)]
+
+    async def bury(one: Delivery, refused: Sequence[Command], reason: str) -> list[Command]:
+        assert list(refused) == []
+        return await note(one, reason)
+
+    async def check(_one: Delivery) -> float:
+        return 7.0
 
     monkeypatch.setattr(reader, "_note", note)
-    monkeypatch.setattr(reader, "_bury", note)
+    monkeypatch.setattr(reader, "_bury", bury)
+    monkeypatch.setattr(reader._settling, "settle", lambda *given: handed_in.append(given))
     one = delivery(reader)
     assert reader.slots.take(one)
-    assert await reader._handle(one) is None  # type: ignore[func-returns-value]
+    if isinstance(error, PermanentError | EffectRefused):
+        monkeypatch.setattr(reader, "_check_claim", check)
+        monkeypatch.setattr(reader, "_attempt", handler)
+        await reader._handle(one)
+        # what sets it aside is written like any effects
+        assert handed_in == [(one, [("LETTER",)], 7.0, reader._settled)]
+        assert (noted, list(reader.held.values())) == (["x"], [one])
+        reader._settled(one, [("LETTER",)], None)
+    else:
+        await reader._handle(one)
+        assert (noted, handed_in) == ([], [])
     assert (reader.slots.room(), list(reader.held)) == (1, [])
-    assert noted == (["x"] if isinstance(error, PermanentError | EffectRefused) else [])
 
 
 @pytest.mark.parametrize(
@@ -368,20 +387,15 @@ async def test_what_keeps_somebody_from_being_told_keeps_no_bad_entry_from_being
         return [("TELL",)]
 
     reader, _ = reading(monkeypatch, Reads(), {STREAM: Route(nothing, undertaker)}, 1)
-    written: list[list[str]] = []
-
-    async def finish(_delivery: Delivery, effects: Sequence[Command]) -> None:
-        written.append([command[0] for command in effects])
-
-    monkeypatch.setattr(reader, "_finish", finish)
+    one = delivery(reader)
     if told is None:
         with pytest.raises(type(error)):  # type: ignore[arg-type]
-            await reader._bury(delivery(reader), "bad")
-        assert written == []
+            await reader._bury(one, [], "bad")
+        assert one.letter is None
         return
-    await reader._bury(delivery(reader), "bad")
-    ((*before, letter),) = written
-    assert (before, letter) == (["TELL"] if told else [], "EVALSHA")
+    *before, letter = await reader._bury(one, [], "bad")
+    assert ([command[0] for command in before], letter[0]) == (["TELL"] if told else [], "EVALSHA")
+    assert letter is one.letter
 
 
 @pytest.mark.parametrize("tells", [False, True])
@@ -392,16 +406,14 @@ async def test_a_letter_that_is_refused_with_what_tells_of_it_is_written_alone_a
         return [("TELL",)]
 
     reader, _ = reading(monkeypatch, Reads(), {STREAM: Route(nothing, undertaker if tells else None)}, 1)
-    written: list[int] = []
-
-    async def finish(_delivery: Delivery, effects: Sequence[Command]) -> None:
-        written.append(len(effects))
-        raise PermanentError("refused")
-
-    monkeypatch.setattr(reader, "_finish", finish)
+    one = delivery(reader)
+    offered = await reader._bury(one, [("SET",)], "bad")
+    assert offered == ([("TELL",), one.letter] if tells else [one.letter])
+    if tells:
+        offered = await reader._bury(one, offered, "refused")
+        assert offered == [one.letter]
     with pytest.raises(PermanentError, match="refused"):
-        await reader._bury(delivery(reader), "bad")
-    assert written == ([2, 1] if tells else [1])
+        await reader._bury(one, offered, "refused")
 
 
 @pytest.mark.parametrize(
@@ -492,16 +504,12 @@ async def test_what_is_noted_is_pending_again_before_it_is_set_aside(monkeypatch
     async def pipe_raw(commands: Sequence[Command]) -> None:
         said.extend(commands)
 
-    async def finish(_delivery: Delivery, effects: Sequence[Command]) -> None:
-        said.append([command[0] for command in effects])
-
     monkeypatch.setattr(reader._bus.link, "pipe_raw", pipe_raw)
-    monkeypatch.setattr(reader, "_finish", finish)
     one = delivery(reader)
-    await reader._note(one, "refused")
+    assert await reader._note(one, "refused") == [one.letter]
     # whoever finds it finds one that was tried too often, however short it has been there
     assert said[0] == ("XCLAIM", STREAM, "g", "r1", 0, "1-1", "RETRYCOUNT", 4, "FORCE", "JUSTID")
-    assert len(said) == 2
+    assert len(said) == 1
     assert one.settling
 
 

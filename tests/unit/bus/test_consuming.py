@@ -533,8 +533,10 @@ async def test_effects_that_could_not_be_written_are_offered_again_and_not_made_
     reader, handed_in = handling(monkeypatch, handler)
     buried: list[str] = []
 
-    async def bury(_one: Delivery, reason: str) -> None:
+    async def bury(_one: Delivery, refused: Sequence[Command], reason: str) -> list[Command]:
+        assert refused == [("SET", "a", "b")]
         buried.append(reason)
+        return [("LETTER",)]
 
     monkeypatch.setattr(reader, "_bury", bury)
     one = delivery(reader)
@@ -547,7 +549,7 @@ async def test_effects_that_could_not_be_written_are_offered_again_and_not_made_
     # unless they are refused
     reader._settled(one, [("SET", "a", "b")], ReplyError("WRONGTYPE x"))
     await one.task
-    assert (len(handed_in), list(reader.held)) == (1, [])
+    assert handed_in[1:] == [(one, [("LETTER",)], math.inf)]
     assert buried == ["its effects were refused: WRONGTYPE x"]
 
 
@@ -611,33 +613,45 @@ async def test_a_handler_to_whom_redis_was_full_is_asked_again(monkeypatch: pyte
 
 
 async def test_a_letter_is_offered_until_it_is_written_and_then_its_entry_is_handled(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    reader = consumer()
-    reader._loop = asyncio.get_running_loop()
-    outcomes: list[Exception | None] = [ConnectionLost("x"), ConnectionLost("y"), None]
-    offered: list[Any] = []
+    async def undertaker(_one: Delivery, _reason: str) -> list[Command]:
+        return [("TELL",)]
 
-    def settle(one: Delivery, effects: Sequence[Command], until: float, settled: Any) -> None:
-        offered.append((one, list(effects), until))
-        outcome = outcomes.pop(0)
-        settled(one, effects, outcome)
-        # told twice, as by an end of the loop: nobody waits any more
-        settled(one, effects, outcome)
-
-    async def check(_one: Delivery) -> float:
-        return 5.0 + len(offered)
-
-    monkeypatch.setattr(reader._settling, "settle", settle)
-    monkeypatch.setattr(reader, "_check_claim", check)
+    reader, handed_in = handling(monkeypatch, nothing)
+    reader._routes[STREAM] = Route(nothing, undertaker)
     one = delivery(reader)
-    await reader._finish(one, [("LETTER",)])
-    assert offered == [(one, [("LETTER",)], until) for until in (5.0, 6.0, 7.0)]
-    assert (reader.handled, outcomes) == (1, [])
-    outcomes = [ReplyError("WRONGTYPE x")]
-    with pytest.raises(PermanentError, match="its effects were refused: WRONGTYPE x"):
-        await reader._finish(one, [("LETTER",)])
-    assert reader.handled == 1
+    reader.slots.take(one)
+    for error, count in (
+        (ReplyError("WRONGTYPE x"), 2),
+        (ConnectionLost("x"), 2),
+        # who waits cannot be told
+        (ReplyError("WRONGTYPE y"), 1),
+        (ConnectionLost("y"), 1),
+    ):
+        before = handed_in[-1][1] if handed_in else [("SET", "a", "b")]
+        reader._settled(one, before, error)
+        assert one.task is not None
+        await one.task
+        assert (len(handed_in[-1][1]), handed_in[-1][1][-1]) == (count, one.letter)
+    assert len(handed_in) == 4
+    reader._settled(one, handed_in[-1][1], None)
+    assert (reader.handled, list(reader.held)) == (1, [])
+    # what cannot be set aside is left to the next who takes it over
+    reader.slots.take(one)
+    reader._settled(one, [one.letter], ReplyError("WRONGTYPE z"))
+    await one.task
+    assert (reader.handled, list(reader.held), len(handed_in)) == (1, [], 4)
+    assert "bus.handler_failed" in capfd.readouterr().err
+
+
+async def test_an_entry_is_set_aside_although_not_everybody_could_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, handed_in = handling(monkeypatch, nothing)
+    one = delivery(reader)
+    reader.slots.take(one)
+    one.letter = ("LETTER",)
+    reader._settled(one, [("TELL",), one.letter], EffectRefused("WRONGTYPE x"))
+    assert (reader.handled, list(reader.held), handed_in) == (1, [], [])
 
 
 async def test_effects_for_which_there_is_no_room_wait_for_some(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -674,14 +688,8 @@ async def test_while_nothing_can_be_written_it_is_tried_with_each_heartbeat(monk
 async def test_an_entry_for_which_nobody_waits_is_set_aside_without_an_error(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    reader, written = consumer(), list[int]()
-
-    async def finish(_one: Delivery, effects: Sequence[Command]) -> None:
-        written.append(len(effects))
-
-    monkeypatch.setattr(reader, "_finish", finish)
-    await reader._bury(delivery(reader), "why")
-    assert written == [1]
+    reader = consumer()
+    assert len(await reader._bury(delivery(reader), [], "why")) == 1
     assert "bus.undertaker_failed" not in capfd.readouterr().err
 
 
@@ -703,22 +711,14 @@ async def test_a_letter_says_of_its_entry_what_it_was_and_why_it_is_given_up(mon
         told.append((one, reason))
         return [("TELL",)]
 
-    reader, written = consumer(), list[Any]()
+    reader = consumer()
     reader._routes[STREAM] = Route(nothing, undertaker)
-
-    async def finish(one: Delivery, effects: Sequence[Command]) -> None:
-        written.append((one, list(effects)))
-        raise EffectRefused("its words could not be written, the letter was")
-
-    monkeypatch.setattr(reader, "_finish", finish)
     one = Delivery(STREAM, "1-1", [b"a", b"b"], 2, reader.slots)
-    await reader._bury(one, "why")
+    effects = await reader._bury(one, [], "why")
     assert told == [(one, "why")]
-    ((buried, effects),) = written
     # but for the moment of writing
     at = effects[1].index("time") + 1
     letter = list(reader._bus.burying(STREAM, "g", "1-1", [b"a", b"b"], 2, "why"))
-    assert buried is one
     assert effects[0] == ("TELL",)
     assert [*effects[1][:at], *effects[1][at + 1 :]] == [*letter[:at], *letter[at + 1 :]]
 
