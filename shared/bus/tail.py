@@ -36,12 +36,15 @@ class Tail(Feed):
         # how far each stream has been read, and from where the read in progress waits
         self._positions: dict[str, str] = {inbox: START}
         self._awaited: dict[str, str] = {}
+        # there may be something that it does not wait for
+        self._apart = asyncio.Event()
         # by the loop's time
         self._alone_until = 0.0
 
     def join(self, follower: Follower) -> None:
         super().join(follower)
         read = self._positions.setdefault(follower.stream, follower.position)
+        self._apart.set()
         if order(read) > order(follower.position):
             follower.look()
 
@@ -73,6 +76,7 @@ class Tail(Feed):
             log.error("bus.tail_failed", error=str(exc))
             # one key that is no stream must not keep the others from being read: each is looked at by itself
             self._alone_until = now + _PAUSE
+            self._apart.set()
             if len(wanted) == 1:
                 self._awaited = {}
                 await asyncio.sleep(_PAUSE)
@@ -86,6 +90,10 @@ class Tail(Feed):
     async def _look_forever(self) -> None:
         while True:
             apart = [(stream, at) for stream, at in self._positions.items() if self._awaited.get(stream) != at]
+            if not apart:
+                self._apart.clear()
+                await self._apart.wait()
+                continue
             # where there was something there may be more
             if not any(await asyncio.gather(*(self._look(stream, at) for stream, at in apart))):
                 await asyncio.sleep(_LOOK)
