@@ -645,6 +645,25 @@ async def test_a_letter_is_offered_until_it_is_written_and_then_its_entry_is_han
     assert "bus.handler_failed" in capfd.readouterr().err
 
 
+async def test_an_entry_with_an_effect_that_was_refused_is_noted_and_set_aside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, handed_in = handling(monkeypatch, nothing)
+    noted: list[str] = []
+
+    async def note(_one: Delivery, reason: str) -> list[Command]:
+        noted.append(reason)
+        return [("LETTER",)]
+
+    monkeypatch.setattr(reader, "_note", note)
+    one = delivery(reader)
+    reader.slots.take(one)
+    reader._settled(one, [("SET", "a", "b")], EffectRefused("WRONGTYPE x"))
+    assert one.task is not None
+    await one.task
+    assert (noted, handed_in, reader.handled) == (["WRONGTYPE x"], [(one, [("LETTER",)], math.inf)], 0)
+
+
 async def test_an_entry_is_set_aside_although_not_everybody_could_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, handed_in = handling(monkeypatch, nothing)
     one = delivery(reader)
