@@ -119,9 +119,9 @@ class Slots:
             while len(self.working) + self.promised >= self.size:
                 self.changed.clear()
                 # a read that may wait for long gives back what it was promised
-                if self.promised and not await self._unblock():
-                    await asyncio.sleep(0.01)
-                elif not self.promised:
+                if not self.promised:
                     await self.changed.wait()
+                elif not await self._unblock():
+                    await asyncio.sleep(0.01)
         finally:
             self.wanted -= 1

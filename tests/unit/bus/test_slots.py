@@ -210,3 +210,17 @@ async def test_an_entry_whose_waiting_fails_is_worked_on_again() -> None:
             raise RuntimeError("no")
     assert have.working == {parked}
     assert have.wanted == 0
+
+
+async def test_a_read_that_ends_as_it_is_ended_keeps_nobody_waiting() -> None:
+    async def unblock() -> bool:
+        # its reader has had its answer first, and found no room
+        slots.promised = 0
+        slots.changed.set()
+        slots.changed.clear()
+        return True
+
+    slots = Slots(1, {}, 3, unblock)
+    slots.promised = 1
+    await asyncio.wait_for(slots.free_one(), 10)
+    assert (slots.wanted, slots.promised) == (0, 0)
