@@ -77,6 +77,13 @@ async def test_a_call_asked_by_who_has_not_heard_yet_that_the_clock_of_the_bus_w
 
         # the worker has, at its next heartbeat; who asks has not
         await eventually(heard)
+
+        async def offered() -> bool:
+            # a sign of life by the wrong clock counted for nothing
+            await context.registry.replicas(fresh=True)
+            return await context.registry.served("probe") is not None
+
+        await eventually(offered)
         caller = Caller("1-1", deadline=context.bus.now_ms() + 10_000)
         answer = await client.call("probe", {"text": "x"}, call_id="c", caller=caller, timeout=10, attempt=1)
     assert (answer.result, answer.error) == ("you said x", None)

@@ -486,7 +486,7 @@ async def test_a_critic_that_dies_in_the_middle_of_a_comparison_leaves_the_pair_
 async def test_every_pair_has_one_judge_under_any_interleaving(redis_url: str) -> None:
     async with Bus(redis_url, "a") as first, Bus(redis_url, "b") as second:
         pools = (Pairs(first), Pairs(second))
-        half = Half("r", "answer", "", 4, {})
+        half = Half("r", "answer", "", 4, {}, "", "")
         offers = [(f"{n}-1", side) for n in range(50) for side in ("A", "B") for _ in range(3)]
         random.Random(7).shuffle(offers)
         judges: dict[str, set[str]] = {}

@@ -354,6 +354,8 @@ async def test_whatever_a_handler_ends_with_ends_there_and_its_slot_is_free_agai
     one = delivery(reader)
     assert reader.slots.take(one)
     if isinstance(error, PermanentError | EffectRefused):
+        # how long the machine has been up must not say whether it is asked for
+        reader._claims._renewed = float("-inf")
         monkeypatch.setattr(reader, "_check_claim", check)
         monkeypatch.setattr(reader, "_attempt", handler)
         await reader._handle(one)

@@ -63,15 +63,13 @@ def test_a_turn_is_kept_as_what_it_says_and_read_with_what_is_known_of_it() -> N
     assert turn("1-0").messages() == [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 
 
-def test_of_what_is_kept_as_turns_only_what_is_one_is_read_and_the_newer_form_counts() -> None:
+def test_of_what_is_kept_as_turns_only_what_is_one_is_read() -> None:
     value = {"query": "q", "answer": "a", "time": 1}
-    older = [b"1-0", orjson.dumps({**value, "answer": "old"}), b"2-5", orjson.dumps(value), b"x", b"{}", b"3-0", b"{"]
     members = [
         b"000000000000001-0000000000 " + orjson.dumps(value), b"no turn", b"alone", b"4-0 7", b"5-0 {}", b"\xff {}",
     ]  # fmt: skip
-    assert kept(members, older) == {name: {"query_id": name, **value} for name in ("1-0", "2-5")}
-    assert list(kept(older=older)) == ["1-0", "2-5"]
-    assert kept() == {}
+    assert kept(members) == {"1-0": Turn.parse({"query_id": "1-0", **value})}
+    assert kept([]) == {}
 
 
 @pytest.mark.parametrize(
