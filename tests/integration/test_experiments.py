@@ -106,7 +106,7 @@ async def test_an_experiment_from_its_start_to_its_promotion_and_back(
         await asked_until("Plain: And now?")
         assert raw.hgetall(settings_key("generator")) == {}
         listed = await local2(monkeypatch, site, "experiment", "show", "--json")
-        assert [row["state"] for row in orjson.loads(listed.output)] == ["reverted"]
+        assert [row["state"] for row in orjson.loads(listed.stdout)] == ["reverted"]
         await _refusals(site)
 
 
