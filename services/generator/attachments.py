@@ -33,13 +33,12 @@ class AttachmentsUnavailable(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Whose files they are, for which model (as far as it is known), and until when (ms, by the bus's clock)."""
+    """Whose files they are, and for which model (as far as it is known)."""
 
     user_id: str
     model: str
     facts: ModelFacts
     num_ctx: int
-    deadline: int | None
 
     @property
     def blind(self) -> bool:
@@ -151,7 +150,7 @@ def _quoted(about: dict[str, Any], text: str, whole: int | None = None) -> str:
 
 
 async def _about(files: Files, wanted: Wanted, id: str) -> dict[str, Any]:
-    found = await files.operate(wanted.user_id, wanted.deadline, op="get", ids=[id])
+    found = await files.operate(wanted.user_id, op="get", ids=[id])
     if found["missing"]:
         raise FilesRefused(404, "not_found", f"there is no such file: {id[:100]}")
     about: dict[str, Any] = found["files"][0]
@@ -159,16 +158,12 @@ async def _about(files: Files, wanted: Wanted, id: str) -> dict[str, Any]:
 
 
 async def _fetched(files: Files, wanted: Wanted, id: str, text: bool) -> tuple[dict[str, Any], bytes]:
-    fetched = await files.fetch(
-        wanted.user_id, id, text=text, wait=READING_SECONDS if text else 0.0, deadline=wanted.deadline
-    )
+    fetched = await files.fetch(wanted.user_id, id, text=text, wait=READING_SECONDS if text else 0.0)
     return fetched.about, fetched.content
 
 
 async def _excerpts(files: Files, wanted: Wanted, id: str, question: str) -> str:
-    found = await files.operate(
-        wanted.user_id, wanted.deadline, op="search", query=question[:4_000], ids=[id], limit=_EXCERPTS
-    )
+    found = await files.operate(wanted.user_id, op="search", query=question[:4_000], ids=[id], limit=_EXCERPTS)
     return str(found["text"])
 
 

@@ -185,11 +185,11 @@ class Response:
         return await attached(self._parts.files, await self._wanted(), said, ids)
 
     async def _wanted(self) -> Wanted:
-        settings, caller = self._settings, self._ports.caller
+        settings = self._settings
         model = self._query.model or settings.model
         # the demonstration model sees nothing, whatever its server says
         facts = ModelFacts(abilities=frozenset()) if settings.demo else await self._parts.model.facts(model)
-        return Wanted(caller.user_id, model, facts, settings.num_ctx, caller.deadline)
+        return Wanted(self._ports.caller.user_id, model, facts, settings.num_ctx)
 
     async def _read_as_given(self, messages: Sequence[ChatTurnMessage]) -> list[ChatMessage]:
         """A history that the client gives, as the model reads it."""

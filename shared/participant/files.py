@@ -53,10 +53,10 @@ class Files:
         self._tools = tools
         self._http = http
 
-    async def operate(self, user_id: str, deadline: int | None = None, **args: Any) -> dict[str, Any]:
-        """One operation. `deadline`: by the bus's clock, in ms. Raises FilesUnavailable, FilesRefused."""
+    async def operate(self, user_id: str, **args: Any) -> dict[str, Any]:
+        """One operation. Raises FilesUnavailable, FilesRefused."""
         call_id = f"files:{uuid.uuid4().hex}"
-        caller = Caller(query_id=call_id, user_id=user_id, deadline=deadline)
+        caller = Caller(query_id=call_id, user_id=user_id)
         outcome = await self._tools.call(
             OPERATION, args, call_id=call_id, caller=caller, timeout=_SECONDS, attempt=1, internal=True
         )
@@ -97,12 +97,12 @@ class Files:
 
     @asynccontextmanager
     async def opened(
-        self, user_id: str, id: str, *, text: bool = False, wait: float = 0.0, deadline: int | None = None
+        self, user_id: str, id: str, *, text: bool = False, wait: float = 0.0
     ) -> AsyncIterator[tuple[dict[str, Any], httpx.Response]]:
         """What is known of a file, and the answer that brings it: its bytes, or its text as a whole once it has been
         read, which is waited for so many seconds. Raises FilesUnavailable, FilesRefused (404 for what is not the
         user's)."""
-        found = await self.operate(user_id, deadline, op="open", id=id, text=text, wait=wait)
+        found = await self.operate(user_id, op="open", id=id, text=text, wait=wait)
         if not found["found"]:
             raise FilesRefused(404, "not_found", f"there is no such file: {id[:100]}")
         with _on_the_way("fetched"):
@@ -112,11 +112,9 @@ class Files:
                     raise _refusal(response)
                 yield found["file"], response
 
-    async def fetch(
-        self, user_id: str, id: str, *, text: bool = False, wait: float = 0.0, deadline: int | None = None
-    ) -> Fetched:
+    async def fetch(self, user_id: str, id: str, *, text: bool = False, wait: float = 0.0) -> Fetched:
         """The same as a whole."""
-        async with self.opened(user_id, id, text=text, wait=wait, deadline=deadline) as (about, response):
+        async with self.opened(user_id, id, text=text, wait=wait) as (about, response):
             return Fetched(about, await response.aread())
 
 

@@ -31,7 +31,7 @@ class Kept:
         reason = "damaged" if state == "failed" else None
         return {"id": id, "name": name, "type": kind, "state": state, "reason": reason}
 
-    async def operate(self, user_id: str, deadline: int | None = None, **args: Any) -> dict[str, Any]:
+    async def operate(self, user_id: str, **args: Any) -> dict[str, Any]:
         if self._away:
             self._away -= 1
             raise FilesUnavailable("the memory, which keeps files, is away")
@@ -49,7 +49,7 @@ class Kept:
 
 def wanted(*abilities: str, num_ctx: int = 8_000, unknown: bool = False) -> Wanted:
     facts = ModelFacts(abilities=None if unknown else frozenset({"chat", *abilities}))
-    return Wanted("ann", "gemma3:1b", facts, num_ctx, None)
+    return Wanted("ann", "gemma3:1b", facts, num_ctx)
 
 
 async def asked(kept: Kept, want: Wanted, *ids: str) -> dict[str, Any]:

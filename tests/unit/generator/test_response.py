@@ -550,7 +550,7 @@ async def test_files_are_read_for_the_model_that_is_asked(
     bench = Bench(monkeypatch, attachments=[{"id": 1}, {"id": "f"}], **more)
     await bench.response.generate(Past())
     ((_, question, _, _),) = bench.ran
-    wanted = Wanted("ann", str(more.get("model", "m")), facts, bench.settings.num_ctx, 9_000)
+    wanted = Wanted("ann", str(more.get("model", "m")), facts, bench.settings.num_ctx)
     before = f"files {wanted} ['1', 'f'] "
     assert question["content"] == f"{before}What is new?"
     await bench.response.end(Finished(said(), {}, 3.0, None))
