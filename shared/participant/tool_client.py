@@ -152,8 +152,9 @@ class ToolClient:
     ) -> ToolResultMessage:
         """The tool's result; every failure is a result too, with a text for the model.
 
-        timeout: seconds; what is left until the caller's deadline bounds it further.
-        grace: seconds more for an answer that says itself what took so long.
+        timeout: seconds.
+        grace: seconds more for an answer that says itself what took so long. What is left until the caller's deadline
+        bounds both further.
         attempt: 1 says that this call id was never asked for before, which saves its worker a look; None: unknown.
         token: what proves that an answer comes from the tool's worker, where the call was asked for before; else a new
         one is made.
@@ -209,7 +210,10 @@ class ToolClient:
             return _refused(tool, call_id, caller, f"[tool error: {exc}]", text)
         now = bus.now_ms()
         if caller.deadline is not None:
-            timeout = max(0.0, min(timeout, bus.left(caller.deadline, caller.query_id)))
+            # behind it nobody waits for anything, and the tool would run on for nothing
+            left = max(0.0, bus.left(caller.deadline, caller.query_id))
+            timeout = min(timeout, left)
+            grace = min(grace, left - timeout)
         request = Outgoing(
             Envelope(
                 _subject(tool),

@@ -444,14 +444,15 @@ class Loop:
 
 
 @pytest.mark.parametrize(
-    ("timeout", "grace", "deadline", "until"),
+    ("timeout", "grace", "deadline", "until", "seconds"),
     [
-        (5.0, 0.0, None, 5.0), (0.5, 0.0, None, 0.5), (5.0, 2.0, None, 7.0), (5.0, 0.0, 3_000, 3.0),
-        (5.0, 2.0, 3_000, 5.0), (5.0, 0.0, 9_000, 5.0), (5.0, 0.5, -9_000, 0.5),
+        (5.0, 0.0, None, 5.0, 5.0), (0.5, 0.0, None, 0.5, 0.5), (5.0, 2.0, None, 7.0, 5.0), (5.0, 0.0, 3_000, 3.0, 3.0),
+        (5.0, 2.0, 3_000, 3.0, 3.0), (5.0, 2.0, 6_000, 6.0, 5.0), (5.0, 2.0, 9_000, 7.0, 5.0),
+        (5.0, 0.5, -9_000, 0.0, 0.0),
     ],
 )  # fmt: skip
 async def test_a_call_is_looked_for_every_second_and_given_up_at_its_end(
-    timeout: float, grace: float, deadline: int | None, until: float
+    timeout: float, grace: float, deadline: int | None, until: float, seconds: float
 ) -> None:
     process = Process()
     client = ToolClient(process)  # type: ignore[arg-type]
@@ -462,17 +463,20 @@ async def test_a_call_is_looked_for_every_second_and_given_up_at_its_end(
         client.call("one", {}, call_id="c", caller=caller, timeout=timeout, grace=grace, trail=trail)
     )
     await sent(process, 1)
+    # the tool itself is ended just behind it
+    assert loop.call.request.envelope.deadline == int((until + _AFTERWARDS) * 1000)
     process.commits[0][2].set_result([b"1-1"])
     # what is only expected is none
     process.stored[result_key("one", "c")] = RUNNING + b"99"
     left = until
-    while left > 0:
+    while True:
         pause = loop.limits[-1]
         assert pause == pytest.approx(min(1.0, left))
         assert not waiting.done()
         await loop.passes(pause)
         left -= pause
-    seconds = until - grace
+        if left <= 0:
+            break
     assert await waiting == ToolResultMessage(
         query_id="q", call_id="c", tool="one", result=f"[tool timeout after {seconds:g}s]",
         error=f"tool timeout after {seconds:g}s", duration_ms=round(seconds * 1000), session_id="s",
