@@ -119,6 +119,15 @@ def test_a_clock_that_goes_forward_takes_nothing_from_what_was_stamped_before(mo
     assert clock.left(8_630_000, stamped=8_610_000) == pytest.approx(10_000, abs=1)
 
 
+def test_who_has_not_heard_yet_that_the_clock_went_forward_gives_as_much_more(monotonic: list[float]) -> None:
+    clock = BusClock()
+    clock.learn(reply(5_000.0), asked=1_000.0)
+    # accepted by the clock as it is, of a minute
+    assert clock.left(8_660_000, stamped=8_600_000) == pytest.approx(60_000 + 3_600_000, abs=1)
+    clock.learn(reply(8_600.0), asked=1_000.0)
+    assert clock.left(8_660_000, stamped=8_600_000) == pytest.approx(60_000, abs=1)
+
+
 def test_a_clock_that_is_told_better_or_goes_back_adds_nothing_to_what_is_left(monotonic: list[float]) -> None:
     clock = BusClock()
     monotonic[0] = 1_004.0
