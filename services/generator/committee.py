@@ -10,7 +10,7 @@ from typing import Any
 
 from services.generator.identities import Identities
 from services.generator.loop import Answer, Message, Steps, in_order, run_agent
-from shared.contracts import Deliberation, PersonaToolTrace, Usage, persona_key
+from shared.contracts import Deliberation, PersonaToolTrace, persona_key
 
 PERSONA_TOOLS = frozenset({"search_memory", "search_knowledge_graph"})
 # What members' searches have unless they say otherwise: a few memories that were looked at are worth more to them
@@ -92,7 +92,6 @@ async def deliberate(
     In parallel all members of a round speak at once, and hear the rounds before.
     """
     said: list[Deliberation] = []
-    spent: list[Usage] = []
     context: str | None = None
 
     async def speak(seat: Seat) -> Answer:
@@ -105,22 +104,12 @@ async def deliberate(
         answers = await in_order([partial(speak, seat) for seat in seats])
         if context is None and (context := await retrieve()) is not None:
             # the model has just turned out not to call tools: they speak again, with what memory holds
-            spent += [answer.usage for answer in answers]
             answers = await in_order([partial(speak, replace(seat, again=True)) for seat in seats])
-        spent += [answer.usage for answer in answers]
         said += [_deliberation(seat, answer) for seat, answer in zip(seats, answers, strict=True)]
         for seat, answer in zip(seats, answers, strict=True):
             await progress("done", seat, {"response": answer.text})
     steps = open_steps(None, self_prompt(base_prompt, identities.self_identity, said, context))
-    final = await run_agent(steps, question, session.self_iterations)
-    spent.append(final.usage)
-    final.usage = final.usage.model_copy(
-        update={
-            "prompt_tokens": sum(usage.prompt_tokens for usage in spent),
-            "completion_tokens": sum(usage.completion_tokens for usage in spent),
-        }
-    )
-    return final, said
+    return await run_agent(steps, question, session.self_iterations), said
 
 
 def _turns(session: Session) -> list[list[Seat]]:

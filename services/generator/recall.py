@@ -25,7 +25,8 @@ Speaker = tuple[str, int] | None
 
 @dataclass(slots=True)
 class Recall:
-    """replies: by (scope, step). results and requested (tokens): by call id. states: how many transitions were shown.
+    """replies: by (scope, step), those since included. results and requested (tokens): by call id. states: how many
+    transitions were shown.
 
     low_grade: what the model was told of an earlier answer's grade.
     unsettled: by speaker the last entry before partial text that no checkpoint covers.
@@ -40,6 +41,15 @@ class Recall:
     low_grade: LowGrade | None = None
     unsettled: dict[Speaker, str] = field(default_factory=dict)
     terminal: JournalEntry | None = None
+
+    def spent(self) -> dict[str, int]:
+        """Tokens of all model calls, those of a committee's members too; what one that was broken off took nobody
+        tells."""
+        replies = self.replies.values()
+        return {
+            "prompt_tokens": sum(reply.prompt_tokens for reply in replies),
+            "completion_tokens": sum(reply.completion_tokens for reply in replies),
+        }
 
 
 def recall(entries: Sequence[JournalEntry]) -> Recall:

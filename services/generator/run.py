@@ -251,7 +251,7 @@ class Response:
             steps = self._steps(talk, options, seat, PERSONA_TOOLS if seat else None)
             return replace(steps, arguments=PERSONA_ARGUMENTS, aside=session.parallel) if seat else steps
 
-        return await deliberate(
+        answer, said = await deliberate(
             session,
             identities,
             self._system,
@@ -260,6 +260,8 @@ class Response:
             self._progress,
             partial(self._retrieve, conversation, options),
         )
+        answer.usage = answer.usage.model_copy(update=self._ports.recall.spent())
+        return answer, said
 
     async def _progress(self, what: str, seat: Seat, data: dict[str, Any]) -> None:
         kind = EntryType.PERSONA_WORKING if what == "working" else EntryType.PERSONA_DONE
@@ -310,7 +312,7 @@ class Response:
             case Failure(code, text):
                 log.warning("query.failed", code=code, reason=text)
                 await self._fail_state()
-                await self._end(EntryType.FAILED, {"code": code, "message": text})
+                await self._end(EntryType.FAILED, {"code": code, "message": text, "usage": self._ports.recall.spent()})
             case Cancelled():
                 await self._cancelled()
 
@@ -437,7 +439,8 @@ class Response:
         await self._fail_state()
         if self._query.messages is None and answer.strip():
             await bus.link.pipe(self._turn(answer, None, interrupted=True))
-        await self._end(EntryType.CANCELLED, {"answer": answer, "thinking": thinking})
+        spent = self._ports.recall.spent()
+        await self._end(EntryType.CANCELLED, {"answer": answer, "thinking": thinking, "usage": spent})
 
     async def _fail_state(self) -> None:
         if self._ports.machine.state != IDLE:

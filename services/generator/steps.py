@@ -140,7 +140,9 @@ class JournalSteps:
                 response_schema=None if schemas else form,
             )
             try:
-                return await self._call(step, request, fitted, facts.context(request.num_ctx))
+                reply = await self._call(step, request, fitted, facts.context(request.num_ctx))
+                self.ports.recall.replies[self.scope, step] = reply
+                return reply
             except ModelRejected:
                 if request.response_schema is None:
                     raise

@@ -31,8 +31,8 @@ _FEWER = {
     EntryType.PERSONA_WORKING: ("persona", "round"),
     EntryType.PERSONA_DONE: ("persona", "round"),
     EntryType.COMPLETED: ("answer", "usage", "finish_reason", "model", "client_calls"),
-    EntryType.FAILED: ("code", "message"),
-    EntryType.CANCELLED: ("answer",),
+    EntryType.FAILED: ("code", "message", "usage"),
+    EntryType.CANCELLED: ("answer", "usage"),
 }  # fmt: skip
 
 Event = tuple[str, str, dict[str, Any]]

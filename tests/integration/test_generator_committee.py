@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from services.generator.identities import load_identities
 from shared.contracts import AGENT_TRANSITION, RESPONSE_GENERATION
 from shared.participant.settings import Settings
 from shared.participant.tool import Run, ToolResult, tool_service
-from shared.records.journal import EntryType
+from shared.records.journal import EntryType, JournalEntry
 from shared.testing.script import Script
 
 
@@ -47,6 +47,11 @@ async def memory(redis_url: str) -> AsyncIterator[None]:
 
 def saying(text: str, **when: Any) -> dict[str, Any]:
     return {"times": 1, **({"when": when} if when else {}), "respond": {"text": text}}
+
+
+def spent(journal: Sequence[JournalEntry]) -> list[int]:
+    """Tokens of the prompt of each finished call of the model."""
+    return [entry.value()["prompt_tokens"] for entry in journal if entry.type is EntryType.MESSAGE]
 
 
 async def test_members_speak_in_turn_and_the_self_who_has_heard_them_answers(redis_url: str) -> None:
@@ -168,10 +173,14 @@ async def test_a_model_that_cannot_call_tools_is_told_what_memory_holds(redis_ur
     async with memory(redis_url), stage(redis_url, script, model="plain", tool_timeout=10) as on:
         query_id = await on.ask("Shall I?", mode="committee", personas=["skeptic", "empath"], rounds=1)
         await on.answer(query_id)
+        journal = await on.journal(query_id)
         prompts = [r.body["messages"][0]["content"] for r in on.server.requests if r.outcome == "done"]
     held = "=== RETRIEVED CONTEXT ===\nShall I?: a few that fit"
     # the first member speaks again
     assert [held in prompt for prompt in prompts] == [False, True, True, True]
+    # and its words are paid for twice
+    assert len(spent(journal)) == 4
+    assert journal[-1].value()["usage"]["prompt_tokens"] == sum(spent(journal))
 
 
 @pytest.mark.parametrize("parallel", [False, True])
@@ -188,6 +197,9 @@ async def test_a_cancel_stops_whoever_speaks_and_leaves_no_turn(parallel: bool, 
         assert (end.type, end.value()["answer"]) == (EntryType.CANCELLED, "")
         assert await on.turns("s1") == []
         assert await on.published(RESPONSE_GENERATION) == []
+        # what was spent is told all the same
+        assert len(spent(await on.journal(query_id))) == (0 if parallel else 1)
+        assert end.value()["usage"]["prompt_tokens"] == sum(spent(await on.journal(query_id)))
 
 
 @pytest.mark.parametrize("parallel", [False, True])

@@ -154,15 +154,20 @@ class Completed(Shape):
 
 
 class Failed(Shape):
+    """usage: of the model's calls until then."""
+
     code: str
     message: str
+    usage: Usage = Usage()
 
 
 class Cancelled(Shape):
-    """The part that had been written."""
+    """The part that had been written. usage: of the model's calls until then; what the one that was broken off took no
+    server tells."""
 
     answer: str
     thinking: str
+    usage: Usage = Usage()
 
 
 # What each type of a journal's entry carries.

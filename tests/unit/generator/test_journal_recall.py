@@ -273,6 +273,16 @@ def test_unsettled_text_begins_after_the_last_entry_before_it() -> None:
     assert recall([*entries[:4], entry("1-5", EntryType.MESSAGE, **message())]).unsettled == {}
 
 
+def test_what_was_spent_is_that_of_all_members_calls_as_far_as_servers_tell() -> None:
+    entries = [
+        entry("1-1", EntryType.MESSAGE, **message(scope="a.1:", prompt_tokens=30, completion_tokens=2)),
+        entry("1-2", EntryType.MESSAGE, **message(scope="a.1:", step=1, prompt_tokens=None, completion_tokens=10)),
+        entry("1-3", EntryType.MESSAGE, **message(prompt_tokens=400)),
+    ]
+    assert recall(entries).spent() == {"prompt_tokens": 430, "completion_tokens": 12}
+    assert recall([]).spent() == {"prompt_tokens": 0, "completion_tokens": 0}
+
+
 def test_the_text_of_members_who_speak_at_once_is_settled_by_their_own_messages() -> None:
     a, b = {"persona": "A", "round": 1}, {"persona": "B", "round": 1}
     entries = [

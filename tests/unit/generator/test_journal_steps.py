@@ -191,6 +191,8 @@ async def test_a_reply_is_asked_for_as_it_is_set_and_written_whole() -> None:
     assert (reply.prompt_tokens, reply.completion_tokens, reply.model, reply.finish_reason) == (
         100, 5, "served:1b", "stop",
     )  # fmt: skip
+    # whoever ends the answer can tell what was spent
+    assert run.ports.recall.replies == {("0.1:", 0): reply}
     (written,) = run.journal.of(EntryType.MESSAGE)
     assert (written["step"], written["role"], written["scope"], written["persona"]) == (
         0,

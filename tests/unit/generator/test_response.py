@@ -15,7 +15,7 @@ from services.generator.attachments import Wanted
 from services.generator.committee import PERSONA_ARGUMENTS, PERSONA_TOOLS, Seat, Session
 from services.generator.compaction import Past
 from services.generator.grades import LowGrade
-from services.generator.loop import Answer, HandedCall
+from services.generator.loop import Answer, HandedCall, Reply
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import Recall
 from services.generator.run import Cancelled, Failure, Finished, Parts, Response, check_owner
@@ -210,6 +210,13 @@ class Bench:
 
 
 SAID = Deliberation(persona="Skeptic", round=1, response="No.")
+# What the model has said so far, two members of a committee among it, and its tokens.
+REPLIES = {
+    ("skeptic.1:", 0): Reply("", "", [], "stop", "m", 3, 2),
+    ("skeptic.1.again:", 0): Reply("No.", "", [], "stop", "m", 40, 20),
+    ("", 0): Reply("", "", [], "stop", "m", 500, 0),
+}
+SPENT = {"prompt_tokens": 543, "completion_tokens": 22}
 
 
 def said(text: str = "Nothing.", **more: Any) -> Answer:
@@ -407,9 +414,12 @@ async def test_older_turns_are_summarised_when_the_history_nears_the_context(mon
 
 async def test_a_failure_is_told_and_the_question_stays_with_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
+    bench.recall.replies = dict(REPLIES)
     await bench.response.generate(Past())
     await bench.response.end(Failure("model_error", "away"))
-    assert bench.writer.entries[-1] == (EntryType.FAILED, {"code": "model_error", "message": "away"})
+    assert bench.writer.entries[-1] == (
+        EntryType.FAILED, {"code": "model_error", "message": "away", "usage": SPENT}
+    )  # fmt: skip
     assert bench.writer.of(EntryType.STATE)[-1] == {"from": "GENERATING", "action": "FAIL", "to": "ERROR"}
     (last,) = bench.writer.told[-1]
     assert orjson.loads(last.envelope.payload)["from"] == "ERROR"
@@ -453,11 +463,14 @@ async def test_what_was_written_before_a_cancel_is_kept_as_interrupted(
 
     monkeypatch.setattr(module, "read_journal", read_journal)
     monkeypatch.setattr(module, "partial_text", lambda entries: (written, "hm"))
+    bench.recall.replies = dict(REPLIES)
     await bench.response.generate(Past())
     await bench.response.end(Cancelled())
     assert read == [(bench.parts.context.bus, "journal")]
     assert bench.settled == ["cancelled", "settle"]
-    assert bench.writer.entries[-1] == (EntryType.CANCELLED, {"answer": written, "thinking": "hm"})
+    assert bench.writer.entries[-1] == (
+        EntryType.CANCELLED, {"answer": written, "thinking": "hm", "usage": SPENT}
+    )  # fmt: skip
     assert bench.writer.of(EntryType.STATE)[-1]["action"] == "FAIL"
     left = Turn(QUERY_ID, "What is new?", written, NOW, True, None, None, None)
     assert bench.piped == ([("TURN", "s", "A", left)] if kept else [])
@@ -467,7 +480,8 @@ async def test_what_was_written_before_a_cancel_is_kept_as_interrupted(
         return
     ((_, _, _, events, _, why),) = keeps
     assert (why is None) is kept
-    assert [(kind, data) for _, kind, data in events] == [("cancelled", {} if kept else {"answer": written})]
+    told = {"usage": SPENT} if kept else {"answer": written, "usage": SPENT}
+    assert [(kind, data) for _, kind, data in events] == [("cancelled", told)]
 
 
 # ── what the model is asked ──────────────────────────────────────────────────────────────────────────────────────
@@ -645,8 +659,10 @@ async def test_a_committee_sits_as_the_query_and_the_settings_say(monkeypatch: p
     settings = {"active_personas": ["Skeptic", "Empath"], "rounds": 2, "parallel": True, "persona_tool_iterations": 4,
                 "max_tool_iterations": 6}  # fmt: skip
     bench = Bench(monkeypatch, mode="committee", tools=["search_memory", "web_search"], settings=settings)
+    bench.recall.replies = dict(REPLIES)
     finished = await bench.response.generate(Past([turn(1)], Summary("0-5", 1, "They met.")))
     assert (finished.deliberations, bench.ran) == ([SAID], [])
+    assert finished.answer.usage == Usage(**SPENT)
     ((session, _, base, question, open_steps, progress, _),) = bench.sat
     assert session == Session(["Skeptic", "Empath"], 2, True, 4, 6)
     assert base == "Be kind.\n\nToday's date: 2026-01-02"

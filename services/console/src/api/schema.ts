@@ -1183,6 +1183,7 @@ export interface components {
         Cancelled: {
             answer: string;
             thinking: string;
+            usage?: components["schemas"]["Usage"];
         };
         CancelledEvent: {
             id: string;
@@ -1301,6 +1302,7 @@ export interface components {
         Failed: {
             code: string;
             message: string;
+            usage?: components["schemas"]["Usage"];
         };
         FailedEvent: {
             id: string;
