@@ -234,7 +234,8 @@ async def test_a_result_that_was_refused_is_offered_again_and_the_tool_is_not_ru
         assert on.counts.hgetall("effects") == {b"go": b"1"}
 
 
-@pytest.mark.parametrize("victim", ["generator", "probe"])
+# what is refused, and who dies, have nothing to do with each other: each once
+@pytest.mark.parametrize(("full", "victim"), [("memory", "generator"), ("disk", "probe")], indirect=["full"])
 async def test_a_crash_while_redis_is_full_loses_nothing(
     full: tuple[Fill, str], victim: str, redis_server: EmbeddedRedis, tmp_path: Path
 ) -> None:

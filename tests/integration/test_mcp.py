@@ -158,7 +158,8 @@ async def test_a_cancelled_query_and_a_time_out_reach_the_server(
         await change(asker.context.bus, raw, timeout=0.25)
 
         async def in_time() -> bool:
-            late = await asker.call("faulty__hang")
+            # one that is begun before is given up
+            late = await asker.call("faulty__hang", timeout=2.0)
             return late.error == "timeout after 0.25s: mcp server faulty has not answered"
 
         await eventually(in_time, what="the new time-out counts")

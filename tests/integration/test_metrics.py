@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -314,20 +313,3 @@ def test_a_port_that_is_taken_is_said_and_not_ignored(stack: HttpStack) -> None:
     assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_without_a_port_nothing_listens_but_the_gateway_still_tells(stack: HttpStack, tmp_path: Path) -> None:
-    with (
-        EmbeddedRedis(tmp_path / "redis") as redis,
-        Participants(redis.url, stack.model.url, tmp_path / "people") as people,
-    ):
-        quiet = HttpStack(redis, stack.model, people, 1)
-        quiet.start(1)
-        with quiet.web() as web:
-            facts: list[dict[str, Any]] = [
-                one["facts"] for part in web.get("/participants").json()["participants"] for one in part["replicas"]
-            ]
-            text = web.get("/metrics").text
-    assert not any("metrics" in known for known in facts)
-    assert "process_resident_memory_bytes" in text
-    assert "local2_bus_up 1.0" in text

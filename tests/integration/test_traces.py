@@ -235,7 +235,9 @@ def test_the_last_spans_are_sent_before_a_participant_ends(stack: HttpStack, col
     stack.mend()
 
 
-async def test_without_an_endpoint_nothing_is_sent(tmp_path: Path, collector: Collector) -> None:
+async def test_without_an_endpoint_nothing_is_sent_and_without_a_port_nothing_listens(
+    tmp_path: Path, collector: Collector
+) -> None:
     before = len(collector.bodies)
     with ExitStack() as opened:
         model = ModelProcess(tmp_path / "model.log")
@@ -247,9 +249,19 @@ async def test_without_an_endpoint_nothing_is_sent(tmp_path: Path, collector: Co
         quiet = HttpStack(redis, model, people, 1)
         quiet.start(1)
         ask(quiet, "hello")
+        with quiet.web() as web:
+            facts = [
+                one["facts"] for part in web.get("/participants").json()["participants"] for one in part["replicas"]
+            ]
+            # the gateway tells all the same
+            text = web.get("/metrics").text
         for one in people.started:
             one.send(signal.SIGTERM)
         await asyncio.to_thread(until, lambda: not any(one.alive for one in people.started), 10, "all have ended")
         names = [f"-{one.pid}-".encode() for one in people.started]
+    assert facts
+    assert not any("metrics" in known for known in facts)
+    assert "process_resident_memory_bytes" in text
+    assert "local2_bus_up 1.0" in text
     # another stack of these tests may still be sending
     assert not [body for body in collector.bodies[before:] if any(name in body for name in names)]
