@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from services.memory.damage import damage_of
 from services.memory.repair import _stored, repair
 from services.memory.service import app
 from services.memory.settings import MemorySettings
-from shared.contracts import DEAD_LETTER, ResponseGeneration
+from shared.contracts import DEAD_LETTER
 from shared.testing.model_server import ScriptedModelServer
 
 # more than Chroma keeps in its queue: the vectors are in files of their own
@@ -55,13 +55,46 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-async def filled(redis_url: str, folder: Path) -> list[ResponseGeneration]:
-    said = [response("Which harbour is nearest?", "Bergen."), response("Tea?", "Mint.", user_id="ben")]
-    async with remembering(redis_url, folder) as client:
-        await client.publish(*said, critique(said[0], 5))
-        await client.idle()
-        assert (await client.tool("save_topic", topic="user.pet", content="A cat.")).error is None
-    return said
+SAID = [response("Which harbour is nearest?", "Bergen."), response("Tea?", "Mint.", user_id="ben")]
+
+
+async def _told(client: MemoryClient) -> None:
+    await client.publish(*SAID, critique(SAID[0], 5))
+    await client.idle()
+    assert (await client.tool("save_topic", topic="user.pet", content="A cat.")).error is None
+
+
+async def _given_many(client: MemoryClient) -> None:
+    lines = [{"content": f"Note number {n} about harbours.", "user_id": "ann"} for n in range(MANY)]
+    for at in range(0, MANY, 100):
+        assert (await client.manage("import", lines=lines[at : at + 100]))["errors"] == []
+
+
+async def _made(server_url: str, folder: Path, fill: Callable[[MemoryClient], Awaitable[None]]) -> None:
+    async with remembering(server_url, folder) as client:
+        await fill(client)
+
+
+@pytest.fixture(scope="module")
+def whole(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A memory's folder, to be copied."""
+    folder = tmp_path_factory.mktemp("whole")
+    asyncio.run(_made(server_url, folder, _told))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def large(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A memory's folder with more in it, to be copied."""
+    folder = tmp_path_factory.mktemp("large")
+    asyncio.run(_made(server_url, folder, _given_many))
+    return folder
+
+
+@pytest.fixture
+def filled(whole: Path, tmp_path: Path) -> Path:
+    """A folder of a memory that was told a few things, and ended."""
+    return shutil.copytree(whole, tmp_path / "memory")
 
 
 async def repaired(folder: Path) -> str:
@@ -75,14 +108,13 @@ async def degraded(client: MemoryClient) -> bool:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-async def test_a_broken_store_says_so_waits_and_is_repaired(redis_url: str, tmp_path: Path, damage: str) -> None:
-    said = await filled(redis_url, tmp_path)
-    DAMAGE[damage](tmp_path / "chroma")
+async def test_a_broken_store_says_so_waits_and_is_repaired(redis_url: str, filled: Path, damage: str) -> None:
+    DAMAGE[damage](filled / "chroma")
     later = response("Where is the station?", "In Oslo.")
     async with (
         ScriptedModelServer() as server,
-        running(app, memory_settings(redis_url, tmp_path, server.url)),
-        asking(redis_url, tmp_path, server) as client,
+        running(app, memory_settings(redis_url, filled, server.url)),
+        asking(redis_url, filled, server) as client,
     ):
         await announced(redis_url, "memory")
         await eventually(lambda: degraded(client), 20, "the memory says that it is damaged")
@@ -94,39 +126,37 @@ async def test_a_broken_store_says_so_waits_and_is_repaired(redis_url: str, tmp_
         await asyncio.sleep(0.5)
         assert await client.bus.link.call("XLEN", DEAD_LETTER.stream) == 0
 
-    told = await repaired(tmp_path)
+    told = await repaired(filled)
     assert "saved: 3 memories of 2 users" in told
     assert "chroma.broken-" in told
-    assert await repaired(tmp_path) == ""
-    async with remembering(redis_url, tmp_path) as client:
+    assert await repaired(filled) == ""
+    async with remembering(redis_url, filled) as client:
         await client.idle()
         engrams = await client.engrams()
-        assert {said[0].response_id, later.response_id} < set(engrams)
-        assert engrams[said[0].response_id]["score"] == 5
+        assert {SAID[0].response_id, later.response_id} < set(engrams)
+        assert engrams[SAID[0].response_id]["score"] == 5
         assert (await client.tool("recall_topic", topic="user.pet")).result.endswith("A cat.")
         hits = (await client.manage("search", query="harbour Bergen"))["hits"]
         assert hits[0]["answer"] == "Bergen."
         assert hits[0]["why"]["similarity"] is not None
-        assert set(await client.engrams("ben")) == {said[1].response_id}
+        assert set(await client.engrams("ben")) == {SAID[1].response_id}
 
 
-async def test_chromas_own_tables_tell_everything_but_the_vectors(redis_url: str, tmp_path: Path) -> None:
-    said = await filled(redis_url, tmp_path)
-    found = list(_stored(tmp_path / "chroma" / "chroma.sqlite3", "local2.memory"))
+def test_chromas_own_tables_tell_everything_but_the_vectors(filled: Path) -> None:
+    found = list(_stored(filled / "chroma" / "chroma.sqlite3", "local2.memory"))
     engrams = {one.id: one for one in found}
-    assert {each.response_id for each in said} < set(engrams)
-    assert engrams[said[0].response_id].score == 5
+    assert {each.response_id for each in SAID} < set(engrams)
+    assert engrams[SAID[0].response_id].score == 5
     assert [(one.user_id, one.topic, one.content) for one in found if one.kind == "topic"] == [
         ("ann", "user.pet", "A cat.")
     ]
 
 
-async def test_when_nothing_can_be_read_that_is_said(redis_url: str, tmp_path: Path) -> None:
-    await filled(redis_url, tmp_path)
-    shutil.rmtree(tmp_path / "chroma-words")
-    os.truncate(tmp_path / "chroma" / "chroma.sqlite3", 0)
-    assert "the memory begins anew" in await repaired(tmp_path)
-    async with remembering(redis_url, tmp_path) as client:
+async def test_when_nothing_can_be_read_that_is_said(redis_url: str, filled: Path) -> None:
+    shutil.rmtree(filled / "chroma-words")
+    os.truncate(filled / "chroma" / "chroma.sqlite3", 0)
+    assert "the memory begins anew" in await repaired(filled)
+    async with remembering(redis_url, filled) as client:
         assert await client.engrams() == {}
 
         async def whole() -> bool:
@@ -146,12 +176,11 @@ def test_a_folder_that_is_new_or_whole_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ["gone", "emptied", "garbled"])
-async def test_vectors_in_files_that_are_broken_are_missed(redis_url: str, tmp_path: Path, change: str) -> None:
-    async with remembering(redis_url, tmp_path) as client:
-        lines = [{"content": f"Note number {n} about harbours.", "user_id": "ann"} for n in range(MANY)]
-        for at in range(0, MANY, 100):
-            assert (await client.manage("import", lines=lines[at : at + 100]))["errors"] == []
-    folders = [path for path in (tmp_path / "chroma").iterdir() if path.is_dir()]
+async def test_vectors_in_files_that_are_broken_are_missed(
+    redis_url: str, large: Path, tmp_path: Path, change: str
+) -> None:
+    place = shutil.copytree(large, tmp_path / "memory")
+    folders = [path for path in (place / "chroma").iterdir() if path.is_dir()]
     # the other collection's vectors have one dimension
     vectors = max(folders, key=lambda folder: (folder / "data_level0.bin").stat().st_size)
     match change:
@@ -163,28 +192,27 @@ async def test_vectors_in_files_that_are_broken_are_missed(redis_url: str, tmp_p
         case _:
             for file in vectors.iterdir():
                 garble(file, 0, min(5_000, file.stat().st_size))
-    told = await repaired(tmp_path)
+    told = await repaired(place)
     assert f"saved: {MANY} memories of 1 users" in told
-    async with remembering(redis_url, tmp_path) as client:
+    async with remembering(redis_url, place) as client:
         hits = (await client.manage("search", query="note number 7", limit=50))["hits"]
         assert hits
         assert all(hit["why"]["similarity"] is not None for hit in hits)
 
 
-async def test_words_that_have_vanished_are_made_anew(redis_url: str, tmp_path: Path) -> None:
-    await filled(redis_url, tmp_path)
-    for file in (tmp_path / "chroma-words").glob("*.db"):
+async def test_words_that_have_vanished_are_made_anew(redis_url: str, filled: Path) -> None:
+    for file in (filled / "chroma-words").glob("*.db"):
         # with its mark there, an empty file would pass for a user without words
         os.truncate(file, 0)
-    for file in (tmp_path / "chroma-words").glob("*.db-*"):
+    for file in (filled / "chroma-words").glob("*.db-*"):
         file.unlink()
-    async with remembering(redis_url, tmp_path) as client:
+    async with remembering(redis_url, filled) as client:
 
         async def by_word() -> bool:
             hits = (await client.manage("search", query="harbour"))["hits"]
             return [hit["why"]["keyword_rank"] for hit in hits] == [1]
 
         await eventually(by_word, 20, "the words are there")
-    (tmp_path / "chroma-words" / "mark").write_bytes(os.urandom(40))
-    async with remembering(redis_url, tmp_path) as client:
+    (filled / "chroma-words" / "mark").write_bytes(os.urandom(40))
+    async with remembering(redis_url, filled) as client:
         assert (await client.manage("search", query="harbour"))["hits"]

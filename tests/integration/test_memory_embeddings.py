@@ -45,6 +45,12 @@ class Embedding:
         monkeypatch.setattr(embedding, "_LONGEST_PROBE", 0.2)
 
 
+@pytest.fixture(autouse=True)
+def _nobody_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors that are missing are looked for at once, and not every few seconds."""
+    monkeypatch.setattr(reembed, "_PAUSE", 0.1)
+
+
 @pytest.fixture
 def embeddings(monkeypatch: pytest.MonkeyPatch) -> Embedding:
     return Embedding(monkeypatch)
@@ -126,7 +132,6 @@ async def _all(client: MemoryClient, query: str) -> bool:
 async def test_vectors_of_the_server_are_kept_for_a_while_when_it_stops_embedding(
     redis_url: str, tmp_path: Path, embeddings: Embedding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reembed, "_PAUSE", 0.1)
     async with remembering(redis_url, tmp_path) as client:
         await client.publish(response("Where is the harbour?", "In Bergen."))
         await client.idle()
