@@ -305,7 +305,9 @@ def test_wrong():
 
 def _checkout(root: Path, files: dict[str, str]) -> None:
     subprocess.run(["git", "init", "-q"], cwd=root, check=True)
-    for path, text in {"shared/product.py": PRODUCT, "services/other.py": "", **files}.items():
+    # packages, as in a checkout: one of the same name that lies further behind on the path would go before
+    packages = {"shared/__init__.py": "", "services/__init__.py": ""}
+    for path, text in {**packages, "shared/product.py": PRODUCT, "services/other.py": "", **files}.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
     shutil.copytree(ROOT / "tests" / "mutants", root / "tests" / "mutants")
