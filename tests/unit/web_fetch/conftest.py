@@ -8,12 +8,13 @@ from typing import Any
 
 import httpcore
 import pytest
+import pytest_asyncio
 from support.loopback import listening
 
 from services.web_fetch.guard import AllowedHosts, GuardedBackend
 from services.web_fetch.names import open_names
 from services.web_fetch.page import Browser
-from services.web_fetch.reader import open_reader
+from services.web_fetch.reader import Reader, open_reader
 from services.web_fetch.service import Fetcher
 
 Reply = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -99,15 +100,25 @@ class Names:
         return sequence.pop(0) if len(sequence) > 1 else sequence[0]
 
 
-@pytest.fixture
+# Tests that fetch pages run on one loop a module: `pytest.mark.asyncio(loop_scope="module")`.
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def warm() -> AsyncIterator[Reader]:
+    """A reader whose processes are kept from test to test: each takes most of a second of the processor to start."""
+    async with open_reader() as reader:
+        yield reader
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def site() -> AsyncIterator[Site]:
     site = Site()
     async with listening(site.handle) as site.port:
         yield site
 
 
-@pytest.fixture
-async def fetcher() -> AsyncIterator[Any]:
+@pytest_asyncio.fixture(loop_scope="module")
+async def fetcher(warm: Reader) -> AsyncIterator[Any]:
     """Makes a fetcher: `fetcher(allowed=["127.0.0.1:80"], resolver=…, network=…, timeout=…)`."""
 
     def make(
@@ -122,10 +133,10 @@ async def fetcher() -> AsyncIterator[Any]:
     ) -> Fetcher:
         guarded = GuardedBackend(AllowedHosts.of(allowed), resolver or system, **backend)
         return Fetcher(
-            Browser(guarded, "LoCAL2/1.0 (research agent)", max_bytes, max_redirects), reader, timeout, max_chars
+            Browser(guarded, "LoCAL2/1.0 (research agent)", max_bytes, max_redirects), warm, timeout, max_chars
         )
 
-    async with open_names() as system, open_reader() as reader:
+    async with open_names() as system:
         yield make
 
 

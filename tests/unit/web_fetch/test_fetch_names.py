@@ -19,6 +19,8 @@ from services.web_fetch.names import ATTEMPT_SECONDS, ATTEMPTS, Names, open_name
 from services.web_fetch.service import WebFetch
 from shared.errors import ToolError
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 A, AAAA = 1, 28
 Answer = Callable[[int], list[bytes] | None]
 

@@ -15,6 +15,8 @@ import pytest
 from services.web_fetch.service import WebFetch
 from shared.errors import ToolError
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 PAGE = """<!doctype html><html><head><title>Tides | Harbour</title></head><body><nav>Menu Menu Menu</nav>
 <main><h1>Tides of Norhaven</h1><p>High water comes twice a day, and each time fifty minutes
 later than the day before.</p>

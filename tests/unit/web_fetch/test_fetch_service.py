@@ -68,6 +68,7 @@ def test_the_model_sees_what_the_argument_is() -> None:
     assert schema["properties"]["url"]["description"] == "Full URL to fetch (must start with http:// or https://)"
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_new_allow_list_counts_after_build_is_entered_again(site: Any, reply: Any) -> None:
     site.replies["/"] = reply("<h1>Intranet</h1>")
     settings = WebFetchSettings(timeout=120)
