@@ -26,10 +26,11 @@ _PHRASES: tuple[tuple[str, str, str], ...] = (
     ("lives in", r"lives? (?:in|at)|living (?:in|at)|resides? (?:in|at)|based in|moves? to|moved to|relocated to"
                  r"|has moved to|located in", r"(?:used to|did) live (?:in|at)|lived (?:in|at)|resided (?:in|at)"
                  r"|moved (?:away )?from|moved out of|left"),
-    ("works at", r"works? (?:at|for|in)|working (?:at|for|in)|employed (?:at|by)|joined"
-                 r"|started (?:at|working (?:at|for))",
-                 r"(?:used to|did) work (?:at|for|in)|worked (?:at|for|in)|quit|resigned from|was fired (?:from|by)"
+    ("works at", r"works? (?:at|for)|working (?:at|for)|employed (?:at|by)|joined|started (?:at|working (?:at|for))",
+                 r"(?:used to|did) work (?:at|for)|worked (?:at|for)|quit|resigned from|was fired (?:from|by)"
                  r"|retired from"),
+    # a place or a field, beside whom one works for
+    ("works in", r"works? in|working in", r"(?:used to|did) work in|worked in"),
     ("works as", r"works? as|working as|job|profession|occupation|has job|has profession|has occupation",
                  r"(?:used to|did) work as|worked as"),
     ("studies at", r"stud(?:y|ies) at|studying at|attends?|enrolled (?:at|in)", r"studied at|attended|graduated from"),

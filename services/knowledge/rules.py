@@ -30,15 +30,20 @@ _NO_NAMES = frozenset(
      "Everybody", "People", "In", "On", "At", "From", "For", "To", "After", "Before", "Since", "While", "As",
      "Maybe", "Perhaps", "Both", "Neither", "Either", "I"} | {month.capitalize() for month in MONTHS}
 )  # fmt: skip
+# What people work in that is no place.
+_FIELDS = "IT|HR|PR|QA|AI|UX|Sales|Marketing|Finance|Research|Engineering|Education|Healthcare|Law"
 _ADVERB = r"(?: (?:now|currently|still|just|recently|also|has|have|had|am|is|are))*"
 
 _LIVES = re.compile(
     rf"^{_WHO}{_ADVERB} (?P<how>lives?|living|resides?|lived|used to live|moved|no longer lives?) (?:in|to|at|back to) "
     rf"(?P<what>{NAME})(?:,? (?P<prep>in|since|until|till) (?P<date>{_DATE}))?"
 )
-_WORKS = re.compile(
-    rf"^{_WHO}{_ADVERB} (?P<how>works?|working|worked|used to work|no longer works?) (?:at|for) "
-    rf"(?P<what>{NAME})(?:,? (?P<prep>in|since|until|till) (?P<date>{_DATE}))?"
+_WORKS, _WORKS_IN = (
+    re.compile(
+        rf"^{_WHO}{_ADVERB} (?P<how>works?|working|worked|used to work|no longer works?) {where}"
+        rf"(?P<what>{NAME})(?:,? (?P<prep>in|since|until|till) (?P<date>{_DATE}))?"
+    )
+    for where in ("(?:at|for) ", rf"in (?!(?:{_FIELDS})\b)")
 )
 _BORN = re.compile(rf"^{_WHO} (?:was|were) born in (?P<what>{NAME})(?:,? (?P<prep>in) (?P<date>{_DATE}))?")
 _MARRIED = re.compile(
@@ -163,6 +168,7 @@ def _clause(turn: Turn, clause: str, quote: str) -> Iterator[Claim | None]:
     for pattern, relation, kind in (
         (_LIVES, "lives in", "place"),
         (_WORKS, "works at", "organisation"),
+        (_WORKS_IN, "works in", "place"),
         (_BORN, "was born in", "place"),
         (_MARRIED, "", "person"),
     ):

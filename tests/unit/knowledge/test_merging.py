@@ -92,6 +92,22 @@ def test_what_is_no_longer_so_is_over_and_may_be_so_again() -> None:
     ]
 
 
+def test_where_somebody_works_ends_not_for_whom_nor_the_other_way_round() -> None:
+    sap, graz, left = (
+        say(1, "Tom", "works at", "SAP"),
+        say(4, "Tom", "is working in", "Graz"),
+        say(9, "Tom", "quit", "SAP"),
+    )
+    assert lines(sap, graz) == [
+        "Tom works at SAP: IS true (said 2026-01-02)",
+        "Tom works in Graz: IS true (said 2026-01-05)",
+    ]
+    assert lines(sap, graz, left) == [
+        "Tom works at SAP: WAS true until 2026-01-10 (said 2026-01-10)", "Tom works in Graz: IS true (said 2026-01-05)",
+    ]  # fmt: skip
+    assert lines(graz, say(9, "Tom", "no longer works in", "Graz"))[0].startswith("Tom works in Graz: WAS true")
+
+
 def test_a_bond_of_two_is_one_fact_and_ends_for_both() -> None:
     married, told_again = say(1, "Tom", "married to", "Eva"), say(2, "Eva", "is the wife of", "Tom")
     assert len(facts_of([married, told_again])) == 1
