@@ -13,8 +13,8 @@ PIP := $(PY) -m pip --disable-pip-version-check
 ARGS ?=
 # Many short processes are started here: what one of them has compiled is there for the next.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests mostly wait: two processes more than there are processors. A file stays in one process, with its servers. In their own order the
-# long files come first, and many short ones at the end.
+# Tests mostly wait: two processes more than there are processors. A file stays in one process, with its servers. In their own order
+# (tests/conftest.py) the long files come first, and many short ones at the end.
 WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 2 )))
 
 # One stamp per set of packages: a second `make run` starts at once.

@@ -50,6 +50,12 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
     return {"asyncio": asyncio.new_event_loop}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: one that begins last would keep all other processes waiting at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _whoever_leaves_a_connection_open_is_named() -> Iterator[None]:
     """An event loop that ends with open connections fails its test; the collector would find them in a later one."""
