@@ -37,7 +37,9 @@ async def test_a_cancel_closes_the_models_connection_and_keeps_what_was_written(
         end = await on.ended(query_id, timeout=1.0)
         assert loop.time() - began < 1.0
         assert end.type is EntryType.CANCELLED
-        assert end.value() == {"answer": "one two ", "thinking": "let me think"}
+        usage = {"prompt_tokens": 0, "completion_tokens": 0}
+        # what a call that was broken off took no server tells
+        assert end.value() == {"answer": "one two ", "thinking": "let me think", "usage": usage}
         (turn,) = await on.turns("s1")
         assert (turn.answer, turn.interrupted) == ("one two ", True)
         await on.idle()
