@@ -30,7 +30,8 @@ _OF_THE_QUESTION = frozenset({"num_predict", "max_tokens", "stop", "seed"})
 
 
 class Payload(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # of what is read, names come again and values do not: keeping these costs more than making them
+    model_config = ConfigDict(extra="forbid", frozen=True, cache_strings="keys")
 
 
 class ChatToolCall(Payload):

@@ -122,6 +122,15 @@ class Message(Generic[P]):
     deliveries: int = 1
     parked: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
+    def ids(self) -> dict[str, str]:
+        """What every event logged while it is handled is told with."""
+        e = self.envelope
+        return {
+            "query_id": e.correlation_id or self.entry_id,
+            "session_id": e.session_id,
+            "respondent_id": e.respondent_id,
+        }
+
     def headers(self) -> dict[str, Any]:
         """The envelope fields that a message caused by this one inherits."""
         e = self.envelope

@@ -7,7 +7,7 @@ import time
 from collections.abc import Container, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from shared.bus.clock import BusClock
@@ -66,6 +66,27 @@ class StreamState:
     groups: list[GroupState]
 
 
+@dataclass(slots=True)
+class _Way:
+    """Where a process writes the messages of a subject.
+
+    keep: how many entries its stream keeps; None for a work stream. uncut: entries since it was last cut, a large one
+    counted as several; a process's first always cuts.
+    """
+
+    stream: str
+    keep: int | None
+    uncut: int = _UNCUT
+
+    def cutting(self, size: int) -> bool:
+        """Whether an entry of this size (in bytes) is one that cuts its event stream."""
+        self.uncut += 1 + size // _UNCUT_BYTES
+        if self.uncut < _UNCUT:
+            return False
+        self.uncut = 0
+        return True
+
+
 class Bus:
     """A process's access to Redis: `link` for commands, `pulse` for signs of life, which must not wait behind a long
     message, `reader` for blocking group reads; and a `line` for each further read that waits.
@@ -103,8 +124,7 @@ class Bus:
             self.link, self.pulse, self.reader = link, pulse, reader
             self._end_read = partial(pulse.unblock, reader)
             self._opening = [link, pulse, reader]
-        # event stream → entries since it was last cut, a large one counted as several
-        self._uncut: dict[str, int] = {}
+        self._ways: dict[str, _Way] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Bus:
@@ -137,11 +157,13 @@ class Bus:
         """Milliseconds since the epoch by Redis' clock: for what processes compare with each other."""
         return self._clock.now_ms()
 
-    def left(self, deadline: int, stamped: str) -> float:
+    def left(self, deadline: int, stamped: str | int) -> float:
         """Seconds until a deadline (ms, by Redis' clock); also after that clock went forward. stamped: an id, or a time
         (ms), by the clock that the deadline was set by; what is neither is of now."""
-        at, _, _ = stamped.partition("-")
-        return self._clock.left(deadline, int(at) if at.isdecimal() else self.now_ms()) / 1000
+        if not isinstance(stamped, int):
+            at, _, _ = stamped.partition("-")
+            stamped = int(at) if at.isdecimal() else self.now_ms()
+        return self._clock.left(deadline, stamped) / 1000
 
     async def tell_time(self) -> None:
         """Asks Redis for its time. A lost connection tells it when it is there again."""
@@ -172,24 +194,22 @@ class Bus:
 
     def publishing(self, message: Outgoing) -> Command:
         """The command that publishes a message, to be sent together with others."""
-        fields = message.envelope.fields(self.source)
-        stream, keep = _stream_of(message.envelope.subject), event_length(message.envelope.subject)
+        envelope = message.envelope
+        way = self._ways.get(envelope.subject) or self._way(envelope.subject)
+        fields, keep, size = envelope.fields(self.source), way.keep, len(envelope.payload)
         if keep is not None:
             # what observers may look at is bounded in bytes too
-            keep = min(keep, max(1, _KEPT_BYTES // (len(message.envelope.payload) or 1)))
+            keep = min(keep, max(1, _KEPT_BYTES // (size or 1)))
         if message.once is not None:
-            key = once_key(stream, message.once)
-            return PUBLISH_ONCE((stream, key), self._once_seconds(message), keep or 0, *fields)
-        if keep is not None and self._cutting(stream, len(message.envelope.payload)):
-            return ("XADD", stream, "MAXLEN", "~", keep, "*", *fields)
-        return ("XADD", stream, "*", *fields)
+            key = once_key(way.stream, message.once)
+            return PUBLISH_ONCE((way.stream, key), self._once_seconds(message), keep or 0, *fields)
+        if keep is not None and way.cutting(size):
+            return ("XADD", way.stream, "MAXLEN", "~", keep, "*", *fields)
+        return ("XADD", way.stream, "*", *fields)
 
-    def _cutting(self, stream: str, size: int) -> bool:
-        """Whether an entry of this size (in bytes) is one that cuts its event stream; a process's first always is."""
-        uncut = self._uncut.get(stream, _UNCUT) + 1 + size // _UNCUT_BYTES
-        cutting = uncut >= _UNCUT
-        self._uncut[stream] = 0 if cutting else uncut
-        return cutting
+    def _way(self, subject: str) -> _Way:
+        way = self._ways[subject] = _Way(stream_key(subject), event_length(subject))
+        return way
 
     def _once_seconds(self, message: Outgoing) -> int:
         """How long a message is known: as long as what is kept of its query."""
@@ -438,7 +458,6 @@ def event_length(subject: str) -> int | None:
     return TOOL_RESULT.keep if subject.startswith(_OF_A_TOOL) else _EVENTS.get(subject)
 
 
-_stream_of = lru_cache(maxsize=1024)(stream_key)
 _OF_A_TOOL = TOOL_RESULT.name + "."
 _EVENTS = {subject.name: subject.keep for subject in SUBJECTS if subject.kind == "event"}
 

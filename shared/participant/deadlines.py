@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -13,33 +13,32 @@ TICK = 0.05
 
 
 class Deadlines(Generic[T]):
-    """Calls `expired` for each thing whose time is over, at most a twentieth of a second late (a timing wheel: Varghese
-    and Lauck, 1987)."""
+    """Calls `expired` for each thing whose time is over, at most a twentieth of a second late: so often all of them are
+    looked at, which costs less than keeping them in order, for most are taken back before anybody looks."""
 
     def __init__(self, expired: Callable[[T], None]) -> None:
         self._expired = expired
-        self._slots: dict[int, dict[T, None]] = {}
+        self._limits: dict[T, float] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, thing: T, at: float) -> int:
-        """Sets a limit, in the loop's time; what it returns takes it back."""
-        slot = int(at / TICK) + 1
-        self._slots.setdefault(slot, {})[thing] = None
+    def add(self, thing: T, at: float) -> None:
+        """Sets a thing's limit, in the loop's time."""
+        self._limits[thing] = at
         if self._timer is None:
-            self._timer = self._loop.call_later(TICK, self._turn)
-        return slot
+            self._timer = self._loop.call_later(TICK, self._look)
 
-    def drop(self, thing: T, slot: int) -> None:
-        things = self._slots.get(slot)
-        if things is not None:
-            things.pop(thing, None)
-            if not things:
-                del self._slots[slot]
+    def drop(self, thing: T) -> None:
+        """Takes a limit back, where there is one."""
+        self._limits.pop(thing, None)
 
-    def _turn(self) -> None:
-        now = int(self._loop.time() / TICK)
-        for slot in [slot for slot in self._slots if slot <= now]:
-            for thing in self._slots.pop(slot):
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._limits)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        for thing in [thing for thing, at in self._limits.items() if at <= now]:
+            # one before it may have taken it back
+            if self._limits.pop(thing, None) is not None:
                 self._expired(thing)
-        self._timer = self._loop.call_later(TICK, self._turn) if self._slots else None
+        self._timer = self._loop.call_later(TICK, self._look) if self._limits else None

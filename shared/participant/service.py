@@ -266,7 +266,7 @@ class Subscription(Generic[T]):
     def route(self, context: Context[Any]) -> Route:
         async def handler(delivery: Delivery) -> Sequence[Command]:
             message = receive(self.subject, delivery)
-            with bound(message):
+            with BoundIds(message.ids):
                 return [context.bus.publishing(out) for out in await self.handle(message)]
 
         async def undertaker(delivery: Delivery, reason: str) -> Sequence[Command]:
@@ -285,18 +285,6 @@ def receive(subject: Subject[T], delivery: Delivery) -> Message[T]:
         envelope.traceparent = tracing.current() or envelope.traceparent
     payload = subject.decode(envelope)
     return Message(delivery.entry_id, envelope, payload, delivery.deliveries, delivery.parked)
-
-
-def bound(message: Message[Any]) -> contextlib.AbstractContextManager[None]:
-    """Binds the message's ids to every event logged inside."""
-    envelope = message.envelope
-    return BoundIds(
-        {
-            "query_id": envelope.correlation_id or message.entry_id,
-            "session_id": envelope.session_id,
-            "respondent_id": envelope.respondent_id,
-        }
-    )
 
 
 Build = Callable[[Context[S]], AbstractAsyncContextManager[Sequence[Work]]]

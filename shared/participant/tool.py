@@ -38,10 +38,10 @@ from shared.errors import DecodeError, ToolError
 from shared.participant.deadlines import Deadlines
 from shared.participant.inbox import inbox_bound
 from shared.participant.registry import outside
-from shared.participant.service import Context, Service, Subscription, Work, bound, receive
+from shared.participant.service import Context, Service, Subscription, Work, receive
 from shared.participant.settings import Settings
 from shared.participant.tool_watch import watched_call, watching
-from shared.telemetry.logging import get_logger
+from shared.telemetry.logging import BoundIds, get_logger
 from shared.telemetry.unread import not_understood
 
 log = get_logger()
@@ -63,7 +63,7 @@ A = TypeVar("A", bound=BaseModel)
 S = TypeVar("S", bound=Settings)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ToolResult:
     """`text` is read by the model; `data` is structured, for clients. A failure is raised as ToolError instead."""
 
@@ -210,7 +210,6 @@ class ToolWork(Generic[A]):
         self._results = TOOL_RESULT.for_tool(name)
         # followed by the call's id
         self._stored_under = result_key(name, "")
-        self._running: set[_Call] = set()
 
     @property
     def stream(self) -> str:
@@ -219,7 +218,8 @@ class ToolWork(Generic[A]):
     def route(self, context: Context[Any]) -> Route:
         self._context = context
         self._loop = asyncio.get_running_loop()
-        self._deadlines: Deadlines[_Call] = Deadlines(lambda call: call.end(_TOO_LATE))
+        # the calls that are running, until when
+        self._running: Deadlines[_Call] = Deadlines(lambda call: call.end(_TOO_LATE))
         return Route(self._handle, self._abandon, single_group=True)
 
     def cancel(self, query_id: str) -> None:
@@ -230,22 +230,25 @@ class ToolWork(Generic[A]):
 
     async def _handle(self, delivery: Delivery) -> Sequence[Command]:
         message = receive(self._subject, delivery)
-        with bound(message):
-            if not _first(message):
-                if await self._asked_before(message):
-                    return self._leaving_it(message)
-                stored = await self._context.bus.link.call("GET", self._stored_under + message.payload.call_id)
-                if stored is not None and not stored.startswith(RUNNING):
-                    return self._answering(message, stored)
+        with BoundIds(message.ids):
+            if not _first(message) and (known := await self._known(message)) is not None:
+                return known
             assert delivery.task is not None
             return await self._execute(message, delivery.task)
+
+    async def _known(self, message: Message[ToolRequest]) -> Sequence[Command] | None:
+        """What a call that may have been asked for before comes to without being run; None when it has to be."""
+        if await self._asked_before(message):
+            return self._leaving_it(message)
+        stored = await self._context.bus.link.call("GET", self._stored_under + message.payload.call_id)
+        return None if stored is None or stored.startswith(RUNNING) else self._answering(message, stored)
 
     def _leaving_it(self, message: Message[ToolRequest]) -> list[Command]:
         """The earlier entry is answered for this one too. It is told where the result will be until when that is waited
         for, because its own deadline may pass before it is begun."""
         deadline = message.envelope.deadline
         # whoever asks stamps both by the clock of the bus as far as he has heard of it
-        if deadline is None or (left := self._context.bus.left(deadline, str(message.envelope.time))) <= 0:
+        if deadline is None or (left := self._context.bus.left(deadline, message.envelope.time)) <= 0:
             return []
         key, ms = self._stored_under + message.payload.call_id, math.ceil(left * 1000)
         return [("SET", key, RUNNING + str(self._context.bus.now_ms() + ms).encode(), "NX", "PX", ms)]
@@ -311,13 +314,12 @@ class ToolWork(Generic[A]):
         except ValidationError as exc:
             raise ToolError(_argument_error(exc)) from exc
         deadline, remaining = message.envelope.deadline, math.inf
-        if deadline is not None and (remaining := self._context.bus.left(deadline, str(message.envelope.time))) <= 0:
+        if deadline is not None and (remaining := self._context.bus.left(deadline, message.envelope.time)) <= 0:
             remaining = await self._left_to_it(message)
             if remaining <= 0:
                 raise NotRun(_TOO_LATE)
         call, tools = _Call(request.query_id, task), self._current()
-        self._running.add(call)
-        slot = self._deadlines.add(call, self._loop.time() + remaining) if remaining < math.inf else None
+        self._running.add(call, self._loop.time() + remaining)
         tools.calls += 1
         try:
             return await tools.runs[self._name](args, request)
@@ -327,10 +329,8 @@ class ToolWork(Generic[A]):
                 raise
             raise ToolError(call.ended) from exc
         finally:
-            self._running.discard(call)
+            self._running.drop(call)
             tools.ended()
-            if slot is not None:
-                self._deadlines.drop(call, slot)
 
     def _answering(
         self, message: Message[ToolRequest], result: bytes, *, new: bool = False, store: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -46,7 +46,8 @@ _AFTERWARDS = 0.25
 _BETWEEN = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, though nothing ever changes one, for the same reason as an envelope.
+@dataclass(slots=True)
 class Caller:
     """For whom a tool is called. `deadline` is in ms since the epoch, by the bus's clock."""
 
@@ -136,7 +137,7 @@ class ToolClient:
         while self._loop.time() < until and await registry.served(tool) is None and await registry.known(tool):
             await asyncio.sleep(_BETWEEN)
 
-    async def call(
+    def call(
         self,
         name: str,
         args: dict[str, Any],
@@ -149,7 +150,7 @@ class ToolClient:
         token: str = "",
         internal: bool = False,
         trail: Trail | None = None,
-    ) -> ToolResultMessage:
+    ) -> Coroutine[Any, Any, ToolResultMessage]:
         """The tool's result; every failure is a result too, with a text for the model.
 
         timeout: seconds.
@@ -164,10 +165,10 @@ class ToolClient:
         tool = canonical_tool(name, args)
         token, trail = token or new_token(), trail or Trail()
         if not watching():
-            return await self._call(name, tool, args, call_id, timeout, grace, attempt, token, internal, trail, caller)
+            return self._call(name, tool, args, call_id, timeout, grace, attempt, token, internal, trail, caller)
         send = partial(self._call, name, tool, args, call_id, timeout, grace, attempt, token, internal, trail)
         attributes = attributes_of(tool, call_id, caller.query_id, caller.session_id)
-        return await watched_request(
+        return watched_request(
             attributes, caller.traceparent, lambda traceparent: send(replace(caller, traceparent=traceparent))
         )
 
@@ -239,7 +240,7 @@ class ToolClient:
         self._sending.append(call)
         if len(self._sending) == TOGETHER:
             self._flush()
-        slot = self._deadlines.add(call, min(until, began + _PATIENCE))
+        self._deadlines.add(call, min(until, began + _PATIENCE))
         try:
             answer = await call.future
             if internal:
@@ -248,7 +249,7 @@ class ToolClient:
                     await bus.link.call("UNLINK", result_key(tool, call_id))
             return answer
         finally:
-            self._deadlines.drop(call, slot)
+            self._deadlines.drop(call)
             calls.discard(call)
             if not calls:
                 self._waiting.pop(call_id, None)

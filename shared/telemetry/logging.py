@@ -9,7 +9,7 @@ import contextlib
 import json
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,19 +30,21 @@ class _Shown:
 
 
 _shown = _Shown()
-_ids: ContextVar[Mapping[str, str]] = ContextVar("ids", default={})  # noqa: B039
+# Tells the ids of what is being handled: asked only when an event is written.
+Ids = Callable[[], Mapping[str, str]]
+_ids: ContextVar[Ids] = ContextVar("ids", default=dict)
 
 
 class BoundIds:
     """The ids of the message being handled, in every event logged inside the block."""
 
-    __slots__ = ("_bound", "_token")
+    __slots__ = ("_ids", "_token")
 
-    def __init__(self, bound: Mapping[str, str]) -> None:
-        self._bound = bound
+    def __init__(self, ids: Ids) -> None:
+        self._ids = ids
 
     def __enter__(self) -> None:
-        self._token: Token[Mapping[str, str]] = _ids.set(self._bound)
+        self._token: Token[Ids] = _ids.set(self._ids)
 
     def __exit__(self, *_exc: object) -> None:
         _ids.reset(self._token)
@@ -75,7 +77,7 @@ def _write(level: str, event: str, fields: Mapping[str, Any], exc: BaseException
     if _LEVELS[level] < _shown.level:
         return
     now = datetime.now(UTC)
-    told = {**_shown.always, **_ids.get(), **fields}
+    told = {**_shown.always, **_ids.get()(), **fields}
     trace = "".join(traceback.format_exception(exc)).rstrip() if exc is not None else ""
     if _shown.pretty:
         shown = " ".join(f"{name}={_plain(value)}" for name, value in told.items())

@@ -25,10 +25,11 @@ from shared.participant import service
 from shared.participant.background import unheard
 from shared.participant.inbox import Inbox, inbox_bound
 from shared.participant.registry import RELEASE, ReplicaInfo
-from shared.participant.service import Context, Service, Subscription, Work, bound, new_replica_name, receive, run_main
+from shared.participant.service import Context, Service, Subscription, Work, new_replica_name, receive, run_main
 from shared.participant.settings import Settings
 from shared.telemetry import logging as telemetry
 from shared.telemetry import metrics
+from shared.telemetry.logging import BoundIds
 
 
 class Probing(Settings):
@@ -292,9 +293,9 @@ def test_what_a_traced_message_causes_is_caused_by_its_handling(
 def test_whatever_is_logged_of_a_message_says_whose_it_is(correlation: str, query_id: str) -> None:
     fields = {"correlation_id": correlation, "session_id": "s", "respondent_id": "B"}
     before = telemetry._ids.get()
-    with bound(receive(QUERY_CANCEL, delivery(**fields))):
-        assert telemetry._ids.get() == {"query_id": query_id, "session_id": "s", "respondent_id": "B"}
-    assert telemetry._ids.get() == before
+    with BoundIds(receive(QUERY_CANCEL, delivery(**fields)).ids):
+        assert telemetry._ids.get()() == {"query_id": query_id, "session_id": "s", "respondent_id": "B"}
+    assert telemetry._ids.get() is before
 
 
 async def test_what_a_handler_says_is_published_with_the_acknowledgement_and_so_is_what_a_given_up_one_causes() -> None:
@@ -302,7 +303,7 @@ async def test_what_a_handler_says_is_published_with_the_acknowledgement_and_so_
     out = QUERY_CANCEL.of(QueryCancel(query_id="later"))
 
     async def handle(message: Message[QueryCancel]) -> Iterable[Outgoing]:
-        said.append((message.payload.query_id, telemetry._ids.get()["session_id"]))
+        said.append((message.payload.query_id, telemetry._ids.get()()["session_id"]))
         return [out, out]
 
     async def abandon(message: Message[QueryCancel], reason: str) -> Iterable[Outgoing]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -277,21 +278,18 @@ async def test_a_call_that_a_later_request_waits_for_is_run_until_then() -> None
         assert on.tools.calls == 0
 
 
-async def test_a_call_has_a_limit_where_it_has_a_deadline_and_as_long_as_it_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_call_has_a_limit_as_long_as_it_runs_none_without_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[Any] = []
 
     class Limits:
         def __init__(self, _expired: Any) -> None:
             pass
 
-        def add(self, call: Any, at: float) -> int:
+        def add(self, call: Any, at: float) -> None:
             done.append((call, at))
-            return 7
 
-        def drop(self, call: Any, slot: int) -> None:
-            done.append((call, slot))
+        def drop(self, call: Any) -> None:
+            done.append(call)
 
     monkeypatch.setattr("shared.participant.tool.Deadlines", Limits)
     on = Worker()
@@ -299,10 +297,11 @@ async def test_a_call_has_a_limit_where_it_has_a_deadline_and_as_long_as_it_runs
     assert len(await on.does(deadline=NOW + 500)) == 3
     (call, at), dropped = done
     assert began <= at - 0.5 <= asyncio.get_running_loop().time()
-    assert dropped == (call, 7)
+    assert dropped is call
     done.clear()
     assert len(await on.does()) == 3
-    assert done == []
+    (call, at), dropped = done
+    assert (at, dropped) == (math.inf, call)
 
 
 async def test_the_calls_of_a_cancelled_query_end_and_are_not_begun() -> None:

@@ -27,7 +27,7 @@ def test_an_event_is_a_json_line_with_its_fields_and_the_ids_of_the_message(
 ) -> None:
     configure("info", "json", participant="web_fetch")
     log.debug("not.shown")
-    with BoundIds({"query_id": "1-1"}), BoundIds({"query_id": "7-0", "session_id": "s"}):
+    with BoundIds(lambda: {"query_id": "1-1"}), BoundIds(lambda: {"query_id": "7-0", "session_id": "s"}):
         log.info("tool.completed", tool="web_fetch", path=Path("/x"), odd="\ud800\n", raw=b"\xff")
     log.warning("after")
     first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
