@@ -249,8 +249,8 @@ class Link(Port):
         self._counter += 1
         marker = b"%d" % self._counter
         block = max([unit.block for unit in units], default=0.0)
-        data = b"".join([*[unit.packed for unit in units], packed((("ECHO", marker),))])
-        patience = self._patience + block + len(data) / _SLOWEST
+        data = [*[unit.packed for unit in units], packed((("ECHO", marker),))]
+        patience = self._patience + block + sum(map(len, data)) / _SLOWEST
         self._inflight.append(_Batch(units, marker, block, self._loop.time() + patience))
         wire.write(data)
         if units and not block and self._late is None:

@@ -153,13 +153,13 @@ class Wire(asyncio.Protocol):
 
     def send(self, commands: Sequence[Command]) -> None:
         """Writes commands; what they are answered goes to `receive`."""
-        self.write(packed(commands))
+        self.write([packed(commands)])
 
-    def write(self, data: bytes) -> None:
-        """Writes what is packed already. On a connection that has been closed it is lost, as on one that is about to
-        be (uvloop raises RuntimeError there): `lost` says so."""
+    def write(self, data: Sequence[bytes]) -> None:
+        """Writes what is packed already, together and without a copy. On a connection that has been closed it is lost,
+        as on one that is about to be (uvloop raises RuntimeError there): `lost` says so."""
         if not self.transport.is_closing():
-            self.transport.write(data)
+            self.transport.writelines(data)
 
     def abort(self) -> None:
         """Closes the connection at once, and throws away what is still on its way.

@@ -233,8 +233,21 @@ class ToolWork(Generic[A]):
         with BoundIds(message.ids):
             if not _first(message) and (known := await self._known(message)) is not None:
                 return known
-            assert delivery.task is not None
-            return await self._execute(message, delivery.task)
+            request, started, run = message.payload, self._loop.time(), True
+            try:
+                running = self._bounded(message, delivery)
+                outcome = await (watched_call(request, running) if watching() else running)
+                ms = self._elapsed(started)
+                result = _encoded(message, outcome, ms)
+                log.debug("tool.completed", tool=self._name, call_id=request.call_id, ms=ms)
+            except ToolError as exc:
+                run = not isinstance(exc, NotRun)
+                data = failure(request, str(exc), self._elapsed(started), message.entry_id)
+                result = encode(data)
+                log.info("tool.failed", tool=self._name, call_id=request.call_id, ms=data.duration_ms, error=data.error)
+        # nobody asks again for what a cancelled query called, and its session may have been deleted meanwhile
+        store = run and request.query_id not in self._cancelled
+        return self._answering(message, result, new=True, store=store)
 
     async def _known(self, message: Message[ToolRequest]) -> Sequence[Command] | None:
         """What a call that may have been asked for before comes to without being run; None when it has to be."""
@@ -283,30 +296,13 @@ class ToolWork(Generic[A]):
             return False
         return other.call_id == request.call_id
 
-    async def _execute(self, message: Message[ToolRequest], task: asyncio.Task[None]) -> Sequence[Command]:
-        request, started = message.payload, self._loop.time()
-        run = True
-        try:
-            running = self._bounded(message, task)
-            outcome = await (watched_call(request, running) if watching() else running)
-            ms = self._elapsed(started)
-            result = _encoded(message, outcome, ms)
-            log.debug("tool.completed", tool=self._name, call_id=request.call_id, ms=ms)
-        except ToolError as exc:
-            run = not isinstance(exc, NotRun)
-            data = failure(request, str(exc), self._elapsed(started), message.entry_id)
-            result = encode(data)
-            log.info("tool.failed", tool=self._name, call_id=request.call_id, ms=data.duration_ms, error=data.error)
-        # nobody asks again for what a cancelled query called, and its session may have been deleted meanwhile
-        store = run and request.query_id not in self._cancelled
-        return self._answering(message, result, new=True, store=store)
-
     def _elapsed(self, started: float) -> int:
         return round((self._loop.time() - started) * 1000)
 
-    async def _bounded(self, message: Message[ToolRequest], task: asyncio.Task[None]) -> ToolResult:
+    async def _bounded(self, message: Message[ToolRequest], delivery: Delivery) -> ToolResult:
         """Runs the tool inside the call's deadline; a cancelled query stops it."""
-        request = message.payload
+        request, task = message.payload, delivery.task
+        assert task is not None
         if request.query_id in self._cancelled:
             raise NotRun("cancelled")
         try:

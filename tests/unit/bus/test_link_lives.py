@@ -393,7 +393,7 @@ async def test_an_answer_that_was_only_not_read_yet_is_no_silence(monkeypatch: p
 def test_a_flush_may_take_as_long_as_its_longest_read_and_its_bytes_do() -> None:
     link, written, later = Link(Server(), name="test", timeout=1.0), list[bytes](), list[float]()
     link._loop = cast(Any, SimpleNamespace(time=lambda: 100.0, call_later=lambda seconds, _do: later.append(seconds)))
-    wire = cast(Any, SimpleNamespace(write=written.append))
+    wire = cast(Any, SimpleNamespace(write=lambda parts: written.append(b"".join(parts))))
     units = [
         _Unit(data, 1, cast(Any, None), True, block, None, atomic)
         for data, block, atomic in ((b"a" * 3_000_000, 2.0, False), (b"b", 5.0, True), (b"c", 0.0, False))
