@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import sys
@@ -38,6 +39,36 @@ def test_an_event_is_a_json_line_with_its_fields_and_the_ids_of_the_message(
     assert first == what | ids | odd
     assert second["level"] == "warning"
     assert "query_id" not in second
+
+
+def test_ids_are_asked_for_when_an_event_is_written_and_each_task_has_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure("info", "json")
+    asked: list[str] = []
+
+    def ids() -> dict[str, str]:
+        asked.append("once")
+        return {"query_id": "7-0"}
+
+    async def handled(query_id: str) -> None:
+        with BoundIds(lambda: {"query_id": query_id}):
+            await asyncio.sleep(0)
+            log.info("handled", expected=query_id)
+
+    async def both() -> None:
+        await asyncio.gather(handled("1-0"), handled("2-0"))
+
+    with BoundIds(ids):
+        log.debug("not.shown")
+        assert asked == []
+        log.info("shown")
+        assert asked == ["once"]
+        asyncio.run(both())
+        assert asked == ["once"]
+    shown, *others = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert shown["query_id"] == "7-0"
+    assert [(one["query_id"], one["expected"]) for one in others] == [("1-0", "1-0"), ("2-0", "2-0")]
 
 
 @pytest.mark.parametrize("style", ["json", "console"])
