@@ -153,12 +153,16 @@ async def test_answers_of_a_replica_write_together_and_each_begins_at_once() -> 
     first, second = (journal.writes[1][0] for journal in journals[:2])
     assert abs(first - second) < 0.001
     assert first - journals[2].writes[0][0] >= INTERVAL * 0.95
-    # a newcomer waits for nobody, and takes along what waits
+    # a newcomer waits for nobody, and nobody's text goes before it or later for it
     pumps[0].add(EntryType.ANSWER, "c")
     pumps[3].add(EntryType.ANSWER, "a")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert [len(journal.writes) for journal in journals] == [3, 2, 1, 1]
+    assert [len(journal.writes) for journal in journals] == [2, 2, 1, 1]
+    while len(journals[0].writes) < 3 and asyncio.get_running_loop().time() < until:
+        await asyncio.sleep(0)
+    assert journals[0].writes[2][0] - first >= INTERVAL * 0.95
+    assert journals[0].writes[2][0] > journals[3].writes[0][0]
     for pump in pumps:
         pump.finish()
     await asyncio.gather(*running)
