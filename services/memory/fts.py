@@ -33,18 +33,18 @@ CREATE VIRTUAL TABLE words USING fts5(turn, before, content='engram', content_ro
 PRAGMA user_version = {VERSION};
 """
 
-# Where a word or expression is (?1, ?2, …): in the turn or the one before it, and of a word that is not common in the
-# turn itself. One row for all of them: while SQLite makes it, it needs no lock of the interpreter's, which the vectors'
-# search has at the same time.
+# Where a word or expression is (?1, ?2, …): of a common one the number of the last engram that is looked at; of another
+# the numbers of all that have it in the turn or the one before it, and in the turn itself. One row for all of them:
+# while SQLite makes it, it needs no lock of the interpreter's.
+_COMMON = """
+(SELECT rowid FROM words WHERE words MATCH ?%(n)d ORDER BY rowid LIMIT 1 OFFSET %(least)d - 1) AS common%(n)d
+"""
 _PLACES = """
-(SELECT count(*) AS c%(n)d, max(n) AS last%(n)d, json_group_array(n) AS all%(n)d FROM (
-    SELECT rowid AS n FROM words WHERE words MATCH ?%(n)d ORDER BY rowid %(order)s LIMIT %(most)d))
+common%(n)d, iif(common%(n)d IS NULL, (SELECT json_group_array(rowid) FROM words WHERE words MATCH ?%(n)d), '[]'),
+iif(common%(n)d IS NULL,
+    (SELECT json_group_array(rowid) FROM words WHERE words MATCH 'turn : (' || ?%(n)d || ')'), '[]')
 """
-_ITSELF = """
-c%(n)d, last%(n)d, all%(n)d, CASE WHEN c%(n)d < %(most)d OR %(common)d THEN (
-    SELECT json_group_array(n) FROM (SELECT rowid AS n FROM words WHERE words MATCH 'turn : (' || ?%(n)d || ')'
-        ORDER BY rowid %(order)s LIMIT %(most)d)) END
-"""
+_NEWEST = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid DESC LIMIT ?"
 _SEEN = "SELECT n, id, turn, before, data, vector, model FROM engram WHERE %s IN (%s)"
 
 
@@ -154,19 +154,16 @@ def search(db: sqlite3.Connection, words: Sequence[str], limit: int) -> Found:
     places = _places(db, quoted)
     counts = [place.count(last) for place in places]
     rarity = {word: math.log(1 + (last - n + 0.5) / (n + 0.5)) for word, n in zip(words, counts, strict=True)}
-    telling = [(rarity[word], place) for word, place in zip(words, places, strict=True) if 0 < place.seen < COMMON]
+    telling = [(rarity[word], place) for word, place in zip(words, places, strict=True) if place.anywhere]
     if not telling and any(counts):
         there = sorted((count, one) for count, one in zip(counts, quoted, strict=True) if count)
-        expression = _narrowed(db, [one for _, one in there])
-        (place,) = _places(db, [expression], newest=True)
-        telling = [(1.0, place)]
+        telling = [(1.0, _newest(db, _narrowed(db, [one for _, one in there])))]
     scores: dict[int, float] = defaultdict(float)
     for value, place in telling:
-        for numbers, part in ((place.anywhere, BEFORE_WEIGHT), (place.itself, 1 - BEFORE_WEIGHT)):
-            for n in orjson.loads(numbers):
-                scores[n] += part * value
-    # newer engrams come first among those that fit as well
-    best = [n for _, n in sorted(zip(scores.values(), scores, strict=True), reverse=True)[:limit]]
+        for numbers, part in ((place.anywhere, BEFORE_WEIGHT * value), (place.itself, (1 - BEFORE_WEIGHT) * value)):
+            for n in numbers:
+                scores[n] += part
+    best = _best(scores, limit)
     rows = {row[0]: row for row in db.execute(_SEEN % ("n", _marks(best)), best)}
     share = _sharing(rarity)
     return Found([_seen(rows[n], share) for n in best], rarity)
@@ -176,6 +173,14 @@ def seen(db: sqlite3.Connection, ids: Sequence[str], rarity: Mapping[str, float]
     """Those of the engrams that are there."""
     share = _sharing(rarity)
     return [_seen(row, share) for row in db.execute(_SEEN % ("id", _marks(ids)), list(ids))]
+
+
+def _best(scores: Mapping[int, float], limit: int) -> list[int]:
+    """The highest; newer engrams come first among those that fit as well."""
+    # numbers alone are sorted much sooner than as many pairs
+    least = min(sorted(scores.values())[-limit:], default=0.0)
+    high = [(score, n) for n, score in scores.items() if score >= least]
+    return [n for _, n in sorted(high, reverse=True)[:limit]]
 
 
 def _seen(row: Any, share: Callable[[str, str], float]) -> Seen:
@@ -247,26 +252,31 @@ def _marks(values: Collection[object]) -> str:
 
 
 class _Place(NamedTuple):
-    """Where a word is: how many engrams were seen with it, the number of the last of these, and the numbers of those
-    that have it anywhere and in the turn itself, as JSON."""
+    """Where a word is. common: of a common word the number of the last engram of the first COMMON that have it. Of
+    another one: the numbers of those that have it anywhere, and in the turn itself."""
 
-    seen: int
-    last: int | None
-    anywhere: str
-    itself: str
+    common: int | None
+    anywhere: Sequence[int]
+    itself: Sequence[int]
 
     def count(self, last: int) -> int:
         """How many have it: exact while they are few."""
-        return self.seen if self.seen < COMMON else self.seen * last // (self.last or last)
+        return len(self.anywhere) if self.common is None else COMMON * last // self.common
 
 
-def _places(db: sqlite3.Connection, expressions: Sequence[str], *, newest: bool = False) -> list[_Place]:
-    """newest: the last ones, however many there are."""
-    order = "DESC" if newest else "ASC"
-    numbered = [{"n": n, "order": order, "common": newest, "most": COMMON} for n in range(1, 1 + len(expressions))]
-    columns, tables = (", ".join(part % names for names in numbered) for part in (_ITSELF, _PLACES))
-    row = db.execute(f"SELECT {columns} FROM {tables}", list(expressions)).fetchone()
-    return [_Place(*row[at : at + 4]) for at in range(0, len(row), 4)]
+def _places(db: sqlite3.Connection, expressions: Sequence[str]) -> list[_Place]:
+    numbered = [{"n": n, "least": COMMON} for n in range(1, 1 + len(expressions))]
+    columns, common = (", ".join(part % names for names in numbered) for part in (_PLACES, _COMMON))
+    row = db.execute(f"SELECT {columns} FROM (SELECT {common})", list(expressions)).fetchone()
+    return [_Place(row[at], orjson.loads(row[at + 1]), orjson.loads(row[at + 2])) for at in range(0, len(row), 3)]
+
+
+def _newest(db: sqlite3.Connection, expression: str) -> _Place:
+    """Where it is in the last engrams that have it, however many they are."""
+    anywhere, itself = (
+        [n for (n,) in db.execute(_NEWEST, (one, COMMON))] for one in (expression, f"turn : ({expression})")
+    )
+    return _Place(None, anywhere, itself)
 
 
 def _narrowed(db: sqlite3.Connection, common: Sequence[str]) -> str:
@@ -275,10 +285,10 @@ def _narrowed(db: sqlite3.Connection, common: Sequence[str]) -> str:
     for word in common[1:]:
         narrower = f"{expression} AND {word}"
         (place,) = _places(db, [narrower])
-        if place.seen:
+        if place.common is not None:
             expression = narrower
-            if place.seen < COMMON:
-                break
+        elif place.anywhere:
+            return narrower
     return expression
 
 
