@@ -18,8 +18,9 @@ VERSION = 6
 # engrams are looked at that have them all.
 MAX_WORDS = 32
 COMMON = 601
-# A word of the turn before counts for less than one of the turn itself.
-BEFORE_WEIGHT = 0.4
+# A word of the turn before counts for less than one of the turn itself, and one of the turn before that for still less.
+BEFORE_WEIGHT = 0.8
+EARLIER_WEIGHT = 0.5
 # Pages of a file that one step of overwriting writes.
 _MERGED = 64
 
@@ -45,7 +46,13 @@ iif(common%(n)d IS NULL,
     (SELECT json_group_array(rowid) FROM words WHERE words MATCH 'turn : (' || ?%(n)d || ')'), '[]')
 """
 _NEWEST = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid DESC LIMIT ?"
-_SEEN = "SELECT n, id, turn, before, data, vector, model FROM engram WHERE %s IN (%s)"
+# What came before the turn before stands in the row of that one.
+_SEEN = """
+SELECT one.n, one.id, one.turn, one.before, (SELECT before FROM engram
+    WHERE talk = one.talk AND talk != '' AND (time, n) < (one.time, one.n) ORDER BY time DESC, n DESC LIMIT 1),
+    one.data, one.vector, one.model
+FROM engram AS one WHERE one.%s IN (%s)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +91,6 @@ class Found:
 
     hits: Sequence[Seen] = field(default_factory=list)
     rarity: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Around:
-    """before, after: by id, the turn before and the turn after, where there is one. others: those that were not asked
-    for themselves."""
-
-    before: Mapping[str, str] = field(default_factory=dict)
-    after: Mapping[str, str] = field(default_factory=dict)
-    others: Sequence[Seen] = ()
 
 
 # As it is written: id, words of the turn, words of the turn before, data, vector, model, talk, time.
@@ -183,39 +180,24 @@ def _best(scores: Mapping[int, float], limit: int) -> list[int]:
     return [n for _, n in sorted(high, reverse=True)[:limit]]
 
 
-def _seen(row: Any, share: Callable[[str, str], float]) -> Seen:
-    _, id_, turn, before, data, vector, model = row
-    return Seen(id_, share(turn, before), data, vector, model)
+def _seen(row: Any, share: Callable[[str, str, str], float]) -> Seen:
+    _, id_, turn, before, earlier, data, vector, model = row
+    return Seen(id_, share(turn, before, earlier or ""), data, vector, model)
 
 
-# The turn before and the turn after each of some engrams, by their numbers.
-_AROUND = """
-SELECT one.n, one.id,
-    (SELECT n FROM engram WHERE talk = one.talk AND talk != '' AND (time, n) < (one.time, one.n)
-        ORDER BY time DESC, n DESC LIMIT 1),
-    (SELECT n FROM engram WHERE talk = one.talk AND talk != '' AND (time, n) > (one.time, one.n)
-        ORDER BY time, n LIMIT 1)
+# The next turns after each of some engrams, as JSON.
+_NEXT = """
+SELECT one.id, (SELECT json_group_array(id) FROM (
+    SELECT id FROM engram WHERE talk = one.talk AND talk != '' AND (time, n) > (one.time, one.n)
+    ORDER BY time, n LIMIT %d))
 FROM engram AS one WHERE one.id IN (%s)
 """
 
 
-def around(db: sqlite3.Connection, ids: Sequence[str], rarity: Mapping[str, float]) -> Around:
-    """The turns beside each of the engrams, with their share of the words."""
-    names: dict[int, str] = {}
-    pairs: list[tuple[int, int]] = []
-    for n, id_, earlier, later in db.execute(_AROUND % _marks(ids), list(ids)):
-        names[n] = id_
-        pairs += [(first, second) for first, second in ((earlier, n), (n, later)) if None not in (first, second)]
-    unknown = {n for pair in pairs for n in pair} - names.keys()
-    share, others = _sharing(rarity), []
-    for row in db.execute(_SEEN % ("n", _marks(unknown)), list(unknown)):
-        names[row[0]] = row[1]
-        others.append(_seen(row, share))
-    return Around(
-        {names[second]: names[first] for first, second in pairs},
-        {names[first]: names[second] for first, second in pairs},
-        others,
-    )
+def following(db: sqlite3.Connection, ids: Sequence[str], reach: int) -> list[tuple[str, str]]:
+    """Each of the engrams with each of the next turns of its talk, at most so many."""
+    rows = db.execute(_NEXT % (reach, _marks(ids)), list(ids))
+    return [(id_, later) for id_, found in rows for later in orjson.loads(found)]
 
 
 _WINDOW = """
@@ -292,22 +274,24 @@ def _narrowed(db: sqlite3.Connection, common: Sequence[str]) -> str:
     return expression
 
 
-def _sharing(rarity: Mapping[str, float]) -> Callable[[str, str], float]:
-    """How much of the words a turn and the turn before it have, by what they are worth, 0…1."""
+def _sharing(rarity: Mapping[str, float]) -> Callable[[str, str, str], float]:
+    """How much of the words a turn and the two turns before it have, by what they are worth, 0…1."""
     if not rarity:
-        return lambda _turn, _before: 0.0
+        return lambda _turn, _before, _earlier: 0.0
     # words stand between single spaces
     words = [(f" {word} ", value) for word, value in rarity.items()]
     total = sum(rarity.values())
 
-    def share(turn: str, before: str) -> float:
-        turn, before = f" {turn} ", f" {before} "
+    def share(turn: str, before: str, earlier: str) -> float:
+        turn, before, earlier = f" {turn} ", f" {before} ", f" {earlier} "
         found = 0.0
         for word, value in words:
             if word in turn:
                 found += value
             elif word in before:
                 found += value * BEFORE_WEIGHT
+            elif word in earlier:
+                found += value * EARLIER_WEIGHT
         return found / total
 
     return share

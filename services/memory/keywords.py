@@ -21,12 +21,11 @@ from services.memory.fts import (
     MAX_WORDS,
     SCHEMA,
     VERSION,
-    Around,
     Entry,
     Found,
     Seen,
-    around,
     delete,
+    following,
     insert,
     overwritten,
     search,
@@ -36,7 +35,7 @@ from services.memory.fts import (
 from services.memory.text import query_tokens, tokens
 from shared.errors import Local2Error
 
-__all__ = ["Around", "Entry", "Found", "KeywordIndex", "KeywordIndexDamaged", "Seen"]
+__all__ = ["Entry", "Found", "KeywordIndex", "KeywordIndexDamaged", "Seen"]
 
 # Databases held open at the same time.
 OPEN_FILES = 32
@@ -130,12 +129,12 @@ class KeywordIndex:
         with self._using(user_id) as db:
             return seen(db, ids, rarity)
 
-    def around(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> Around:
-        """The turns before and after each of the engrams, and how they fit the query. Raises KeywordIndexDamaged."""
+    def following(self, user_id: str, ids: Sequence[str], reach: int) -> list[tuple[str, str]]:
+        """Each of the engrams with the next turns of its talk: see `fts.following`. Raises KeywordIndexDamaged."""
         if not self._path(user_id).exists():
-            return Around()
+            return []
         with self._using(user_id) as db:
-            return around(db, ids, rarity)
+            return following(db, ids, reach)
 
     def windows(self, user_id: str, ids: Sequence[str], reach: int) -> list[list[str]]:
         """What was said round each of the engrams: see `fts.windows`. Raises KeywordIndexDamaged."""

@@ -1,7 +1,7 @@
 """Which engrams answer a query best: one pure function, explained per hit.
 
 1. Relevance comes from what was found alone: the similarity, and the share of the query's words, of the engram itself
-   (0…1) and, in part, of the turns before and after it.
+   (0…1); and, in part, from a better one beside it in its conversation.
 2. What is not relevant is left out; ratings have no say in that.
 3. Ratings (critic, pairwise winner, feedback) and age change the relevance of a relevant engram by at most `bound`
    of it. So no rating lifts an engram over one whose relevance is more than (1 + bound) / (1 - bound) times as high.
@@ -27,9 +27,8 @@ class Weights(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    keyword: float = Field(default=0.45, ge=0, le=1, description="Share of the keyword search in the relevance")
-    before: float = Field(default=0.2, ge=0, le=1, description="Part of the relevance of the turn before that is added")
-    after: float = Field(default=0.1, ge=0, le=1, description="Part of the relevance of the turn after that is added")
+    keyword: float = Field(default=0.475, ge=0, le=1, description="Share of the keyword search in the relevance")
+    beside: float = Field(default=0.4, ge=0, le=1, description="Part added of what a turn lacks to the best beside it")
     critic: float = Field(default=0.04, ge=0, le=1, description="For a score of 5; a score of 1 counts as much against")
     winner: float = Field(default=0.06, ge=0, le=1, description="For the better of two answers, and against the other")
     feedback: float = Field(default=0.1, ge=0, le=1, description="For a reward of 1, and against one of -1")
@@ -59,7 +58,7 @@ class Candidate:
     similarity: float | None = None  # cosine; None: not known
     keyword_rank: int | None = None  # from 1; None: not found by keywords
     keyword_score: float | None = None  # KeywordHit.score, 0…1
-    lift: float = 0.0  # what the turns around it add to its relevance
+    lift: float = 0.0  # what a better turn beside it adds to its relevance
     score: float | None = None  # the critic's, 1…5
     won: bool | None = None  # its pairwise comparison; None: a tie, or none was made
     feedback: float | None = None  # the reward, -1…1
@@ -112,18 +111,18 @@ def promising(candidates: Iterable[Candidate], weights: Weights, *, min_score: f
     return [(name, -score) for score, name in sorted(found)]
 
 
-def lifts(
-    candidates: Mapping[str, Candidate], before: Mapping[str, str], after: Mapping[str, str], weights: Weights
-) -> dict[str, float]:
-    """What the turns around them add to candidates: what answers a question often stands beside what was asked.
+def lifts(candidates: Mapping[str, Candidate], pairs: Iterable[tuple[str, str]], weights: Weights) -> dict[str, float]:
+    """What better turns beside them add to candidates: what answers a question often stands near what was asked, and
+    shares little with the question itself. None comes as far as the one that lifts it.
 
-    before, after: by id the id of the turn before and of the turn after; those that are no candidates add nothing.
+    pairs: of candidates that stand beside each other.
     """
+    alone = {name: _alone(one, weights) for name, one in candidates.items()}
     added: dict[str, float] = {}
-    for beside, part in ((before, weights.before), (after, weights.after)):
-        for name, other in beside.items():
-            if name in candidates and other in candidates and (lift := part * _alone(candidates[other], weights)):
-                added[name] = added.get(name, 0.0) + lift
+    for pair in pairs:
+        worse, better = sorted(pair, key=alone.__getitem__)
+        lift = weights.beside * (alone[better] - alone[worse])
+        added[worse] = max(lift, added.get(worse, 0.0))
     return added
 
 

@@ -25,8 +25,10 @@ log = get_logger()
 DAY_MS = 86_400_000
 # Candidates that each of the two searches may bring for one place in the result.
 _PER_PLACE = 4
-# The most promising of them for one place, and at least so many, whose turns before and after are looked at too.
-_AROUND_PER_PLACE, _LEAST_AROUND = 2, 10
+# Turns of one conversation that are at most so far apart stand beside each other. Those that follow the most promising
+# few are candidates too, whatever they share with the query.
+_BESIDE = 2
+_FOLLOWED = 5
 # The most promising that are read from the store for one place, and among which ratings choose. More are read only
 # where copies and echoes leave places free: reading costs more than finding.
 _READ_PER_PLACE = 2
@@ -153,11 +155,10 @@ class Recall:
         weights = settings.weights if hybrid else settings.weights.model_copy(update={"keyword": 0.0})
         brought = await self._brought(user_id, query, max(20, count * _PER_PLACE), hybrid)
         step = count * _READ_PER_PLACE
-        most = max(_LEAST_AROUND, count * _AROUND_PER_PLACE)
 
         def weighed(words: KeywordIndex) -> tuple[list[Candidate], dict[str, Engram]]:
             """The relevant candidates, best first, and what is known of the first of them."""
-            found, data = _around(words, user_id, brought, weights, least, most)
+            found, data = _weighed(words, user_id, brought, weights, least)
             order = _promising(found, weights, least)
             return order, engrams_of({one.id: data[one.id] for one in order[:step] if one.id in data}, user_id)
 
@@ -222,21 +223,21 @@ class Recall:
             raise
 
 
-def _around(
-    words: KeywordIndex, user_id: str, brought: _Brought, weights: Weights, least: float, most: int
+def _weighed(
+    words: KeywordIndex, user_id: str, brought: _Brought, weights: Weights, least: float
 ) -> tuple[dict[str, Candidate], dict[str, str]]:
-    """What both searches bring, and the turns around the best `most` of it; and what is kept of each, by id."""
+    """What both searches bring, with what lifts it; and what is kept of each, by id."""
     hits, rarity = brought.words.hits, brought.words.rarity
     by_word = {one.id for one in hits}
     near = words.seen(user_id, [one.id for one in brought.near if one.id not in by_word], rarity)
     found = brought.candidates(near)
-    best = [one.id for one in _promising(found, weights, least)[:most]]
-    around = words.around(user_id, best, rarity)
-    others = [one for one in around.others if one.id not in found]
+    pairs = words.following(user_id, list(found), _BESIDE)
+    best = {one.id for one in _promising(found, weights, least)[:_FOLLOWED]}
+    others = words.seen(user_id, list({later for one, later in pairs if one in best and later not in found}), rarity)
     known = _similarities(others, brought.vector)
     for one in others:
         found[one.id] = Candidate(one.id, known.get(one.id), keyword_score=one.score or None)
-    for name, lift in lifts(found, around.before, around.after, weights).items():
+    for name, lift in lifts(found, [pair for pair in pairs if pair[1] in found], weights).items():
         found[name].lift = lift
     return found, {one.id: one.data for one in (*hits, *near, *others)}
 

@@ -46,8 +46,8 @@ async def step(store: Store, words: KeywordIndex, rng: random.Random, number: in
         case "words":
             found = await asyncio.to_thread(words.search, user, "same words", 20)
             hits = [hit.id for hit in found.hits]
-            around = await asyncio.to_thread(words.around, user, hits, found.rarity)
-            return await seen(store, user, [*hits, *(one.id for one in around.others)])
+            after = await asyncio.to_thread(words.following, user, hits, 2)
+            return await seen(store, user, [*hits, *(later for _, later in after)])
         case _:
             return await seen(store, user, [f"{n}-0:A" for n in range(20)])
     return 0

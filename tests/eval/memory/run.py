@@ -50,7 +50,7 @@ NOISE = 0.02
 def ways(shipped: Weights) -> dict[str, dict[str, Any]]:
     """Settings of memory by what they are called in the table."""
     unrated = shipped.model_copy(update={"critic": 0.0, "winner": 0.0, "feedback": 0.0, "age": 0.0})
-    alone = {"before": 0.0, "after": 0.0}
+    alone = {"beside": 0.0}
     return {
         "keyword only": {"weights": unrated.model_copy(update={"keyword": 1.0, **alone})},
         "dense only": {"weights": unrated.model_copy(update={"keyword": 0.0, **alone})},

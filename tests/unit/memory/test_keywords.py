@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.memory import fts, keywords
-from services.memory.keywords import Around, Entry, Found, KeywordIndex, KeywordIndexDamaged, Seen
+from services.memory.fts import BEFORE_WEIGHT, EARLIER_WEIGHT
+from services.memory.keywords import Entry, Found, KeywordIndex, KeywordIndexDamaged, Seen
 
 
 @pytest.fixture
@@ -67,9 +68,32 @@ def test_a_turn_is_found_by_the_words_of_the_turn_before_it_but_counts_less(inde
     assert ids(index.search("ann", "restaurant", 5)) == ["restaurant", "booked"]
 
 
+def test_a_turn_has_a_part_of_the_words_of_the_two_turns_before_it(index: KeywordIndex) -> None:
+    said = ["the anniversary dinner", "which restaurant", "Casa Lume", "at seven"]
+    before = ["", *said]
+    turns = zip(range(4), said, before, strict=False)
+    index.add("ann", [Entry(str(n), text, earlier, talk="s", time=n) for n, text, earlier in turns])
+    index.add("ann", [Entry("4", "alone")])
+    (worth,) = index.search("ann", "anniversary", 5).rarity
+    shares = {hit.id: hit.score for hit in index.seen("ann", list("01234"), {worth: 1.0})}
+    assert shares == {"0": 1.0, "1": BEFORE_WEIGHT, "2": EARLIER_WEIGHT, "3": 0.0, "4": 0.0}
+    # what is gone counts for nothing any more, also where somebody else comes before now
+    index.remove("ann", ["1"])
+    index.add("ann", [Entry("2", said[2], talk="s", time=2)])
+    assert [hit.score for hit in index.seen("ann", ["2"], {worth: 1.0})] == [0.0]
+
+
 def around(index: KeywordIndex, *names: str, user: str = "ann") -> dict[str, tuple[str | None, str | None]]:
-    found = index.around(user, names, {})
-    return {name: (found.before.get(name), found.after.get(name)) for name in names}
+    after = dict(index.following(user, names, 1))
+    before = {later: one for one, later in after.items()}
+    return {name: (before.get(name), after.get(name)) for name in names}
+
+
+def test_as_many_of_the_next_turns_follow_as_are_asked_for(index: KeywordIndex) -> None:
+    index.add("ann", [Entry(name, f"said {name}", talk="s", time=place) for place, name in enumerate("abcd")])
+    index.add("ann", [Entry("e", "said elsewhere", talk="t", time=9), Entry("f", "said", time=9)])
+    assert index.following("ann", ["c", "a", "d", "e", "f", "gone"], 2) == [("a", "b"), ("a", "c"), ("c", "d")]
+    assert index.following("ann", ["a"], 9) == [("a", "b"), ("a", "c"), ("a", "d")]
 
 
 def test_turns_of_a_talk_are_in_order_by_time_and_then_as_they_came(index: KeywordIndex) -> None:
@@ -90,9 +114,9 @@ def test_a_turn_that_is_written_again_keeps_its_place_among_those_of_one_time(in
     turns = [Entry(name, f"said {name}", talk="s", time=7) for name in "abc"]
     index.add("ann", turns)
     index.add("ann", [replace(turns[1], text="said otherwise"), replace(turns[0], before="what was said before")])
-    assert around(index, "b") == {"b": ("a", "c")}
+    assert around(index, *"abc") == {"a": (None, "b"), "b": ("a", "c"), "c": ("b", None)}
     index.add("ann", [replace(turns[1], time=9, text="said otherwise")])
-    assert around(index, "b", "a") == {"b": ("c", None), "a": (None, "c")}
+    assert around(index, *"abc") == {"a": (None, "c"), "b": ("c", None), "c": ("a", "b")}
 
 
 def test_a_turn_that_is_removed_is_no_longer_between_others(index: KeywordIndex) -> None:
@@ -117,18 +141,11 @@ def test_windows_hold_what_was_said_round_each_and_touching_ones_are_one(index: 
     assert index.windows("bob", ["s10"], 2) == index.windows("ann", [], 2) == []
 
 
-def test_the_turns_around_are_judged_by_the_words_too(index: KeywordIndex) -> None:
+def test_what_only_the_vectors_have_found_is_judged_by_the_words_too(index: KeywordIndex) -> None:
     index.add(
         "ann", [replace(LISBON, talk="s", time=1), replace(COFFEE, talk="s", time=2, data="d", vector=b"v", model="m")]
     )
     found = index.search("ann", "coffee with milk in Lisbon", 5)
-    beside = index.around("ann", ["lisbon"], found.rarity)
-    assert (beside.before, beside.after) == ({"coffee": "lisbon"}, {"lisbon": "coffee"})
-    scores = {hit.id: hit.score for hit in found.hits}
-    assert beside.others == [Seen("coffee", pytest.approx(scores["coffee"]), "d", b"v", "m")]  # type: ignore[arg-type]
-    assert [one.score for one in index.around("ann", ["lisbon"], {}).others] == [0.0]
-    # what was asked for itself is known already
-    assert index.around("ann", ["lisbon", "coffee"], found.rarity).others == []
     both = index.seen("ann", ["coffee", "lisbon", "gone"], found.rarity)
     assert sorted(both) == sorted(found.hits)
     assert index.seen("ann", ["coffee"], {}) == [Seen("coffee", 0.0, "d", b"v", "m")]
@@ -159,7 +176,7 @@ def test_searching_makes_no_file(index: KeywordIndex, tmp_path: Path) -> None:
     assert index.count("ann") == 0
     assert index.remove("ann", ["coffee"]) == 0
     assert (index.seen("ann", ["coffee"], {"coffe": 1.0}), index.data("ann", ["coffee"])) == ([], {})
-    assert index.around("ann", ["coffee"], {"coffe": 1.0}) == Around()
+    assert index.following("ann", ["coffee"], 2) == []
     assert index.windows("ann", ["coffee"], 2) == []
     assert files(tmp_path) == []
 
@@ -172,8 +189,7 @@ def test_nothing_is_found_of_nothing_that_is_asked_for(index: KeywordIndex) -> N
         assert index.search("ann", "coffee", limit) == Found()
     assert index.search("ann", "?!", 5) == Found()
     assert (index.seen("ann", [], found.rarity), index.data("ann", [])) == ([], {})
-    around = index.around("ann", [], found.rarity)
-    assert (around.before, around.after, list(around.others)) == ({}, {}, [])
+    assert index.following("ann", [], 2) == []
     assert index.windows("ann", [], 2) == []
 
 
@@ -492,12 +508,13 @@ def test_of_what_has_all_common_words_those_come_first_that_have_them_themselves
     assert ids(index.search("ann", "coffee or tea", 5)) == ["said2", "said1", "said0", "asked15", "asked14"]
 
 
-def test_a_rare_word_is_worth_more_than_one_of_the_turn_before(index: KeywordIndex) -> None:
+def test_a_word_is_worth_more_than_the_same_in_the_turn_before_and_less_than_several_there(index: KeywordIndex) -> None:
     index.add("ann", [Entry(f"e{number}", "bread") for number in range(50)])
     index.add("ann", [Entry("asked", "yes", "coffee from Sumatra"), Entry("said", "coffee")])
     index.add("ann", [Entry("told", "Sumatra")])
     found = index.search("ann", "coffee Sumatra", 5)
-    assert [(hit.id, round(hit.score, 3)) for hit in found.hits] == [("told", 0.5), ("said", 0.5), ("asked", 0.4)]
+    assert [(hit.id, round(hit.score, 3)) for hit in found.hits] == [("asked", 0.8), ("told", 0.5), ("said", 0.5)]
+    assert ids(index.search("ann", "Sumatra", 5)) == ["told", "asked"]
 
 
 def test_a_common_word_does_not_hide_a_rare_one(index: KeywordIndex, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ def candidates(draw: st.DrawFn) -> list[Candidate]:
 weights = st.builds(
     Weights,
     keyword=share,
+    beside=share,
     critic=share,
     winner=share,
     feedback=share,
@@ -191,29 +192,43 @@ def test_what_is_unlike_or_not_old_yet_takes_and_gives_nothing() -> None:
     assert (hit.relevance, hit.why["age"]) == (0.4, 0.0)
 
 
-def test_the_turns_around_one_add_a_part_of_their_own_relevance() -> None:
-    weights = Weights(keyword=0.0, before=0.2, after=0.1)
+def test_a_better_turn_beside_one_adds_a_part_of_what_that_lacks() -> None:
+    weights = Weights(keyword=0.0, beside=0.5)
     found = {name: Candidate(name, value) for name, value in (("asked", 0.8), ("told", 0.4), ("left", 0.3))}
-    before = {"told": "asked", "left": "told", "unknown": "asked"}
-    after = {"asked": "told", "told": "left", "left": "gone"}
-    assert lifts(found, before, after, weights) == pytest.approx({"asked": 0.04, "told": 0.19, "left": 0.08})
+    pairs = [("asked", "told"), ("told", "left"), ("asked", "left")]
+    # of several that are better, the best
+    assert lifts(found, pairs, weights) == pytest.approx({"told": 0.2, "left": 0.25})
+    assert lifts(found, [(b, a) for a, b in reversed(pairs)], weights) == pytest.approx({"told": 0.2, "left": 0.25})
+    assert lifts(found, [], weights) == {}
 
 
 def test_an_answer_beside_the_question_comes_before_what_is_only_alike() -> None:
     found = {"asked": Candidate("asked", 0.7), "told": Candidate("told", 0.3), "alike": Candidate("alike", 0.35)}
     assert best(*found.values()) == ["asked", "alike", "told"]
-    added = lifts(found, {"told": "asked"}, {"asked": "told"}, Weights())
+    added = lifts(found, [("asked", "told")], Weights())
     assert best(*(replace(one, lift=added.get(one.id, 0.0)) for one in found.values())) == ["asked", "told", "alike"]
 
 
-@given(candidates(), weights, st.randoms())
-def test_turns_around_lift_by_no_more_than_their_parts(found: list[Candidate], chosen: Weights, dice) -> None:
-    names = [one.id for one in found]
-    before, after = ({name: dice.choice([*names, "gone"]) for name in names} for _ in range(2))
-    for lift in lifts({one.id: one for one in found}, before, after, chosen).values():
-        assert 0 < lift <= chosen.before + chosen.after + 1e-9
-    alone = chosen.model_copy(update={"before": 0.0, "after": 0.0})
-    assert lifts({one.id: one for one in found}, before, after, alone) == {}
+@given(candidates(), weights, st.data())
+def test_nothing_is_lifted_over_the_best_beside_it(
+    found: list[Candidate], chosen: Weights, data: st.DataObject
+) -> None:
+    # one without a similarity needs half of the words to be relevant at all
+    by_name = {one.id: one for one in found if one.similarity is not None}
+    name = st.sampled_from(sorted(by_name))
+    pairs = data.draw(st.lists(st.tuples(name, name))) if by_name else []
+    unrated = chosen.model_copy(update=dict.fromkeys(("critic", "winner", "feedback", "age", "bound"), 0.0))
+
+    def relevance(one: Candidate) -> float:
+        return sum(hit.relevance for hit in rank([one], unrated, top_k=1, min_score=0.0))
+
+    for name, lift in lifts(by_name, pairs, unrated).items():
+        beside = {other for pair in pairs if name in pair for other in pair}
+        best_beside = max(relevance(stripped(by_name[other])) for other in beside)
+        assert lift >= 0
+        assert relevance(replace(stripped(by_name[name]), lift=lift)) <= best_beside + 1e-9
+    alone = chosen.model_copy(update={"beside": 0.0})
+    assert not any(lifts(by_name, pairs, alone).values())
 
 
 def test_what_shares_no_word_needs_the_least_similarity() -> None:
@@ -351,7 +366,7 @@ def test_weights_are_checked_and_described() -> None:
     assert all("description" in part for part in schema["properties"].values())
     assert "required" not in schema
     bounds = ("minimum", "exclusiveMinimum", "maximum")
-    shares = dict.fromkeys(("keyword", "before", "after", "critic", "winner", "feedback", "age"), (0, None, 1))
+    shares = dict.fromkeys(("keyword", "beside", "critic", "winner", "feedback", "age"), (0, None, 1))
     assert {name: tuple(part.get(bound) for bound in bounds) for name, part in schema["properties"].items()} == {
         **shares, "half_life_days": (None, 0, None), "bound": (0, None, 0.5), "duplicate": (None, 0, 1),
     }  # fmt: skip

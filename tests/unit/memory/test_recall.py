@@ -96,18 +96,18 @@ class Order:
 
 
 async def test_what_stands_beside_a_hit_is_found_though_neither_search_brings_it(memory: Memory) -> None:
-    asked, told, after = memory.say("Which boat did you buy?", "The blue one, called Marguerite.", "Nice weather.")
+    asked, then, told, after = memory.say("Which boat did you buy?", "Guess.", "The blue one, Marguerite.", "Fine.")
     memory.near = {asked: 0.7}
-    assert await found(memory, "boat") == [asked, told]
+    first, *others = await found(memory, "boat")
+    assert (first, sorted(others)) == (asked, [then, told])
     assert after not in await found(memory, "boat", min_score=0.0)
-    assert await found(memory, "boat", weights={"before": 0.0, "after": 0.0}) == [asked]
+    assert await found(memory, "boat", weights={"beside": 0.0}) == [asked]
 
 
 async def test_what_another_respondent_said_at_that_time_stands_beside_nothing(memory: Memory) -> None:
     asked, silent = memory.say("Which boat did you buy?", "Silence.")
     b, told = memory.say("Which boat was it?", "The blue one.", respondent="B")
-    around = memory.keywords.around(USER, [asked, silent, b, told], {})
-    assert (around.before, around.after) == ({silent: asked, told: b}, {asked: silent, b: told})
+    assert sorted(memory.keywords.following(USER, [asked, silent, b, told], 2)) == [(asked, silent), (b, told)]
 
 
 async def test_words_count_for_what_only_the_vectors_have_found(memory: Memory) -> None:
@@ -126,7 +126,7 @@ async def test_while_the_model_is_away_words_alone_decide(memory: Memory) -> Non
 
 async def test_several_queries_are_merged_and_each_engram_is_told_once(memory: Memory) -> None:
     boat, bread, both = memory.say("We bought a boat.", "We baked bread.", "We ate bread on the boat.", session="x")
-    alone = {"before": 0.0, "after": 0.0}
+    alone = {"beside": 0.0}
     assert await found(memory, "boat", top_k=1, weights=alone) in ([boat], [both])
     hits = await found(memory, "boat", "bread", weights=alone)
     assert sorted(hits) == sorted([boat, bread, both])
