@@ -113,7 +113,8 @@ def promising(candidates: Iterable[Candidate], weights: Weights, *, min_score: f
 
 def lifts(candidates: Mapping[str, Candidate], pairs: Iterable[tuple[str, str]], weights: Weights) -> dict[str, float]:
     """What better turns beside them add to candidates: what answers a question often stands near what was asked, and
-    shares little with the question itself. None comes as far as the one that lifts it.
+    shares little with the question itself. None comes as far as the one that lifts it, and none is more than doubled:
+    what fits the question in nothing is not lifted.
 
     pairs: of candidates that stand beside each other.
     """
@@ -121,7 +122,7 @@ def lifts(candidates: Mapping[str, Candidate], pairs: Iterable[tuple[str, str]],
     added: dict[str, float] = {}
     for pair in pairs:
         worse, better = sorted(pair, key=alone.__getitem__)
-        lift = weights.beside * (alone[better] - alone[worse])
+        lift = min(weights.beside * (alone[better] - alone[worse]), alone[worse])
         added[worse] = max(lift, added.get(worse, 0.0))
     return added
 

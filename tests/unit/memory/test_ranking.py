@@ -200,6 +200,9 @@ def test_a_better_turn_beside_one_adds_a_part_of_what_that_lacks() -> None:
     assert lifts(found, pairs, weights) == pytest.approx({"told": 0.2, "left": 0.25})
     assert lifts(found, [(b, a) for a, b in reversed(pairs)], weights) == pytest.approx({"told": 0.2, "left": 0.25})
     assert lifts(found, [], weights) == {}
+    # at most as much as it has itself: nothing that fits in nothing
+    found = {name: Candidate(name, value) for name, value in (("asked", 0.8), ("weak", 0.1), ("else", -0.2))}
+    assert lifts(found, [("weak", "asked"), ("asked", "else")], weights) == pytest.approx({"weak": 0.1, "else": 0.0})
 
 
 def test_an_answer_beside_the_question_comes_before_what_is_only_alike() -> None:
@@ -225,7 +228,7 @@ def test_nothing_is_lifted_over_the_best_beside_it(
     for name, lift in lifts(by_name, pairs, unrated).items():
         beside = {other for pair in pairs if name in pair for other in pair}
         best_beside = max(relevance(stripped(by_name[other])) for other in beside)
-        assert lift >= 0
+        assert 0 <= lift <= relevance(stripped(by_name[name])) + 1e-9
         assert relevance(replace(stripped(by_name[name]), lift=lift)) <= best_beside + 1e-9
     alone = chosen.model_copy(update={"beside": 0.0})
     assert not any(lifts(by_name, pairs, alone).values())
