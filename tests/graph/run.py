@@ -9,6 +9,7 @@ something does not work.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import signal
@@ -295,8 +296,9 @@ def killed(server: Server) -> None:
                     break
                 assert time.monotonic() < deadline, f"{answer.status_code}: {len(lives)} of {len(names)}: {lives}"
                 time.sleep(0.5)
-            exported = http.get("/knowledge/export").text.splitlines()
-            assert len([line for line in exported if "lives in" in line]) == len(names), exported
+            exported = [json.loads(line) for line in http.get("/knowledge/export").text.splitlines()]
+            told = sorted(line["subject"] for line in exported if line.get("quote", "").startswith("My friend "))
+            assert told == sorted(names), told
 
 
 CHECKS: dict[str, Callable[[Server], None]] = {
