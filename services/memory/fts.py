@@ -21,6 +21,8 @@ COMMON = 601
 # A word of the turn before counts for less than one of the turn itself, and one of the turn before that for still less.
 BEFORE_WEIGHT = 0.8
 EARLIER_WEIGHT = 0.5
+# Turns of one conversation that are at most so far apart stand beside each other.
+BESIDE = 2
 # Pages of a file that one step of overwriting writes.
 _MERGED = 64
 
@@ -47,10 +49,11 @@ iif(common%(n)d IS NULL,
 """
 _NEWEST = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid DESC LIMIT ?"
 # What came before the turn before stands in the row of that one.
-_SEEN = """
+_SEEN = f"""
 SELECT one.n, one.id, one.turn, one.before, (SELECT before FROM engram
     WHERE talk = one.talk AND talk != '' AND (time, n) < (one.time, one.n) ORDER BY time DESC, n DESC LIMIT 1),
-    one.data, one.vector, one.model
+    one.data, one.vector, one.model, (SELECT json_group_array(id) FROM (SELECT id FROM engram
+    WHERE talk = one.talk AND talk != '' AND (time, n) > (one.time, one.n) ORDER BY time, n LIMIT {BESIDE}))
 FROM engram AS one WHERE one.%s IN (%s)
 """
 
@@ -75,14 +78,15 @@ class Entry:
 
 
 class Seen(NamedTuple):
-    """An engram as a search sees it. `score` (0…1) is the share of the query's words, by their rarity, that it has; the
-    rest is what was added with it."""
+    """An engram as a search sees it. `score` (0…1) is the share of the query's words, by their rarity, that it has;
+    `later` are the next turns of its talk, at most BESIDE; the rest is what was added with it."""
 
     id: str
     score: float
     data: str = ""
     vector: bytes | None = None
     model: str = ""
+    later: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,23 +185,8 @@ def _best(scores: Mapping[int, float], limit: int) -> list[int]:
 
 
 def _seen(row: Any, share: Callable[[str, str, str], float]) -> Seen:
-    _, id_, turn, before, earlier, data, vector, model = row
-    return Seen(id_, share(turn, before, earlier or ""), data, vector, model)
-
-
-# The next turns after each of some engrams, as JSON.
-_NEXT = """
-SELECT one.id, (SELECT json_group_array(id) FROM (
-    SELECT id FROM engram WHERE talk = one.talk AND talk != '' AND (time, n) > (one.time, one.n)
-    ORDER BY time, n LIMIT %d))
-FROM engram AS one WHERE one.id IN (%s)
-"""
-
-
-def following(db: sqlite3.Connection, ids: Sequence[str], reach: int) -> list[tuple[str, str]]:
-    """Each of the engrams with each of the next turns of its talk, at most so many."""
-    rows = db.execute(_NEXT % (reach, _marks(ids)), list(ids))
-    return [(id_, later) for id_, found in rows for later in orjson.loads(found)]
+    _, id_, turn, before, earlier, data, vector, model, later = row
+    return Seen(id_, share(turn, before, earlier or ""), data, vector, model, orjson.loads(later))
 
 
 _WINDOW = """

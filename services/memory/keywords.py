@@ -25,7 +25,6 @@ from services.memory.fts import (
     Found,
     Seen,
     delete,
-    following,
     insert,
     overwritten,
     search,
@@ -89,17 +88,18 @@ class KeywordIndex:
 
     def remove(self, user_id: str, ids: Iterable[str]) -> int:
         """Forgets these engrams. Returns how many there were. `overwrite` leaves nothing of them on disk."""
-        if not self._path(user_id).exists():
-            return 0
-        with self._using(user_id) as db, _transaction(db):
-            return sum(delete(db, id_) for id_ in ids)
+        with self._there(user_id) as db:
+            if db is None:
+                return 0
+            with _transaction(db):
+                return sum(delete(db, id_) for id_ in ids)
 
     def overwrite(self, user_id: str) -> bool:
         """One step, of some milliseconds, towards a file in which no word of what was removed is left; whether there
         are more to come. A process that dies in between begins anew."""
-        if not self._path(user_id).exists():
-            return False
-        with self._using(user_id) as db:
+        with self._there(user_id) as db:
+            if db is None:
+                return False
             begin = user_id not in self._merging
             self._merging.add(user_id)
             if not overwritten(db, "words", begin=begin):
@@ -116,46 +116,31 @@ class KeywordIndex:
     def search(self, user_id: str, query: str, limit: int) -> Found:
         """The engrams that share words with the query, best first. Raises KeywordIndexDamaged."""
         words = query_tokens(query)[:MAX_WORDS]
-        if limit < 1 or not self._path(user_id).exists():
-            return Found()
-        with self._using(user_id) as db:
-            return search(db, words, limit)
+        with self._there(user_id) as db:
+            return Found() if db is None or limit < 1 else search(db, words, limit)
 
     def seen(self, user_id: str, ids: Sequence[str], rarity: Mapping[str, float]) -> list[Seen]:
         """Those of the engrams that are there, as a search for words sees them that are worth so much (`Found.rarity`).
         Raises KeywordIndexDamaged."""
-        if not self._path(user_id).exists():
-            return []
-        with self._using(user_id) as db:
-            return seen(db, ids, rarity)
-
-    def following(self, user_id: str, ids: Sequence[str], reach: int) -> list[tuple[str, str]]:
-        """Each of the engrams with the next turns of its talk: see `fts.following`. Raises KeywordIndexDamaged."""
-        if not self._path(user_id).exists():
-            return []
-        with self._using(user_id) as db:
-            return following(db, ids, reach)
+        with self._there(user_id) as db:
+            return [] if db is None else seen(db, ids, rarity)
 
     def windows(self, user_id: str, ids: Sequence[str], reach: int) -> list[list[str]]:
         """What was said round each of the engrams: see `fts.windows`. Raises KeywordIndexDamaged."""
-        if not self._path(user_id).exists():
-            return []
-        with self._using(user_id) as db:
-            return windows(db, ids, reach)
+        with self._there(user_id) as db:
+            return [] if db is None else windows(db, ids, reach)
 
     def data(self, user_id: str, ids: Sequence[str]) -> dict[str, str]:
         """The `data` of those of the engrams that are there; far quicker than asking the store."""
-        if not self._path(user_id).exists():
-            return {}
         places = ", ".join("?" * len(ids))
-        with self._using(user_id) as db:
+        with self._there(user_id) as db:
+            if db is None:
+                return {}
             return dict(db.execute(f"SELECT id, data FROM engram WHERE id IN ({places})", list(ids)))
 
     def count(self, user_id: str) -> int:
-        if not self._path(user_id).exists():
-            return 0
-        with self._using(user_id) as db:
-            return int(db.execute("SELECT count(*) FROM engram").fetchone()[0])
+        with self._there(user_id) as db:
+            return 0 if db is None else int(db.execute("SELECT count(*) FROM engram").fetchone()[0])
 
     def replace(self, user_id: str, entries: Iterable[Entry]) -> None:
         """The user's index made anew of exactly these entries."""
@@ -199,6 +184,15 @@ class KeywordIndex:
         return self._folder / f"{hashlib.sha256(user_id.encode()).hexdigest()[:40]}.db"
 
     @contextmanager
+    def _there(self, user_id: str) -> Iterator[sqlite3.Connection | None]:
+        """The user's file, open; None where there is none."""
+        if user_id in self._open or self._path(user_id).exists():
+            with self._using(user_id) as db:
+                yield db
+        else:
+            yield None
+
+    @contextmanager
     def _using(self, user_id: str) -> Iterator[sqlite3.Connection]:
         file = self._acquired(user_id)
         damage: sqlite3.DatabaseError | None = None
@@ -233,19 +227,18 @@ class KeywordIndex:
             file.lock.release()
 
     def _file(self, user_id: str) -> _File:
-        path = self._path(user_id)
-        file = self._open.get(path.name)
+        file = self._open.get(user_id)
         if file is None:
-            file = self._open[path.name] = _File(_opened(path, user_id))
+            file = self._open[user_id] = _File(_opened(self._path(user_id), user_id))
             self._close_idle()
-        self._open.move_to_end(path.name)
+        self._open.move_to_end(user_id)
         return file
 
     def _close_idle(self) -> None:
         """Closes the files that were not used for longest; one that is being used stays open."""
-        for name in list(self._open)[: max(0, len(self._open) - OPEN_FILES)]:
-            if self._open[name].lock.acquire(blocking=False):
-                self._open.pop(name).finish()
+        for user_id in list(self._open)[: max(0, len(self._open) - OPEN_FILES)]:
+            if self._open[user_id].lock.acquire(blocking=False):
+                self._open.pop(user_id).finish()
 
     def _close_all(self) -> None:
         for file in self._open.values():
@@ -256,7 +249,7 @@ class KeywordIndex:
     def _drop(self, user_id: str) -> None:
         path = self._path(user_id)
         self._merging.discard(user_id)
-        file = self._open.pop(path.name, None)
+        file = self._open.pop(user_id, None)
         if file is not None:
             file.lock.acquire()
             file.finish()

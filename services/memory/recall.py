@@ -25,9 +25,7 @@ log = get_logger()
 DAY_MS = 86_400_000
 # Candidates that each of the two searches may bring for one place in the result.
 _PER_PLACE = 4
-# Turns of one conversation that are at most so far apart stand beside each other. Those that follow the most promising
-# few are candidates too, whatever they share with the query.
-_BESIDE = 2
+# The turns that follow the most promising few are candidates too, whatever they share with the query.
 _FOLLOWED = 5
 # The most promising that are read from the store for one place, and among which ratings choose. More are read only
 # where copies and echoes leave places free: reading costs more than finding.
@@ -231,15 +229,17 @@ def _weighed(
     by_word = {one.id for one in hits}
     near = words.seen(user_id, [one.id for one in brought.near if one.id not in by_word], rarity)
     found = brought.candidates(near)
-    pairs = words.following(user_id, list(found), _BESIDE)
-    best = {one.id for one in _promising(found, weights, least)[:_FOLLOWED]}
-    others = words.seen(user_id, list({later for one, later in pairs if one in best and later not in found}), rarity)
+    there = {one.id: one for one in (*hits, *near)}
+    best = [one.id for one in _promising(found, weights, least)[:_FOLLOWED]]
+    after = {later for one in best if one in there for later in there[one].later if later not in found}
+    others = words.seen(user_id, list(after), rarity)
     known = _similarities(others, brought.vector)
     for one in others:
         found[one.id] = Candidate(one.id, known.get(one.id), keyword_score=one.score or None)
-    for name, lift in lifts(found, [pair for pair in pairs if pair[1] in found], weights).items():
+    pairs = [(one.id, later) for one in there.values() for later in one.later if later in found]
+    for name, lift in lifts(found, pairs, weights).items():
         found[name].lift = lift
-    return found, {one.id: one.data for one in (*hits, *near, *others)}
+    return found, {one.id: one.data for one in (*there.values(), *others)}
 
 
 def _similarities(seen: Sequence[Seen], vector: Vector | None) -> dict[str, float]:

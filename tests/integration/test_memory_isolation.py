@@ -45,9 +45,7 @@ async def step(store: Store, words: KeywordIndex, rng: random.Random, number: in
             return await seen(store, user, [one.id for one in found])
         case "words":
             found = await asyncio.to_thread(words.search, user, "same words", 20)
-            hits = [hit.id for hit in found.hits]
-            after = await asyncio.to_thread(words.following, user, hits, 2)
-            return await seen(store, user, [*hits, *(later for _, later in after)])
+            return await seen(store, user, [one for hit in found.hits for one in (hit.id, *hit.later)])
         case _:
             return await seen(store, user, [f"{n}-0:A" for n in range(20)])
     return 0

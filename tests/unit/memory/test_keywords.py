@@ -84,16 +84,17 @@ def test_a_turn_has_a_part_of_the_words_of_the_two_turns_before_it(index: Keywor
 
 
 def around(index: KeywordIndex, *names: str, user: str = "ann") -> dict[str, tuple[str | None, str | None]]:
-    after = dict(index.following(user, names, 1))
+    after = {one.id: one.later[0] for one in index.seen(user, names, {}) if one.later}
     before = {later: one for one, later in after.items()}
     return {name: (before.get(name), after.get(name)) for name in names}
 
 
-def test_as_many_of_the_next_turns_follow_as_are_asked_for(index: KeywordIndex) -> None:
+def test_what_is_found_comes_with_the_next_two_turns_of_its_talk(index: KeywordIndex) -> None:
     index.add("ann", [Entry(name, f"said {name}", talk="s", time=place) for place, name in enumerate("abcd")])
     index.add("ann", [Entry("e", "said elsewhere", talk="t", time=9), Entry("f", "said", time=9)])
-    assert index.following("ann", ["c", "a", "d", "e", "f", "gone"], 2) == [("a", "b"), ("a", "c"), ("c", "d")]
-    assert index.following("ann", ["a"], 9) == [("a", "b"), ("a", "c"), ("a", "d")]
+    later = {"a": ["b", "c"], "b": ["c", "d"], "c": ["d"], "d": [], "e": [], "f": []}
+    assert {one.id: one.later for one in index.seen("ann", [*later, "gone"], {})} == later
+    assert {one.id: one.later for one in index.search("ann", "said", 10).hits} == later
 
 
 def test_turns_of_a_talk_are_in_order_by_time_and_then_as_they_came(index: KeywordIndex) -> None:
@@ -148,7 +149,7 @@ def test_what_only_the_vectors_have_found_is_judged_by_the_words_too(index: Keyw
     found = index.search("ann", "coffee with milk in Lisbon", 5)
     both = index.seen("ann", ["coffee", "lisbon", "gone"], found.rarity)
     assert sorted(both) == sorted(found.hits)
-    assert index.seen("ann", ["coffee"], {}) == [Seen("coffee", 0.0, "d", b"v", "m")]
+    assert index.seen("ann", ["coffee"], {}) == [Seen("coffee", 0.0, "d", b"v", "m", [])]
     assert index.seen("bob", ["coffee"], found.rarity) == []
 
 
@@ -176,7 +177,6 @@ def test_searching_makes_no_file(index: KeywordIndex, tmp_path: Path) -> None:
     assert index.count("ann") == 0
     assert index.remove("ann", ["coffee"]) == 0
     assert (index.seen("ann", ["coffee"], {"coffe": 1.0}), index.data("ann", ["coffee"])) == ([], {})
-    assert index.following("ann", ["coffee"], 2) == []
     assert index.windows("ann", ["coffee"], 2) == []
     assert files(tmp_path) == []
 
@@ -189,7 +189,6 @@ def test_nothing_is_found_of_nothing_that_is_asked_for(index: KeywordIndex) -> N
         assert index.search("ann", "coffee", limit) == Found()
     assert index.search("ann", "?!", 5) == Found()
     assert (index.seen("ann", [], found.rarity), index.data("ann", [])) == ([], {})
-    assert index.following("ann", [], 2) == []
     assert index.windows("ann", [], 2) == []
 
 
@@ -427,7 +426,7 @@ def test_the_files_that_were_not_used_for_longest_are_closed_but_none_that_is_be
     index: KeywordIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def opened() -> list[str]:
-        return [user for user in "abcd" if index._path(user).name in index._open]
+        return sorted(index._open)
 
     monkeypatch.setattr(keywords, "OPEN_FILES", 3)
     for user in "abca":

@@ -107,7 +107,8 @@ async def test_what_stands_beside_a_hit_is_found_though_neither_search_brings_it
 async def test_what_another_respondent_said_at_that_time_stands_beside_nothing(memory: Memory) -> None:
     asked, silent = memory.say("Which boat did you buy?", "Silence.")
     b, told = memory.say("Which boat was it?", "The blue one.", respondent="B")
-    assert sorted(memory.keywords.following(USER, [asked, silent, b, told], 2)) == [(asked, silent), (b, told)]
+    later = {one.id: one.later for one in memory.keywords.seen(USER, [asked, silent, b, told], {})}
+    assert later == {asked: [silent], silent: [], b: [told], told: []}
 
 
 async def test_words_count_for_what_only_the_vectors_have_found(memory: Memory) -> None:
