@@ -33,6 +33,7 @@ from services.memory.settings import MemorySettings
 from services.memory.store import Store, open_store
 from services.memory.vectors import Vector
 from shared.envelope import now_ms
+from shared.llm.builtin import NAME, BuiltInEmbeddings, installed
 
 DIMENSION = 384
 MODEL = "bench"
@@ -125,15 +126,23 @@ class Words:
 
 
 class Vectors:
-    """In the place of the embedding model: the vector of the next question, at once."""
+    """In the place of the embedding model: the vector of the next question. At once, or when the built-in model has
+    embedded the question (`embedding`), whose vector lies nowhere near the made ones."""
 
     using = MODEL
     trouble = None
 
     def __init__(self) -> None:
         self.next: list[float] = []
+        self.embedding = False
+        path = installed()
+        if path is None:
+            raise SystemExit("the built-in embedding model is not installed: make setup")
+        self._model = BuiltInEmbeddings(path)
 
-    async def query(self, _text: str) -> Vector:
+    async def query(self, text: str) -> Vector:
+        if self.embedding:
+            await self._model.embed(NAME, [text])
         return Vector(MODEL, self.next)
 
 
@@ -190,27 +199,33 @@ async def search(
     there: Sequence[tuple[Engram, np.ndarray]],
     questions: int,
 ) -> dict[str, float]:
-    """Milliseconds of a search, of the bare query, and of the keywords alone; they take turns question by question."""
+    """Milliseconds of a search, of one by vectors alone, of the bare query, of search and bare query with the question
+    embedded first, and of the keywords alone; they take turns question by question."""
     collection = await store.reading(own, store)
     dice = random.Random(len(there))
-    times: dict[str, list[float]] = {"recall": [], "bare": [], "words": []}
+    times: dict[str, list[float]] = {name: [] for name in ("recall", "vectors", "bare", "used", "bare used", "words")}
     hits = 0
     for number in range(questions + 3):
         engram, place = dice.choice(there)
         question, vectors.next = writer.question(engram), writer.near(place)
 
-        async def recalled(question: str = question) -> Any:
-            return await recall.search(USER, Wanted((question,)), settings)
+        async def recalled(question: str = question, hybrid: bool = True) -> Any:
+            return await recall.search(USER, Wanted((question,), hybrid=hybrid), settings)
 
-        async def bare() -> Any:
-            return collection.query(query_embeddings=[vectors.next], n_results=settings.top_k)
+        async def by_vectors(question: str = question) -> Any:
+            return await recalled(question, hybrid=False)
+
+        async def bare(question: str = question) -> Any:
+            vector = await vectors.query(question)
+            return collection.query(query_embeddings=[vector.values], n_results=settings.top_k)
 
         async def words(question: str = question) -> Any:
             return keywords.search(USER, question, 30)
 
-        order = list(zip(times, (recalled, bare, words), strict=True))
+        order = list(zip(times, (recalled, by_vectors, bare, recalled, bare, words), strict=True))
         dice.shuffle(order)
         for name, run in order:
+            vectors.embedding = "used" in name
             began = time.perf_counter()
             result = await run()
             took = 1_000 * (time.perf_counter() - began)
@@ -267,22 +282,34 @@ def report(lines: Sequence[dict[str, float]], store: str) -> tuple[str, list[Tar
         "bare p50",
         "p99",
         "ratio p50",
+        "vectors only",
+        "as used p50",
+        "bare",
+        "ratio p50",
         "words p50",
         "found",
         "stored/s",
         "resident",
     ]
     targets = [
-        Target(f"search at {line['size']:,.0f} engrams, {store}, p50 against a bare query", _ratio(line), 1.3, " x")
+        Target(f"search at {line['size']:,.0f} engrams, {store}, {what}, p50 against a bare query", ratio, 1.3, " x")
         for line in lines
         if line["size"] >= TARGET_SIZE
+        for what, ratio in (("vectors given", _ratio(line)), ("question embedded first in both", _ratio_used(line)))
     ]
-    title = f"Memory: hybrid search against a bare query of {store} (top 5), vectors given"
+    title = (
+        f"Memory: hybrid search against a bare query of {store} (top 5), vectors given; by vectors only; and as it is "
+        "used, the question embedded first in both. Resident: with the built-in embedding model"
+    )
     return table(title, heads, rows), targets
 
 
 def _ratio(line: dict[str, float]) -> float:
     return line["recall p50"] / line["bare p50"]
+
+
+def _ratio_used(line: dict[str, float]) -> float:
+    return line["used p50"] / line["bare used p50"]
 
 
 def _row(line: dict[str, float]) -> Iterator[str]:
@@ -291,6 +318,10 @@ def _row(line: dict[str, float]) -> Iterator[str]:
         yield f"{line[f'{name} p50']:.1f} ms"
         yield f"{line[f'{name} p99']:.1f} ms"
     yield f"{_ratio(line):.2f} x"
+    yield f"{line['vectors p50']:.1f} ms"
+    yield f"{line['used p50']:.1f} ms"
+    yield f"{line['bare used p50']:.1f} ms"
+    yield f"{_ratio_used(line):.2f} x"
     yield f"{line['words p50']:.1f} ms"
     yield f"{100 * line['found']:.0f} %"
     yield f"{line['engrams/s']:,.0f}"
