@@ -97,7 +97,7 @@ async def _attached(gateway: Gateway, settings: GatewaySettings, port: int) -> N
     """The gateway on the bus, until cancelled."""
     async with (
         open_context(PARTICIPANT, settings, metrics=gateway.metrics_text, patient=False) as context,
-        open_bell(context.bus, patience=settings.redis_timeout) as bell,
+        open_bell(context.bus) as bell,
     ):
         gateway.attach(context, bell)
         known = await _made_known(gateway)

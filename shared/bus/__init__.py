@@ -2,12 +2,11 @@
 
 from shared.bus.bell import RING, Bell, open_bell
 from shared.bus.consumer import Consumer, Route
-from shared.bus.follow import START, Follower, next_page
+from shared.bus.follow import START, Follower, Tail, next_page
 from shared.bus.link import Link
 from shared.bus.port import TOGETHER, BusFull, Command, ConnectionLost, Port, Reply, ReplyError, Script
 from shared.bus.slots import Delivery, Limit
 from shared.bus.streams import Bus, Entry, GroupState, StreamState, grouping, order
-from shared.bus.tail import Tail
 
 __all__ = [
     "RING",

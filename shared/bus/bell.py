@@ -9,19 +9,16 @@ number of journals that are followed, and a cluster needs no more than one conne
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from shared.bus.cluster import ClusterLink
 from shared.bus.endpoint import Address
-from shared.bus.follow import Feed, Follower, Id
-from shared.bus.hash_slots import slot_of_key
+from shared.bus.follow import Follower, Id, Tail
 from shared.bus.link import Link
-from shared.bus.port import Reply, ReplyError
+from shared.bus.port import Reply
 from shared.bus.streams import Bus, order
 from shared.bus.wire import Server, Wire
-from shared.errors import BusUnavailable
 
 # The end of a script that adds an entry to KEYS[1]. What is large is announced only: Redis would keep a copy of it for
 # every listener. A user who may not publish has written all the same.
@@ -33,32 +30,25 @@ local function ring(id, kind, time, data)
 end
 """
 
-# A journal is looked at when nothing came from it between two rounds: what was not rung is known after two of them.
-_ROUND = 0.5
-_BATCH = 500
 # A connection that has been silent is asked whether it lives.
 _SILENCE = 1.0
 
 
-class Bell(Feed):
-    """All followers of a process. Opens a connection when somebody follows; made by `open_bell`.
+class Bell(Tail):
+    """All followers of journals. Opens a connection when somebody follows; made by `open_bell`."""
 
-    patience: seconds after which a connection that does not answer is replaced (see Link).
-    """
+    # what was not rung is known after two looks
+    pause = 0.5
 
-    def __init__(self, bus: Bus, patience: float) -> None:
+    def __init__(self, bus: Bus) -> None:
         super().__init__(bus)
-        self.patience = patience
         # one server has no address: it may be another one with every connection
         self._lines: dict[Address | None, _Line] = {}
-        self._rung: set[str] = set()
-        self._followed = asyncio.Event()
 
     # ── who follows what ─────────────────────────────────────────────────────────────────────────────────────
 
     def join(self, follower: Follower) -> None:
         super().join(follower)
-        self._followed.set()
         line = self._line(follower.stream)
         if line is not None and line.listen(follower.stream):
             follower.look()
@@ -66,8 +56,6 @@ class Bell(Feed):
     def _left(self, stream: str) -> None:
         for line in self._lines.values():
             line.forget(stream)
-        if not self._followers:
-            self._followed.clear()
 
     def streams_of(self, line: _Line) -> list[str]:
         """What is followed over a connection."""
@@ -75,11 +63,9 @@ class Bell(Feed):
 
     def _line(self, stream: str) -> _Line | None:
         """The connection on which a stream rings; None while its slot has no master."""
-        address = None
-        if isinstance(self.bus.link, ClusterLink):
-            address = self.bus.link.owner(slot_of_key(stream))
-            if address is None:
-                return None
+        address = self._place(stream)
+        if address is None and isinstance(self.bus.link, ClusterLink):
+            return None
         line = self._lines.get(address)
         if line is None:
             line = self._lines[address] = _Line(self, address)
@@ -98,7 +84,7 @@ class Bell(Feed):
         followers = self._followers.get(stream)
         if not followers:
             return
-        self._rung.add(stream)
+        self._heard.add(stream)
         entry_id, *fields = message.split(b" ", 3)
         try:
             at = order(entry_id.decode())
@@ -112,36 +98,13 @@ class Bell(Feed):
         for follower in followers:
             follower.offer(_before(at), ((at, entry),), len(message))
 
-    def look(self, stream: str) -> bool:
-        """There may be something in the stream that was not rung; False when nobody follows it."""
-        followers = self._followers.get(stream, ())
-        for follower in followers:
-            follower.look()
-        return bool(followers)
-
     def moved(self) -> None:
         """A slot has another master than the map says."""
         if isinstance(self.bus.link, ClusterLink):
             self.bus.link.doubt()
 
-    # ── what was not heard ───────────────────────────────────────────────────────────────────────────────────
-
-    async def watch(self) -> None:
-        """Finds what was not rung, and connections that are dead."""
-        while True:
-            await self._followed.wait()
-            await asyncio.sleep(_ROUND)
-            await self._settle()
-            quiet: dict[_Line, list[str]] = {}
-            for stream in self._followers.keys() - self._rung:
-                if (line := self._line(stream)) is not None:
-                    quiet.setdefault(line, []).append(stream)
-            self._rung.clear()
-            # a node that does not answer must not keep the others from being asked
-            await asyncio.gather(*(self._ask(streams) for streams in quiet.values()))
-
-    async def _settle(self) -> None:
-        """Every stream is listened to where its slot is now."""
+    async def _look_around(self) -> None:
+        """Every stream is listened to where its slot is now; what was not rung is found."""
         for stream in list(self._followers):
             line = self._line(stream)
             if line is not None:
@@ -149,27 +112,7 @@ class Bell(Feed):
         if isinstance(self.bus.link, ClusterLink):
             for address in self._lines.keys() - self.bus.link.masters.keys():
                 await self._lines.pop(address).__aexit__()
-
-    async def _ask(self, streams: Sequence[str]) -> None:
-        with contextlib.suppress(TimeoutError, BusUnavailable):
-            async with asyncio.timeout(_ROUND):
-                for start in range(0, len(streams), _BATCH):
-                    await self._ask_some(streams[start : start + _BATCH])
-
-    async def _ask_some(self, streams: Sequence[str]) -> None:
-        waiting: dict[str, str] = {}
-        for stream in streams:
-            positions = [one.position for one in self._followers.get(stream, ()) if one.waiting]
-            if positions:
-                waiting[stream] = min(positions, key=order)
-        if not waiting:
-            return
-        reads = [("XREAD", "COUNT", 1, "STREAMS", stream, after) for stream, after in waiting.items()]
-        replies = await self.bus.link.pipe_raw(reads)
-        for stream, reply in zip(waiting, replies, strict=True):
-            # a key that is no stream has nothing to say
-            if reply and not isinstance(reply, ReplyError):
-                self.look(stream)
+        await super()._look_around()
 
 
 def _before(at: Id) -> Id:
@@ -182,7 +125,7 @@ class _Line(Link):
     """The connection to one server. It carries subscriptions alone, and asks for them anew whenever it is opened."""
 
     def __init__(self, bell: Bell, address: Address | None) -> None:
-        super().__init__(Server(), name=f"{bell.bus.source}:bell", timeout=bell.patience)
+        super().__init__(Server(), name=f"{bell.bus.source}:bell", timeout=bell.bus.timeout)
         self._bell = bell
         self._address = address
         # streams that ring here, as the server has confirmed
@@ -253,11 +196,11 @@ class _Line(Link):
 
 
 @asynccontextmanager
-async def open_bell(bus: Bus, *, patience: float = 5.0) -> AsyncIterator[Bell]:
+async def open_bell(bus: Bus) -> AsyncIterator[Bell]:
     """A bell for as long as the block runs."""
-    bell = Bell(bus, patience)
+    bell = Bell(bus)
     async with asyncio.TaskGroup() as tasks:
-        watching = tasks.create_task(bell.watch(), name="bell")
+        watching = tasks.create_task(bell.run(), name="bell")
         try:
             yield bell
         finally:

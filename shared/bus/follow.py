@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 
-from shared.bus.port import ReplyError
+from shared.bus.cluster import ClusterLink
+from shared.bus.endpoint import Address
+from shared.bus.hash_slots import slot_of_key
+from shared.bus.port import ConnectionLost, ReplyError
 from shared.bus.streams import Bus, Entry, order, size_of
+from shared.errors import BusUnavailable
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -16,6 +20,8 @@ log = get_logger()
 START = "0-0"
 Id = tuple[int, int]
 
+# So many streams are looked at in one write.
+_BATCH = 500
 # What is kept for a reader that does not come for it, in bytes. Beyond that it finds the rest in the stream itself, so
 # that a slow client costs no more.
 _BEHIND = 262_144
@@ -25,12 +31,20 @@ _LARGEST_PAGE = 512
 _PAGE_BYTES = 262_144
 
 
-class Feed(ABC):
-    """Tells the followers of streams what is new."""
+class Tail:
+    """Tells the followers of streams what is new. What was silent is looked at now and then, all of it in one write.
+
+    pause: seconds between two looks. Who hears of something sooner tells the followers, and notes it (see Bell).
+    """
+
+    pause = 0.25
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self._followers: dict[str, list[Follower]] = {}
+        self._followed = asyncio.Event()
+        # what has been heard of since the last look
+        self._heard: set[str] = set()
 
     def follow(self, stream: str, after: str = START, *, new: bool = False) -> Follower:
         """A follower of a stream from just after an id; close it when done. new: nothing is expected to be there; a
@@ -38,9 +52,9 @@ class Feed(ABC):
         return Follower(self, stream, after, new=new)
 
     def join(self, follower: Follower) -> None:
-        """The follower has read its stream to the end: from now on it is offered what comes. Whatever may have come in
-        between, it is told to look for."""
+        """The follower has read its stream to the end: from now on it is told of what comes."""
         self._followers.setdefault(follower.stream, []).append(follower)
+        self._followed.set()
 
     def leave(self, follower: Follower) -> None:
         """It wants nothing more, and may never have joined."""
@@ -50,23 +64,72 @@ class Feed(ABC):
             if not followers:
                 del self._followers[follower.stream]
                 self._left(follower.stream)
+        if not self._followers:
+            self._followed.clear()
 
-    @abstractmethod
     def _left(self, stream: str) -> None:
         """Nobody follows the stream any more."""
+
+    def look(self, stream: str) -> bool:
+        """There may be something new in the stream; False when nobody follows it."""
+        followers = self._followers.get(stream, ())
+        for follower in followers:
+            follower.look()
+        return bool(followers)
+
+    async def run(self) -> None:
+        """Looks until cancelled."""
+        while True:
+            await self._followed.wait()
+            await asyncio.sleep(self.pause)
+            await self._look_around()
+
+    async def _look_around(self) -> None:
+        quiet: dict[Address | None, list[str]] = {}
+        for stream in self._followers.keys() - self._heard:
+            quiet.setdefault(self._place(stream), []).append(stream)
+        self._heard.clear()
+        # a node that does not answer must not keep the others from being asked
+        await asyncio.gather(*(self._ask(streams) for streams in quiet.values()))
+
+    def _place(self, stream: str) -> Address | None:
+        """Which node of a cluster has a stream, if one has just now."""
+        link = self.bus.link
+        return link.owner(slot_of_key(stream)) if isinstance(link, ClusterLink) else None
+
+    async def _ask(self, streams: Sequence[str]) -> None:
+        with contextlib.suppress(TimeoutError, BusUnavailable, ConnectionLost):
+            async with asyncio.timeout(self.bus.block):
+                for start in range(0, len(streams), _BATCH):
+                    await self._ask_some(streams[start : start + _BATCH])
+
+    async def _ask_some(self, streams: Sequence[str]) -> None:
+        waiting: dict[str, str] = {}
+        for stream in streams:
+            positions = [one.position for one in self._followers.get(stream, ()) if one.waiting]
+            if positions:
+                waiting[stream] = min(positions, key=order)
+        if not waiting:
+            return
+        reads = [("XREAD", "COUNT", 1, "STREAMS", stream, after) for stream, after in waiting.items()]
+        until = asyncio.get_running_loop().time() + self.pause
+        for stream, reply in zip(waiting, await self.bus.link.submit(reads, False, until=until), strict=True):
+            # a key that is no stream has nothing to say
+            if reply and not isinstance(reply, ReplyError):
+                self.look(stream)
 
 
 class Follower:
     """One reader's position in one stream, which goes on without gaps or repeats. new: the stream is not read before
-    the feed has been joined, which has it looked at then."""
+    the tail has been joined, which has it looked at then."""
 
-    def __init__(self, feed: Feed, stream: str, after: str, *, new: bool = False) -> None:
-        self._feed = feed
+    def __init__(self, tail: Tail, stream: str, after: str, *, new: bool = False) -> None:
+        self._tail = tail
         self.stream = stream
         # what was handed out last
         self.position = after
         self._at = order(after)
-        # what the feed has offered: entries that follow each other directly, the first of them directly behind `_base`
+        # what was offered: entries that follow each other directly, the first of them directly behind `_base`
         self._offered: deque[tuple[Id, Entry]] = deque()
         self._base: Id = self._at
         self._bytes = 0
@@ -82,7 +145,7 @@ class Follower:
         return not self._missing and not self._offered
 
     def offer(self, after: Id, found: Sequence[tuple[Id, Entry]], size: int) -> None:
-        """Called by the feed with entries that directly follow an id and each other. `size`: their bytes."""
+        """Called with entries that directly follow an id and each other. `size`: their bytes."""
         if self._missing:
             return
         if self._offered and self._offered[-1][0] != after:
@@ -97,7 +160,7 @@ class Follower:
         self._wake()
 
     def look(self) -> None:
-        """Called by the feed when there may be something in the stream."""
+        """Called when there may be something in the stream."""
         self._missing = True
         self._clear()
         self._wake()
@@ -123,7 +186,7 @@ class Follower:
                     return found
             elif not self._joined:
                 self._joined = True
-                self._feed.join(self)
+                self._tail.join(self)
             elif not await self._something(loop, until):
                 return []
 
@@ -153,7 +216,7 @@ class Follower:
         self._missing = False
         offered = bool(self._offered)
         try:
-            found = self._feed.bus.sane(await self._feed.bus.range(self.stream, f"({self.position}", count=self._page))
+            found = self._tail.bus.sane(await self._tail.bus.range(self.stream, f"({self.position}", count=self._page))
         except ReplyError as exc:
             # no stream: whatever has taken its place, there is nothing to read
             log.error("bus.not_a_stream", stream=self.stream, error=str(exc))
@@ -178,7 +241,7 @@ class Follower:
         self._bytes = 0
 
     def close(self) -> None:
-        self._feed.leave(self)
+        self._tail.leave(self)
 
 
 def _give_up(waiter: asyncio.Future[bool]) -> None:

@@ -103,7 +103,7 @@ class Bus:
         """Raises SettingsError when the URL has none of the forms that there are."""
         self.source = source
         self._retention = retention
-        self._timeout = timeout
+        self.timeout = timeout
         # seconds that a blocking read waits: a lost reply to one is noticed this much later than another's
         self.block = min(2.0, 2 * timeout)
         self._clock = BusClock()
@@ -142,11 +142,11 @@ class Bus:
     def line(self, stream: str) -> Link:
         """A further connection to whoever has a stream, for a read that waits; it is opened by `async with`."""
         if isinstance(self.link, ClusterLink):
-            return StreamLink(self.link, stream, name=f"{self.source}:tail", timeout=self._timeout)
-        return self._connection("tail")
+            return StreamLink(self.link, stream, name=f"{self.source}:inbox", timeout=self.timeout)
+        return self._connection("inbox")
 
     def _connection(self, kind: str) -> Link:
-        name, timeout, clock = f"{self.source}:{kind}", self._timeout, self._clock
+        name, timeout, clock = f"{self.source}:{kind}", self.timeout, self._clock
         if self._endpoint.kind == "sentinel":
             return SentinelLink(self._endpoint, name=name, timeout=timeout, clock=clock)
         return Link(self._endpoint.server, name=name, timeout=timeout, clock=clock)

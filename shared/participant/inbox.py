@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from shared.bus import START, Command, Tail
+from shared.bus import START, Bus, Command, ConnectionLost, ReplyError
+from shared.bus.streams import entries
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 from shared.telemetry.unread import not_understood
@@ -17,6 +19,10 @@ log = get_logger()
 _LARGE = 1_000
 _LENGTH = 1_000
 _BYTES = 32_000_000
+_PAGE = 200
+# One that is no stream is tried again after so long (seconds), and one whose next entry is left out.
+_PAUSE = 2.0
+_GLANCE = 0.1
 
 
 def inbox_bound(size: int) -> Command:
@@ -55,22 +61,39 @@ class Inbox:
         """Entries whose `type` is `kind` go to `notify`."""
         self._notify[kind.encode()] = notify
 
-    async def run(self, tail: Tail) -> None:
-        """Reads until cancelled."""
-        follower = tail.follow(self.stream)
-        while True:
-            for entry_id, fields in await follower.next():
-                self.read = entry_id
-                raw = dict(zip(fields[::2], fields[1::2], strict=True))
-                notify = self._notify.get(raw.get(b"type", b""))
-                if notify is None:
-                    ignored("unknown")
-                    kind = raw.get(b"type", b"")
-                    not_understood(self.stream, entry_id, "nobody here asks for entries of its type", kind)
-                    continue
+    async def run(self, bus: Bus) -> None:
+        """Reads until cancelled: one read waits for what comes."""
+        async with bus.line(self.stream) as line:
+            while True:
+                read = ("XREAD", "COUNT", _PAGE, "BLOCK", int(bus.block * 1000), "STREAMS", self.stream, self.read)
                 try:
-                    notify(entry_id, raw)
-                except Exception:
-                    # anybody who may answer may also write nonsense
-                    ignored("malformed")
-                    log.exception("inbox.malformed", entry_id=entry_id)
+                    reply = await line.call(*read, retry=False, block=bus.block)
+                except ConnectionLost:
+                    continue
+                except ReplyError as exc:
+                    log.error("inbox.unreadable", error=str(exc))
+                    await asyncio.sleep(_PAUSE)
+                    continue
+                found = entries(reply[0][1]) if reply else []
+                readable = bus.sane(found)
+                for entry_id, fields in readable:
+                    self._take(entry_id, fields)
+                if readable is not found:
+                    # it is put right before long (`Bus.unblock_stream`)
+                    await asyncio.sleep(_GLANCE)
+
+    def _take(self, entry_id: str, fields: list[bytes]) -> None:
+        self.read = entry_id
+        raw = dict(zip(fields[::2], fields[1::2], strict=True))
+        notify = self._notify.get(raw.get(b"type", b""))
+        if notify is None:
+            ignored("unknown")
+            kind = raw.get(b"type", b"")
+            not_understood(self.stream, entry_id, "nobody here asks for entries of its type", kind)
+            return
+        try:
+            notify(entry_id, raw)
+        except Exception:
+            # anybody who may answer may also write nonsense
+            ignored("malformed")
+            log.exception("inbox.malformed", entry_id=entry_id)

@@ -61,7 +61,7 @@ class Context(Generic[S]):
         self._use(settings)
         self.bus = bus
         self._inbox = Inbox(inbox_key(participant, replica))
-        self.tail = Tail(bus, self._inbox.stream)
+        self.tail = Tail(bus)
         self.registry = Registry(bus, freshness=settings.heartbeat / 2)
         self.facts: dict[str, Any] = {}
         self.tools: list[dict[str, Any]] = []
@@ -172,7 +172,7 @@ class Context(Generic[S]):
             self.background = background
             for running in (
                 self.tail.run(),
-                self._inbox.run(self.tail),
+                self._inbox.run(self.bus),
                 self.registry.run(),
                 self.presence.run(lambda: self.settings.heartbeat),
                 Janitor(self.bus, self.settings.heartbeat * _JANITOR_BEATS).run(),

@@ -80,7 +80,7 @@ async def test_an_observer_whose_start_fails_begins_again(
         monkeypatch.setattr(context.bus, "newest", away_at_first)
         context.observe(QUERY_CANCEL, note)
         await eventually(lambda: asked == 2)
-        await eventually(lambda: QUERY_CANCEL.stream in context.tail._positions)
+        await eventually(lambda: QUERY_CANCEL.stream in context.tail._followers)
         await context.bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="q1")))
         await eventually(lambda: heard == ["q1"])
 

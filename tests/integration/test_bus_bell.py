@@ -145,7 +145,7 @@ async def test_an_entry_that_was_not_rung_is_found(bus: Bus) -> None:
 
 async def test_what_comes_after_the_end_is_rung_too(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     # nothing but the ring can tell
-    monkeypatch.setattr("shared.bus.bell._ROUND", 3600)
+    monkeypatch.setattr("shared.bus.bell.Bell.pause", 3600)
     async with open_bell(bus) as bell:
         waiting = asyncio.create_task(collect(bell, KEY, "1-2"))
         await listening(bell, KEY)
@@ -166,7 +166,7 @@ async def test_nothing_is_missed_or_repeated_over_a_bad_network(fault: str, redi
     async with (
         Proxy(redis_url, drop_every=6 if fault == "drop" else 0) as proxy,
         Bus(proxy.url, "test/far", timeout=0.1) as far,
-        open_bell(far, patience=0.2) as bell,
+        open_bell(far) as bell,
     ):
         tasks = [asyncio.create_task(collect(bell, key, "1-201")) for key in keys]
         writers = [await claim(bus, key) for key in keys]
@@ -180,7 +180,7 @@ async def test_nothing_is_missed_or_repeated_over_a_bad_network(fault: str, redi
 async def test_a_connection_that_says_nothing_more_is_replaced(
     redis_url: str, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Proxy(redis_url) as proxy, Bus(redis_url, "test/near") as near, open_bell(near, patience=0.3) as bell:
+    async with Proxy(redis_url) as proxy, Bus(redis_url, "test/near", timeout=0.3) as near, open_bell(near) as bell:
 
         async def far() -> Server:
             return Server.parse(proxy.url)
@@ -270,7 +270,7 @@ async def test_what_is_large_is_announced_and_read_from_the_stream(bus: Bus, raw
 async def test_an_event_costs_the_same_however_many_journals_are_followed(
     bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.bus.bell._ROUND", 3600)
+    monkeypatch.setattr("shared.bus.bell.Bell.pause", 3600)
     keys = [journal_key(f"{n}-1", "A") for n in range(300)]
     async with open_bell(bus) as bell:
         tasks = [asyncio.create_task(collect(bell, key, "1-4")) for key in keys]

@@ -57,10 +57,9 @@ def stopped(node: Node) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def tailing(url: str, inbox: str = "inbox") -> AsyncIterator[Tail]:
+async def tailing(url: str) -> AsyncIterator[Tail]:
     async with Bus(url, "test/tail", timeout=0.5) as bus:
-        await bus.link.call("XADD", inbox, "*", "type", "started")
-        tail = Tail(bus, inbox)
+        tail = Tail(bus)
         running = asyncio.create_task(tail.run())
         try:
             yield tail
@@ -373,8 +372,8 @@ async def test_connections_do_not_grow_with_what_is_followed(cluster: Cluster) -
         consuming(cluster.url, Recorder(), timeout=0.5),
     ):
         kinds = ["tail:commands", "tail:pulse", "r1:commands", "r1:pulse"]
-        expected = sorted([*[f"test/{kind}" for kind in kinds] * 3, "test/tail:tail", "test/r1:groups"])
-        await eventually(lambda: connections() == expected, 5, "two per master, one per work stream, one for the inbox")
+        expected = sorted([*[f"test/{kind}" for kind in kinds] * 3, "test/r1:groups"])
+        await eventually(lambda: connections() == expected, 5, "two per master, one per work stream")
         expected = sorted([*expected, *["test/tail:bell"] * 3])
         followers = [bell.follow(f"j{n}") for n in range(200)]
         reading = [asyncio.create_task(follower.next()) for follower in followers]

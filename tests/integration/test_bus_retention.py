@@ -432,7 +432,7 @@ async def test_a_stream_that_was_shut_by_its_last_id_is_opened_again_and_keeps_i
 
 
 async def test_a_follower_goes_on_behind_an_entry_that_leaves_no_room(bus: Bus, raw: redis.Redis) -> None:
-    tail = Tail(bus, "another")
+    tail = Tail(bus)
     reading = asyncio.create_task(tail.run())
     follower = tail.follow(DEAD_LETTER.stream)
     raw.xadd(DEAD_LETTER.stream, {"n": "1"})

@@ -51,10 +51,10 @@ async def test_the_work_goes_on_with_the_new_master(how: str, fresh: Watched) ->
     async with (
         consuming(fresh.url, recorder, timeout=0.5),
         Bus(fresh.url, "test/publisher", timeout=0.5) as bus,
-        open_bell(bus, patience=0.5) as bell,
+        open_bell(bus) as bell,
         asyncio.timeout(40),
     ):
-        tail = Tail(bus, "inbox")
+        tail = Tail(bus)
         background = [
             asyncio.create_task(tail.run()),
             asyncio.create_task(follow(tail, followed)),

@@ -21,8 +21,7 @@ from shared.participant.settings import Settings
 @asynccontextmanager
 async def tailing(url: str, timeout: float = 5.0) -> AsyncIterator[Tail]:
     async with Bus(url, "test/tail", timeout=timeout) as bus:
-        await bus.link.call("XADD", "inbox", "*", "type", "started")
-        tail = Tail(bus, "inbox")
+        tail = Tail(bus)
         running = asyncio.create_task(tail.run())
         try:
             yield tail
@@ -52,7 +51,6 @@ async def test_every_follower_gets_every_entry_once_in_order(
     # small limits, so that followers fall behind and catch up by pages
     monkeypatch.setattr("shared.bus.follow._BEHIND", 40)
     monkeypatch.setattr("shared.bus.follow._LARGEST_PAGE", 7)
-    monkeypatch.setattr("shared.bus.tail._PAGE", 7)
     rng = random.Random(seed)
     streams = [f"j{n}" for n in range(3)]
     count = 150
@@ -87,7 +85,7 @@ async def test_every_follower_gets_every_entry_once_in_order(
                 group.create_task(write(stream))
                 for _ in range(6):
                     group.create_task(client(stream))
-        assert set(tail._positions) == {"inbox"}
+        assert tail._followers == {}
 
 
 async def test_two_hundred_followers_share_one_connection(redis_url: str, bus: Bus, raw: redis.Redis) -> None:
@@ -113,21 +111,6 @@ async def test_two_hundred_followers_of_one_stream_all_get_everything(redis_url:
     assert results == [[f"1-{n}" for n in range(1, 301)]] * 200
 
 
-async def test_a_follower_that_joins_while_the_tail_waits_is_served_before_it_waits_anew(
-    redis_url: str, bus: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with tailing(redis_url) as tail:
-        # longer than the test may take
-        monkeypatch.setattr(tail.bus, "block", 600.0)
-        await collect(tail, "inbox", "0-0", (await bus.latest("inbox", 1))[0][0])
-        await eventually(lambda: tail._awaited["inbox"] != "0-0")
-        for n in range(10):
-            waiting = asyncio.create_task(collect(tail, f"late{n}", "0-0", "1-1"))
-            await asyncio.sleep(0.01)
-            await bus.link.call("XADD", f"late{n}", "1-1", "a", "b")
-            assert await asyncio.wait_for(waiting, 60) == ["1-1"]
-
-
 async def test_a_follower_behind_what_was_trimmed_goes_on_with_what_is_there(redis_url: str, bus: Bus) -> None:
     async with tailing(redis_url) as tail:
         keeping = tail.follow("j", "0-0")
@@ -147,7 +130,6 @@ async def test_a_slow_follower_costs_a_bounded_amount_of_memory(
 ) -> None:
     monkeypatch.setattr("shared.bus.follow._BEHIND", 100)
     monkeypatch.setattr("shared.bus.follow._LARGEST_PAGE", 25)
-    monkeypatch.setattr("shared.bus.tail._PAGE", 25)
     async with tailing(redis_url) as tail:
         slow = tail.follow("j", "0-0")
         joining = asyncio.create_task(slow.next())
@@ -188,20 +170,9 @@ async def test_a_tail_survives_a_flush(redis_url: str, bus: Bus, raw: redis.Redi
         assert (await asyncio.wait_for(waiting, 2.5))[0][1] == [b"a", b"2"]
         other = tail.follow("more", "0-0")
         waiting = asyncio.create_task(other.next())
-        await eventually(lambda: "more" in tail._positions)
+        await eventually(lambda: "more" in tail._followers)
         raw.xadd("more", {"a": "3"})
         assert (await asyncio.wait_for(waiting, 2.5))[0][1] == [b"a", b"3"]
-
-
-async def test_who_begins_to_follow_writes_nothing(redis_url: str, bus: Bus, raw: redis.Redis) -> None:
-    async with tailing(redis_url) as tail:
-        before = raw.xinfo_stream("inbox")["entries-added"]
-        for n in range(30):
-            waiting = asyncio.create_task(collect(tail, f"j{n}", "0-0", "1-1"))
-            await asyncio.sleep(0.002)
-            await bus.link.call("XADD", f"j{n}", "1-1", "a", "b")
-            await waiting
-        assert raw.xinfo_stream("inbox")["entries-added"] == before
 
 
 async def test_a_process_that_leaves_while_somebody_begins_to_follow_leaves_no_inbox(
@@ -210,15 +181,14 @@ async def test_a_process_that_leaves_while_somebody_begins_to_follow_leaves_no_i
     for n in range(10):
         async with open_context("observer", settings) as context:
             joining = asyncio.create_task(context.tail.follow(f"local2:events{n}").next())
-            await eventually(lambda n=n: f"local2:events{n}" in context.tail._positions, every=0)
+            await eventually(lambda n=n: f"local2:events{n}" in context.tail._followers, every=0)
             joining.cancel()
     assert not raw.keys("local2:inbox:observer:*")
 
 
 async def test_a_key_that_is_no_stream_does_not_keep_the_others_from_being_followed(
-    redis_url: str, bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, bus: Bus, raw: redis.Redis
 ) -> None:
-    monkeypatch.setattr("shared.bus.tail._PAUSE", 0.2)
     raw.set("odd", "no stream")
     async with tailing(redis_url) as tail:
         assert await bus.newest("odd") == "0-0"

@@ -13,7 +13,6 @@ from support.waiting import eventually
 from shared.bus import Command, Link, ReplyError
 from shared.bus import bell as module
 from shared.bus.bell import Bell, _Line, open_bell
-from shared.errors import BusUnavailable
 
 JOURNAL = "local2:journal:7-0:A"
 
@@ -46,19 +45,14 @@ class Line:
 
 
 class Server:
-    """Answers XREAD by stream; `asked` are the streams and positions of each write."""
+    """Has nothing new; `asked` are the streams that were looked at."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Any] = {}
-        self.asked: list[dict[str, str]] = []
-        self.fails: list[Exception] = []
+        self.asked: list[str] = []
 
-    async def pipe_raw(self, commands: list[Command]) -> list[Any]:
-        assert {command[:4] for command in commands} == {("XREAD", "COUNT", 1, "STREAMS")}
-        self.asked.append({command[4]: command[5] for command in commands})
-        if self.fails:
-            raise self.fails.pop()
-        return [self.answers.get(command[4]) for command in commands]
+    async def submit(self, commands: list[Command], _retry: bool, *, until: float) -> list[Any]:
+        self.asked += [command[4] for command in commands]
+        return [None for _ in commands]
 
 
 class Follower:
@@ -78,7 +72,7 @@ class Follower:
 def bell(monkeypatch: pytest.MonkeyPatch) -> Bell:
     Line.made = []
     monkeypatch.setattr(module, "_Line", Line)
-    return Bell(cast(Any, SimpleNamespace(link=Server(), source="test/1")), 1.0)
+    return Bell(cast(Any, SimpleNamespace(link=Server(), source="test/1", block=2.0)))
 
 
 def join(bell: Bell, *followers: Follower) -> None:
@@ -155,68 +149,15 @@ async def test_a_ring_that_brings_nothing_has_the_stream_looked_at(message: byte
     assert (follower.offered, follower.looks, other.looks) == ([], 1, 0)
 
 
-async def test_who_waits_is_asked_for_from_the_least_position(bell: Bell) -> None:
+async def test_a_look_finds_where_every_stream_rings_now_and_what_did_not_ring(bell: Bell) -> None:
     server = cast(Server, bell.bus.link)
-    followers = [Follower(position="1-10"), Follower(position="1-9"), Follower(position="1-1", waiting=False)]
-    busy, quiet, strange = Follower("busy", waiting=False), Follower("quiet"), Follower("strange")
-    join(bell, *followers, busy, quiet, strange)
-    server.answers = {JOURNAL: [b"something"], "strange": ReplyError("WRONGTYPE")}
-    await bell._ask_some([JOURNAL, "busy", "quiet", "strange", "nobody's"])
-    assert server.asked == [{JOURNAL: "1-9", "quiet": "0-0", "strange": "0-0"}]
-    assert [one.looks for one in (*followers, busy, quiet, strange)] == [1, 1, 1, 0, 0, 0]
-    await bell._ask_some(["busy"])
-    assert len(server.asked) == 1
-
-
-async def test_what_did_not_ring_between_two_rounds_is_looked_at_whatever_became_of_an_earlier_look(
-    bell: Bell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rounds: list[asyncio.Event] = []
-
-    async def sleep(seconds: float) -> None:
-        assert seconds == 0.5
-        rounds.append(asyncio.Event())
-        await rounds[-1].wait()
-
-    async def round_() -> list[dict[str, str]]:
-        """What a round asks for."""
-        before = len(server.asked)
-        rounds[-1].set()
-        for _ in range(20):
-            await real(0)
-        return server.asked[before:]
-
-    real, server = asyncio.sleep, cast(Server, bell.bus.link)
-    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep, gather=asyncio.gather, timeout=asyncio.timeout))
-    watching = asyncio.create_task(bell.watch())
-    await real(0)
-    # nobody follows: there are no rounds
-    assert rounds == []
-    rings, quiet = Follower("rings"), Follower("quiet")
-    join(bell, rings, quiet)
-    for _ in range(5):
-        await real(0)
+    join(bell, Follower("rings"), Follower("quiet"))
     bell.rang("rings", b"1-1 t 1 {}")
-    assert await round_() == [{"quiet": "0-0"}]
-    # every stream is listened to again, where it is now
+    await bell._look_around()
+    assert server.asked == ["quiet"]
     assert Line.made[0].asked == ["rings", "quiet", "rings", "quiet"]
-    server.fails = [BusUnavailable("away")]
-    assert await round_() == [{"rings": "0-0", "quiet": "0-0"}]
-    assert await round_() == [{"rings": "0-0", "quiet": "0-0"}]
-    leave(bell, rings, quiet)
-    assert await round_() == []
-    assert len(rounds) == 4
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
-
-
-async def test_many_streams_are_asked_for_in_pieces(bell: Bell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BATCH", 2)
-    server = cast(Server, bell.bus.link)
-    names = [f"s{number}" for number in range(5)]
-    join(bell, *map(Follower, names))
-    await bell._ask(names)
-    assert [list(asked) for asked in server.asked] == [["s0", "s1"], ["s2", "s3"], ["s4"]]
+    await bell._look_around()
+    assert sorted(server.asked[1:]) == ["quiet", "rings"]
 
 
 class Wire:
@@ -230,8 +171,7 @@ class Wire:
 class Told:
     """A bell that notes what its connection tells it."""
 
-    bus = SimpleNamespace(source="test/1")
-    patience = 1.0
+    bus = SimpleNamespace(source="test/1", timeout=1.0)
 
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
@@ -332,13 +272,12 @@ async def test_a_bell_asks_for_its_rings_with_every_connection_and_ends_with_its
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # nothing is left to the rounds
-    monkeypatch.setattr(module, "_ROUND", 3_600.0)
+    monkeypatch.setattr(Bell, "pause", 3_600.0)
     redis = ScriptedRedis(SSUBSCRIBE=confirmed, SUNSUBSCRIBE=confirmed, XREAD=None)
     async with redis.listening() as server, Link(server, name="test/1", timeout=60.0) as link:
-        bus = cast(Any, SimpleNamespace(link=link, source="test/1"))
+        bus = cast(Any, SimpleNamespace(link=link, source="test/1", timeout=77.0, block=2.0))
         await link.call("PING")
-        async with open_bell(bus, patience=77.0) as bell:
-            assert bell.patience == 77.0
+        async with open_bell(bus) as bell:
             first, second, late = Follower(), Follower("other"), Follower()
             join(bell, first, second)
             await eventually(lambda: first.looks and second.looks)

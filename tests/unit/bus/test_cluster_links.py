@@ -94,7 +94,7 @@ async def test_a_slot_that_has_moved_is_told_to_the_map() -> None:
         bus = Bus(url, "test/1")
         if isinstance(bus.link, ClusterLink):
             bus.link.doubt = lambda: doubts.append(1)  # type: ignore[method-assign]
-        Bell(bus, 1.0).moved()
+        Bell(bus).moved()
     assert doubts == [1]
 
 
@@ -221,7 +221,7 @@ async def test_a_bell_that_is_silent_is_asked_and_given_up_when_it_does_not_answ
     answers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shared.bus.bell._SILENCE", 0.01)
-    line = _Line(Bell(Bus("redis://one:1", "test/1"), patience=0.5), None)
+    line = _Line(Bell(Bus("redis://one:1", "test/1", timeout=0.5)), None)
     line._loop = asyncio.get_running_loop()
     wire = Wire(answers)
     await asyncio.wait_for(line._watch(cast(Any, wire)), 60)

@@ -368,7 +368,10 @@ async def test_a_journal_rings_where_its_slot_is_and_nowhere_as_long_as_that_has
     def rings(node: ScriptedRedis) -> set[bytes]:
         return {one[1] for asked in node.asked for one in asked if one[0] == b"SSUBSCRIBE"}
 
-    async with nodes.linked() as link, open_bell(cast(Any, SimpleNamespace(link=link, source="test/1"))) as bell:
+    async with (
+        nodes.linked() as link,
+        open_bell(cast(Any, SimpleNamespace(link=link, source="test/1", timeout=5.0, block=2.0))) as bell,
+    ):
         readers = [Reader(key) for key in (BAR, FOO, OOF)]
         for reader in readers:
             bell.join(cast(Any, reader))

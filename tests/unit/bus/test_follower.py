@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from shared.bus import ReplyError, order
-from shared.bus import follow as follow_module
+from shared.bus import ReplyError, Tail, order
 from shared.bus.follow import Follower, next_page
 from shared.bus.streams import Entry, entries, event_length, size_of
 
@@ -82,14 +81,9 @@ async def test_a_stream_that_is_new_is_read_when_the_feed_has_been_joined_and_no
     assert numbers(await waiting) == [1, 2]
 
 
-class Plain(follow_module.Feed):
-    def _left(self, stream: str) -> None:
-        raise AssertionError
-
-
 async def test_a_follower_begins_where_it_is_told_or_at_the_start() -> None:
     held = Feed(1, 2, 3)
-    feed = Plain(held.bus)
+    feed = Tail(held.bus)
     assert numbers(await feed.follow("stream", "1-2").next()) == [3]
     assert numbers(await feed.follow("stream").next()) == [1, 2, 3]
     assert [start for start, _ in held.reads] == ["(1-2", "(0-0"]

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, cast
 import orjson
 import pytest
 
-from shared.bus import Bus, BusFull, Command, Delivery, ReplyError, Route
+from shared.bus import Bus, BusFull, Command, ConnectionLost, Delivery, ReplyError, Route
 from shared.bus.keys import REPLICAS, inbox_key, replica_key, settings_key
 from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, SETTINGS_UPDATE, Outgoing, QueryCancel, SettingsUpdate
 from shared.envelope import Envelope, Message
@@ -563,8 +563,8 @@ async def test_a_process_is_there_before_anything_else_and_gone_after_everything
             done.append("there")
             raise KeyError
 
-    async def inbox(tail: Any) -> None:
-        assert tail is on.tail
+    async def inbox(bus: Any) -> None:
+        assert bus is on.bus
         await forever("inbox")
 
     monkeypatch.setattr(service, "Janitor", Office)
@@ -590,41 +590,71 @@ def test_large_answers_are_bounded_by_whoever_writes_them(size: int, most: int |
     assert inbox_bound(size) == (() if most is None else ("MAXLEN", "~", most))
 
 
+LATE: Any = [b"99-0", []]
+
+
 async def test_every_entry_of_an_inbox_goes_to_whoever_asked_for_its_type_and_the_others_are_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     counted: list[str] = []
     given: list[Any] = []
-    pages = [
-        [("1-0", [b"type", b"started"]), ("2-0", [b"number", b"7"]), ("3-0", [b"type", b"other"])],
-        [("4-0", [b"type", b"note", b"bad", b"1"]), ("5-0", [b"type", b"note", b"number", b"2"])],
+    answers: list[Any] = [
+        [[b"inbox", [[b"1-0", [b"type", b"started"]], [b"2-0", [b"number", b"7"]], [b"3-0", [b"type", b"other"]]]]],
+        None,
+        ConnectionLost("gone"),
+        ReplyError("WRONGTYPE"),
+        # what the last one stands in is put right by the heartbeat
+        [
+            [
+                b"inbox",
+                [
+                    [b"4-0", [b"type", b"note", b"bad", b"1"]],
+                    [b"5-0", [b"type", b"note", b"number", b"2"]],
+                    [b"99-0", []],
+                ],
+            ]
+        ],
     ]
 
-    class Follower:
-        async def next(self) -> list[tuple[str, list[bytes]]]:
-            given.append(inbox.read)
-            if not pages:
+    class Line:
+        async def call(self, *command: Any, retry: bool, block: float) -> Any:
+            assert command[:-1] == ("XREAD", "COUNT", 200, "BLOCK", 2_000, "STREAMS", "inbox")
+            assert (retry, block) == (False, 2.0)
+            given.append(command[-1])
+            if not answers:
                 raise asyncio.CancelledError
-            return pages.pop(0)
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
 
-    def follow(stream: str) -> Follower:
+    @asynccontextmanager
+    async def line(stream: str) -> AsyncIterator[Line]:
         given.append(stream)
-        return Follower()
+        yield Line()
+
+    def sane(found: list[Any]) -> list[Any]:
+        return found[:2] if found and found[-1][0] == "99-0" else found
+
+    async def sleep(seconds: float) -> None:
+        given.append(seconds)
 
     def notify(entry_id: str, fields: Any) -> None:
         given.append((entry_id, fields[b"number"]))
 
     monkeypatch.setattr(metrics, "meter", lambda: SimpleNamespace(inbox_ignored=counted.append))
     monkeypatch.setattr("shared.telemetry.unread._said", {})
+    monkeypatch.setattr("shared.participant.inbox.asyncio", SimpleNamespace(sleep=sleep))
     inbox = Inbox("inbox")
     inbox.on("note", notify)
     with pytest.raises(asyncio.CancelledError):
-        await inbox.run(cast(Any, SimpleNamespace(follow=follow)))
-    assert given == ["inbox", "0-0", "3-0", ("5-0", b"2"), "5-0"]
+        await inbox.run(cast(Any, SimpleNamespace(line=line, sane=sane, block=2.0)))
+    assert given == ["inbox", "0-0", "3-0", "3-0", "3-0", 2.0, "3-0", ("5-0", b"2"), 0.1, "5-0"]
     assert counted == ["unknown", "unknown", "malformed"]
     told = [orjson.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [(one["entry_id"], one.get("reason", "")[:6]) for one in told] == [
+    assert [(one.get("entry_id", ""), one.get("reason", "")[:6]) for one in told] == [
         ("2-0", "nobody"),
         ("3-0", "nobody"),
+        ("", ""),
         ("4-0", ""),
     ]
