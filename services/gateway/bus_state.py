@@ -1,4 +1,4 @@
-"""The bus as metrics show it, read at the moment of a scrape: a few round trips, however many streams there are."""
+"""The bus as metrics and operators see it, read when they ask: a few round trips, however many streams there are."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.bus import Bus, Command, ReplyError, Script
+from shared.bus import Bus, Command, ReplyError
 from shared.bus.keys import starts_key
+from shared.bus.scripts import UNREAD
 from shared.bus.streams import order
 from shared.contracts import DEAD_LETTER
-
-# Counting is bounded: a backlog beyond it is a disaster in any case, and says so.
-_COUNTED = 10_000
-
-# How many entries come after an id. KEYS: stream. ARGV: id, the most to count.
-_COUNT = Script("return #redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', ARGV[2])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +102,7 @@ async def _groups(bus: Bus, rows: Sequence[tuple[str, dict[str, Any]]], now: int
         asked += [
             ("XPENDING", stream, row["name"]),
             ("XRANGE", stream, f"({last}", "+", "COUNT", 1),
-            # Redis loses count when an entry was deleted that the group has not read
-            ("XLEN", stream) if row.get("lag") is not None else _COUNT((stream,), last, _COUNTED),
+            ("XLEN", stream) if row.get("lag") is not None else UNREAD((stream,), last),
             ("XINFO", "CONSUMERS", stream, row["name"]),
         ]
     replies = await bus.link.pipe_raw(asked) if asked else []

@@ -6,7 +6,7 @@ from shared.bus.follow import START, Follower, Tail, next_page
 from shared.bus.link import Link
 from shared.bus.port import TOGETHER, BusFull, Command, ConnectionLost, Port, Reply, ReplyError, Script
 from shared.bus.slots import Delivery, Limit
-from shared.bus.streams import Bus, Entry, GroupState, StreamState, grouping, order
+from shared.bus.streams import Bus, Entry, grouping, order
 
 __all__ = [
     "RING",
@@ -21,7 +21,6 @@ __all__ = [
     "Delivery",
     "Entry",
     "Follower",
-    "GroupState",
     "Limit",
     "Link",
     "Port",
@@ -29,7 +28,6 @@ __all__ = [
     "ReplyError",
     "Route",
     "Script",
-    "StreamState",
     "Tail",
     "grouping",
     "next_page",

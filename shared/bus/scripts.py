@@ -171,3 +171,7 @@ end
 found[1] = after
 return found
 """)
+
+# How many entries come after an id, ten thousand at most: Redis loses count when an entry was deleted that a group has
+# not read. KEYS: stream. ARGV: id.
+UNREAD = Script("return #redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', 10000)")

@@ -18,7 +18,7 @@ from shared.bus.keys import KNOWN_TOOLS, once_key, stream_key
 from shared.bus.letters import drop_forged, forged, letter_name
 from shared.bus.link import Link
 from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, Script, loading, missing, there
-from shared.bus.scripts import CUT, PUBLISH_ONCE
+from shared.bus.scripts import CUT, PUBLISH_ONCE, UNREAD
 from shared.bus.sentinel import SentinelLink
 from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, Outgoing, Subject
 from shared.envelope import Envelope
@@ -45,25 +45,6 @@ _TOO_LATE = 10**14
 _OFFICE_MS = 60_000
 
 Entry = tuple[str, list[bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupState:
-    name: str
-    consumers: int
-    pending: int
-    lag: int
-    last_delivered: str
-
-
-@dataclass(frozen=True, slots=True)
-class StreamState:
-    """length: entries kept; oldest_ms: age of the oldest, or None when the stream is empty."""
-
-    name: str
-    length: int
-    oldest_ms: int | None
-    groups: list[GroupState]
 
 
 @dataclass(slots=True)
@@ -229,35 +210,21 @@ class Bus:
         tools = sorted(name.decode(errors="replace") for name in await self.link.call("SMEMBERS", KNOWN_TOOLS))
         return [*SUBJECTS, *(base.for_tool(name) for name in tools for base in (TOOL_REQUEST, TOOL_RESULT))]
 
-    async def state(self, stream: str) -> StreamState:
-        """Length, age and the groups of one stream; of what is no stream, of an empty one."""
-        length, first, groups = await self.link.pipe_raw(
-            [("XLEN", stream), ("XRANGE", stream, "-", "+", "COUNT", 1), ("XINFO", "GROUPS", stream)]
-        )
-        if isinstance(length, ReplyError) and length.code == "WRONGTYPE":
-            log.error("bus.not_a_stream", stream=stream, error=str(length))
-            return StreamState(stream, 0, None, [])
-        if isinstance(length, ReplyError):
-            raise length
-        oldest = self.now_ms() - int(first[0][0].partition(b"-")[0]) if first else None
-        rows = [] if isinstance(groups, ReplyError) else [_pairs(row) for row in groups]
-        return StreamState(stream, length, oldest, [await self._group(stream, row) for row in rows])
-
-    async def _group(self, stream: str, row: dict[str, Any]) -> GroupState:
-        last = row["last-delivered-id"].decode()
-        lag = row.get("lag")
-        if lag is None:
-            # Redis loses count when an undelivered entry was deleted; counting is bounded, a backlog limit is lower
-            lag = len(await self.link.call("XRANGE", stream, f"({last}", "+", "COUNT", 10_000))
-        return GroupState(row["name"].decode(), row["consumers"], row["pending"], lag, last)
-
     async def backlog(self, stream: str, group: str) -> int:
-        """Entries that the group has not finished: unread and in flight."""
-        state = await self.state(stream)
-        for found in state.groups:
-            if found.name == group:
-                return found.lag + found.pending
-        return state.length
+        """Entries that the group has not finished: unread and in flight. Of what is no stream none."""
+        length, groups = await self.link.pipe_raw([("XLEN", stream), ("XINFO", "GROUPS", stream)])
+        for row in () if isinstance(groups, ReplyError) else map(_pairs, groups):
+            if row["name"] == group.encode():
+                lag = row.get("lag")
+                if lag is None:
+                    lag = await self.link.call(*UNREAD((stream,), row["last-delivered-id"]))
+                return int(lag + row["pending"])
+        if isinstance(length, ReplyError):
+            if length.code != "WRONGTYPE":
+                raise length
+            log.error("bus.not_a_stream", stream=stream, error=str(length))
+            return 0
+        return int(length)
 
     async def finished(self, stream: str, group: str, entry_id: str) -> bool:
         """True when the group has read and acknowledged the entry."""

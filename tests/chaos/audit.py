@@ -12,6 +12,7 @@ from support.callers import Asked, Caller
 from support.stack import Client, order
 from support.waiting import eventually
 
+from services.gateway.bus_state import read_bus
 from shared.contracts import DEAD_LETTER, MEMORY_FORGET, QUERY_RECEIVED, RESPONSE_GENERATION, TOOL_REQUEST
 from shared.envelope import Envelope
 from shared.records.journal import TERMINAL, EntryType
@@ -135,10 +136,10 @@ async def judge_bus(client: Client, asked: Sequence[Asked], count: Count) -> Non
     if strangers := set(published) - {one.query_id for one in asked}:
         count.note("twice", f"answers that nobody asked for: {sorted(strangers)[:5]}", len(strangers))
     count.repeated_runs = sum(number - 1 for number in (await client.effects()).values())
-    for name in (QUERY_RECEIVED.stream, *(TOOL_REQUEST.for_tool(tool).stream for tool in TOOLS)):
-        for group in (await bus.state(name)).groups:
-            for what, number in (("pending", group.pending), ("unread", group.lag)):
-                if number:
-                    count.note(what, f"{number} of {group.name} on {name}", number)
+    names = (QUERY_RECEIVED.stream, *(TOOL_REQUEST.for_tool(tool).stream for tool in TOOLS))
+    for group in (await read_bus(bus)).groups:
+        for what, number in (("pending", group.pending), ("unread", group.lag)):
+            if number and group.stream in names:
+                count.note(what, f"{number} of {group.group} on {group.stream}", number)
     for entry_id, fields in await bus.range(DEAD_LETTER.stream):
         count.note("dead letters", f"{entry_id}: {fields[-1].decode(errors='replace')[:300]}")

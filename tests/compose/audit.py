@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from services.gateway.bus_state import read_bus
 from shared.bus import Bus, ReplyError, order
 from shared.bus.keys import journal_key
 from shared.contracts import ANSWER_DIALOG, CRITIQUE_RESULT, DEAD_LETTER, PAIRWISE_RESULT, RESPONSE_GENERATION
@@ -59,12 +60,9 @@ class Audit:
     async def open_work(self) -> dict[str, int]:
         """What groups have not finished, by stream and group; nothing when all is at rest."""
         found = {}
-        for subject in await self.bus.subjects():
-            for group in (await self.bus.state(subject.stream)).groups:
-                if group.name != GROUP and (group.pending or group.lag):
-                    found[f"{group.name} on {subject.name}: {group.pending} pending, {group.lag} unread"] = (
-                        group.pending + group.lag
-                    )
+        for one in (await read_bus(self.bus)).groups:
+            if one.group != GROUP and (one.pending or one.lag):
+                found[f"{one.group} on {one.stream}: {one.pending} pending, {one.lag} unread"] = one.pending + one.lag
         return found
 
     async def settle(self, seconds: float) -> None:

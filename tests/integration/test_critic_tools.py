@@ -12,6 +12,7 @@ from support.waiting import eventually
 
 from services.critic.service import app
 from services.critic.settings import CriticSettings
+from services.gateway.bus_state import read_bus
 from shared.bus import Bus
 from shared.contracts import CRITIQUE_RESULT, RESPONSE_GENERATION, TOOL_RESULT, ResponseGeneration
 from shared.participant.service import Context, open_context
@@ -59,8 +60,10 @@ async def test_who_asks_the_judge_does_not_wait_behind_what_is_graded_in_the_bac
         await on.bus.publish(RESPONSE_GENERATION.of(held, correlation_id="1-1"))
 
         async def taken() -> bool:
-            state = await on.bus.state(RESPONSE_GENERATION.stream)
-            return any(group.name == "critic" and group.pending == 1 for group in state.groups)
+            groups = (await read_bus(on.bus)).groups
+            return any(
+                (one.stream, one.group, one.pending) == (RESPONSE_GENERATION.stream, "critic", 1) for one in groups
+            )
 
         await eventually(taken)
         graded = await on.call("grade_answer", question="Why?", answer="Because.")

@@ -38,10 +38,11 @@ from support.slope import Slope, slope
 from support.stack import Participants
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
+from services.gateway.bus_state import read_bus
 from shared.bus import Bus
 from shared.bus.keys import rewards_key, subject_of
 from shared.bus.streams import event_length
-from shared.contracts import PREFIX, SUBJECTS
+from shared.contracts import PREFIX
 from shared.records.session_records import scan
 from shared.telemetry.logging import configure
 from shared.testing.model_server import ScriptedModelServer
@@ -163,13 +164,8 @@ def size_of(folder: Path, pattern: str) -> int:
 
 async def unfinished(bus: Bus) -> dict[str, int]:
     """What every group of a work stream still has to do."""
-    left = {}
-    for subject in SUBJECTS:
-        if subject.kind != "event":
-            for group in (await bus.state(subject.stream)).groups:
-                if number := group.lag + group.pending:
-                    left[f"{subject.name} for {group.name}"] = number
-    return left
+    groups = (await read_bus(bus)).groups
+    return {f"{one.stream} for {one.group}": number for one in groups if (number := one.lag + one.pending)}
 
 
 async def settled(bus: Bus, run: Run) -> None:

@@ -9,15 +9,14 @@ from fastapi import APIRouter, Query, Response
 from services.gateway.answers import reply
 from services.gateway.auth import AdminDep
 from services.gateway.body import JsonRoute
+from services.gateway.bus_state import BusReading, read_bus
 from services.gateway.errors import ApiError
 from services.gateway.gateway import GatewayDep
-from services.gateway.routes.participants import work_streams
 from services.gateway.schemas import SSE, told
 from services.gateway.shapes.events import BusEvent
 from services.gateway.shapes.operating import StreamList
 from services.gateway.sse import EventStream
 from services.gateway.tap import Tap, matches
-from shared.bus import StreamState
 from shared.bus.keys import subject_of
 from shared.contracts import SUBJECTS, TOOL_REQUEST, TOOL_RESULT
 
@@ -32,13 +31,15 @@ _STREAM = {
 _EVENT = 'id: 1-0\nevent: query.received\ndata: {"subject":"query.received","payload":{"query":"Hello"}}\n\n'
 
 
-def _shown(state: StreamState) -> dict[str, Any]:
+def _shown(reading: BusReading, stream: str) -> dict[str, Any]:
     return {
-        "subject": subject_of(state.name),
-        "length": state.length,
-        "oldest_seconds": None if state.oldest_ms is None else max(0, state.oldest_ms) / 1000,
+        "subject": subject_of(stream),
+        "length": reading.lengths[stream],
+        "oldest_seconds": reading.ages[stream] if reading.lengths[stream] else None,
         "groups": [
-            {"name": g.name, "consumers": g.consumers, "lag": g.lag, "pending": g.pending} for g in state.groups
+            {"name": g.group, "consumers": g.consumers, "lag": g.lag, "pending": g.pending}
+            for g in reading.groups
+            if g.stream == stream
         ],
     }
 
@@ -47,8 +48,8 @@ def _shown(state: StreamState) -> dict[str, Any]:
             responses=told("Streams", StreamList, {"streams": [_STREAM]}, 403, 503))  # fmt: skip
 async def list_streams(gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
-        found = await work_streams(gateway)
-    return reply({"streams": [_shown(state) for state in found]})
+        reading = await read_bus(gateway.bus)
+    return reply({"streams": [_shown(reading, stream) for stream in reading.lengths]})
 
 
 @router.get(

@@ -12,11 +12,11 @@ from fastapi import APIRouter, Body, Response
 from services.gateway.answers import reply
 from services.gateway.auth import AdminDep, UserDep
 from services.gateway.body import JsonRoute
+from services.gateway.bus_state import GroupReading, read_bus
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.schemas import told
 from services.gateway.shapes.operating import ParticipantList, SettingsShown
-from shared.bus import StreamState
 from shared.bus.keys import schema_key, settings_key, subject_of
 from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
 from shared.participant.complaint import complaint, spelled
@@ -43,12 +43,6 @@ _SETTINGS = {
 }
 
 
-async def work_streams(gateway: Gateway) -> list[StreamState]:
-    """Every stream of the bus that exists."""
-    states = [await gateway.bus.state(subject.stream) for subject in await gateway.bus.subjects()]
-    return [state for state in states if state.length or state.groups]
-
-
 @router.get("/participants", summary="Replicas with state, work in flight and backlog; for users, only who is there",
             responses=told("By participant", ParticipantList, _LISTED, 503))  # fmt: skip
 async def list_participants(gateway: GatewayDep, user: UserDep) -> Response:
@@ -56,8 +50,8 @@ async def list_participants(gateway: GatewayDep, user: UserDep) -> Response:
         replicas = await gateway.context.registry.replicas(fresh=True)
         if user.role != "admin":
             return reply({"participants": presence(replicas)})
-        streams = await work_streams(gateway)
-    return reply({"participants": overview(replicas, streams, gateway.bus.now_ms())})
+        reading = await read_bus(gateway.bus)
+    return reply({"participants": overview(replicas, reading.groups, gateway.bus.now_ms())})
 
 
 def presence(replicas: Sequence[ReplicaInfo]) -> list[dict[str, Any]]:
@@ -69,19 +63,17 @@ def presence(replicas: Sequence[ReplicaInfo]) -> list[dict[str, Any]]:
     ]
 
 
-def overview(replicas: Sequence[ReplicaInfo], streams: Sequence[StreamState], now: int) -> list[dict[str, Any]]:
+def overview(replicas: Sequence[ReplicaInfo], groups: Sequence[GroupReading], now: int) -> list[dict[str, Any]]:
     """Also participants that have work waiting but no live replica. now: the bus's time, in ms."""
-    groups = {group.name for state in streams for group in state.groups}
-    names = sorted(groups | {info.participant for info in replicas})
+    names = sorted({one.group for one in groups} | {info.participant for info in replicas})
     return [
         {
             "name": name,
             "replicas": [_shown(info, now) for info in replicas if info.participant == name],
             "work": [
-                {"subject": subject_of(state.name), "backlog": group.lag, "pending": group.pending}
-                for state in streams
-                for group in state.groups
-                if group.name == name
+                {"subject": subject_of(one.stream), "backlog": one.lag, "pending": one.pending}
+                for one in groups
+                if one.group == name
             ],
         }
         for name in names

@@ -12,8 +12,8 @@ from shared.bus import Bus, Command, ConnectionLost, ReplyError
 from shared.bus.endpoint import Endpoint
 from shared.bus.keys import KNOWN_TOOLS, once_key
 from shared.bus.port import Script, loading, there
-from shared.bus.scripts import CUT, KEEP, PUBLISH_ONCE, TRIM
-from shared.bus.streams import OBSERVED, GroupState, entries, event_length, grouping, size_of
+from shared.bus.scripts import CUT, KEEP, PUBLISH_ONCE, TRIM, UNREAD
+from shared.bus.streams import OBSERVED, entries, event_length, grouping, size_of
 from shared.contracts import (
     AGENT_TRANSITION,
     DEAD_LETTER,
@@ -74,7 +74,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
     return Connection.made
 
 
-NAMES = [f"s/1:{kind}" for kind in ("commands", "pulse", "groups", "tail")]
+NAMES = [f"s/1:{kind}" for kind in ("commands", "pulse", "groups", "inbox")]
 
 
 @pytest.mark.parametrize(("url", "kind"), [("redis://a:1", "Link"), ("redis+sentinel://a:1/main", "SentinelLink")])
@@ -269,20 +269,29 @@ async def test_the_subjects_are_those_with_a_fixed_name_and_two_of_every_tool() 
     ]
 
 
-LOOKING = [("XLEN", WORK), ("XRANGE", WORK, "-", "+", "COUNT", 1), GROUPS]
+LOOKING = [("XLEN", WORK), GROUPS]
+WRONG = ReplyError("WRONGTYPE it holds another kind of value")
 
 
-async def test_the_backlog_of_a_group_is_what_it_has_not_finished() -> None:
-    server = Asked([9, [[b"5000-1", []]], [group("a", pending=3, lag=4), group("b", pending=1, lag=None)]], [7, 7])
-    bus = server.bus(12_000)
-    state = await bus.state(WORK)
-    assert (state.name, state.length, state.oldest_ms) == (WORK, 9, 7_000)
-    assert state.groups == [GroupState("a", 2, 3, 4, "6-0"), GroupState("b", 2, 1, 2, "6-0")]
-    assert server.heard() == [LOOKING, ("XRANGE", WORK, "(6-0", "+", "COUNT", 10_000)]
-    for name, backlog in (("a", 7), ("b", 1), ("nobody", 9)):
-        server.replies = [[9, [], [group("a", pending=3, lag=4), group("b", pending=1)]]]
-        assert await bus.backlog(WORK, name) == backlog
-        assert server.heard() == [LOOKING]
+@pytest.mark.parametrize(("name", "backlog"), [("a", 7), ("b", 1), ("nobody", 9)])
+async def test_the_backlog_of_a_group_is_what_it_has_not_finished(name: str, backlog: int) -> None:
+    server = Asked([9, [group("a", pending=3, lag=4), group("b", pending=1)]])
+    assert await server.bus().backlog(WORK, name) == backlog
+    assert server.heard() == [LOOKING]
+
+
+async def test_where_redis_has_lost_count_of_what_is_unread_it_is_counted() -> None:
+    server = Asked([9, [group("a", pending=3, lag=4), group("b", pending=1, lag=None)]], 2)
+    assert await server.bus().backlog(WORK, "b") == 3
+    assert server.heard() == [LOOKING, UNREAD((WORK,), b"6-0")]
+
+
+async def test_what_is_not_there_or_no_stream_has_no_backlog_and_what_may_not_be_read_is_an_error() -> None:
+    for replies in ([0, GONE], [WRONG, WRONG]):
+        assert await Asked(replies).bus().backlog(WORK, "g") == 0
+    refused = ReplyError("NOPERM no permissions to access a key")
+    with pytest.raises(ReplyError, match="NOPERM"):
+        await Asked([refused, refused]).bus().backlog(WORK, "g")
 
 
 @pytest.mark.parametrize(
