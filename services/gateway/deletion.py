@@ -27,8 +27,7 @@ async def end_session(gateway: Gateway, info: SessionInfo) -> list[str]:
     """Removes a session with all that anybody keeps of it; the ids of the queries that are cancelled by it."""
     bus, session_id = gateway.bus, info.session_id
     # first, and on the bus: whoever keeps something of the session hears of its end, also one that is away now
-    seconds, micros = await bus.link.call("TIME")
-    ended = MemoryForget(user_id=info.user_id, session_id=session_id, at=int(seconds) * 1000 + int(micros) // 1000)
+    ended = MemoryForget(user_id=info.user_id, session_id=session_id, at=await bus.server_time())
     await bus.publish(MEMORY_FORGET.of(ended, user_id=info.user_id, session_id=session_id))
     return await delete_session(gateway, info)
 

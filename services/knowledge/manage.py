@@ -249,9 +249,7 @@ class Manage:
 
     async def _by_hand(self, request: ToolRequest) -> Turn:
         """A source for what a person enters; the same for a call that is repeated."""
-        seconds, micros = await self._bus.link.call("TIME")
-        said = int(seconds) * 1000 + int(micros) // 1000
-        return Turn(f"{BY_HAND}{request.call_id}", request.user_id, "", said, "")
+        return Turn(f"{BY_HAND}{request.call_id}", request.user_id, "", await self._bus.server_time(), "")
 
     async def _now(self, request: ToolRequest, new: Claim) -> dict[str, Any]:
         fact = await self._search.of_claim(request.user_id, new.id)

@@ -75,8 +75,7 @@ class States:
 
     async def now(self) -> int:
         """Redis' clock in ms: the one that query ids are made of."""
-        seconds, micros = await self._bus.link.call("TIME")
-        return int(seconds) * 1000 + int(micros) // 1000
+        return await self._bus.server_time()
 
     async def annotate(self, engram_id: str, kind: NoteKind, note: Note) -> str | None:
         """The engram's owner, '' when it is not there yet, None when it was deleted."""

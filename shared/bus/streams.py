@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Container, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from shared.bus.clock import BusClock
@@ -44,28 +43,10 @@ _TOO_LATE = 10**14
 # Whoever has an office says so more often (ms).
 _OFFICE_MS = 60_000
 
+# Keys that a look through all of them takes at once.
+_SCAN = 1_000
+
 Entry = tuple[str, list[bytes]]
-
-
-@dataclass(slots=True)
-class _Way:
-    """Where a process writes the messages of a subject.
-
-    keep: how many entries its stream keeps; None for a work stream. uncut: entries since it was last cut, a large one
-    counted as several; a process's first always cuts.
-    """
-
-    stream: str
-    keep: int | None
-    uncut: int = _UNCUT
-
-    def cutting(self, size: int) -> bool:
-        """Whether an entry of this size (in bytes) is one that cuts its event stream."""
-        self.uncut += 1 + size // _UNCUT_BYTES
-        if self.uncut < _UNCUT:
-            return False
-        self.uncut = 0
-        return True
 
 
 class Bus:
@@ -105,7 +86,8 @@ class Bus:
             self.link, self.pulse, self.reader = link, pulse, reader
             self._end_read = partial(pulse.unblock, reader)
             self._opening = [link, pulse, reader]
-        self._ways: dict[str, _Way] = {}
+        # event stream → entries since this process cut it, a large one counted as several; its first always cuts
+        self._uncut: dict[str, int] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Bus:
@@ -152,6 +134,11 @@ class Bus:
         with suppress(ConnectionLost):
             self._clock.learn(await self.pulse.call("TIME", retry=False), asked)
 
+    async def server_time(self) -> int:
+        """Redis' time, asked for: no id that it gives from now on is smaller. Milliseconds since the epoch."""
+        seconds, micros = await self.link.call("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
     async def lease(self, key: str, holder: str, ms: int) -> bool:
         """Whether `holder` has the office `key` alone, for so many ms from now: who has it keeps it. Raises ReplyError.
 
@@ -176,21 +163,20 @@ class Bus:
     def publishing(self, message: Outgoing) -> Command:
         """The command that publishes a message, to be sent together with others."""
         envelope = message.envelope
-        way = self._ways.get(envelope.subject) or self._way(envelope.subject)
-        fields, keep, size = envelope.fields(self.source), way.keep, len(envelope.payload)
+        stream, keep = _stream(envelope.subject), event_length(envelope.subject)
+        fields, size = envelope.fields(self.source), len(envelope.payload)
         if keep is not None:
             # what observers may look at is bounded in bytes too
             keep = min(keep, max(1, _KEPT_BYTES // (size or 1)))
         if message.once is not None:
-            key = once_key(way.stream, message.once)
-            return PUBLISH_ONCE((way.stream, key), self._once_seconds(message), keep or 0, *fields)
-        if keep is not None and way.cutting(size):
-            return ("XADD", way.stream, "MAXLEN", "~", keep, "*", *fields)
-        return ("XADD", way.stream, "*", *fields)
-
-    def _way(self, subject: str) -> _Way:
-        way = self._ways[subject] = _Way(stream_key(subject), event_length(subject))
-        return way
+            key = once_key(stream, message.once)
+            return PUBLISH_ONCE((stream, key), self._once_seconds(message), keep or 0, *fields)
+        if keep is not None:
+            self._uncut[stream] = uncut = self._uncut.get(stream, _UNCUT) + 1 + size // _UNCUT_BYTES
+            if uncut >= _UNCUT:
+                self._uncut[stream] = 0
+                return ("XADD", stream, "MAXLEN", "~", keep, "*", *fields)
+        return ("XADD", stream, "*", *fields)
 
     def _once_seconds(self, message: Outgoing) -> int:
         """How long a message is known: as long as what is kept of its query."""
@@ -237,6 +223,16 @@ class Bus:
             if row["name"].decode() == group:
                 return not pending and order(entry_id) <= order(row["last-delivered-id"].decode())
         return True
+
+    async def scan(self, pattern: str) -> AsyncIterator[list[bytes]]:
+        """Pages of the keys that match, some of them empty, with keys that come twice; the server is never busy with it
+        for long."""
+        cursor = b"0"
+        while True:
+            cursor, keys = await self.link.call("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN)
+            yield keys
+            if cursor == b"0":
+                return
 
     async def range(self, stream: str, start: str = "-", end: str = "+", count: int | None = None) -> list[Entry]:
         """Entries between two ids, both included unless prefixed by `(`."""
@@ -425,6 +421,7 @@ def event_length(subject: str) -> int | None:
     return TOOL_RESULT.keep if subject.startswith(_OF_A_TOOL) else _EVENTS.get(subject)
 
 
+_stream = lru_cache(maxsize=4096)(stream_key)
 _OF_A_TOOL = TOOL_RESULT.name + "."
 _EVENTS = {subject.name: subject.keep for subject in SUBJECTS if subject.kind == "event"}
 

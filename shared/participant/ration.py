@@ -40,14 +40,10 @@ async def ration(bus: Bus) -> int:
     if not limit or used < _SCARCE * limit:
         return 0
     kinds: dict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
-    cursor = b"0"
-    while True:
-        cursor, raw = await bus.link.call("SCAN", cursor, "MATCH", OURS, "COUNT", _PAGE)
+    async for raw in bus.scan(OURS):
         found = [(kind, key) for key in raw if (kind := rationed(key)) is not None]
         for (kind, key), size in zip(found, await _sizes(bus, [key for _, key in found]), strict=True):
             kinds[kind].append((size, key))
-        if cursor == b"0":
-            break
     removed = 0
     for kind, sizes in kinds.items():
         gone = _above(sizes, int(limit * _SHARE))

@@ -19,7 +19,6 @@ from shared.telemetry.unread import not_understood
 
 SESSION_ID = r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}$"
 QUERY_ID = r"^[0-9]{1,15}-[0-9]{1,10}$"
-_SCAN = 500
 _STEP = r"^[0-9]{1,15}-[0-9]{1,10}( (critique|pairwise|reward|unanswered))?$"
 _FEW = ("noted", "after")
 
@@ -129,19 +128,8 @@ def _keys(session_id: str) -> list[str]:
 
 async def session_ids(bus: Bus) -> AsyncIterator[list[str]]:
     """Pages of the ids of all sessions; one that is there the whole time comes at least once, perhaps twice."""
-    async for keys in scan(bus, session_key.glob):
-        yield [parts[0] for key in keys if (parts := session_key.parts(key)) is not None]
-
-
-async def scan(bus: Bus, pattern: str) -> AsyncIterator[list[str]]:
-    """Pages of the keys that match, some of them empty; the server is never busy with it for long."""
-    cursor = "0"
-    while True:
-        raw_cursor, keys = await bus.link.call("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN)
-        yield [key.decode(errors="replace") for key in keys]
-        cursor = raw_cursor.decode()
-        if cursor == "0":
-            return
+    async for keys in bus.scan(session_key.glob):
+        yield [parts[0] for key in keys if (parts := session_key.parts(key.decode(errors="replace"))) is not None]
 
 
 async def read_sessions(bus: Bus, ids: Sequence[str]) -> AsyncIterator[list[dict[str, Any]]]:

@@ -41,7 +41,6 @@ from services.web_search.service import app as web_search
 from shared.bus import Bus, Command, Link, ReplyError
 from shared.bus.hash_slots import EVERY, name_of, slot_of, slot_of_key
 from shared.bus.keys import FAMILIES, Family, record_key
-from shared.records.session_records import scan
 from shared.testing.model_server import ScriptedModelServer
 
 WORDS = " ".join(f"word{number}" for number in range(20))
@@ -326,7 +325,8 @@ async def test_every_key_of_a_whole_run_is_of_one_family_and_stays_as_long_as_th
 
     async def looked() -> None:
         """Which keys there are, of what type, and whether they stay."""
-        async for page in scan(bus, "*"):
+        async for raw in bus.scan("*"):
+            page = [key.decode() for key in raw]
             for key in page:
                 kind, left = await bus.link.pipe([("TYPE", key), ("PTTL", key)])
                 family = family_of(key)

@@ -43,7 +43,6 @@ from shared.bus import Bus
 from shared.bus.keys import rewards_key, subject_of
 from shared.bus.streams import event_length
 from shared.contracts import PREFIX
-from shared.records.session_records import scan
 from shared.telemetry.logging import configure
 from shared.testing.model_server import ScriptedModelServer
 
@@ -178,7 +177,8 @@ async def settled(bus: Bus, run: Run) -> None:
         await asyncio.sleep(0.5)
     run.wrong += [f"{key} stays for good" for key in await everlasting(bus) if key not in SUMS]
     lives: dict[str, list[int]] = defaultdict(list)
-    async for keys in scan(bus, f"{PREFIX}*"):
+    async for raw in bus.scan(f"{PREFIX}*"):
+        keys = [key.decode() for key in raw]
         for key, left_ms in zip(keys, await bus.link.pipe([("PTTL", key) for key in keys]), strict=True):
             if left_ms > 0:
                 lives[kind_of(key)].append(left_ms // 1000)

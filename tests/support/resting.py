@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from shared.bus import Bus
 from shared.contracts import PREFIX
-from shared.records.session_records import scan
 
 # Kinds of keys that stay however long nothing happens. All others have a time to live, or go when they are empty.
 LASTING = frozenset(
@@ -39,7 +38,8 @@ class Level:
 
 async def level(bus: Bus) -> Level:
     kinds: Counter[str] = Counter()
-    async for keys in scan(bus, f"{PREFIX}*"):
+    async for raw in bus.scan(f"{PREFIX}*"):
+        keys = [key.decode() for key in raw]
         kinds.update(kind_of(key) for key in keys)
     return Level(await used_bytes(bus), kinds)
 
@@ -57,7 +57,8 @@ def kind_of(key: str) -> str:
 async def everlasting(bus: Bus) -> list[str]:
     """Keys about queries that would never go: neither a lasting kind nor with a time to live."""
     found = []
-    async for keys in scan(bus, f"{PREFIX}*"):
+    async for raw in bus.scan(f"{PREFIX}*"):
+        keys = [key.decode() for key in raw]
         asked = [key for key in keys if kind_of(key) not in LASTING]
         lives = await bus.link.pipe([("PTTL", key) for key in asked]) if asked else []
         found += [key for key, left in zip(asked, lives, strict=True) if left == -1]

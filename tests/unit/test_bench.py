@@ -82,7 +82,7 @@ async def _sent_by_us(args: dict[str, Any], answer: str) -> list[Command]:
     fields = [field if isinstance(field, bytes) else field.encode() for field in request[3:]]
     delivery = Delivery(work.stream, f"{bus.now_ms()}-0", fields, 1, Slots(1, {}, 5, unblock))
     delivery.task = asyncio.current_task()
-    bus._way("tool.result.bench_echo").uncut = 0
+    bus._uncut["local2:tool.result.bench_echo"] = 0
     return [request, *await work.route(context).handler(delivery)]
 
 

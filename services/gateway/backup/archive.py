@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 
-from services.gateway.backup.restore import redis_clock, unfinished
+from services.gateway.backup.restore import unfinished
 from services.gateway.backup.section import Section
 from services.gateway.backup.sections import all_sections
 from services.gateway.errors import ApiError
@@ -28,7 +28,7 @@ async def begin(gateway: Gateway, sections: dict[str, Section], without: Collect
         notes.append("a restore of this stack was interrupted: what it had not put back yet is not in this file")
     return Header(
         product=product_version(),
-        created=await redis_clock(gateway.bus),
+        created=await gateway.bus.server_time(),
         sections={name: section.version for name, section in sections.items()},
         without=[name for name in all_sections(gateway) if name in without],
         notes=notes,

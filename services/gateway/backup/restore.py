@@ -58,12 +58,6 @@ async def unfinished(bus: Bus) -> Unfinished | None:
         return Unfinished("", "empty")
 
 
-async def redis_clock(bus: Bus) -> int:
-    """The clock that query ids come from, in ms since the epoch."""
-    seconds, micros = await bus.link.call("TIME")
-    return int(seconds) * 1000 + int(micros) // 1000
-
-
 # ── before the first write ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -102,7 +96,7 @@ def validate(file: BinaryIO, sections: dict[str, Section], without: Collection[s
 
 async def admit(gateway: Gateway, summary: Summary, sections: dict[str, Section], mode: Mode) -> None:
     """Whether this file may be written into this stack now. Raises ApiError 409."""
-    if await redis_clock(gateway.bus) + _CLOCK_MS < summary.header.created:
+    if await gateway.bus.server_time() + _CLOCK_MS < summary.header.created:
         # ids of new queries would sort before those of the file, and a session's turns would change their order
         raise ApiError(
             409,

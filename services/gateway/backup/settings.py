@@ -14,7 +14,6 @@ from shared.contracts import SETTINGS_UPDATE, SettingsUpdate
 from shared.participant.backup import Record
 from shared.participant.complaint import complaint
 from shared.participant.settings import Described, stored_values
-from shared.records.session_records import scan
 
 
 class SettingsRecord(BaseModel):
@@ -34,8 +33,9 @@ class SettingsSection(KeptHere):
 
     async def _participants(self) -> list[str]:
         found: set[str] = set()
-        async for keys in scan(self._gateway.bus, settings_key.glob):
-            found.update(parts[0] for key in keys if (parts := settings_key.parts(key)) is not None)
+        async for keys in self._gateway.bus.scan(settings_key.glob):
+            names = (settings_key.parts(key.decode(errors="replace")) for key in keys)
+            found.update(name for parts in names if parts is not None for name in parts)
         return sorted(found)
 
     async def _changed(self, participant: str) -> dict[str, Any]:
