@@ -16,6 +16,7 @@ from services.gateway.keys import Keys
 from services.gateway.metrics import Metrics, Reading, take
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bell, Bus, BusFull
+from shared.bus.port import checked
 from shared.contracts import QUERY_RECEIVED
 from shared.errors import BusUnavailable
 from shared.participant.registry import SETTLING
@@ -105,7 +106,9 @@ class Gateway:
     async def full(self) -> str | None:
         """Why the bus takes no writes, as of the last heartbeat; None while it does. Raises BusUnavailable."""
         try:
-            await self.bus.link.call("PING")
+            link = self.bus.link
+            for answer in await asyncio.gather(*(link.at_place(one, "PING") for one in await link.places())):
+                checked(answer)
         except BusFull as exc:
             # so a server answers that cannot write to its disk
             return str(exc)

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, ClassVar
 
 from shared.bus.endpoint import Address, Endpoint
-from shared.bus.hash_slots import EVERY, SLOTS, name_of, slot_of, slot_of_key, stages
+from shared.bus.hash_slots import SLOTS, slot_of, slot_of_key, stages
 from shared.bus.link import CONDITIONS, Link, ended
 from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, checked
 from shared.bus.wire import Server
-from shared.errors import BusUnavailable, Local2Error
+from shared.errors import BusUnavailable
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -28,18 +27,11 @@ log = get_logger()
 # Answers of a node that could not carry out a command just now.
 _NOT_NOW = ("BUSY", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED")
 _MAX_BACKOFF = 0.25
-# Two nodes that send each other what neither wants are not asked faster than this.
-_HOPS = 4
 # The map is read again this often while something is wrong, and all the same when nothing seems to be; and so soon once
 # there is somebody to ask.
 _UNEASY = 0.2
 _ROUTINE = 30.0
 _SOON = 0.05
-_UNUSED = 5.0
-
-
-class Unsent(ConnectionLost):
-    """The command never left: it may go elsewhere, whatever it is."""
 
 
 class NodeLink(Link):
@@ -47,8 +39,6 @@ class NodeLink(Link):
     waits for a node that is away. One that has lost the scripts is given them by a new connection."""
 
     conditions: ClassVar[tuple[str, ...]] = ("NOSCRIPT",)
-    # by the monotonic clock
-    used: float
 
     def __init__(self, cluster: ClusterLink, address: Address, *, name: str, timeout: float) -> None:
         super().__init__(cluster.at(address), name=name, timeout=timeout)
@@ -59,14 +49,11 @@ class NodeLink(Link):
         # as often as it happens; whoever is told says it once
         self._cluster.lost(f"{self.address}: {reason}")
 
-    def _closed(self) -> Local2Error:
-        return super()._closed() if self._broken else Unsent("the node has left")
-
     def _requeue(self) -> None:
         super()._requeue()
         for unit in self._queue:
             if not unit.future.done():
-                unit.future.set_exception(self._closed())
+                unit.future.set_exception(ConnectionLost(f"the connection to {self.address} was lost"))
         self._queue.clear()
 
 
@@ -171,10 +158,7 @@ class ClusterLink(Port):
         for stage in stages(commands):
             part = [commands[place] for place in stage]
             slots = [slot_of(command) for command in part]
-            if slots[0] is None:
-                found = [await self._keyless(part[0], retry)]
-            else:
-                found = await self.carry(part, slots, retry=retry, block=block, until=until)
+            found = await self.carry(part, slots, retry=retry, block=block, until=until)
             for place, reply in zip(stage, found, strict=True):
                 replies[place] = checked(reply) if all_or_error else reply
         return replies
@@ -182,7 +166,7 @@ class ClusterLink(Port):
     async def carry(
         self,
         commands: Sequence[Command],
-        slots: Sequence[int | None],
+        slots: Sequence[int],
         *,
         retry: bool,
         block: float = 0.0,
@@ -193,12 +177,14 @@ class ClusterLink(Port):
         replies: list[Reply] = [None] * len(commands)
         waiting = list(range(len(commands)))
         asking: dict[int, Address] = {}
-        hops, delay = 0, 0.0
+        delay = 0.0
         while waiting:
+            if delay:
+                await asyncio.sleep(delay)
             await self._mapped()
             if until is not None and loop.time() > until:
                 raise ConnectionLost("there was no connection to the Redis Cluster in time")
-            parts, homeless = self._parts(slots, waiting, asking)
+            parts, waiting = self._parts(slots, waiting, asking)
             units = [
                 link.submit(
                     [part for n in places for part in ((("ASKING",), commands[n]) if asks else (commands[n],))],
@@ -209,13 +195,10 @@ class ClusterLink(Port):
                 for (link, asks), places in parts.items()
             ]
             outcomes: Sequence[Any] = await asyncio.gather(*units, return_exceptions=True)
-            waiting, asking, lost = homeless, {}, None
-            pause = bool(homeless)
+            asking = {}
             for ((link, asks), places), outcome in zip(parts.items(), outcomes, strict=True):
-                if isinstance(outcome, ConnectionLost):
+                if isinstance(outcome, ConnectionLost) and retry:
                     waiting += places
-                    if not retry and not isinstance(outcome, Unsent):
-                        lost = outcome
                     continue
                 if isinstance(outcome, BaseException):
                     raise outcome
@@ -225,29 +208,22 @@ class ClusterLink(Port):
                         replies[n] = reply
                         continue
                     waiting.append(n)
-                    hops += 1
                     if isinstance(verdict, Address):
                         asking[n] = verdict
-                    pause = pause or verdict == "later"
-            if lost is not None:
-                raise lost
             waiting.sort()
-            if waiting and (pause or hops > _HOPS):
+            if len(waiting) > len(asking):
                 self.doubt()
-                delay = min(_MAX_BACKOFF, delay * 2 or 0.01)
-                await asyncio.sleep(delay)
+            delay = min(_MAX_BACKOFF, delay * 2 or 0.01)
         return replies
 
     def _parts(
-        self, slots: Sequence[int | None], places: Sequence[int], asking: dict[int, Address]
+        self, slots: Sequence[int], places: Sequence[int], asking: dict[int, Address]
     ) -> tuple[dict[tuple[NodeLink, bool], list[int]], list[int]]:
         """Which commands go to which node (and whether they ask to be let in), and those whose slot has none."""
         parts: dict[tuple[NodeLink, bool], list[int]] = {}
         homeless: list[int] = []
         for n in places:
-            slot = slots[n]
-            assert slot is not None, "what has no slot goes to every master"
-            address = asking.get(n) or self.owner(slot)
+            address = asking.get(n) or self.owner(slots[n])
             link = None if address is None else self.to(address)
             if link is None or not link.connected.is_set():
                 homeless.append(n)
@@ -256,39 +232,24 @@ class ClusterLink(Port):
         return parts, homeless
 
     def _verdict(self, text: str, asked: Address) -> Address | str | None:
-        """What an error reply means for its command: None, that is its answer; else that it was not carried out.
-
-        An address: there, once. "again": wherever the map says now. "later": the same, after a pause.
-        """
+        """What an error reply means for its command: None, that is its answer; else that it was not carried out, and is
+        to be sent again: there, once, or ("") wherever the map says then."""
         word, _, rest = text.partition(" ")
         slot, _, place = rest.partition(" ")
         if word == "MOVED":
             self._owners[int(slot)] = _address(place, asked)
-            self.doubt()
-            return "again"
+            return ""
         if word == "ASK":
             return _address(place, asked)
-        return "later" if word in _NOT_NOW else None
+        return "" if word in _NOT_NOW else None
 
-    async def _keyless(self, command: Command, retry: bool) -> Reply:
-        """What every master is asked; SCAN one after the other."""
+    async def places(self) -> Sequence[int]:
         await self._mapped()
-        if name_of(command) in EVERY:
-            replies = await self.carry([command] * len(self.masters), list(self.masters.values()), retry=retry)
-            refused = [reply for reply in replies if isinstance(reply, ReplyError)]
-            # of several numbers the lowest: what one of them does not have is missing
-            return refused[0] if refused else min(replies)
-        # the cursor also says which
-        masters = sorted(self.masters, key=str)
-        inner, number = divmod(int(command[1]), len(masters))
-        (reply,) = await self.carry([("SCAN", inner, *command[2:])], [self.masters[masters[number]]], retry=True)
-        if isinstance(reply, ReplyError):
-            return reply
-        cursor, keys = int(reply[0]), reply[1]
-        if not cursor:
-            # done with this one; 0 after the last
-            return [b"%d" % ((number + 1) % len(masters)), keys]
-        return [b"%d" % (cursor * len(masters) + number), keys]
+        return sorted(self.masters.values())
+
+    async def at_place(self, place: int, *command: Any) -> Reply:
+        (reply,) = await self.carry([command], [place], retry=True)
+        return reply
 
     # ── the map ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -305,7 +266,6 @@ class ClusterLink(Port):
         if link is None:
             link = self.nodes[address] = NodeLink(self, address, name=self._name, timeout=self._timeout)
             link.open()
-        link.used = time.monotonic()
         return link
 
     def lost(self, reason: str) -> None:
@@ -370,7 +330,10 @@ class ClusterLink(Port):
             return []
         except (ConnectionLost, BusUnavailable):
             return []
-        return [(int(first), int(last), _named(node, link.address)) for first, last, node, *_ in rows]
+        return [
+            (first, last, _address(f"{(host or b'').decode()}:{port}", link.address))
+            for first, last, (host, port, *_), *_ in rows
+        ]
 
     def _apply(self, rows: list[tuple[int, int, Address]]) -> None:
         owners: list[Address | None] = [None] * SLOTS
@@ -385,25 +348,17 @@ class ClusterLink(Port):
         self.connected.set()
 
     async def _forget(self) -> None:
-        """Gives up the connections to nodes without slots that do not answer, or that nobody uses any more.
+        """Gives up the connections to nodes without slots that do not answer.
 
-        A node without slots answers too: with a redirection, or with what has just been moved to it.
+        One that answers is kept: it tells where its slots are, and may have what has just been moved to it.
         """
-        unused = time.monotonic() - _UNUSED
         for address in self.nodes.keys() - self.masters.keys():
-            link = self.nodes[address]
-            if not link.connected.is_set() or link.used < unused:
-                del self.nodes[address]
-                await link.__aexit__()
+            if not self.nodes[address].connected.is_set():
+                await self.nodes.pop(address).__aexit__()
 
 
 def _address(place: str, asked: Address) -> Address:
     """`host:port`, where a node that does not know its own name leaves the host away."""
     host, _, port = place.rpartition(":")
-    known = host.removeprefix("[").removesuffix("]")
-    return Address(asked.host if known in ("", "?") else known, int(port))
-
-
-def _named(node: list[Any], asked: Address) -> Address:
-    host = (node[0] or b"").decode()
-    return Address(asked.host if host in ("", "?") else host, int(node[1]))
+    host = host.removeprefix("[").removesuffix("]")
+    return Address(asked.host if host in ("", "?") else host, int(port))

@@ -14,10 +14,9 @@ SLOTS = 16_384
 _SECOND = frozenset({"XGROUP", "XINFO", "OBJECT", "MEMORY", "DEBUG"})
 _THIRD = frozenset({"EVAL", "EVALSHA", "FCALL"})
 _STREAMS = frozenset({"XREAD", "XREADGROUP"})
-# Without a key: the node of this slot is always asked, or every master.
+# Without a key: the node of this slot is asked.
 KEYLESS_SLOT = 0
-_KEYLESS = frozenset({"TIME", "INFO", "ECHO", "COMMAND", "CLUSTER"})
-EVERY = frozenset({"PING", "SCRIPT"})
+_KEYLESS = frozenset({"INFO", "PING", "TIME"})
 # Reads give the same answers in any order; so do deletions.
 _READS = frozenset(
     {
@@ -47,13 +46,11 @@ def name_of(command: Command) -> str:
     return str(command[0]).upper()
 
 
-def slot_of(command: Command) -> int | None:
-    """The slot of a command's first key; None for what every master is asked."""
+def slot_of(command: Command) -> int:
+    """The slot of a command's first key."""
     name = name_of(command)
     if name in _KEYLESS:
         return KEYLESS_SLOT
-    if name in EVERY or name == "SCAN":
-        return None
     if name in _STREAMS:
         place = next(n for n, part in enumerate(command) if part in ("STREAMS", b"STREAMS")) + 1
     else:

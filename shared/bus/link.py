@@ -168,6 +168,12 @@ class Link(Port):
         """Ends the blocking read that `other` waits in, a connection to the same server; False when there is none."""
         return bool(await self.call("CLIENT", "UNBLOCK", other.client_id))
 
+    async def places(self) -> Sequence[int]:
+        return (0,)
+
+    async def at_place(self, place: int, *command: Any) -> Reply:
+        return (await self.submit((command,), True))[0]
+
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def commit(

@@ -114,6 +114,12 @@ class Port(Protocol):
         """Like `pipe`, with errors (ReplyError) at their place."""
         return await self.submit(commands, True)
 
+    async def places(self) -> Sequence[int]:
+        """Whom to ask for what lies in all masters together: a hash slot of each."""
+
+    async def at_place(self, place: int, *command: Any) -> Reply:
+        """What the master of a slot answers to a command without a key, the error too."""
+
     def commit(
         self, commands: Sequence[Command], *, until: float | None = None, retry: bool = True
     ) -> asyncio.Future[list[Reply]]:

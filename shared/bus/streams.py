@@ -16,7 +16,7 @@ from shared.bus.endpoint import Endpoint
 from shared.bus.keys import KNOWN_TOOLS, once_key, stream_key
 from shared.bus.letters import drop_forged, forged, letter_name
 from shared.bus.link import Link
-from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, Script, loading, missing, there
+from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, Script, checked, loading, missing, there
 from shared.bus.scripts import CUT, PUBLISH_ONCE, UNREAD
 from shared.bus.sentinel import SentinelLink
 from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, Outgoing, Subject
@@ -154,9 +154,10 @@ class Bus:
     async def keep_scripts(self) -> None:
         """Loads the scripts that Redis has lost, for those who may not (see Script)."""
         scripts = list(Script.known.values())
-        (known,) = await self.pulse.pipe_raw([there(scripts)])
-        for command in loading(missing(scripts, known)):
-            await self.pulse.pipe_raw([command])
+        for place in await self.pulse.places():
+            known = await self.pulse.at_place(place, *there(scripts))
+            for command in loading(missing(scripts, known)):
+                await self.pulse.at_place(place, *command)
 
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -227,12 +228,14 @@ class Bus:
     async def scan(self, pattern: str) -> AsyncIterator[list[bytes]]:
         """Pages of the keys that match, some of them empty, with keys that come twice; the server is never busy with it
         for long."""
-        cursor = b"0"
-        while True:
-            cursor, keys = await self.link.call("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN)
-            yield keys
-            if cursor == b"0":
-                return
+        for place in await self.link.places():
+            cursor = b"0"
+            while True:
+                page = await self.link.at_place(place, "SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN)
+                cursor, keys = checked(page)
+                yield keys
+                if cursor == b"0":
+                    break
 
     async def range(self, stream: str, start: str = "-", end: str = "+", count: int | None = None) -> list[Entry]:
         """Entries between two ids, both included unless prefixed by `(`."""

@@ -43,6 +43,13 @@ class Asked:
     async def pipe_raw(self, commands: Iterable[Command]) -> Any:
         return self._reply(list(commands))
 
+    async def places(self) -> list[int]:
+        return [0]
+
+    async def at_place(self, place: int, *command: Any) -> Reply:
+        assert place == 0
+        return self._reply(command)
+
     async def commit(self, commands: Iterable[Command]) -> Any:
         return self._reply(list(commands))
 

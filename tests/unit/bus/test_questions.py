@@ -188,12 +188,12 @@ async def test_an_office_is_kept_by_who_has_it_and_goes_after_its_time(
 async def test_the_scripts_that_are_missing_are_loaded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = [KEEP, TRIM, CUT]
     monkeypatch.setattr(Script, "known", {script.sha: script for script in scripts})
-    server = Asked([[0, 1, 0]], [b"sha"], [ReplyError("NOPERM x")])
+    server = Asked([0, 1, 0], b"sha", b"sha")
     await server.bus().keep_scripts()
-    assert server.heard() == [[there(scripts)], loading([KEEP]), loading([CUT])]
-    server.replies = [[[1, 1, 1]]]
+    assert server.heard() == [there(scripts), *loading([KEEP]), *loading([CUT])]
+    server.replies = [[1, 1, 1]]
     await server.bus().keep_scripts()
-    assert server.heard() == [[there(scripts)]]
+    assert server.heard() == [there(scripts)]
 
 
 # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────────
