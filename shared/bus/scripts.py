@@ -22,38 +22,12 @@ redis.call('SET', KEYS[2], id, 'EX', ARGV[1])
 return id
 """)
 
-# Removes the beginning of a stream, up to a node, a piece at a time: freeing thousands of large entries at once would
-# keep everybody else waiting. A piece is a hundred entries, or fewer that have eight megabytes, as the first hundred
-# nodes are on average; to look at the entries themselves would take longer than to free them.
-_CUT = """
-local function cut(way, bound)
-  local size, piece = redis.pcall('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 100), 100
-  if type(size) == 'number' then
-    piece = math.max(1, math.min(100, math.floor(8000000 * redis.call('XLEN', KEYS[1]) / size)))
-  end
-  local removed = redis.call('XTRIM', KEYS[1], way, '~', bound, 'LIMIT', piece)
-  -- small ones share a node, which goes as a whole: before large ones it may have more than a piece
-  if removed == 0 and piece < 100 then removed = redis.call('XTRIM', KEYS[1], way, '~', bound, 'LIMIT', 100) end
-  return removed
-end
-"""
-
-# The next piece of what is beyond a bound. KEYS: stream. ARGV: MINID or MAXLEN, bound. Returns how many entries were
-# removed; 0 when that was all.
-CUT = Script(
-    _CUT
-    + """
-return cut(ARGV[1], ARGV[2])
-"""
-)
-
 # Lets a stream with one group lose what that has finished: entries before its oldest one in work and not behind an id.
 # Trimming from the front leaves no holes, with which Redis could not tell the lag any more.
+# A hundred entries at a time: freeing thousands at once would keep everybody else waiting.
 # KEYS: stream. ARGV: group, id. Returns what has been delivered, and how many entries were removed when there may be
 # more.
-TRIM = Script(
-    _CUT
-    + """
+TRIM = Script("""
 local function parts(id)
   local ms, seq = string.match(id, '(%d+)-(%d+)')
   return tonumber(ms), tonumber(seq)
@@ -75,12 +49,11 @@ local ms, seq = parts(bound)
 bound = string.format('%.0f-%.0f', ms, seq + 1)
 local oldest = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1)[1]
 if oldest and before(oldest[1], bound) then bound = oldest[1] end
-local removed = cut('MINID', bound)
+local removed = redis.call('XTRIM', KEYS[1], 'MINID', '~', bound, 'LIMIT', 100)
 -- part of a node
 if removed == 0 then redis.call('XTRIM', KEYS[1], 'MINID', '=', bound) end
 return {delivered, removed}
-"""
-)
+""")
 
 # A heartbeat on one stream. Renews the claims on entries (a plain XCLAIM would steal them back from a new owner), and
 # looks for what nobody keeps. A claim is as old as the server's clock says: when that goes back, as by a fail-over to

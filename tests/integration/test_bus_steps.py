@@ -9,7 +9,7 @@ import redis
 
 from shared.bus import Bus
 from shared.bus.port import Script
-from shared.bus.scripts import CUT, HAND_OVER, KEEP, PUBLISH_ONCE, REAP, TRIM
+from shared.bus.scripts import HAND_OVER, KEEP, PUBLISH_ONCE, REAP, TRIM
 
 STREAM, GROUP = "s", "g"
 
@@ -188,32 +188,3 @@ async def test_more_than_a_piece_of_what_is_finished_goes_in_several(bus: Bus, g
     for removed in (100, 100, 100, 0):
         assert await step(bus, TRIM, "349-0") == [b"350-0", removed]
     assert grouped.xlen(STREAM) == 1
-
-
-@pytest.mark.parametrize(
-    ("sizes", "pieces"),
-    [
-        ([], []),
-        ([10] * 5, [5]),
-        # eight megabytes, or one that is larger
-        ([1_000_000] * 20, [7, 7]),
-        ([9_000_000] * 2, [1]),
-        # what shares a node goes with it: the rest of a hundred too
-        ([10] * 72 + [400_000] * 60, [100, 20]),
-    ],
-)
-async def test_large_entries_go_in_pieces_of_eight_megabytes(
-    sizes: list[int], pieces: list[int], bus: Bus, raw: redis.Redis
-) -> None:
-    for size in sizes:
-        raw.xadd(STREAM, {"payload": "x" * size})
-    cut = CUT((STREAM,), "MINID", "9" * 15)
-    for piece in pieces:
-        before = raw.xlen(STREAM)
-        removed = await bus.link.call(*cut)
-        assert before - raw.xlen(STREAM) == removed
-        # it is reckoned from what the server says that all of them take
-        assert piece // 2 < removed <= piece
-    while await bus.link.call(*cut):
-        pass
-    assert raw.xlen(STREAM) == 0

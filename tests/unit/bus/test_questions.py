@@ -12,7 +12,7 @@ from shared.bus import Bus, Command, ConnectionLost, ReplyError
 from shared.bus.endpoint import Endpoint
 from shared.bus.keys import KNOWN_TOOLS, once_key
 from shared.bus.port import Script, loading, there
-from shared.bus.scripts import CUT, KEEP, PUBLISH_ONCE, TRIM, UNREAD
+from shared.bus.scripts import HAND_OVER, KEEP, PUBLISH_ONCE, TRIM, UNREAD
 from shared.bus.streams import OBSERVED, entries, event_length, grouping, size_of
 from shared.contracts import (
     AGENT_TRANSITION,
@@ -186,11 +186,11 @@ async def test_an_office_is_kept_by_who_has_it_and_goes_after_its_time(
 
 
 async def test_the_scripts_that_are_missing_are_loaded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    scripts = [KEEP, TRIM, CUT]
+    scripts = [KEEP, TRIM, HAND_OVER]
     monkeypatch.setattr(Script, "known", {script.sha: script for script in scripts})
     server = Asked([0, 1, 0], b"sha", b"sha")
     await server.bus().keep_scripts()
-    assert server.heard() == [there(scripts), *loading([KEEP]), *loading([CUT])]
+    assert server.heard() == [there(scripts), *loading([KEEP]), *loading([HAND_OVER])]
     server.replies = [[1, 1, 1]]
     await server.bus().keep_scripts()
     assert server.heard() == [there(scripts)]
@@ -433,11 +433,15 @@ async def test_letters_are_vouched_for_where_the_server_has_users(users: bool) -
 # ── retention ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def cutting(stream: str, way: str, bound: str | int) -> Command:
+    return ("XTRIM", stream, way, "~", bound, "LIMIT", 100)
+
+
 async def test_an_event_stream_loses_what_is_older_than_the_retention_and_no_dead_letter() -> None:
     server = Asked(100, 30, 0)
     bus = server.bus(NOW, retention=60)
     assert await bus.trim(AGENT_TRANSITION) == 130
-    assert server.heard() == [CUT((AGENT_TRANSITION.stream,), "MINID", NOW - 60_000)] * 3
+    assert server.heard() == [cutting(AGENT_TRANSITION.stream, "MINID", NOW - 60_000)] * 3
     assert await bus.trim(DEAD_LETTER) == 0
     assert server.heard() == []
 
@@ -459,7 +463,7 @@ async def test_a_work_stream_that_nobody_reads_is_bounded_by_length_and_bytes(
 ) -> None:
     server = Asked([groups], [length, size], 0)
     assert await server.bus(NOW).trim(RESPONSE_GENERATION, abandoned=["gone"], spare_ms=60_000) == 0
-    assert server.heard() == [[GROUPS], BOUND, CUT((WORK,), "MAXLEN", keep)]
+    assert server.heard() == [[GROUPS], BOUND, cutting(WORK, "MAXLEN", keep)]
 
 
 PENDING = ("XPENDING", WORK, b"b")
@@ -482,7 +486,7 @@ async def test_a_work_stream_keeps_what_a_group_has_not_finished(
     asking = [] if summary is None else [PENDING]
     server = Asked([rows], *([summary] if asking else []), 100, 0, 7)
     assert await server.bus(NOW).trim(RESPONSE_GENERATION, abandoned=abandoned) == 107
-    cut = CUT((WORK,), "MINID", oldest)
+    cut = cutting(WORK, "MINID", oldest)
     assert server.heard() == [[GROUPS], *asking, cut, cut, ("XTRIM", WORK, "MINID", "=", oldest)]
 
 
@@ -503,7 +507,7 @@ async def test_what_was_finished_just_now_stays_for_observers_where_it_is_not_mu
     assert await server.bus(NOW).trim(RESPONSE_GENERATION, spare_ms=60_000) == 0
     bound = f"{oldest}-{int(oldest == last)}"
     assert server.heard() == [
-        [GROUPS], BOUND, CUT((WORK,), "MINID", bound), ("XTRIM", WORK, "MINID", "=", bound)
+        [GROUPS], BOUND, cutting(WORK, "MINID", bound), ("XTRIM", WORK, "MINID", "=", bound)
     ]  # fmt: skip
 
 
