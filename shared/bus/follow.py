@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -136,7 +137,7 @@ class Follower:
         # the stream may hold what nobody has offered
         self._missing = not new
         self._joined = False
-        self._waiter: asyncio.Future[bool] | None = None
+        self._waiter: asyncio.Future[None] | None = None
         self._page = _FIRST_PAGE
 
     @property
@@ -167,39 +168,30 @@ class Follower:
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(True)
+            self._waiter.set_result(None)
 
-    async def next(self, within: float | None = None) -> list[Entry]:
+    async def next(self, within: float = math.inf) -> list[Entry]:
         """The entries since the last call; waits for them. Empty when none came within so many seconds."""
         loop = asyncio.get_running_loop()
-        until = None if within is None else loop.time() + within
-        while True:
-            if found := self._taken():
-                return found
+        until = loop.time() + within
+        while not (found := self._taken()) and loop.time() < until:
             if self._missing or self._offered:
-                try:
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(until):
-                        found = await self._read()
-                except TimeoutError:
-                    return []
-                if found:
-                    return found
+                        if found := await self._read():
+                            break
             elif not self._joined:
                 self._joined = True
                 self._tail.join(self)
-            elif not await self._something(loop, until):
-                return []
-
-    async def _something(self, loop: asyncio.AbstractEventLoop, until: float | None) -> bool:
-        """Waits until there is something to take or to look for; False when the time is over."""
-        waiter: asyncio.Future[bool] = loop.create_future()
-        self._waiter = waiter
-        limit = None if until is None else loop.call_at(until, _give_up, waiter)
-        try:
-            return await waiter
-        finally:
-            if limit is not None:
-                limit.cancel()
+            else:
+                self._waiter = loop.create_future()
+                limit = loop.call_at(until, self._wake) if until < math.inf else None
+                try:
+                    await self._waiter
+                finally:
+                    if limit is not None:
+                        limit.cancel()
+        return found
 
     def _taken(self) -> list[Entry]:
         """What was offered, unless something before it is missing."""
@@ -242,11 +234,6 @@ class Follower:
 
     def close(self) -> None:
         self._tail.leave(self)
-
-
-def _give_up(waiter: asyncio.Future[bool]) -> None:
-    if not waiter.done():
-        waiter.set_result(False)
 
 
 def next_page(found: Sequence[Entry], count: int) -> int:

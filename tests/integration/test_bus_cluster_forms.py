@@ -84,7 +84,6 @@ def test_the_key_is_found_where_each_command_has_it() -> None:
     assert slot_of(("GET", "k")) == slot_of(("XGROUP", "CREATE", "k", "g", "0")) == slot
     assert slot_of(("EVALSHA", "00", 1, "k", "x")) == slot
     assert slot_of(("XREADGROUP", "GROUP", "g", "c", "COUNT", 1, "STREAMS", "k", ">")) == slot
-    assert slot_of(("PING",)) is None
 
 
 def test_commands_keep_their_order_where_it_can_matter() -> None:
