@@ -7,17 +7,11 @@ else waiting.
 
 from shared.bus.port import Script
 
-# Publishes at most once under a key. KEYS: stream, key.
-# ARGV: seconds, length that an event stream keeps (0 for a work stream), field, value, …
+# Publishes at most once under a key. KEYS: stream, key. ARGV: seconds, what follows the stream in an XADD.
 PUBLISH_ONCE = Script("""
 local seen = redis.call('GET', KEYS[2])
 if seen then return seen end
-local id
-if ARGV[2] == '0' then
-  id = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 3))
-else
-  id = redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', unpack(ARGV, 3))
-end
+local id = redis.call('XADD', KEYS[1], unpack(ARGV, 2))
 redis.call('SET', KEYS[2], id, 'EX', ARGV[1])
 return id
 """)

@@ -164,20 +164,22 @@ class Bus:
     def publishing(self, message: Outgoing) -> Command:
         """The command that publishes a message, to be sent together with others."""
         envelope = message.envelope
-        stream, keep = _stream(envelope.subject), event_length(envelope.subject)
-        fields, size = envelope.fields(self.source), len(envelope.payload)
-        if keep is not None:
-            # what observers may look at is bounded in bytes too
-            keep = min(keep, max(1, _KEPT_BYTES // (size or 1)))
-        if message.once is not None:
-            key = once_key(stream, message.once)
-            return PUBLISH_ONCE((stream, key), self._once_seconds(message), keep or 0, *fields)
-        if keep is not None:
-            self._uncut[stream] = uncut = self._uncut.get(stream, _UNCUT) + 1 + size // _UNCUT_BYTES
-            if uncut >= _UNCUT:
-                self._uncut[stream] = 0
-                return ("XADD", stream, "MAXLEN", "~", keep, "*", *fields)
-        return ("XADD", stream, "*", *fields)
+        stream = _stream(envelope.subject)
+        entry = (*self._cutting(stream, envelope), "*", *envelope.fields(self.source))
+        if message.once is None:
+            return ("XADD", stream, *entry)
+        return PUBLISH_ONCE((stream, once_key(stream, message.once)), self._once_seconds(message), *entry)
+
+    def _cutting(self, stream: str, envelope: Envelope) -> Command:
+        """The part of an XADD that cuts an event stream, by length and by bytes, when that is due."""
+        keep, size = event_length(envelope.subject), len(envelope.payload)
+        if keep is None:
+            return ()
+        self._uncut[stream] = uncut = self._uncut.get(stream, _UNCUT) + 1 + size // _UNCUT_BYTES
+        if uncut < _UNCUT:
+            return ()
+        self._uncut[stream] = 0
+        return ("MAXLEN", "~", min(keep, max(1, _KEPT_BYTES // (size or 1))))
 
     def _once_seconds(self, message: Outgoing) -> int:
         """How long a message is known: as long as what is kept of its query."""
@@ -295,7 +297,7 @@ class Bus:
         pairs = zip(fields[::2], fields[1::2], strict=False)
         fields = [part for pair in pairs if pair[0] not in ("turn", b"turn") for part in pair]
         key = once_key(letter.stream, f"replay:{dead_id}")
-        entry_id = await self.link.call(*PUBLISH_ONCE((letter.stream, key), RETENTION, 0, *fields))
+        entry_id = await self.link.call(*PUBLISH_ONCE((letter.stream, key), RETENTION, "*", *fields))
         await self.drop(dead_id)
         return str(entry_id.decode())
 

@@ -290,7 +290,7 @@ async def test_a_full_redis_refuses_the_acknowledgement_of_what_a_script_was_to_
 ) -> None:
     async def handler(delivery: Delivery) -> list[Any]:
         raw.config_set("maxmemory", 1)
-        return [PUBLISH_ONCE(("local2:effects", f"local2:once:{delivery.entry_id}"), 60, 0, "a", "b")]
+        return [PUBLISH_ONCE(("local2:effects", f"local2:once:{delivery.entry_id}"), 60, "*", "a", "b")]
 
     try:
         async with consuming(redis_url, handler, heartbeat=HEARTBEAT):

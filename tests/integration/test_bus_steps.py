@@ -52,15 +52,15 @@ async def step(bus: Bus, script: Script, *args: Any) -> Any:
     return await bus.link.call(*script((STREAM,), GROUP, *args))
 
 
-@pytest.mark.parametrize(("length", "least", "most"), [(0, 301, 301), (150, 150, 250)])
+@pytest.mark.parametrize(("bound", "least", "most"), [((), 301, 301), (("MAXLEN", "~", 150), 150, 250)])
 async def test_what_is_published_once_is_there_once_within_the_bound_of_its_stream(
-    length: int, least: int, most: int, bus: Bus, raw: redis.Redis
+    bound: tuple[Any, ...], least: int, most: int, bus: Bus, raw: redis.Redis
 ) -> None:
     with raw.pipeline(transaction=False) as pipe:
         for _ in range(300):
             pipe.xadd(STREAM, {"payload": "x"})
         pipe.execute()
-    publishing = PUBLISH_ONCE((STREAM, "once"), 60, length, "a", "b", "c", "d")
+    publishing = PUBLISH_ONCE((STREAM, "once"), 60, *bound, "*", "a", "b", "c", "d")
     first, again = await bus.link.call(*publishing), await bus.link.call(*publishing)
     assert first == again == raw.get("once")
     assert raw.xrevrange(STREAM, count=1) == [(first, {b"a": b"b", b"c": b"d"})]

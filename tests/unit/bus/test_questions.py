@@ -242,9 +242,9 @@ def test_that_a_message_was_published_is_known_until_its_query_is_forgotten(
 ) -> None:
     bus = Asked().bus(NOW, retention=retention)
     told = [] if deadline is None else ["deadline", str(deadline)]
-    for subject, keep in ((QUERY_CANCEL, 1_000), (QUERY_RECEIVED, 0)):
+    for subject, bound in ((QUERY_CANCEL, ("MAXLEN", "~", 1_000)), (QUERY_RECEIVED, ())):
         assert bus.publishing(message(subject.name, once="name", deadline=deadline)) == PUBLISH_ONCE(
-            (subject.stream, once_key(subject.stream, "name")), seconds, keep, *FIELDS, *told, "payload", b"{}"
+            (subject.stream, once_key(subject.stream, "name")), seconds, *bound, "*", *FIELDS, *told, "payload", b"{}"
         )
 
 
@@ -384,8 +384,8 @@ async def test_an_entry_is_set_aside_once_and_put_back_as_it_was(
     bus = server.bus(NOW)
     command = bus.burying("s", "g", "1-1", fields, 5, "why")
     *_, payload = command
-    assert command[:7] == PUBLISH_ONCE(
-        (DEAD_LETTER.stream, once_key(DEAD_LETTER.stream, "s:g:1-1")), 86_400, DEAD_LETTER.keep
+    assert command[:9] == PUBLISH_ONCE(
+        (DEAD_LETTER.stream, once_key(DEAD_LETTER.stream, "s:g:1-1")), 86_400, "MAXLEN", "~", DEAD_LETTER.keep
     )
     assert DEAD_LETTER.decode(Envelope("", payload)) == DeadLetter(
         stream="s", group="g", entry_id="1-1", deliveries=5, reason="why", fields=readable, raw=raw
@@ -395,7 +395,7 @@ async def test_an_entry_is_set_aside_once_and_put_back_as_it_was(
     back = fields if raw is not None else [field.decode() for field in fields]
     assert server.heard() == [
         ("XRANGE", DEAD_LETTER.stream, "7-7", "7-7"),
-        PUBLISH_ONCE(("s", once_key("s", "replay:7-7")), 86_400, 0, *back),
+        PUBLISH_ONCE(("s", once_key("s", "replay:7-7")), 86_400, "*", *back),
         ("XDEL", DEAD_LETTER.stream, "7-7"),
     ]
 
