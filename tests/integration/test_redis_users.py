@@ -237,7 +237,7 @@ async def test_workers_leave_no_consumer_and_no_trace_of_themselves_behind(users
 
 async def test_journals_ring_for_the_core_user(users: AclRedis, monkeypatch: pytest.MonkeyPatch) -> None:
     # nothing but the ring can tell
-    monkeypatch.setattr("shared.bus.bell._ROUND", 3600)
+    monkeypatch.setattr("shared.bus.bell.Bell.pause", 3600)
     async with Bus(users.core, "test/1") as bus, open_bell(bus) as bell:
         await _followed(bus, bell, journal_key("8-1", "A"), rung=True)
 
