@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 from shared.bus.cluster import ClusterLink
 from shared.bus.endpoint import Address
-from shared.bus.follow import Follower, Id, Tail
+from shared.bus.follow import Follower, Tail
 from shared.bus.link import Link
 from shared.bus.port import Reply
 from shared.bus.streams import Bus, order
@@ -96,7 +96,7 @@ class Bell(Tail):
         kind, time, data = fields
         entry = (entry_id.decode(), [b"type", kind, b"time", time, b"data", data])
         for follower in followers:
-            follower.offer(_before(at), ((at, entry),), len(message))
+            follower.offer(at, entry, len(message))
 
     def moved(self) -> None:
         """A slot has another master than the map says."""
@@ -113,12 +113,6 @@ class Bell(Tail):
             for address in self._lines.keys() - self.bus.link.masters.keys():
                 await self._lines.pop(address).__aexit__()
         await super()._look_around()
-
-
-def _before(at: Id) -> Id:
-    """The id behind which an entry comes directly. A journal's first entry is 1-1."""
-    epoch, number = at
-    return (0, 0) if at == (1, 1) else (epoch, number - 1)
 
 
 class _Line(Link):

@@ -130,9 +130,8 @@ class Follower:
         # what was handed out last
         self.position = after
         self._at = order(after)
-        # what was offered: entries that follow each other directly, the first of them directly behind `_base`
+        # what was offered: entries that follow each other directly
         self._offered: deque[tuple[Id, Entry]] = deque()
-        self._base: Id = self._at
         self._bytes = 0
         # the stream may hold what nobody has offered
         self._missing = not new
@@ -145,17 +144,15 @@ class Follower:
         """Whether it has all that it knows of."""
         return not self._missing and not self._offered
 
-    def offer(self, after: Id, found: Sequence[tuple[Id, Entry]], size: int) -> None:
-        """Called with entries that directly follow an id and each other. `size`: their bytes."""
+    def offer(self, at: Id, entry: Entry, size: int) -> None:
+        """Called with an entry as it is added, where ids are dense (see Bell). `size`: its bytes."""
         if self._missing:
             return
-        if self._offered and self._offered[-1][0] != after:
+        if self._offered and self._offered[-1][0] != _before(at):
             self._clear()
-        if not self._offered:
-            self._base = after
-        self._offered.extend(found)
+        self._offered.append((at, entry))
         self._bytes += size
-        if self._bytes > _BEHIND and len(self._offered) > len(found):
+        if self._bytes > _BEHIND and len(self._offered) > 1:
             self._clear()
             self._missing = True
         self._wake()
@@ -195,7 +192,7 @@ class Follower:
 
     def _taken(self) -> list[Entry]:
         """What was offered, unless something before it is missing."""
-        if not self._offered or self._base > self._at:
+        if not self._offered or _before(self._offered[0][0]) > self._at:
             return []
         found = [entry for at, entry in self._offered if at > self._at]
         if found:
@@ -234,6 +231,12 @@ class Follower:
 
     def close(self) -> None:
         self._tail.leave(self)
+
+
+def _before(at: Id) -> Id:
+    """The id behind which an entry comes directly. A journal's first entry is 1-1."""
+    epoch, number = at
+    return (0, 0) if at == (1, 1) else (epoch, number - 1)
 
 
 def next_page(found: Sequence[Entry], count: int) -> int:

@@ -13,6 +13,7 @@ from support.waiting import eventually
 from shared.bus import Command, Link, ReplyError
 from shared.bus import bell as module
 from shared.bus.bell import Bell, _Line, open_bell
+from shared.bus.follow import _before
 
 JOURNAL = "local2:journal:7-0:A"
 
@@ -61,8 +62,8 @@ class Follower:
         self.offered: list[Any] = []
         self.looks = 0
 
-    def offer(self, after: Any, found: Any, size: int) -> None:
-        self.offered.append((after, found, size))
+    def offer(self, at: Any, entry: Any, size: int) -> None:
+        self.offered.append((at, entry, size))
 
     def look(self) -> None:
         self.looks += 1
@@ -137,7 +138,8 @@ async def test_a_ring_brings_the_entry_with_the_place_behind_which_it_comes(
     follower, other = Follower(), Follower("other")
     join(bell, follower, other)
     bell.rang(JOURNAL, message)
-    assert follower.offered == [(after, ((at, entry),), len(message))]
+    assert follower.offered == [(at, entry, len(message))]
+    assert _before(at) == after
     assert (follower.looks, other.offered) == (0, [])
 
 

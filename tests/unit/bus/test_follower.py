@@ -55,7 +55,9 @@ def numbers(found: list[Entry]) -> list[int]:
 
 
 def offer(follower: Follower, after: int, *new: int, size: int = 1) -> None:
-    follower.offer((1, after), [((1, n), entry(n, size)) for n in new], size * len(new))
+    assert new[0] == after + 1
+    for n in new:
+        follower.offer((1, n), entry(n, size), size)
 
 
 async def caught_up(feed: Feed, *there: int) -> Follower:
