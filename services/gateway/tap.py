@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from functools import partial
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import orjson
 
 from services.gateway.sse import KEEP_ALIVE, frame
-from shared.bus import Bus, Entry, Follower, ReplyError, Tail, order
+from shared.bus import START, Bus, Entry, ReplyError, order
 from shared.bus.keys import stream_key
-from shared.participant.background import kept_up
+from shared.bus.streams import entries
+from shared.telemetry.logging import get_logger
+
+log = get_logger()
 
 # New tools bring new subjects.
 _RESCAN_SECONDS = 2.0
+# Seconds between two looks when there was nothing, entries of a subject that one takes, and bytes that leave together.
+_LOOK = 0.25
+_PAGE = 32
+_CHUNK = 65_536
+
+_Placed = tuple[tuple[int, int], str, Entry]
 
 
 def matches(subject: str, patterns: Sequence[str]) -> bool:
@@ -36,66 +44,47 @@ def event(subject: str, entry: Entry) -> bytes:
 
 
 class Tap:
-    """Follows every subject that matches, those that appear later included."""
+    """Looks at every subject that matches, those that appear later included."""
 
-    def __init__(self, bus: Bus, tail: Tail, patterns: Sequence[str], last: int) -> None:
+    def __init__(self, bus: Bus, patterns: Sequence[str], last: int) -> None:
         self._bus = bus
-        self._tail = tail
         self._patterns = patterns
         self._last = last
-        # small: a slow operator slows the followers down, which cost no memory
-        self._queue: asyncio.Queue[bytes] = asyncio.Queue(100)
 
     async def events(self, keepalive: float) -> AsyncGenerator[bytes, None]:
-        followers: list[Follower] = []
-        pumps: list[asyncio.Task[None]] = []
-        try:
-            async for chunk in self._run(followers, pumps, keepalive):
-                yield chunk
-        finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-            for follower in followers:
-                follower.close()
-
-    async def _run(
-        self, followers: list[Follower], pumps: list[asyncio.Task[None]], keepalive: float
-    ) -> AsyncIterator[bytes]:
         now = asyncio.get_running_loop().time
-        since = {subject: await self._bus.newest(stream_key(subject)) for subject in await self._subjects()}
-        # what came since then is followed: nothing falls between the two, and nothing comes twice
-        recent = [one for one in await self._recent() if one[0] <= order(since.get(one[1], "0-0"))]
-        for _, subject, entry in recent:
-            yield event(subject, entry)
-        followed: set[str] = set()
-        rescan, alive, first = now(), now() + keepalive, True
+        # the last entry of each subject that was there, or has been told
+        told = {subject: await self._bus.newest(stream_key(subject)) for subject in await self._subjects()}
+        # what came since then is looked for below: nothing falls between the two, and nothing comes twice
+        for at, subject, entry in await self._recent():
+            if at <= order(told.get(subject, START)):
+                yield event(subject, entry)
+        # whatever is published from now on is told: who asks something next misses nothing of it
+        yield KEEP_ALIVE
+        rescan, alive = now(), now() + keepalive
         while True:
             if now() >= rescan:
-                for subject in list(since) if first else await self._subjects():
-                    if subject not in followed:
-                        followed.add(subject)
-                        # a subject that appears later is new as a whole
-                        follower = self._tail.follow(stream_key(subject), since.get(subject, "0-0"))
-                        followers.append(follower)
-                        pumps.append(asyncio.create_task(kept_up("tap", partial(self._pump, subject, follower))))
+                # a subject that appears later is new as a whole
+                told = dict.fromkeys(await self._subjects(), START) | told
                 rescan = now() + _RESCAN_SECONDS
-            if first:
-                # whatever is published from now on is told: who asks something next misses nothing of it
-                first = False
-                yield KEEP_ALIVE
-            try:
-                async with asyncio.timeout_at(min(rescan, alive)):
-                    chunk = await self._queue.get()
-            except TimeoutError:
-                if now() >= alive:
-                    alive = now() + keepalive
-                    yield KEEP_ALIVE
-                continue
-            while not self._queue.empty() and len(chunk) < 65_536:
-                chunk += self._queue.get_nowait()
-            alive = now() + keepalive
-            yield chunk
+            found, chunk = await self._new(told), b""
+            for _, subject, entry in found:
+                try:
+                    chunk += event(subject, entry)
+                except Exception:
+                    # a bug that one entry strikes must not end the tail
+                    log.exception("tap.entry_failed", subject=subject, entry_id=entry[0])
+                if len(chunk) >= _CHUNK:
+                    yield chunk
+                    chunk = b""
+            if found:
+                alive = now() + keepalive
+            elif now() >= alive:
+                chunk, alive = KEEP_ALIVE, now() + keepalive
+            if chunk:
+                yield chunk
+            if not found:
+                await asyncio.sleep(min(_LOOK, keepalive))
 
     async def _subjects(self) -> list[str]:
         try:
@@ -104,18 +93,23 @@ class Tap:
             # the list of tools is none just now; the next look finds it mended
             return []
 
-    async def _recent(self) -> list[tuple[tuple[int, int], str, Entry]]:
+    async def _recent(self) -> list[_Placed]:
         """The last entries over all subjects, in the order of their ids."""
-        found: list[tuple[tuple[int, int], str, Entry]] = []
+        found: list[_Placed] = []
         if self._last:
             for subject in await self._subjects():
                 # a key that is no stream has no entries
                 with contextlib.suppress(ReplyError):
-                    entries = await self._bus.latest(stream_key(subject), self._last)
-                    found += [(order(entry[0]), subject, entry) for entry in entries]
+                    latest = await self._bus.latest(stream_key(subject), self._last)
+                    found += [(order(entry[0]), subject, entry) for entry in latest]
         return sorted(found)[-self._last :]
 
-    async def _pump(self, subject: str, follower: Follower) -> None:
-        while True:
-            for entry in await follower.next():
-                await self._queue.put(event(subject, entry))
+    async def _new(self, told: dict[str, str]) -> list[_Placed]:
+        """The next entries of each subject, in the order of their ids; they are noted as told."""
+        reads = [("XRANGE", stream_key(subject), f"({after}", "+", "COUNT", _PAGE) for subject, after in told.items()]
+        found: list[_Placed] = []
+        for subject, reply in zip(list(told), await self._bus.link.pipe_raw(reads), strict=True):
+            if not isinstance(reply, ReplyError) and (new := self._bus.sane(entries(reply))):
+                told[subject] = new[-1][0]
+                found += [(order(entry[0]), subject, entry) for entry in new]
+        return sorted(found)

@@ -217,9 +217,9 @@ async def test_an_entry_that_cannot_be_shown_ends_no_tap(
     settings = ProbeSettings(redis_url=redis_url, heartbeat=0.2)
     async with open_context("probe", settings) as context, Bus(redis_url, "t") as bus:
         await bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="before")))
-        live = tap.Tap(context.bus, context.tail, [QUERY_CANCEL.name], last=0)
+        live = tap.Tap(context.bus, [QUERY_CANCEL.name], last=0)
         async with aclosing(live.events(keepalive=60.0)) as chunks:
-            # it says so when it follows every subject
+            # it says so when it has begun
             assert await anext(chunks) == KEEP_ALIVE
             coming = asyncio.ensure_future(anext(chunks))
             await bus.publish(QUERY_CANCEL.of(QueryCancel(query_id="first")))

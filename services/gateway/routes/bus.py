@@ -71,7 +71,7 @@ async def bus_events(
             raise ApiError(422, "invalid_request", f"subject: there is no subject {pattern[:100]}")
     async with gateway.reachable():
         await gateway.full()
-    tap = Tap(gateway.bus, gateway.context.tail, patterns, last)
+    tap = Tap(gateway.bus, patterns, last)
     return EventStream(gateway, tap.events(gateway.settings.keepalive))
 
 

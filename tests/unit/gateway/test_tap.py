@@ -13,11 +13,11 @@ from support.waiting import eventually
 from services.gateway import tap
 from services.gateway.sse import KEEP_ALIVE
 from services.gateway.tap import event, matches
-from shared.bus import Entry, ReplyError
+from shared.bus import Command, Entry, ReplyError, order
 
 
 class Streams:
-    """A bus and its tail: the subjects that there are, what they have, and what the test lets each of them tell."""
+    """A bus: the subjects that there are, what they have, and what the test lets each of them tell."""
 
     def __init__(self, *subjects: str) -> None:
         self.there = list(subjects)
@@ -25,9 +25,10 @@ class Streams:
         # of each subject its entries, oldest first, and the id of the last one that was there before it was looked at
         self.kept: dict[str, list[str]] = {}
         self.last: dict[str, str] = {}
-        self.followed: dict[str, asyncio.Queue[list[Entry]]] = {}
+        # what comes, and from where each was first read
+        self.coming: dict[str, list[Entry]] = {}
         self.after: dict[str, str] = {}
-        self.closed: list[str] = []
+        self.link = self
 
     async def subjects(self) -> list[Any]:
         self.looks += 1
@@ -41,11 +42,28 @@ class Streams:
             raise ReplyError("WRONGTYPE")
         return [said(entry_id) for entry_id in kept[::-1][:count]]
 
-    def follow(self, stream: str, after: str) -> Any:
-        name = stream.partition(":")[2]
-        queue = self.followed[name] = asyncio.Queue()
-        self.after[name] = after
-        return SimpleNamespace(next=queue.get, close=lambda: self.closed.append(stream))
+    async def pipe_raw(self, commands: list[Command]) -> list[Any]:
+        return [self._range(*command) for command in commands]
+
+    def _range(self, name: str, stream: str, after: str, end: str, word: str, count: int) -> Any:
+        assert (name, after[0], end, word) == ("XRANGE", "(", "+", "COUNT")
+        subject = stream.partition(":")[2]
+        self.after.setdefault(subject, after[1:])
+        if subject == "odd":
+            return ReplyError("WRONGTYPE")
+        new = [one for one in self.coming.get(subject, ()) if order(one[0]) > order(after[1:])]
+        return [(entry_id.encode(), fields) for entry_id, fields in new[:count]]
+
+    def sane(self, found: list[Entry]) -> list[Entry]:
+        return [one for one in found if one[0] != "99-0"]
+
+    def say(self, subject: str, *new: Entry) -> None:
+        self.coming.setdefault(subject, []).extend(new)
+
+
+@pytest.fixture(autouse=True)
+def looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tap, "_LOOK", 0.01)
 
 
 def said(entry_id: str, payload: bytes = b"{}") -> Entry:
@@ -53,7 +71,7 @@ def said(entry_id: str, payload: bytes = b"{}") -> Entry:
 
 
 def tapped(streams: Streams, *patterns: str, last: int = 0) -> tap.Tap:
-    return tap.Tap(cast(Any, streams), cast(Any, streams), patterns or ["*"], last=last)
+    return tap.Tap(cast(Any, streams), patterns or ["*"], last=last)
 
 
 def ids(chunk: bytes) -> list[tuple[str, str]]:
@@ -94,16 +112,14 @@ async def test_subjects_are_looked_for_now_and_then_and_not_with_each_entry(
 ) -> None:
     monkeypatch.setattr(tap, "_RESCAN_SECONDS", seconds)
     streams = Streams("one")
-    live = tap.Tap(cast(Any, streams), cast(Any, streams), ["*"], last=0)
-    async with aclosing(live.events(keepalive=3_600.0)) as chunks:
+    async with aclosing(tapped(streams).events(keepalive=3_600.0)) as chunks:
         assert await anext(chunks) == KEEP_ALIVE
-        streams.there.append("two")
-        for n in range(3):
-            streams.followed["one"].put_nowait([(f"{n}-0", [b"payload", b"{}"])])
-            assert b'"entry_id":"%d-0"' % n in await anext(chunks)
+        for n in range(1, 4):
+            streams.say("one", said(f"{n}-0"))
+            assert ids(await anext(chunks)) == [("one", f"{n}-0")]
+            streams.there = ["one", "two"]
     new = seconds == 0.0
-    assert (streams.looks > 1, "two" in streams.followed) == (new, new)
-    assert len(streams.closed) == 1 + new
+    assert (streams.looks > 2, "two" in streams.after) == (new, new)
 
 
 async def test_the_last_entries_of_all_subjects_are_told_first_and_then_what_comes_behind_them(
@@ -111,29 +127,33 @@ async def test_the_last_entries_of_all_subjects_are_told_first_and_then_what_com
 ) -> None:
     monkeypatch.setattr(tap, "_RESCAN_SECONDS", 0.0)
     streams = Streams("one", "two", "odd", "out")
-    # what came while they were looked at is told by following
+    # what came while they were looked at is told with what comes
     streams.kept = {"one": ["9-0", "10-0", "12-0"], "two": ["5-0", "11-0"], "out": ["11-1"]}
     streams.last = {"one": "10-0", "two": "11-0", "odd": "0-0", "out": "11-1"}
+    streams.say("one", said("12-0"), said("14-0"))
+    streams.say("two", said("13-0"))
     live = tapped(streams, "one", "tw*", "odd", "late", last=3)
     async with aclosing(live.events(keepalive=3_600.0)) as chunks:
         assert [ids(await anext(chunks)) for _ in range(2)] == [[("one", "10-0")], [("two", "11-0")]]
-        streams.there.append("late")
         assert await anext(chunks) == KEEP_ALIVE
+        # in the order of their ids, whatever their subjects
+        assert ids(await anext(chunks)) == [("one", "12-0"), ("two", "13-0"), ("one", "14-0")]
         assert streams.after == {"one": "10-0", "two": "11-0", "odd": "0-0"}
-        streams.followed["one"].put_nowait([said("12-0")])
-        assert ids(await anext(chunks)) == [("one", "12-0")]
         # a subject that appears later is new as a whole
-        while "late" not in streams.followed:
-            streams.followed["one"].put_nowait([said("13-0")])
-            await anext(chunks)
-        assert streams.after["late"] == "0-0"
-    assert sorted(streams.closed) == [f"local2:{name}" for name in ("late", "odd", "one", "two")]
+        streams.there.append("late")
+        streams.say("late", said("2-0"))
+        assert ids(await anext(chunks)) == [("late", "2-0")]
+        # an id behind which nothing would come is left out
+        streams.say("late", said("99-0"))
+        streams.say("one", said("15-0"))
+        assert ids(await anext(chunks)) == [("one", "15-0")]
 
 
 async def test_a_subject_that_appears_while_one_looks_is_not_told_twice() -> None:
     streams = Streams("one")
     streams.kept = {"one": ["1-0"], "late": ["2-0"]}
     streams.last = {"one": "1-0"}
+    streams.say("late", said("2-0"))
     look = streams.subjects
 
     async def later() -> list[Any]:
@@ -145,6 +165,7 @@ async def test_a_subject_that_appears_while_one_looks_is_not_told_twice() -> Non
     async with aclosing(tapped(streams, last=10).events(keepalive=3_600.0)) as chunks:
         assert ids(await anext(chunks)) == [("one", "1-0")]
         assert await anext(chunks) == KEEP_ALIVE
+        assert ids(await anext(chunks)) == [("late", "2-0")]
 
 
 async def test_a_list_of_subjects_that_cannot_be_read_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +179,7 @@ async def test_a_list_of_subjects_that_cannot_be_read_is_looked_at_again(monkeyp
 
     streams.subjects = broken  # type: ignore[method-assign]
     async with aclosing(tapped(streams).events(keepalive=0.01)) as chunks:
-        while "one" not in streams.followed:
+        while "one" not in streams.after:
             assert await anext(chunks) == KEEP_ALIVE
 
 
@@ -166,15 +187,22 @@ async def test_what_came_together_leaves_together_but_not_without_end() -> None:
     streams = Streams("one")
     async with aclosing(tapped(streams).events(keepalive=3_600.0)) as chunks:
         assert await anext(chunks) == KEEP_ALIVE
-        streams.followed["one"].put_nowait([said(f"{n}-0") for n in range(3)])
-        assert ids(await anext(chunks)) == [("one", f"{n}-0") for n in range(3)]
-        large = [said(f"{n}-0", b'"%b"' % (b"x" * 40_000)) for n in range(9)]
-        streams.followed["one"].put_nowait(large)
-        told = [ids(await anext(chunks))]
-        assert len(told[0]) < 9
-        while len(told) < 9 and told[-1][-1] != ("one", "8-0"):
-            told.append(ids(await anext(chunks)))
-        assert [one for chunk in told for one in chunk] == [("one", f"{n}-0") for n in range(9)]
+        streams.say("one", *(said(f"{n}-0") for n in range(1, 4)))
+        assert ids(await anext(chunks)) == [("one", f"{n}-0") for n in range(1, 4)]
+        streams.say("one", *(said(f"{n}-0", b'"%b"' % (b"x" * 40_000)) for n in range(4, 13)))
+        told = [ids(await anext(chunks)) for _ in range(5)]
+        assert [len(chunk) for chunk in told] == [2, 2, 2, 2, 1]
+        assert [one for chunk in told for one in chunk] == [("one", f"{n}-0") for n in range(4, 13)]
+
+
+async def test_where_there_was_something_there_may_be_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tap, "_LOOK", 3_600.0)
+    monkeypatch.setattr(tap, "_PAGE", 2)
+    streams = Streams("one")
+    streams.say("one", *(said(f"{n}-0") for n in range(1, 6)))
+    async with asyncio.timeout(60), aclosing(tapped(streams).events(keepalive=3_600.0)) as chunks:
+        assert await anext(chunks) == KEEP_ALIVE
+        assert [len(ids(await anext(chunks))) for _ in range(3)] == [2, 2, 1]
 
 
 async def test_silence_is_filled_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,13 +214,14 @@ async def test_silence_is_filled_again_and_again(monkeypatch: pytest.MonkeyPatch
     assert asyncio.get_running_loop().time() - began >= 0.15
 
 
-async def test_a_subject_that_appears_in_silence_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_subject_that_appears_in_silence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tap, "_RESCAN_SECONDS", 0.01)
     streams = Streams("one")
     async with aclosing(tapped(streams).events(keepalive=3_600.0)) as chunks:
         assert await anext(chunks) == KEEP_ALIVE
-        streams.there.append("two")
         following = asyncio.ensure_future(anext(chunks))
-        await eventually(lambda: "two" in streams.followed)
-        streams.followed["two"].put_nowait([said("1-0")])
+        await asyncio.sleep(0)
+        streams.there.append("two")
+        await eventually(lambda: "two" in streams.after)
+        streams.say("two", said("1-0"))
         assert ids(await following) == [("two", "1-0")]
