@@ -289,7 +289,7 @@ RATIONED = tuple(
 
 
 # For SCAN: all keys of this product.
-OURS = f"{PREFIX}*"
+OURS = f"{PREFIX}*".encode()
 
 
 def rationed(key: bytes) -> bytes | None:

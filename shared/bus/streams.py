@@ -227,7 +227,7 @@ class Bus:
                 return not pending and order(entry_id) <= order(row["last-delivered-id"].decode())
         return True
 
-    async def scan(self, pattern: str) -> AsyncIterator[list[bytes]]:
+    async def scan(self, pattern: str | bytes) -> AsyncIterator[list[bytes]]:
         """Pages of the keys that match, some of them empty, with keys that come twice; the server is never busy with it
         for long."""
         for place in await self.link.places():
