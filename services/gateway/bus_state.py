@@ -9,7 +9,7 @@ from typing import Any
 from shared.bus import Bus, Command, ReplyError
 from shared.bus.keys import starts_key
 from shared.bus.scripts import UNREAD
-from shared.bus.streams import order
+from shared.bus.streams import named, order
 from shared.contracts import DEAD_LETTER
 
 
@@ -77,14 +77,14 @@ async def read_bus(bus: Bus) -> BusReading:
     rows: list[tuple[str, dict[str, Any]]] = []
     for number, stream in enumerate(streams):
         length, first, groups = replies[3 * number : 3 * number + 3]
-        found = [{key.decode(): value for key, value in _pairs(row)} for row in _listed(groups)]
+        found = [named(row) for row in _listed(groups)]
         if not isinstance(length, int) or not (length or found):
             continue
         lengths[stream] = length
         ages[stream] = _age(now, _first_id(first))
         rows += [(stream, row) for row in found]
     dead, about, memory, clients = replies[len(asked) :]
-    dead_letters = {key.decode(): value for key, value in _pairs(about)}
+    dead_letters = named(_listed(about))
     return BusReading(
         lengths=lengths,
         ages=ages,
@@ -123,7 +123,7 @@ async def _groups(bus: Bus, rows: Sequence[tuple[str, dict[str, Any]]], now: int
                 lost=lag is None,
                 handled=None if read is None else max(0, read - row["pending"]),
                 oldest=_age(now, min(waiting, key=order, default=None)),
-                served=min([dict(_pairs(one))[b"idle"] / 1000 for one in _listed(consumers)], default=None),
+                served=min([named(one)["idle"] / 1000 for one in _listed(consumers)], default=None),
             )
         )
     return found
@@ -140,11 +140,6 @@ def _figures(report: Any, names: Mapping[str, str]) -> dict[str, float]:
         return {}
     lines = dict(line.split(":", 1) for line in report.decode(errors="replace").splitlines() if ":" in line)
     return {ours: float(lines[name]) for name, ours in names.items() if lines.get(name, "").isdigit()}
-
-
-def _pairs(row: Any) -> list[tuple[Any, Any]]:
-    listed = _listed(row)
-    return list(zip(listed[::2], listed[1::2], strict=True))
 
 
 def _listed(reply: Any) -> list[Any]:

@@ -108,13 +108,9 @@ class Family:
 FAMILIES: list[Family] = []
 
 
-def _family(
-    pattern: str, kind: Kind, what: str, *, owner: str, expires: str | None = None, lasting: str | None = None
-) -> Family:
-    """`expires`: when it goes by itself; `lasting`: until when it stays."""
-    told = expires or lasting
-    assert told is not None, "one of the two is given"
-    family = Family(PREFIX + pattern, kind, what, owner, told, lasting=lasting is not None)
+def _family(pattern: str, kind: Kind, what: str, *, owner: str, expires: str = "", lasting: str = "") -> Family:
+    """`expires`: when it goes by itself; or `lasting`: until when it stays."""
+    family = Family(PREFIX + pattern, kind, what, owner, expires or lasting, lasting=bool(lasting))
     FAMILIES.append(family)
     return family
 

@@ -202,7 +202,7 @@ class Bus:
     async def backlog(self, stream: str, group: str) -> int:
         """Entries that the group has not finished: unread and in flight. Of what is no stream none."""
         length, groups = await self.link.pipe_raw([("XLEN", stream), ("XINFO", "GROUPS", stream)])
-        for row in () if isinstance(groups, ReplyError) else map(_pairs, groups):
+        for row in () if isinstance(groups, ReplyError) else map(named, groups):
             if row["name"] == group.encode():
                 lag = row.get("lag")
                 if lag is None:
@@ -222,7 +222,7 @@ class Bus:
         )
         if isinstance(pending, ReplyError) or isinstance(groups, ReplyError):
             return True
-        for row in map(_pairs, groups):
+        for row in map(named, groups):
             if row["name"].decode() == group:
                 return not pending and order(entry_id) <= order(row["last-delivered-id"].decode())
         return True
@@ -357,7 +357,7 @@ class Bus:
         if isinstance(late, ReplyError) or (not late and length):
             return False
         (about,) = await self.pulse.pipe_raw([("XINFO", "STREAM", stream)])
-        if isinstance(about, ReplyError) or order(_pairs(about)["last-generated-id"].decode())[0] < _TOO_LATE:
+        if isinstance(about, ReplyError) or order(named(about)["last-generated-id"].decode())[0] < _TOO_LATE:
             return False
         kept = await self.range(stream, "-", f"({_TOO_LATE}-0")
         await self.link.commit(
@@ -396,7 +396,7 @@ class Bus:
         return [
             name
             for name, rows in zip(names, found, strict=True)
-            if not isinstance(rows, ReplyError) and all(row["idle"] > silent_ms for row in map(_pairs, rows))
+            if not isinstance(rows, ReplyError) and all(row["idle"] > silent_ms for row in map(named, rows))
         ]
 
     async def grouped(self, stream: str, group: str) -> bool:
@@ -405,7 +405,7 @@ class Bus:
 
     async def _groups(self, stream: str) -> list[dict[str, Any]]:
         (raw,) = await self.link.pipe_raw([("XINFO", "GROUPS", stream)])
-        return [] if isinstance(raw, ReplyError) else [_pairs(row) for row in raw]
+        return [] if isinstance(raw, ReplyError) else [named(row) for row in raw]
 
     async def _unfinished(self, stream: str, row: dict[str, Any]) -> str:
         """The lowest id that a group still needs."""
@@ -447,5 +447,6 @@ def size_of(entry: Entry) -> int:
     return sum(map(len, entry[1]))
 
 
-def _pairs(row: Sequence[Any]) -> dict[str, Any]:
+def named(row: Sequence[Any]) -> dict[str, Any]:
+    """What XINFO tells of something, by name."""
     return {key.decode(): value for key, value in zip(row[::2], row[1::2], strict=True)}
