@@ -63,11 +63,15 @@ class Tap:
         yield KEEP_ALIVE
         rescan, alive = now(), now() + keepalive
         while True:
-            if now() >= rescan:
-                # a subject that appears later is new as a whole
-                told = dict.fromkeys(await self._subjects(), START) | told
-                rescan = now() + _RESCAN_SECONDS
-            found, chunk = await self._new(told), b""
+            found, chunk = list[_Placed](), b""
+            # while Redis is away there is silence, and no end
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(keepalive):
+                    if now() >= rescan:
+                        # a subject that appears later is new as a whole
+                        told = dict.fromkeys(await self._subjects(), START) | told
+                        rescan = now() + _RESCAN_SECONDS
+                    found = await self._new(told)
             for _, subject, entry in found:
                 try:
                     chunk += event(subject, entry)

@@ -214,6 +214,24 @@ async def test_silence_is_filled_again_and_again(monkeypatch: pytest.MonkeyPatch
     assert asyncio.get_running_loop().time() - began >= 0.15
 
 
+async def test_silence_is_filled_while_redis_is_away_and_nothing_is_missed() -> None:
+    streams = Streams("one")
+    answer, away = streams.pipe_raw, [True] * 3
+
+    async def read(commands: list[Command]) -> list[Any]:
+        if away and away.pop():
+            await asyncio.sleep(3_600.0)
+        return await answer(commands)
+
+    streams.pipe_raw = read  # type: ignore[method-assign]
+    async with asyncio.timeout(60), aclosing(tapped(streams).events(keepalive=0.02)) as chunks:
+        assert [await anext(chunks) for _ in range(4)] == [KEEP_ALIVE] * 4
+        streams.say("one", said("1-0"))
+        while (chunk := await anext(chunks)) == KEEP_ALIVE:
+            pass
+        assert ids(chunk) == [("one", "1-0")]
+
+
 async def test_a_subject_that_appears_in_silence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tap, "_RESCAN_SECONDS", 0.01)
     streams = Streams("one")
