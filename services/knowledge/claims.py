@@ -17,7 +17,8 @@ Speaker = Literal["user", "assistant"]
 By = Literal["model", "rules", "person"]
 
 MAX_QUOTE = 240
-_END = re.compile(r"(?<=[.!?])\s+|\n+")
+# "St. Gallen" goes on
+_END = re.compile(r"(?<=[.!?])(?<!\bSt\.)\s+|\n+")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from services.knowledge.claims import Claim, Turn, claim, once, sentences
 from services.knowledge.dates import MONTHS
 from services.knowledge.relations import ALIAS, KIN, PARTNERS, kinship
 
-# "I" is nobody's name.
-_PART = r"(?!I\b)[A-ZÀ-ÖØ-Þ][\w'’-]*"
+# "I" is nobody's name, and the letters of "D.C." are no words of one.
+_PART = r"(?!I\b)(?:St\. )?[A-ZÀ-ÖØ-Þ][\w'’-]*(?![\w'’-]|\.\w)"
 NAME = rf"{_PART}(?: (?:(?:de|da|di|du|la|le|of|the|van|von|der|den) ){{0,2}}{_PART}){{0,4}}"
 _SMALL = r"[a-zà-öø-ÿ][\w'’-]*(?: [a-zà-öø-ÿ][\w'’-]*){0,2}"
 _MONTH = "|".join(month.capitalize() for month in MONTHS)
@@ -30,22 +30,70 @@ _NO_NAMES = frozenset(
      "Everybody", "People", "In", "On", "At", "From", "For", "To", "After", "Before", "Since", "While", "As",
      "Maybe", "Perhaps", "Both", "Neither", "Either", "I"} | {month.capitalize() for month in MONTHS}
 )  # fmt: skip
-# What people work in that is no place.
-_FIELDS = "IT|HR|PR|QA|AI|UX|Sales|Marketing|Finance|Research|Engineering|Education|Healthcare|Law"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# What people live and work in, and move to, that is no place: languages and what is of a country, fields and
+# departments, how and when, programs and employers.
+_LANGUAGES = _words(
+    "African Afrikaans Albanian American Amharic Arabic Armenian Asian Australian Austrian Azerbaijani Basque "
+    "Belarusian Belgian Bengali Bosnian Brazilian British Bulgarian Burmese Canadian Cantonese Catalan Chinese "
+    "Croatian Czech Danish Dutch English Esperanto Estonian European Farsi Filipino Finnish Flemish French Gaelic "
+    "Galician Georgian German Greek Gujarati Hebrew Hindi Hungarian Icelandic Indian Indonesian Irish Italian "
+    "Japanese Kannada Kazakh Khmer Korean Kurdish Lao Latin Latvian Lithuanian Macedonian Malay Malayalam Mandarin "
+    "Marathi Mexican Mongolian Nepali Norwegian Persian Polish Portuguese Punjabi Romanian Russian Scottish Serbian "
+    "Sinhala Slovak Slovene Slovenian Somali Spanish Swahili Swedish Swiss Tagalog Tamil Telugu Thai Tibetan "
+    "Turkish Ukrainian Urdu Uzbek Vietnamese Welsh Yiddish Zulu"
+)
+_FIELDS = _words(
+    "AI Accounting Administration Advertising Agriculture Architecture Banking Biology Business Chemistry "
+    "Compliance Construction Consulting Controlling Design Development Economics Education Engineering Estate Film "
+    "Finance Gastronomy HR Healthcare Hospitality IT Insurance Journalism Law Legal Logistics Maintenance "
+    "Management Manufacturing Marketing Media Medicine Music Nursing Operations PR Physics Politics Procurement "
+    "Production Psychology Publishing Purchasing QA Relations Research Resources Retail Robotics Sales Science "
+    "Security Service Services Software Support Tech Theatre Tourism Training Transport UI UX"
+)
+_MANNERS = _words(
+    "Apartment Autumn Building Chaos Christ Christmas Denial Department Easter Exile Fall Fear Flat Free Fun God "
+    "Harmony Home Hope Love Money Night Nights Office Pairs Peace Poverty Private Retirement Room School Secret "
+    "Section Shifts Silence Spring Summer Team Teams Uni Unit University Winter"
+)
+_PRODUCTS = _words(
+    "AG Android Bank Blender Bosch Chrome Corp Debian Discord Django Docker Emacs Excel Facebook Fedora Figma "
+    "Firefox Git Gmail GmbH Google Group Haskell Inc Infineon Intel Java Kotlin Kubernetes Linux Ltd Mac Meta "
+    "Microsoft Netflix Notion Nvidia Obsidian Oracle Outlook Perl Photoshop Postgres Python React Ruby Rust Scala "
+    "Siemens Signal Slack Spotify Swift Telegram Ubuntu Unity Unreal Vim Windows Word Zoom"
+)
+_NO_EMPLOYERS = _LANGUAGES | _FIELDS | _MANNERS
+_NO_PLACES = _NO_EMPLOYERS | _PRODUCTS
+# Few short words in capitals are places.
+_CAPITALS = re.compile(r"(?!(?:US|USA|UK|UAE|NYC|NY|LA|SF|DC|NZ)$)[A-Z]{2,4}$")
+# "Berlin-based", "TypeScript"; not "Aix-en-Provence", "McAllen"
+_COMPOUND = re.compile(r"-[a-z]+$|^(?!(?:Mac|Mc|De|La|Le|Du)[A-Z])\w*[a-z][A-Z]")
 _ADVERB = r"(?: (?:now|currently|still|just|recently|also|has|have|had|am|is|are))*"
+_WHEN = rf"(?:,? (?P<prep>in|since|until|till) (?P<date>{_DATE}))?"
+# All of a name, and not where what follows belongs to who has it: "Tom's office", but "McDonald's in Graz".
+_NAMED = rf"(?>{NAME})(?!(?<=['’]s) (?!(?:in|at|for|as|and|but|or|since|until|till|near|on|with|now|again|too)\b)[a-z])"
 
 _LIVES = re.compile(
     rf"^{_WHO}{_ADVERB} (?P<how>lives?|living|resides?|lived|used to live|moved|no longer lives?) (?:in|to|at|back to) "
-    rf"(?P<what>{NAME})(?:,? (?P<prep>in|since|until|till) (?P<date>{_DATE}))?"
+    rf"(?P<what>{_NAMED}){_WHEN}"
 )
-_WORKS, _WORKS_IN = (
-    re.compile(
-        rf"^{_WHO}{_ADVERB} (?P<how>works?|working|worked|used to work|no longer works?) {where}"
-        rf"(?P<what>{NAME})(?:,? (?P<prep>in|since|until|till) (?P<date>{_DATE}))?"
-    )
-    for where in ("(?:at|for) ", rf"in (?!(?:{_FIELDS})\b)")
+_MOVED = re.compile(
+    rf"^{_WHO}{_ADVERB} moved (?:from (?P<left>{_NAMED})(?: back)? to (?P<what>{_NAMED})"
+    rf"|(?:back )?to (?P<now>{_NAMED}) from (?P<before>{_NAMED})){_WHEN}"
 )
-_BORN = re.compile(rf"^{_WHO} (?:was|were) born in (?P<what>{NAME})(?:,? (?P<prep>in) (?P<date>{_DATE}))?")
+_WORKS = re.compile(rf"^{_WHO}{_ADVERB} (?P<how>works?|working|worked|used to work|no longer works?)\b")
+# What follows, one after the other: "in sales at SAP in Graz"; what is no name is passed over.
+_WORKPLACE = re.compile(
+    rf",? (?:(?P<of>at|for|in) (?!(?:{_MONTH})\b)(?P<what>{_NAMED})|in (?:an? |the )?[a-z]+\b"
+    rf"|as (?:an? |the )?[a-z-]+(?: (?!(?:at|for|in|since|until|till)\b)[a-z]+)?)"
+)
+_SINCE = re.compile(_WHEN)
+_BORN = re.compile(rf"^{_WHO} (?:was|were) born in (?P<what>{_NAMED})(?:,? (?P<prep>in) (?P<date>{_DATE}))?")
 _MARRIED = re.compile(
     rf"^{_WHO}{_ADVERB} (?P<how>married|engaged|divorced)(?: to| from)? (?P<what>{NAME})"
     rf"(?:,? (?P<prep>in|since) (?P<date>{_DATE}))?"
@@ -165,15 +213,21 @@ def _clause(turn: Turn, clause: str, quote: str) -> Iterator[Claim | None]:
                 yield claim(
                     turn, name, relation, "me", subject_kind="person", object_kind="person", by="rules", quote=quote
                 )
-    for pattern, relation, kind in (
-        (_LIVES, "lives in", "place"),
-        (_WORKS, "works at", "organisation"),
-        (_WORKS_IN, "works in", "place"),
-        (_BORN, "was born in", "place"),
-        (_MARRIED, "", "person"),
-    ):
-        if (stated := pattern.match(clause)) is not None:
-            yield _stated(turn, stated, relation, kind, quote)
+    if (moved := _MOVED.match(clause)) is not None:
+        left, now = moved["left"] or moved["before"], moved["what"] or moved["now"]
+        if _place(left) and _place(now):
+            yield _stated(turn, moved["who"], "lives in", now, "place", quote, moved)
+            yield _stated(turn, moved["who"], "lives in", left, "place", quote, moved, ended=True)
+    elif (lives := _LIVES.match(clause)) is not None and _place(lives["what"]):
+        yield _stated(turn, lives["who"], "lives in", lives["what"], "place", quote, lives, past=_over(lives))
+    if (works := _WORKS.match(clause)) is not None:
+        yield from _works(turn, works, clause, quote)
+    if (born := _BORN.match(clause)) is not None and _place(born["what"]):
+        yield _stated(turn, born["who"], "was born in", born["what"], "place", quote, born)
+    if (married := _MARRIED.match(clause)) is not None:
+        relation = "is engaged to" if married["how"] == "engaged" else "is married to"
+        over = married["how"] == "divorced"
+        yield _stated(turn, married["who"], relation, married["what"], "person", quote, married, ended=over)
     if (called := _CALLED.match(clause)) is not None and (name := _named(called["name"])):
         yield claim(turn, "me", ALIAS, name, subject_kind="person", object_kind="person", by="rules", quote=quote)
     if (liked := _FAVOURITE.match(clause)) is not None:
@@ -182,23 +236,51 @@ def _clause(turn: Turn, clause: str, quote: str) -> Iterator[Claim | None]:
         yield claim(turn, "me", f"has {pet['thing']}", pet["name"], by="rules", quote=quote)
 
 
-def _stated(turn: Turn, found: re.Match[str], relation: str, kind: str, quote: str) -> Claim | None:
-    who, what = _who(found["who"]), _named(found["what"])
-    if not who or not what:
+def _works(turn: Turn, works: re.Match[str], clause: str, quote: str) -> Iterator[Claim | None]:
+    """For whom somebody works, and in which places."""
+    employer, places, end = "", [], works.end()
+    while (part := _WORKPLACE.match(clause, end)) is not None:
+        end = part.end()
+        if part["of"] == "in":
+            places += [part["what"]] if _place(part["what"]) else []
+        elif part["what"] and part["what"] not in _NO_EMPLOYERS:
+            employer = employer or part["what"]
+    when = _SINCE.match(clause, end)
+    assert when is not None
+    for relation, kind, names in (("works at", "organisation", [employer]), ("works in", "place", places)):
+        for name in names:
+            yield _stated(turn, works["who"], relation, name, kind, quote, when, past=_over(works))
+
+
+def _over(found: re.Match[str]) -> bool:
+    return _PAST.search(found["how"]) is not None
+
+
+def _stated(
+    turn: Turn, who: str, relation: str, what: str, kind: str, quote: str, when: re.Match[str], *, past: bool = False,
+    ended: bool = False,
+) -> Claim | None:  # fmt: skip
+    """when: has the date, and whether it is that of the beginning or of the end. ended: it is that of the end."""
+    subject, object_ = _who(who), _named(what)
+    if not subject or not object_:
         return None
-    how = found.groupdict().get("how") or ""
-    if not relation:
-        relation = "is engaged to" if how == "engaged" else "is married to"
-    past = bool(_PAST.search(how)) or found["prep"] in ("until", "till")
-    date = found["date"]
+    ended = ended or when["prep"] in ("until", "till")
+    past = past or ended
     return claim(
-        turn, who, relation, what,
+        turn, subject, relation, object_,
         subject_kind="person", object_kind=kind,
         holds="was" if past else "is",
-        since=None if past else date,
-        until=date if past and (how == "divorced" or found["prep"] in ("until", "till")) else None,
+        since=None if past else when["date"],
+        until=when["date"] if ended else None,
         by="rules", quote=quote,
     )  # fmt: skip
+
+
+def _place(name: str) -> bool:
+    """Whether it may be a place, by its last word."""
+    last = name.split()[-1]
+    plain = re.sub(r"['’]s$", "", last)
+    return not (plain in _NO_PLACES or len(plain) == 1 or _COMPOUND.search(plain) or _CAPITALS.match(name))
 
 
 def _who(text: str) -> str:
