@@ -19,6 +19,7 @@ import uvloop
 # `support` holds the helpers that are no tests themselves.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from support.guard import guard
 from support.redis_servers import unsynced
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
@@ -54,6 +55,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first: one that begins last would keep all other processes waiting at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_outlives_the_tests() -> None:
+    guard()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -237,6 +238,8 @@ def _misused(exc: TyperException) -> None:
 
 def main() -> None:
     """The entry point: what goes wrong is one sentence and status 1, or 2 for a wrong use or an unusable folder."""
+    # as Ctrl-C does: what was started for a command ends with it
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except TyperException as exc:

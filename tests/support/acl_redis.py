@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import redis
+from support.guard import mark
 from support.http_stack import until
 
 from services.cli.launch.redis_servers import server_binary
@@ -52,11 +53,13 @@ def start(folder: Path, *arguments: str, users: str = "", **environment: str) ->
     server = commands / "redis-server"
     server.unlink(missing_ok=True)
     # how the script calls it: its settings, --aclfile, the file of users, more
-    server.write_text(f"#!/bin/sh\nprintf '%s\\n' '{users}' >>\"$3\"\nexec {server_binary()} \"$@\"\n")
+    server.write_text(
+        f"#!/bin/sh\nprintf '%s\\n' '{users}' >>\"$3\"\nexec {server_binary()} \"$@\" --set-proc-title no\n"
+    )
     server.chmod(0o755)
     return subprocess.Popen(
         ["/bin/sh", str(DEPLOY / "start.sh"), "--dir", str(folder), *arguments],
-        env={"PATH": f"{commands}:{os.environ['PATH']}", "TMPDIR": str(folder), **PASSWORDS, **environment},
+        env={"PATH": f"{commands}:{os.environ['PATH']}", "TMPDIR": str(folder), **PASSWORDS, **mark(), **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import redis
 from redis.exceptions import RedisError
+from support.guard import READABLE
 from support.redis_servers import UNSYNCED
 
 from services.cli.launch.redis_servers import server_binary
@@ -72,7 +73,7 @@ class Node:
 
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        values = {"port": str(self.port), "bind": "127.0.0.1", "dir": str(self.folder), **self._config}
+        values = {"port": str(self.port), "bind": "127.0.0.1", "dir": str(self.folder), **READABLE, **self._config}
         config = self.folder / "server.conf"
         # a sentinel keeps what it learns in this file
         if not (self._sentinel and config.exists()):

@@ -17,7 +17,6 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,16 +29,6 @@ from services.cli.launch.redis_servers import EmbeddedRedisError, Version, serve
 MAX_SOCKET_PATH = 100
 # So many seconds the system may take to end what was killed: on a busy machine, longer than a server takes to answer.
 _DYING = 60.0
-
-
-@contextlib.contextmanager
-def bus_url(configured: str | None, data_dir: Path) -> Iterator[str]:
-    """The configured URL as it is, else that of a server which runs as long as the block."""
-    if configured:
-        yield configured
-        return
-    with EmbeddedRedis(data_dir, reuse=True) as server:
-        yield server.url
 
 
 def can_start(data_dir: Path) -> None:
@@ -262,6 +251,8 @@ class EmbeddedRedis:
             "maxmemory-policy": "noeviction",
             # Milliseconds after which a script that goes on may be ended, and everybody is told.
             "busy-reply-threshold": "1000",
+            # A title would stand in the place of its environment, by which it is known who has started it.
+            "set-proc-title": "no",
             **({"requirepass": self._password} if self._password else {}),
             **self._extra,
         }

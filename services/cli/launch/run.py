@@ -17,13 +17,14 @@ from rich.console import Console
 from services.cli.launch.console_build import CannotBuild, build
 from services.cli.launch.console_build import Console as WebConsole
 from services.cli.launch.embedded_redis import can_start
+from services.cli.launch.leash import REDIS_ENDS
 from services.cli.launch.log_view import LogView
 from services.cli.launch.models import ModelChoice, Wanted, choose_model, demo_env, instead_of_demo, late_model
 from services.cli.launch.plan import MODEL_USERS, PARTICIPANTS, RunOptions, participants
 from services.cli.launch.probes import port_state, redis_version, writable
 from services.cli.launch.pull_view import PullView
 from services.cli.launch.readiness import reasons
-from services.cli.launch.run_lock import REDIS_ENDS, UnusableFolder, run_lock
+from services.cli.launch.run_lock import UnusableFolder, run_lock
 from services.cli.launch.search_choice import choose_search
 from services.cli.launch.supervisor import StartError, Supervisor, grace, until_signal
 from services.cli.settings import ClientSettings, CriticWish, DrainWish, McpWish, MemoryWish, ModelWish, SearchWish

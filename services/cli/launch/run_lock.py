@@ -7,12 +7,10 @@ import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from services.cli.launch.leash import crew_lock
+from services.cli.launch.leash import REDIS_ENDS, crew_lock
 from shared.errors import Local2Error
 from shared.participant.file_lock import FileLock
 
-# What the embedded Redis may take to write everything out, when the last process of a stack ends it.
-REDIS_ENDS = 12.0
 _QUIET = 0.2
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 
@@ -63,3 +67,23 @@ def test_a_folder_that_is_not_there_has_nothing_to_repair(tmp_path: Path) -> Non
     assert repair(tmp_path / "new", embedded=True) == []
     assert damages(tmp_path / "new", embedded=True) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_is_told_to_end_ends_the_redis_that_it_has_started(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from services.cli import app\n"
+        "from services.cli.launch.embedded_redis import EmbeddedRedis\n"
+        "def command(**_):\n"
+        "    with EmbeddedRedis(Path(sys.argv[1])) as server:\n"
+        "        print(server.pid, flush=True)\n"
+        "        time.sleep(60)\n"
+        "app.app = command\n"
+        "app.main()\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "redis")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        server = psutil.Process(int(running.stdout.readline()))
+        running.terminate()
+    assert running.returncode == 128 + signal.SIGTERM
+    assert not server.is_running()

@@ -15,9 +15,10 @@ import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from support.redis_servers import kept_busy
 
 from services.cli.launch import embedded_redis, redis_servers
-from services.cli.launch.embedded_redis import EmbeddedRedis, bus_url
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.cli.launch.redis_servers import EmbeddedRedisError, server_binary
 
 
@@ -83,6 +84,16 @@ def test_a_graceful_stop_keeps_everything_and_leaves_no_process(server: Embedded
     server.start()
     with client(server) as connection:
         assert connection.get("key") == "value"
+
+
+def test_a_server_that_is_too_busy_to_hear_that_it_shall_end_is_killed(server: EmbeddedRedis) -> None:
+    pid = server.pid
+    assert pid is not None
+    with kept_busy(server.url):
+        server.stop(timeout=0.5)
+    assert server.pid is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_half_a_command_at_the_end_of_the_file_is_dropped(server: EmbeddedRedis) -> None:
@@ -173,19 +184,6 @@ def test_a_port_that_is_taken_is_an_error_with_the_server_s_own_words(tmp_path: 
         with pytest.raises(EmbeddedRedisError, match=r"stopped at its start: .*(listen|bind|in use)"):
             second.start()
         assert second.pid is None
-
-
-def test_a_configured_url_is_taken_as_it_is(tmp_path: Path) -> None:
-    with bus_url("redis://elsewhere:6379/3", tmp_path / "unused") as url:
-        assert url == "redis://elsewhere:6379/3"
-    assert not (tmp_path / "unused").exists()
-
-
-def test_without_a_configured_url_a_server_runs_as_long_as_it_is_needed(tmp_path: Path) -> None:
-    with bus_url(None, tmp_path / "redis") as url, redis.Redis.from_url(url) as connection:
-        assert connection.ping()
-    with redis.Redis.from_url(url, retry=ONCE) as connection, pytest.raises(redis.ConnectionError):
-        connection.ping()
 
 
 def fake_server(folder: Path, name: str, version: str) -> Path:

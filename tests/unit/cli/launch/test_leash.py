@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.redis_servers import kept_busy
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from services.cli.launch.leash import crew_lock
@@ -36,12 +36,17 @@ MODULES = {
     """,
     "deaf": """
         import pathlib, signal, time
+        from services.cli.launch.embedded_redis import EmbeddedRedis
+        # what is waited for has not to be waited for here
+        EmbeddedRedis.stop.__defaults__ = (0.5,)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         pathlib.Path("up-deaf").touch()
         time.sleep(60)
     """,
     "busy": """
         import pathlib
+        from services.cli.launch.embedded_redis import EmbeddedRedis
+        EmbeddedRedis.stop.__defaults__ = (0.5,)
         pathlib.Path("up-busy").touch()
         while True:
             pass
@@ -120,16 +125,11 @@ def test_after_kill_9_of_the_supervisor_its_processes_end_in_order(folder: Path,
     assert "Redis is now ready to exit" in (folder / "data/redis/redis.log").read_text().replace("Valkey", "Redis")
 
 
-def test_a_process_that_is_deaf_for_sigterm_is_ended_by_the_system(folder: Path) -> None:
+def test_processes_that_are_deaf_for_sigterm_end_too_and_so_does_a_redis_that_is(folder: Path) -> None:
     supervisor, crew = started(folder, folder / "data", "deaf", "busy")
-    redis = json.loads((folder / "data/redis/redis.lock").read_text())["pid"]
-    killed(supervisor)
-    assert psutil.wait_procs([child for child in crew if child.pid != redis], timeout=20)[1] == []
-    # who is ended like that ends nobody else: Redis is used again by the next run, and ended with it
-    assert [child.pid for child in crew if child.is_running()] == [redis]
-    with EmbeddedRedis(folder / "data/redis", reuse=True) as server:
-        assert server.alive()
-    assert psutil.wait_procs(crew, timeout=10)[1] == []
+    with kept_busy(EmbeddedRedis(folder / "data/redis").url):
+        killed(supervisor)
+        assert psutil.wait_procs(crew, timeout=20)[1] == []
 
 
 async def test_a_run_waits_for_what_is_left_of_an_earlier_one(folder: Path) -> None:
