@@ -116,12 +116,12 @@ async def test_after_a_night_off_nothing_unfinished_is_trimmed_whoever_comes_fir
 ) -> None:
     """Every participant is silent for hours when the first one comes back, and only it can clean up."""
     left_over(raw)
-    janitor = Janitor(bus, 5)
-    await watching(janitor, time, 600)
+    janitor = Janitor(bus, 30)
+    await watching(janitor, time, 600, 30)
     assert raw.xlen(WORK) == 3
     # asleep again: what was seen before proves nothing
     time.now += 5 * 3_600_000
-    await watching(janitor, time, 3_000)
+    await watching(janitor, time, 3_000, 30)
     assert raw.xlen(WORK) == 3
 
 

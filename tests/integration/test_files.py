@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import orjson
 import pytest
 import pytest_asyncio
 import redis
+from support import command_line
+from support.forked import ROOT
 from support.http_gateway import ADMIN_KEY, Site, gateway_settings, serving
 from support.made_files import pdf, png
 from support.memories import asking, memory_settings, remembering
@@ -33,6 +35,7 @@ from services.memory.documents import Documents
 from services.memory.service import app
 from services.memory.settings import DocumentSettings
 from shared.contracts import MEMORY_READ, RESPONSE_GENERATION
+from shared.errors import Local2Error
 from shared.participant.files import Files
 from shared.testing.model_server import ScriptedModelServer
 from shared.testing.script import Script
@@ -389,7 +392,9 @@ async def test_a_file_is_read_though_the_clock_of_the_bus_goes_forward_meanwhile
             try:
                 return await attached(files, *args)
             finally:
+                # the next question is not an hour late until the clock is read again
                 clock._leaps.pop()
+                clock._offset -= 3_600
 
     monkeypatch.setattr(Documents, "open", slowly)
     monkeypatch.setattr("services.generator.run.attached", later)
@@ -598,11 +603,26 @@ async def test_images_that_cannot_be_taken_are_refused_in_openais_form(site: Sit
 # ── the command line ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def local2(site: Site, *words: str) -> tuple[int | None, str, str]:
-    root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": root, "LOCAL2_API_URL": site.url, "LOCAL2_API_KEY": ADMIN_KEY}
+Local2 = Callable[..., Awaitable[tuple[int, str, str]]]
+
+
+@pytest.fixture
+def local2(site: Site, monkeypatch: pytest.MonkeyPatch) -> Local2:
+    """The status of a command, and what it writes to the one and the other."""
+
+    async def run(*words: str) -> tuple[int, str, str]:
+        done = await command_line.local2(monkeypatch, site, *words)
+        refused = f"local2: {done.exception}\n" if isinstance(done.exception, Local2Error) else ""
+        return done.exit_code, done.stdout, done.stderr + refused
+
+    return run
+
+
+async def ask(site: Site, *words: str) -> tuple[int | None, str, str]:
+    """The same of `local2 ask`, which hears signals and so is a program of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LOCAL2_API_URL": site.url, "LOCAL2_API_KEY": ADMIN_KEY}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.cli", *words),
+        *(sys.executable, "-m", "services.cli", "ask", *words),
         env={**environment, "COLUMNS": "200"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -615,29 +635,31 @@ async def test_a_question_with_files_is_asked_from_the_command_line(site: Site, 
     one, two = tmp_path / "one.md", tmp_path / "two.md"
     one.write_bytes(NOTES)
     two.write_text("The gate's code is 4711.")
-    status, out, err = await local2(site, "ask", "what is the code?", "--file", str(one), "-f", str(two))
+    status, out, err = await ask(site, "what is the code?", "--file", str(one), "-f", str(two))
     assert (status, out, err) == (0, "I have read it.\n", "")
     content = last_question()["content"]
     assert "attached file one.md" in content
     assert "The gate's code is 4711." in content
-    status, out, err = await local2(site, "ask", "x", "--file", str(tmp_path / "none.md"))
+    status, out, err = await ask(site, "x", "--file", str(tmp_path / "none.md"))
     assert (status, out) == (1, "")
     assert "none.md cannot be read: No such file or directory" in err
 
 
-async def test_files_are_added_listed_searched_and_removed_from_the_command_line(site: Site, tmp_path: Path) -> None:
+async def test_files_are_added_listed_searched_and_removed_from_the_command_line(
+    site: Site, local2: Local2, tmp_path: Path
+) -> None:
     path = tmp_path / "gate.txt"
     path.write_text("The gate opens at seven.")
-    status, out, _ = await local2(site, "files", "add", str(path))
+    status, out, _ = await local2("files", "add", str(path))
     assert status == 0
     id = out.split()[0]
     await read(site.http, id)
-    listed = (await local2(site, "files", "list"))[1]
+    listed = (await local2("files", "list"))[1]
     assert id in listed
     assert "gate.txt" in listed
-    assert "The gate opens at seven." in (await local2(site, "files", "search", "when does the gate open?"))[1]
-    assert (await local2(site, "files", "rm", id))[0] == 0
-    status, _, err = await local2(site, "files", "rm", id)
+    assert "The gate opens at seven." in (await local2("files", "search", "when does the gate open?"))[1]
+    assert (await local2("files", "rm", id))[0] == 0
+    status, _, err = await local2("files", "rm", id)
     assert status == 1
     assert err.startswith("local2: there is no such file; what there is: ")
     assert err.endswith("files list\n")
@@ -645,7 +667,7 @@ async def test_files_are_added_listed_searched_and_removed_from_the_command_line
     after, missing = tmp_path / "after.txt", tmp_path / "missing.txt"
     after.write_text("Still taken.")
     # a line for each, and the others are taken
-    status, out, err = await local2(site, "files", "add", str(path), str(missing), str(after))
+    status, out, err = await local2("files", "add", str(path), str(missing), str(after))
     assert (status, out.split()[1:]) == (1, ["after.txt"])
     refused, unread = err.splitlines()
     assert refused.startswith("local2: ")
@@ -657,18 +679,18 @@ async def test_files_are_added_listed_searched_and_removed_from_the_command_line
 # ── backup ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_files_are_in_a_backup_and_come_back_under_their_ids(site: Site, tmp_path: Path) -> None:
+async def test_files_are_in_a_backup_and_come_back_under_their_ids(site: Site, local2: Local2, tmp_path: Path) -> None:
     saved, without = str(tmp_path / "all.backup"), ("--without=preferences", "--without=knowledge")
     async with user(site, "ada") as ada, user(site, "abe") as abe:
         one, two = await added(ada, MANUAL, "kettle.pdf"), await added(abe, png(3, 2), "dot.png")
         await read(ada, one["id"])
-        status, _, err = await local2(site, "backup", saved, *without)
+        status, _, err = await local2("backup", saved, *without)
         assert status == 0, err
         for http, file in ((ada, one), (abe, two)):
             await http.delete(f"/files/{file['id']}")
         kept = await added(ada, b"came since", "since.txt")
         for _ in range(2):
-            status, out, err = await local2(site, "restore", saved, "--merge", *without)
+            status, out, err = await local2("restore", saved, "--merge", *without)
             assert status == 0, out + err
         there = await read(ada, one["id"])
         assert (there["state"], there["name"], there["added"]) == ("ready", "kettle.pdf", one["added"])

@@ -14,10 +14,11 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError
 from support.acl_redis import acl_redis
+from support.forked import TESTS
 from support.http_gateway import ADMIN_KEY, gateway_settings
 from support.http_gateway import serving as gateway
 from support.mcp_asking import SECRET, Asker, asking, change, mcp_settings
-from support.services import TESTS, announced, running
+from support.services import announced, running
 from support.waiting import eventually
 from typer.testing import CliRunner
 

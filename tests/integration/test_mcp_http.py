@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 import redis
+from support.forked import TESTS
 from support.http_stack import free_port
 from support.mcp_asking import SECRET, Asker, asking, change, mcp_settings
-from support.services import TESTS, announced, running
+from support.services import announced, running
 from support.waiting import eventually
 
 from services.mcp.service import app

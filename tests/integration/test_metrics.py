@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from support.forked import TESTS
 from support.http_stack import HttpStack, ModelProcess, Rules, until
 from support.promtool import promtool
-from support.services import TESTS
 from support.stack import Participants
 
 from services.cli.launch.embedded_redis import EmbeddedRedis

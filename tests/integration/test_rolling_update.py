@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 import redis
+from support.forked import TESTS
 from support.http_stack import ADMIN_KEY, SSE, ModelProcess, answer_in, bearer, ended, event_types, free_port, parsed
 from support.http_stack import blocks as events_of
-from support.services import TESTS
 from support.stack import Participant, Participants
 from support.waiting import eventually
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from support.forked import Forked
 from support.redis_servers import unsynced
-from support.services import TESTS
 from support.stack import Participant, Participants
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
@@ -125,7 +124,7 @@ class ModelProcess:
         self._log = log
         self._port = free_port()
         self._rules: Rules = ()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
         self.http = httpx.Client(base_url=self.url, timeout=10, trust_env=False, verify=False)
 
     @property
@@ -135,9 +134,8 @@ class ModelProcess:
     def start(self) -> None:
         script = self._log.with_name("rules.json")
         script.write_text(json.dumps({"rules": self._rules}), encoding="utf-8")
-        argv = [sys.executable, "-m", "shared.testing.model_server", "--port", str(self._port), "--rules", str(script)]
-        with self._log.open("ab") as out:
-            self._process = subprocess.Popen(argv, cwd=TESTS.parent, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        arguments = ("--port", str(self._port), "--rules", str(script))
+        self._process = Forked("shared.testing.model_server", *arguments, environment=os.environ, log=self._log)
         until(lambda: self.http.get("/api/version").is_success, 20, "the model server answers")
 
     def kill(self) -> None:

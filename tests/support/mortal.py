@@ -1,27 +1,21 @@
-"""Memories and knowledges in processes of their own, some of which die at a chosen step.
-
-They are forked from one process that has imported everything: a start costs a tenth of what it would cost otherwise.
-"""
+"""Memories and knowledges in processes of their own, some of which die at a chosen step."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator
 from importlib import import_module
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from support.services import TESTS
+from support.forked import Forked
 from support.waiting import eventually
 
 from shared.participant.service import Service
 
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload([__name__, "services.memory.service", "services.knowledge.service"])
 _HEARTBEAT = 0.5
 _SETTINGS: dict[str, dict[str, Any]] = {
     "memory": {"memory_classify": "rules"},
@@ -38,22 +32,20 @@ class Replica:
     ) -> None:
         settings = {"redis_url": url, "data_dir": folder, "heartbeat": _HEARTBEAT, "drain": 1, "log_level": "error",
                     "ollama_host": model_url, **_SETTINGS[name], **values}  # fmt: skip
-        _start_forkserver()
         environment = {f"LOCAL2_{name.upper()}": str(value) for name, value in settings.items()}
-        self.process = _forks.Process(target=_serve, args=(name, step, times, environment))
-        self.process.start()
+        arguments = ("support.mortal", name, step, str(times))
+        self.process = Forked(*arguments, environment={**os.environ, **environment})
 
     async def died(self) -> None:
-        await eventually(lambda: not self.process.is_alive(), 30, "the replica has died")
-        assert self.process.exitcode == -signal.SIGKILL
+        await eventually(lambda: self.process.poll() is not None, 30, "the replica has died")
+        assert self.process.returncode == -signal.SIGKILL
 
     def kill(self) -> None:
         self.process.kill()
 
     def end(self) -> None:
         self.process.kill()
-        self.process.join()
-        self.process.close()
+        self.process.wait()
 
 
 @contextlib.contextmanager
@@ -66,21 +58,7 @@ def replica(*args: Any, **values: Any) -> Iterator[Replica]:
         started.end()
 
 
-def _start_forkserver() -> None:
-    # it finds what it imports by this variable alone
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
-    try:
-        forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-
-
-def _serve(participant: str, step: str, times: int, environment: Mapping[str, str]) -> None:
-    os.environ.update(environment)
+def _serve(participant: str, step: str, times: int) -> None:
     left = times
 
     def fault(name: str) -> None:
@@ -91,3 +69,7 @@ def _serve(participant: str, step: str, times: int, environment: Mapping[str, st
 
     service = import_module(f"services.{participant}.service")
     Service(participant, service.app.settings_cls, service.builder(fault)).main()
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], sys.argv[2], int(sys.argv[3]))

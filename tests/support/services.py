@@ -6,19 +6,15 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
+from support.forked import Forked
 from support.waiting import eventually
 
 from shared.bus import Bus
 from shared.participant.service import Service
 from shared.participant.settings import Settings
-
-TESTS = Path(__file__).resolve().parents[1]
 
 
 @contextlib.asynccontextmanager
@@ -38,10 +34,7 @@ class Child:
 
     def __init__(self, app: str, url: str, **environment: str) -> None:
         settings = {"LOCAL2_REDIS_URL": url, "LOCAL2_HEARTBEAT": "0.2", "LOCAL2_LOG_LEVEL": "error", **environment}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "support.apps", app],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]), **settings},
-        )
+        self.process = Forked("support.apps", app, environment={**os.environ, **settings})
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -49,7 +42,7 @@ class Child:
     async def ended(self, timeout: float = 10.0) -> int:
         """The exit status."""
         await eventually(lambda: self.process.poll() is not None, timeout, "the process ends")
-        return int(self.process.returncode)
+        return int(self.process.wait())
 
 
 @contextlib.contextmanager

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from support.apps import ProbeSettings, probe
-from support.services import TESTS, announced, running
+from support.forked import ROOT, Forked
+from support.services import announced, running
 from support.waiting import eventually
 
 from services.generator.service import build
@@ -235,13 +236,17 @@ async def stage(
 class Participant:
     """One process. `name` is the participant's; `tree` is where its code lies."""
 
-    def __init__(self, name: str, environment: dict[str, str], log: Path, tree: Path = TESTS.parent) -> None:
+    def __init__(self, name: str, environment: dict[str, str], log: Path, tree: Path = ROOT) -> None:
         self.name = name
         self._log = log
-        argv = ["-m", MODULES[name]] if name in MODULES else ["-m", "support.apps", name]
+        module, *arguments = [MODULES[name]] if name in MODULES else ["support.apps", name]
+        self.process: Forked | subprocess.Popen[bytes]
+        if tree == ROOT:
+            self.process = Forked(module, *arguments, environment=environment, log=log)
+            return
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, *argv],
+                [sys.executable, "-m", module, *arguments],
                 cwd=tree,
                 env={**environment, "PYTHONPATH": os.pathsep.join([str(tree / "tests"), str(tree)])},
                 stdin=subprocess.DEVNULL,
@@ -303,7 +308,7 @@ class Participants:
             if participant.alive:
                 participant.kill()
 
-    def start(self, name: str, *, tree: Path = TESTS.parent, **values: Any) -> Participant:
+    def start(self, name: str, *, tree: Path = ROOT, **values: Any) -> Participant:
         """A new replica, of the code in `tree`. `values` are settings of this one."""
         number = sum(one.name == name for one in self.started)
         environment = dict(self._environment)
