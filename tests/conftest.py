@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import shutil
@@ -33,6 +34,8 @@ _ON_UVLOOP = re.compile(r"/(integration/test_(bus|journal|registry)|unit/bus/)")
 # every process that a test starts, and every worker of pytest, would compile all of it anew
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# what is collected stays until the end
+gc.disable()
 # nobody reads the answers of a test before he asks on
 os.environ.setdefault("LOCAL2_YIELD_REST", "0")
 # what went wrong is in a failed test's output, without a line per message
@@ -55,6 +58,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first: one that begins last would keep all other processes waiting at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

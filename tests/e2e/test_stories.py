@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -308,70 +307,35 @@ def test_dead_letters_are_listed_shown_replayed_and_dropped(client: dict[str, st
 
 
 @pytest.mark.slow
-def test_after_kill_9_of_local2_run_no_process_is_left_and_it_can_start_again(tmp_path: Path) -> None:
-    log = tmp_path / "stack.log"
-    with run.stack(log, options=("--respondent-b",)) as env:
-        supervisor = psutil.Process(int((Path(env["LOCAL2_DATA_DIR"]) / "run.lock").read_text()))
-        children = supervisor.children(recursive=True)
-        # Redis, and every participant but mcp, which has no servers here
-        assert len(children) == len(PARTICIPANTS), [child.cmdline() for child in children]
-        assert run.local2(env, "ask", "What is the capital of France?").returncode == 0
-        supervisor.kill()
-        # at once: the next one waits for what is still ending
-        with log.open("ab") as out:
-            command = [sys.executable, "-m", "services.cli", "run", "--headless"]
-            with run.program(command, env, out) as again:
-                # until they are gone, a gateway of before may still answer at this port
-                assert psutil.wait_procs(children, timeout=60)[1] == []
-                run.wait_until_ready(f"http://127.0.0.1:{env['LOCAL2_API_PORT']}", again)
-                # The bus kept its data: the session of before is still there.
-                sessions = json.loads(run.local2(env, "sessions", "list", "--json").stdout)
-                assert [row["title"] for row in sessions] == ["What is the capital of France?"]
-
-
-@pytest.mark.slow
-def test_of_two_runs_that_start_on_one_folder_at_the_same_moment_one_works(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    (tmp_path / "link").symlink_to(data)
-    ports = run.free_port(), run.free_port()
-    log = tmp_path / "log"
-    env = run.clean_environment(tmp_path) | {"LOCAL2_WEB_SEARCH_PROVIDER": "mock", "OLLAMA_HOST": "http://127.0.0.1:9"}
-    # no model is needed for this
-    env |= {"LOCAL2_BACKEND": "openai", "LOCAL2_BASE_URL": "http://127.0.0.1:9/v1", "LOCAL2_MODEL": "none"}
-    command = [sys.executable, "-m", "services.cli", "run", "--headless"]
-    with ExitStack() as stack:
-        out = stack.enter_context(log.open("ab"))
-        runs = [
-            stack.enter_context(run.program([*command, "--data-dir", path, "--api-port", str(port)], env, out))
-            for path, port in zip((os.path.relpath(data), str(tmp_path / "link")), ports, strict=True)
-        ]
-        deadline = time.monotonic() + 60
-        while not (ended := [one for one in runs if one.poll() is not None]):
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
-        (refused,) = ended
-        assert refused.returncode == 1
-        assert "LoCAL2 already runs on the data folder" in log.read_text()
-        (works,) = [one for one in runs if one is not refused]
-        url = f"http://127.0.0.1:{ports[runs.index(works)]}/health"
-        while True:
-            try:
-                assert httpx.get(url, trust_env=False, verify=False).status_code == 200
-                break
-            except httpx.TransportError:
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.05)
-        # one server, one database
-        children = psutil.Process(works.pid).children(recursive=True)
-        assert len([child for child in children if "server" in child.name()]) == 1
-
-
-@pytest.mark.slow
 def test_a_second_run_on_the_same_folder_is_refused(client: dict[str, str]) -> None:
     done = run.local2(client, "run", "--headless", "--api-port", str(run.free_port()))
     assert done.returncode == 1
     assert "LoCAL2 already runs on the data folder" in done.stderr
+
+
+@pytest.mark.slow
+def test_after_kill_9_of_local2_run_no_process_is_left_and_it_can_start_again(
+    client: dict[str, str], tmp_path: Path
+) -> None:
+    """The last test on the stack, which it ends."""
+    supervisor = psutil.Process(int((Path(client["LOCAL2_DATA_DIR"]) / "run.lock").read_text()))
+    # Redis, and every participant but mcp, which has no servers here
+    children = supervisor.children()
+    assert len(children) == len(PARTICIPANTS), [child.cmdline() for child in children]
+    # and who reads pages for one of them
+    children = supervisor.children(recursive=True)
+    asked = json.loads(run.local2(client, "ask", "What is the capital of France?", "--json").stdout)
+    supervisor.kill()
+    # at once: the next one waits for what is still ending
+    with (tmp_path / "stack.log").open("ab") as out:
+        command = [sys.executable, "-m", "services.cli", "run", "--headless"]
+        with run.program(command, client, out) as again:
+            # until they are gone, a gateway of before may still answer at this port
+            assert psutil.wait_procs(children, timeout=60)[1] == []
+            run.wait_until_ready(f"http://127.0.0.1:{client['LOCAL2_API_PORT']}", again)
+            # The bus kept its data: the session of before is still there.
+            sessions = json.loads(run.local2(client, "sessions", "list", "--json").stdout)
+            assert asked["session_id"] in {row["session_id"] for row in sessions}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from support.described import hook
 from support.services import running
-from support.waiting import eventually
+from support.waiting import PATIENCE, eventually
 
 from services.gateway.service import listen, run
 from services.gateway.settings import GatewaySettings
@@ -46,11 +46,12 @@ class Site:
 
 
 def client(url: str, key: str | None, timeout: float = 15.0) -> httpx.AsyncClient:
+    """timeout: in seconds of a free machine."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     hooks = {"response": [hook]}
     # without the certificates, which no address here needs: reading them takes longer than most tests
     return httpx.AsyncClient(
-        base_url=url, headers=headers, timeout=timeout, trust_env=False, verify=False, event_hooks=hooks
+        base_url=url, headers=headers, timeout=PATIENCE * timeout, trust_env=False, verify=False, event_hooks=hooks
     )
 
 

@@ -220,12 +220,12 @@ class HttpStack:
     # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def http(self, number: int, key: str = ADMIN_KEY, timeout: float = 30.0) -> httpx.AsyncClient:
-        """A client of one gateway."""
+        """A client of one gateway. timeout: in seconds of a free machine."""
         limits = httpx.Limits(max_connections=None)
         return httpx.AsyncClient(
             base_url=self.urls[number],
             headers=bearer(key),
-            timeout=timeout,
+            timeout=PATIENCE * timeout,
             trust_env=False,
             verify=False,
             limits=limits,
@@ -234,7 +234,7 @@ class HttpStack:
     def web(self, url: str | None = None, key: str = ADMIN_KEY, timeout: float = 15.0) -> httpx.Client:
         """The same, blocking; of the first gateway unless a URL is given."""
         return httpx.Client(
-            base_url=url or self.urls[0], headers=bearer(key), timeout=timeout, trust_env=False, verify=False
+            base_url=url or self.urls[0], headers=bearer(key), timeout=PATIENCE * timeout, trust_env=False, verify=False
         )
 
     def key_of(self, user_id: str) -> str:

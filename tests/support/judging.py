@@ -18,7 +18,7 @@ from typing import Any
 from support.redis_servers import unsynced
 from support.services import announced
 from support.stack import Client, Participant, Participants
-from support.waiting import eventually
+from support.waiting import PATIENCE, eventually
 
 from shared.bus import Bus
 from shared.contracts import (
@@ -243,7 +243,7 @@ async def _pages(tools: ToolClient, tool: str, name: str, **args: Any) -> list[d
         call_id = f"audit-{tool}-{args}-{cursor}"
         asked = {**args, "cursor": cursor} if cursor else args
         caller = Caller(call_id, user_id=USER)
-        outcome = await tools.call(tool, asked, call_id=call_id, caller=caller, timeout=20, internal=True)
+        outcome = await tools.call(tool, asked, call_id=call_id, caller=caller, timeout=20 * PATIENCE, internal=True)
         assert outcome.error is None, outcome.error
         found += outcome.data[name]
         cursor = outcome.data["cursor"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from support.memories import response
 from support.services import announced, running
-from support.waiting import eventually
+from support.waiting import PATIENCE, eventually
 
 from services.knowledge.service import app
 from services.knowledge.settings import KnowledgeSettings
@@ -79,7 +79,7 @@ class KnowledgeClient:
 
     async def tool(self, name: str, user: str = "ann", **args: Any) -> ToolResultMessage:
         caller = Caller(query_id="1-1", session_id="s9", user_id=user)
-        return await self._tools.call(name, args, call_id=uuid.uuid4().hex, caller=caller, timeout=20)
+        return await self._tools.call(name, args, call_id=uuid.uuid4().hex, caller=caller, timeout=20 * PATIENCE)
 
     async def manage(self, op: str, user: str = "ann", **args: Any) -> dict[str, Any]:
         answer = await self.managed(op, user, **args)
@@ -90,8 +90,8 @@ class KnowledgeClient:
     async def managed(self, op: str, user: str = "ann", call_id: str = "", **args: Any) -> ToolResultMessage:
         caller = Caller(query_id="1-1", user_id=user)
         return await self._tools.call(
-            "knowledge_manage", {"op": op, **args}, call_id=call_id or uuid.uuid4().hex, caller=caller, timeout=20,
-            internal=True,
+            "knowledge_manage", {"op": op, **args}, call_id=call_id or uuid.uuid4().hex, caller=caller,
+            timeout=20 * PATIENCE, internal=True,
         )  # fmt: skip
 
     async def facts(self, user: str = "ann") -> dict[str, str]:

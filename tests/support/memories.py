@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from support.services import announced, running
-from support.waiting import eventually
+from support.waiting import PATIENCE, eventually
 
 from services.memory.service import app
 from services.memory.settings import MemorySettings
@@ -139,7 +139,7 @@ class MemoryClient:
     async def managed(self, op: str, user: str = "ann", **args: Any) -> ToolResultMessage:
         call_id, caller = uuid.uuid4().hex, Caller(query_id="1-1", user_id=user)
         return await self._tools.call(
-            "memory_manage", {"op": op, **args}, call_id=call_id, caller=caller, timeout=20, internal=True
+            "memory_manage", {"op": op, **args}, call_id=call_id, caller=caller, timeout=20 * PATIENCE, internal=True
         )
 
     async def engrams(self, user: str = "ann") -> dict[str, dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -170,6 +171,14 @@ def gateway() -> Iterator[Gateway]:
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _sigterm_ends_the_tests() -> Iterator[None]:
+    """As before the entry point, which takes it."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(params=["pipe", "80 columns"])

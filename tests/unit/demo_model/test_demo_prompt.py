@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -83,6 +85,21 @@ async def test_a_question_that_brings_files_is_answered_from_them_without_a_tool
     assert asked == []
     assert [event async for event in talk.reply([user("How long?")], tools, {}, None)]
     assert asked == ["How long?"]
+
+
+@pytest.mark.parametrize(("options", "context"), [({}, 2048), ({"num_ctx": None}, 2048), ({"num_ctx": 512}, 512)])
+async def test_a_prompt_may_be_as_long_as_the_model_reads_or_as_the_client_says(
+    options: dict[str, Any], context: int
+) -> None:
+    asked: list[int] = []
+
+    async def chat(_build: Any, _options: Any, num_ctx: int, _format: Any) -> AsyncIterator[Text | Done]:
+        asked.append(num_ctx)
+        yield Done("stop")
+
+    talk = Conversation(cast(Any, SimpleNamespace(n_ctx=2048, chat=chat)), cast(Any, None))
+    assert [event async for event in talk.reply([user("How long is it?")], [], options, None)] == [Done("stop")]
+    assert asked == [context]
 
 
 def test_what_only_looks_like_a_file_is_the_question() -> None:

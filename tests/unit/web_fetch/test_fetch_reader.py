@@ -45,18 +45,19 @@ def children() -> list[int]:
     return [child.pid for child in psutil.Process().children() if "services.web_fetch.child" in child.cmdline()]
 
 
+@pytest.fixture(scope="module")
+def hostile() -> dict[str, dict[str, Any]]:
+    """What each page took."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    command = [sys.executable, "-m", "support.hostile_page"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return {told["kind"]: told for told in map(json.loads, done.stdout.splitlines())}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*PAGES, *PLAIN_TEXT])
-def test_no_page_of_five_megabytes_takes_two_seconds_or_150_mb(kind: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    done = subprocess.run(
-        [sys.executable, "-m", "support.hostile_page", kind],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    took = json.loads(done.stdout.splitlines()[-1])
+def test_no_page_of_five_megabytes_takes_two_seconds_or_150_mb(kind: str, hostile: dict[str, dict[str, Any]]) -> None:
+    took = hostile[kind]
     assert took["cpu"] <= 2
     assert took["memory"] <= 150 * MB
     assert "more time or memory" not in took["said"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -176,6 +177,32 @@ async def test_a_data_folder_belongs_to_one_run_at_a_time_whatever_path_leads_to
     assert running_pid(folder) is None
     async with run_lock(folder):
         pass
+
+
+def test_of_two_runs_that_start_on_one_folder_at_the_same_moment_one_works(folder: Path) -> None:
+    (folder / "data").mkdir()
+    (folder / "link").symlink_to(folder / "data")
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
+    with contextlib.ExitStack() as opened:
+        runs = []
+        for path in ("data", str(folder / "link")):
+            log = opened.enter_context((folder / "log").open("ab"))
+            command = [sys.executable, "-c", SUPERVISOR, path]
+            one = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, cwd=folder)
+            runs.append(opened.enter_context(one))
+            opened.callback(one.kill)
+        # each says which Redis it has, or ends
+        told = [one.stdout.readline() for one in runs if one.stdout is not None]
+        assert sorted(map(bool, told)) == [False, True], (folder / "log").read_text()
+        (refused,) = [one for one, said in zip(runs, told, strict=True) if not said]
+        assert refused.wait(20) == 1
+        assert "LoCAL2 already runs on the data folder" in (folder / "log").read_text()
+        (works,) = [one for one in runs if one is not refused]
+        # one server
+        (redis,) = psutil.Process(works.pid).children(recursive=True)
+        assert "server" in redis.name()
+    EmbeddedRedis(folder / "data/redis", reuse=True).stop_left()
+    assert psutil.wait_procs([redis], timeout=10)[1] == []
 
 
 async def test_a_look_at_the_lock_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
