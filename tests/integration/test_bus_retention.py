@@ -112,16 +112,25 @@ def left_over(raw: redis.Redis) -> None:
 
 
 async def test_after_a_night_off_nothing_unfinished_is_trimmed_whoever_comes_first(
-    bus: Bus, raw: redis.Redis, time: Time
+    bus: Bus, raw: redis.Redis, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every participant is silent for hours when the first one comes back, and only it can clean up."""
     left_over(raw)
+    monkeypatch.setattr("shared.participant.janitor._SILENT_MS", 300)
+    await asyncio.sleep(0.4)
     janitor = Janitor(bus, 30)
-    await watching(janitor, time, 600, 30)
+
+    async def watched(seconds: int) -> None:
+        for _ in range(seconds // 30):
+            # the first one back, whose work is finished
+            raw.xreadgroup("critic", "c1", {WORK: "0"})
+            await watching(janitor, time, 30, 30)
+
+    await watched(600)
     assert raw.xlen(WORK) == 3
     # asleep again: what was seen before proves nothing
     time.now += 5 * 3_600_000
-    await watching(janitor, time, 3_000, 30)
+    await watched(3_000)
     assert raw.xlen(WORK) == 3
 
 
