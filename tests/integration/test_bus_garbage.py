@@ -61,11 +61,15 @@ NEEDED = {"sessions:admin"}
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpStack]:
-    with http_stack(tmp_path_factory.mktemp("stack"), RULES, gateways=1, generators=1) as running:
-        for name, settings in OTHERS.items():
-            running.people.start(name, **settings)
-        until(lambda: not _missing(running), 60, "the others are ready")
-        yield running
+    folder = tmp_path_factory.mktemp("stack")
+    with pytest.MonkeyPatch.context() as patch:
+        # a stream in which nothing happens says so when it has been looked at
+        patch.setenv("LOCAL2_GATEWAY_KEEPALIVE", str(LOOK_SECONDS))
+        with http_stack(folder, RULES, gateways=1, generators=1) as running:
+            for name, settings in OTHERS.items():
+                running.people.start(name, **settings)
+            until(lambda: not _missing(running), 60, "the others are ready")
+            yield running
 
 
 @pytest.fixture(scope="module")
