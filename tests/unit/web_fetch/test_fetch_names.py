@@ -53,9 +53,9 @@ class Server(asyncio.DatagramProtocol):
 async def asking(answer: Answer | None, timeout: float = 5) -> AsyncIterator[tuple[Names, Server]]:
     loop = asyncio.get_running_loop()
     transport, server = await loop.create_datagram_endpoint(lambda: Server(answer), local_addr=("127.0.0.1", 0))
-    names = Names(
-        nameservers=[f"127.0.0.1:{transport.get_extra_info('sockname')[1]}"], lookups="b", timeout=timeout, domains=[]
-    )
+    address = f"127.0.0.1:{transport.get_extra_info('sockname')[1]}"
+    # without `lookups`: of what is given there pycares keeps no copy until it is read
+    names = Names(nameservers=[address], timeout=timeout, domains=[])
     try:
         yield names, server
     finally:
