@@ -53,7 +53,11 @@ def answered(query_id: str, respondent: RespondentId, query: str, answer: str) -
     )  # fmt: skip
 
 
-async def test_the_pipeline_runs_with_a_small_model_as_judge(redis_url: str, model_url: str) -> None:
+async def test_the_pipeline_runs_with_a_small_model_as_judge(
+    redis_url: str, model_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # it goes on for as long as it may
+    monkeypatch.setattr("services.critic.judge._LONGEST", 48)
     settings = CriticSettings(
         redis_url=redis_url, heartbeat=0.5, ollama_host=model_url, model="smollm2-135m-demo", num_ctx=4096,
         grade_timeout=20, attempts=1, yield_rest=0,
