@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 import uuid
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any
 
 import orjson
@@ -79,15 +77,18 @@ class Ask:
 
     def digest(self) -> str:
         """What makes two requests the same. Not the model: which ones are there may change before a repeat."""
-        left_out = ("model", "given", "kept")
-        said = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in left_out}
         # what was not always there changes nothing of a request without it: one may be repeated during an update
-        said = {name: value for name, value in said.items() if name not in _LATER or value not in (None, False)}
+        said = {
+            name: value for name in _SAID if (value := getattr(self, name)) not in (None, False) or name not in _LATER
+        }
         said["messages"] = said["messages"] or []
         if self.given:
             # the same question in another form of request is told in another form
             said["given"] = self.given
         return digest(orjson.dumps(said, default=BaseModel.model_dump, option=orjson.OPT_SORT_KEYS).decode())
+
+
+_SAID = [item.name for item in fields(Ask) if item.name not in ("model", "given", "kept")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +177,12 @@ def _same(earlier: QueryRecord, ask: Ask) -> QueryRecord:
 
 async def _check_personas(gateway: Gateway, ask: Ask) -> None:
     """Refuses at once what no live generator knows; without one, the generator will say it."""
+    if not ask.personas:
+        return
     live = await gateway.context.registry.live("generator")
     known = {persona for info in live for persona in info.facts.get("personas", ())}
     keys = {persona_key(persona) for persona in known}
-    unknown = sorted({asked for asked in ask.personas or () if persona_key(asked) not in keys}) if known else []
+    unknown = sorted({asked for asked in ask.personas if persona_key(asked) not in keys}) if known else []
     if unknown:
         raise ApiError(
             400, "unknown_persona", f"unknown personas: {', '.join(unknown)}; there are {', '.join(sorted(known))}"
@@ -238,8 +241,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         plain=ask.plain,
     )
     headers = {"session_id": session_id, "user_id": user, "traceparent": origin.trace}
-    accepting = partial(
-        lanes.accept,
+    found = await lanes.accept(
         gateway.bus,
         QUERY_RECEIVED.of(payload, once=once, **headers),
         {**record.kept(), "once": once},
@@ -248,12 +250,9 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         session_id=session_id if ask.messages is None or ask.kept is not None else None,
         respondents=[] if ask.messages is not None else ["A", "B"] if shadows else ["A"],
         limit=settings.max_session_backlog,
-    )
-    if random and ask.messages is None:
         # a session of such a name is nobody else's: it is made in the same write
-        _, found = await asyncio.gather(gateway.sessions.open(session_id, user, ask.query), accepting())
-    else:
-        found = await accepting()
+        also=gateway.sessions.opening(session_id, user, ask.query) if random and ask.messages is None else (),
+    )
     if found is None:
         gateway.metrics.refused.labels("session").inc()
         raise ApiError(429, "session_busy", "too many queries of this session are waiting", {"Retry-After": "2"})

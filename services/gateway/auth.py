@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Request
-from fastapi.security import HTTPBearer
+from fastapi.openapi.models import HTTPBearer
+from fastapi.security.base import SecurityBase
 
 from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway
@@ -15,9 +16,6 @@ from services.gateway.settings import names_loopback
 # By these a trusted key names the person whom it speaks for, and the chat; with any other key they mean nothing.
 USER_HEADER = "X-OpenWebUI-User-Id"
 CHAT_HEADER = "X-OpenWebUI-Chat-Id"
-
-# Documents the scheme in OpenAPI; the header is read below.
-_bearer = HTTPBearer(auto_error=False, description="An API key")
 
 
 async def known(request: Request) -> Principal | None:
@@ -36,15 +34,24 @@ def unauthorized(**headers: str) -> ApiError:
     )
 
 
-async def authenticated(request: Request, _documented: Annotated[Any, Depends(_bearer)]) -> Principal:
-    gateway: Gateway = request.app.state.gateway
-    if gateway.settings.auth == "off":
-        _from_this_machine(request)
-    found = await known(request)
-    if found is None:
-        raise unauthorized()
-    name = request.headers.get(USER_HEADER, "")
-    return found.named(name) if found.trusted and name else found
+class _Bearer(SecurityBase):
+    """Whose request it is, and how OpenAPI's document says that."""
+
+    model = HTTPBearer(description="An API key")
+    scheme_name = "HTTPBearer"
+
+    async def __call__(self, request: Request) -> Principal:
+        gateway: Gateway = request.app.state.gateway
+        if gateway.settings.auth == "off":
+            _from_this_machine(request)
+        found = await known(request)
+        if found is None:
+            raise unauthorized()
+        name = request.headers.get(USER_HEADER, "") if found.trusted else ""
+        return found.named(name) if name else found
+
+
+authenticated = _Bearer()
 
 
 async def administrator(principal: Annotated[Principal, Depends(authenticated)]) -> Principal:

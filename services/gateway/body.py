@@ -38,16 +38,21 @@ class JsonRequest(Request):
         return self._checked
 
     async def _read(self) -> bytes:
-        stranger = await known(self) is None
-        kept = STRANGERS_BODY if stranger else self.most
-        # the rest of the body is not read, so the connection cannot be used again
-        refusal = unauthorized(Connection="close") if stranger else _too_large(self.most)
+        # of a short one it does not matter here whose it is
+        kept = STRANGERS_BODY
+        refusal: ApiError | None = None
         parts: list[bytes] = []
         size = 0
         try:
             async for part in self.stream():
                 size += len(part)
-                if size > _PATIENCE * self.most:
+                if size > STRANGERS_BODY and refusal is None:
+                    # the rest of the body is not read, so the connection cannot be used again
+                    if await known(self) is None:
+                        refusal = unauthorized(Connection="close")
+                    else:
+                        kept, refusal = self.most, _too_large(self.most)
+                if refusal is not None and size > _PATIENCE * self.most:
                     raise refusal
                 if size > kept:
                     parts.clear()
@@ -55,7 +60,7 @@ class JsonRequest(Request):
                     parts.append(part)
         except ClientDisconnect as exc:
             raise ApiError(400, "bad_request", "the connection closed before the body was complete") from exc
-        if size > kept:
+        if refusal is not None and size > kept:
             raise refusal
         body = b"".join(parts)
         if body and not _is_json(self.headers.get("content-type", "")):

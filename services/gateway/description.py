@@ -35,11 +35,6 @@ _FOREIGN = ("HTTPValidationError", "ValidationError")
 _DEFAULT = {"description": "Any other refusal, or a failure", **PROBLEM}
 
 
-def operation_id(route: APIRoute) -> str:
-    """The name of the function: methods of generated clients are called so."""
-    return route.name
-
-
 def describe(app: FastAPI) -> dict[str, Any]:
     """The document of an application, made once. 3.1, because generators of clients read nothing newer yet."""
     if app.openapi_schema is None:
@@ -48,6 +43,10 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _made(app: FastAPI) -> dict[str, Any]:
+    for route in app.routes:
+        if isinstance(route, APIRoute):
+            # methods of generated clients are called like our functions
+            route.operation_id = route.name
     document = get_openapi(
         title=app.title,
         version=app.version,

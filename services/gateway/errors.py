@@ -139,7 +139,7 @@ async def _refused(request: Request, exc: Exception) -> Response:
 
 def _possible(request: Request) -> str:
     """The methods of a path; a route that refuses another method knows only its own."""
-    routes = (route for route in request.app.state.routes if isinstance(route, Route))
+    routes = (route for route in request.app.routes if isinstance(route, Route))
     methods = [route.methods or () for route in routes if route.path_regex.match(request.scope["path"])]
     return ", ".join(sorted(set().union(*methods))) or "GET"
 

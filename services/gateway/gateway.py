@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -44,7 +44,7 @@ class Gateway:
         self._start_settings = settings
         self._begun = time.monotonic()
         self._connected: _Connected | None = None
-        self._streams: set[asyncio.Task[Any]] = set()
+        self._open: set[asyncio.Timeout] = set()
         self._backlog = 0
         self._uncounted = False
         self._backlog_until = float("-inf")
@@ -151,36 +151,40 @@ class Gateway:
 
     # ── long requests ────────────────────────────────────────────────────────────────────────────────────────
 
-    @contextlib.contextmanager
-    def interruptible(self, task: asyncio.Task[Any]) -> Iterator[None]:
-        """The task is cancelled when the gateway stops: its client goes on at another replica."""
-        self._streams.add(task)
-        try:
-            yield
-        finally:
-            self._streams.discard(task)
-
     async def race(self, work: Awaitable[R], gone: Awaitable[Any]) -> R | None:
-        """The result of the work, or None when the client has gone or the gateway stops."""
-        task = asyncio.ensure_future(work)
-        leaving = asyncio.ensure_future(gone)
-        assert isinstance(task, asyncio.Task)
+        """The result of the work, or None when the client has gone or the gateway stops: it goes on at another replica
+        then."""
+        scope, leaving = asyncio.timeout(0.0 if self.stopping else None), asyncio.ensure_future(gone)
+
+        def left(_: asyncio.Future[Any]) -> None:
+            _end(scope)
+
         try:
-            with self.interruptible(task):
-                if self.stopping:
-                    task.cancel()
-                await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                return task.result() if task.done() and not task.cancelled() else None
+            async with scope:
+                leaving.add_done_callback(left)
+                self._open.add(scope)
+                try:
+                    return await work
+                finally:
+                    self._open.discard(scope)
+                    leaving.remove_done_callback(left)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            return None
         finally:
-            for pending in (task, leaving):
-                pending.cancel()
-            await asyncio.gather(task, leaving, return_exceptions=True)
+            leaving.cancel()
 
     def stop(self) -> None:
         """Ends every open stream."""
         self.stopping = True
-        for task in list(self._streams):
-            task.cancel()
+        for scope in self._open:
+            _end(scope)
+
+
+def _end(scope: asyncio.Timeout) -> None:
+    if not scope.expired():
+        scope.reschedule(asyncio.get_running_loop().time())
 
 
 async def gateway_of(request: Request) -> Gateway:

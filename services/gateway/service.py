@@ -73,6 +73,7 @@ async def run(settings: GatewaySettings, stop: asyncio.Event, *, listener: socke
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, int(settings.drain)),
     )

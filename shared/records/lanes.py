@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.bus import Bus, Script, order
+from shared.bus import Bus, Command, Script, order
 from shared.bus.keys import lane_key, once_key, queries_key, record_key, waiting_key
 from shared.contracts import QUERY_RECEIVED, Outgoing, RespondentId
 from shared.telemetry.unread import not_understood
@@ -198,12 +198,14 @@ async def accept(
     session_id: str | None = None,
     respondents: Sequence[str] = (),
     limit: int = 1,
+    also: Sequence[Command] = (),
 ) -> Accepted | None:
     """Publishes a query once, with everything that belongs to it; None when the session has `limit` unfinished ones.
 
     message: a query.received with its once-key. left: seconds for its answer. record, seconds: what is kept of the
     query for its clients, with its times.
     session_id, respondents: whose lanes the query takes a place in; the limit counts the answers that are shown.
+    also: commands sent in the same write; they are carried out even when the query is not accepted.
     """
     assert message.once is not None
     keys = [_STREAM, once_key(_STREAM, message.once), _RECORDS]
@@ -212,7 +214,8 @@ async def accept(
     words = [part for pair in record.items() for part in pair]
     entry = message.envelope.fields(bus.source)
     argv = (limit, seconds, GROUPS["A"], int(left * 1000), len(words), *words, *entry)
-    match await bus.link.call(*_ACCEPT(keys, *argv)):
+    found, *_ = await bus.link.pipe([_ACCEPT(keys, *argv), *also])
+    match found:
         case [query_id, int(count), accepted, deadline]:
             unfinished = count if count >= 0 else None
             return Accepted(query_id.decode(), None, unfinished, int(accepted), int(deadline))

@@ -257,15 +257,22 @@ class Sessions:
 
         query_id: for whom it is opened; None when that query's session was deleted, and there is no other.
         """
-        now = now_ms()
-        opening = _OPEN((session_key(session_id), deleted_key(session_id)), user_id, title[:80], now, query_id)
         # one round trip for the usual case; what is not the user's is taken out again, and never listed
-        # GT: a pinned one keeps its place
-        raw, _ = await self._bus.link.pipe([opening, ("ZADD", user_sessions_key(user_id), "GT", now, session_id)])
+        raw, _ = await self._bus.link.pipe(self.opening(session_id, user_id, title, query_id))
         owner = pairs(raw).get("user_id", "") if raw else None
         if owner != user_id:
             await self._bus.link.call("ZREM", user_sessions_key(user_id), session_id)
         return owner
+
+    def opening(self, session_id: str, user_id: str, title: str, query_id: str = "") -> list[Command]:
+        """Makes the session if it is new, and lists it as the user's."""
+        now = now_ms()
+        keys = (session_key(session_id), deleted_key(session_id))
+        return [
+            _OPEN(keys, user_id, title[:80], now, query_id),
+            # GT: a pinned one keeps its place
+            ("ZADD", user_sessions_key(user_id), "GT", now, session_id),
+        ]
 
     async def info(self, session_id: str) -> SessionInfo | None:
         raw = await self._bus.link.call("HGETALL", session_key(session_id))

@@ -72,13 +72,14 @@ AskedRespondent = Annotated[Respondent, Query(description="A: the answer shown; 
 async def ask(
     request: Request,
     body: QueryBody,
-    gateway: GatewayDep,
     user: UserDep,
     wait: Annotated[bool, Query(description="false: 202 as soon as the query cannot be lost any more")] = True,
     follow: Annotated[bool, Query(description="Events go on after the answer until the critique")] = False,
     idempotency_key: Annotated[str | None, Header(description=ONCE)] = None,
     traceparent: Annotated[str | None, Header(description="W3C trace context")] = None,
 ) -> Response:
+    # each further dependency is solved anew for every question
+    gateway: Gateway = request.app.state.gateway
     options = body.options.model_dump(exclude_none=True) if body.options else None
     asked = Ask(
         query=body.query,
