@@ -13,6 +13,7 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import httptools
 import httpx
@@ -231,49 +232,52 @@ def _head(request: httpx.Request) -> bytes:
 
 
 async def _connected(place: tuple[str, int], limit: float | None) -> _Connection:
+    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(limit):
-            return _Connection(*await asyncio.open_connection(*place, limit=_READ))
+            _, connection = await loop.create_connection(_Connection, *place)
     except TimeoutError:
         raise httpx.ConnectTimeout(f"no connection within {limit:g}s") from None
     except (OSError, UnicodeError) as exc:
         # a name can be of a length or form that no resolver takes
         raise httpx.ConnectError(str(exc)) from exc
+    return connection
 
 
-class _Connection:
+class _Connection(asyncio.Protocol):
     """A connection with at most one exchange at a time. status, headers: of the answer under way."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._waiter: asyncio.Future[None] | None = None
+        # why nothing more comes
+        self._failure: Exception | None = None
+        self.open = True
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
-        self.complete = False
+        # no exchange is on its way
+        self.complete = True
         self.reusable = False
 
-    @property
-    def open(self) -> bool:
-        return not self._reader.at_eof() and self._reader.exception() is None and not self._writer.is_closing()
-
     def close(self) -> None:
-        self._writer.transport.abort()
+        self.open = False
+        self._transport.abort()
 
     async def ask(self, data: bytes, limit: float | None) -> bool:
         """Sends a request and reads the head of the answer; False when the connection was closed before one came."""
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
-        self._begun = self._headed = self.complete = self.reusable = False
-        self._beside = 0
+        self._begun = self._headed = self.complete = self.reusable = self._paused = False
+        self._beside = self._kept = 0
         self.status, self.headers = 0, []
         try:
-            self._writer.write(data)
-            await self._writer.drain()
+            self._transport.write(data)
             while not self._headed:
-                await self._read(limit)
+                await self._more(limit)
         except BaseException as exc:
             self.close()
-            if isinstance(exc, httpx.NetworkError | httpx.RemoteProtocolError | OSError) and not self._begun:
+            if isinstance(exc, httpx.NetworkError | httpx.RemoteProtocolError) and not self._begun:
                 return False
             raise
         return True
@@ -281,39 +285,85 @@ class _Connection:
     async def piece(self, limit: float | None) -> bytes:
         """What has come of the body; empty at its end."""
         while not self._pieces and not self.complete:
-            await self._read(limit)
-        body, self._pieces = b"".join(self._pieces), []
+            await self._more(limit)
+        body, self._pieces, self._kept = b"".join(self._pieces), [], 0
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
         return body
 
-    async def _read(self, limit: float | None) -> None:
-        try:
-            if limit is None:
-                data = await self._reader.read(_READ)
-            else:
-                async with asyncio.timeout(limit):
-                    data = await self._reader.read(_READ)
-        except TimeoutError:
-            raise httpx.ReadTimeout(f"silent for {limit:g}s") from None
-        except OSError as exc:
-            raise httpx.ReadError(str(exc)) from exc
-        if not data:
-            if not self._headed or self._framed():
-                raise httpx.RemoteProtocolError("the server closed the connection before the end of its answer")
-            self.complete = True
+    async def _more(self, limit: float | None) -> None:
+        """Waits until something has come. Raises why nothing does."""
+        if self._failure is None:
+            self._waiter = waiter = self._loop.create_future()
+            try:
+                if limit is None:
+                    await waiter
+                else:
+                    async with asyncio.timeout(limit):
+                        await waiter
+            except TimeoutError:
+                raise httpx.ReadTimeout(f"silent for {limit:g}s") from None
+            finally:
+                self._waiter = None
+        if self._failure is not None and not self._pieces:
+            raise self._failure
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _fail(self, failure: Exception) -> None:
+        if not self.complete and self._failure is None:
+            self._failure = failure
+        self.close()
+        self._wake()
+
+    def _framed(self) -> bool:
+        """Whether the answer says itself where it ends; else the end of the connection does."""
+        return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+
+    # ── called by the loop ───────────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclasses of asyncio's
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.complete:
+            # nobody has asked
+            self.close()
             return
         self._begun = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
-            raise httpx.RemoteProtocolError(f"not an HTTP answer: {exc}") from exc
+            self._fail(httpx.RemoteProtocolError(f"not an HTTP answer: {exc}"))
+            return
         self._beside = 0 if self._pieces or self.complete else self._beside + len(data)
         if self._beside > _BESIDE_BYTES:
             # the parser keeps a line until its end, and every header
-            raise httpx.RemoteProtocolError(f"more than {_BESIDE_BYTES // 1_000} kB of headers")
+            self._fail(httpx.RemoteProtocolError(f"more than {_BESIDE_BYTES // 1_000} kB of headers"))
+            return
+        if self._kept > _READ and not self._paused and not self.complete:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
 
-    def _framed(self) -> bool:
-        """Whether the answer says itself where it ends; else the end of the connection does."""
-        return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+    def eof_received(self) -> None:
+        self._end(httpx.RemoteProtocolError("the server closed the connection before the end of its answer"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is None:
+            self.eof_received()
+        else:
+            self._end(httpx.ReadError(str(exc)))
+
+    def _end(self, failure: httpx.TransportError) -> None:
+        self.open = False
+        if not self.complete and self._headed and not self._framed() and isinstance(failure, httpx.ProtocolError):
+            self.complete = True
+        self._fail(failure)
 
     # ── called by the parser ─────────────────────────────────────────────────────────────────────────────────
 
@@ -330,6 +380,7 @@ class _Connection:
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
+        self._kept += len(body)
 
     def on_message_complete(self) -> None:
         if self._headed:
@@ -351,7 +402,7 @@ class _Body(httpx.AsyncByteStream):
             yield piece
 
     async def aclose(self) -> None:
-        if self._connection.reusable:
+        if self._connection.reusable and self._connection.open:
             self._connection.reusable = False
             self._transport.keep(self._place, self._connection)
         else:

@@ -84,11 +84,16 @@ class ModelServer:
         self.kind = kind
         self.url = shown(url)
         self._transport = open_transport(url, ca_file)
-        self._headers = usual_headers(url, key)
-        # to take an address apart takes longer than all of the rest of a request
-        self._place = lru_cache(maxsize=32)(
-            lambda path: httpx.URL(path if "://" in path else f"{url}/{path.lstrip('/')}")
-        )
+        self._url = url
+        self._usual = usual_headers(url, key)
+        # what makes them takes longer than all of the rest of a request
+        self._request = lru_cache(maxsize=32)(self._made)
+
+    def _made(self, path: str, accept: str, sending: bool) -> tuple[httpx.URL, httpx.Headers]:
+        """Where a request goes, and its headers but for the length of what is sent."""
+        place = httpx.URL(path if "://" in path else f"{self._url}/{path.lstrip('/')}")
+        headers = {"host": place.netloc.decode("ascii"), "accept": accept, **self._usual}
+        return place, httpx.Headers({**headers, "content-type": "application/json"} if sending else headers)
 
     async def ask(
         self, method: str, path: str, missing: str = "", body: Any = None, *, timeout: float
@@ -149,11 +154,13 @@ class ModelServer:
     def _answer(
         self, method: str, path: str, body: Any, *, accept: str = "*/*", silence: float | None = None
     ) -> AbstractAsyncContextManager[httpx.Response]:
-        headers, content = {"accept": accept, **self._headers}, None
-        if body is not None:
-            headers["content-type"], content = "application/json", orjson.dumps(body)
+        place, headers = self._request(path, accept, body is not None)
         limits = {"timeout": {"connect": CONNECT_TIMEOUT, "read": silence, "write": silence, "pool": silence}}
-        request = httpx.Request(method, self._place(path), headers=headers, content=content, extensions=limits)
+        content = b"" if body is None else orjson.dumps(body)
+        # with a stream httpx adds no headers of its own, and looks at none
+        request = httpx.Request(method, place, headers=headers, stream=httpx.ByteStream(content), extensions=limits)
+        if body is not None:
+            request.headers["content-length"] = str(len(content))
         return answer_to(self._transport, request)
 
     async def _lines(
