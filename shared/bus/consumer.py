@@ -206,6 +206,9 @@ class Consumer:
             stream = name.decode()
             for entry in entries(items):
                 self._start(Found(stream, entry, 1))
+        if reply:
+            # whose work has just begun comes before the next read
+            await asyncio.sleep(0)
         return bool(reply)
 
     async def _recover(self) -> None:
