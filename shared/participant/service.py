@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -348,6 +349,8 @@ def run_main(run: Callable[[S, asyncio.Event], Awaitable[None]], participant: st
     try:
         settings = settings_cls.load(participant)
         configure(settings.log_level, settings.log_format, participant=participant)
+        # what was imported stays: to look through it now and then would hold up everything for 20 to 50 ms
+        gc.freeze()
         try:
             uvloop.run(_until_told(run, settings))
         finally:
