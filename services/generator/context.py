@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -26,7 +26,7 @@ _LEFT_OUT_CHARS = 60
 _IMAGE_CHARS = 3_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fitted:
     """messages: what is sent. dropped: turns left out, oldest first. tokens: estimated length of what is sent."""
 
@@ -73,7 +73,8 @@ class Conversation:
         history = self.history if self.most is None else self.history[max(0, len(self.history) - self.most) :]
         fitted = fit(self.system, history, current, tools, context, self.ratio)
         self.kept = fitted.kept
-        return replace(fitted, dropped=len(self.history) - fitted.kept)
+        fitted.dropped = len(self.history) - fitted.kept
+        return fitted
 
     def halve(self) -> bool:
         """Has fewer turns sent than in the last request, half of them; False when there were none."""

@@ -5,33 +5,38 @@ gateway, however much is in it."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from shared.records.journal import EntryType
+from shared.records.journal import EntryType, Items, Sent
 
 INTERVAL = 0.02
 
-Write = Callable[[Sequence[tuple[EntryType, dict[str, Any]]]], Awaitable[None]]
+
+class Writer(Protocol):
+    """A journal's; see JournalWriter."""
+
+    def send(self, items: Items, *, now: bool = False) -> Sent: ...
+
+    async def confirm(self, sent: Sent) -> None: ...
 
 
 class Beat:
     """When the answers of a replica write, all of them in one loop tick."""
 
     def __init__(self) -> None:
-        self._due: list[asyncio.Event] = []
+        self._due: list[Callable[[], None]] = []
         self._last = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
 
-    def at_once(self, event: asyncio.Event) -> None:
-        """Sets an event now; where nothing waits for the next beat, that is a whole interval later."""
-        event.set()
+    def begun(self) -> None:
+        """Somebody writes now; where nothing waits for the next beat, that is a whole interval later."""
         if self._timer is None:
             self._last = asyncio.get_running_loop().time()
 
-    def next(self, event: asyncio.Event) -> None:
-        """Sets an event with the next beat."""
-        self._due.append(event)
+    def next(self, write: Callable[[], None]) -> None:
+        """Has something written with the next beat."""
+        self._due.append(write)
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(max(loop.time(), self._last + INTERVAL), self._strike)
@@ -40,23 +45,24 @@ class Beat:
         self._last = asyncio.get_running_loop().time()
         self._timer = None
         due, self._due = self._due, []
-        for event in due:
-            event.set()
+        for write in due:
+            write()
 
 
 class DeltaPump:
-    """Collects text between two writes. Run `run` beside the reader; `finish` writes the rest.
+    """Collects text between two writes, of which one is under way at a time. Nobody waits for them: `finish` writes the
+    rest, and whoever adds looks whether the journal has `refused` one.
 
     extra: fields of every entry (persona and round in a committee).
     """
 
-    def __init__(self, write: Write, extra: dict[str, Any], beat: Beat) -> None:
-        self._write = write
+    def __init__(self, writer: Writer, extra: dict[str, Any], beat: Beat) -> None:
+        self._writer = writer
         self._extra = extra
         self._beat = beat
         self._pieces: list[tuple[EntryType, list[str]]] = []
-        self._due = asyncio.Event()
-        self._begun = self._finished = False
+        self._sent: Sent | None = None
+        self._begun = self.refused = False
 
     def add(self, kind: EntryType, text: str) -> None:
         if not text:
@@ -64,25 +70,41 @@ class DeltaPump:
         if self._pieces and self._pieces[-1][0] is kind:
             self._pieces[-1][1].append(text)
             return
-        first = not self._pieces
         self._pieces.append((kind, [text]))
         if not self._begun:
             self._begun = True
-            self._beat.at_once(self._due)
-        elif first:
-            self._beat.next(self._due)
+            self._beat.begun()
+            self._send(now=True)
+        elif self._sent is None and len(self._pieces) == 1:
+            self._beat.next(self._send)
 
-    def finish(self) -> None:
-        self._finished = True
-        self._due.set()
+    def _send(self, *, now: bool = False) -> None:
+        if self._sent is not None or not self._pieces:
+            return
+        pieces, self._pieces = self._pieces, []
+        items = [(kind, {"text": "".join(texts), **self._extra}) for kind, texts in pieces]
+        self._sent = sent = self._writer.send(items, now=now)
+        sent.replies.add_done_callback(lambda _: self._answered(sent))
 
-    async def run(self) -> None:
-        """Writes until `finish` was called and nothing is left. Raises what the journal raises."""
-        while self._pieces or not self._finished:
-            await self._due.wait()
-            self._due.clear()
-            if self._pieces:
-                pieces, self._pieces = self._pieces, []
-                await self._write([(kind, {"text": "".join(texts), **self._extra}) for kind, texts in pieces])
-            if self._finished:
-                self._due.set()
+    def _answered(self, sent: Sent) -> None:
+        if self._sent is not sent:
+            # `finish` has looked itself
+            return
+        if not sent.written:
+            self.refused = True
+            return
+        self._sent = None
+        if self._pieces:
+            self._beat.next(self._send)
+
+    async def finish(self) -> None:
+        """Returns when all of it is written. Raises what the journal raises."""
+        self._send()
+        while (sent := self._sent) is not None:
+            await self._writer.confirm(sent)
+            self._sent, self.refused = None, False
+            self._send()
+
+    def drop(self) -> None:
+        """What has not been sent is not wanted any more."""
+        self._pieces = []

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Any
 
 from services.generator.compaction import Past
 from services.generator.crossed import Crossed
-from services.generator.loop import in_order
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import recall
-from services.generator.run import Parts, Response, check_owner
+from services.generator.run import Parts, Response, check
 from services.generator.steps import Ports, shown, told
+from shared.bus import Command
 from shared.bus.keys import cancel_key, journal_key
+from shared.bus.port import checked
 from shared.contracts import QueryReceived
 from shared.envelope import Message
 from shared.participant.machine import Machine
@@ -22,7 +21,7 @@ from shared.participant.tool_client import Caller
 from shared.records.folding import Folding
 from shared.records.journal import JournalEnded, JournalWriter, response_id
 from shared.records.steps import keep_ended
-from shared.records.summaries import Summaries
+from shared.records.summaries import reading, summary_of
 
 _FIRST_STEPS = ("RECEIVE", "START_GENERATION")
 
@@ -86,21 +85,27 @@ async def open_turn(
 
     Raises PermanentError when the session is not the user's.
     """
-    query = message.payload
-    flagged = partial(parts.context.bus.link.call, "EXISTS", cancel_key(caller.query_id))
+    query, sessions = message.payload, parts.sessions
+    session_id, respondent_id = query.session_id, caller.respondent_id
+    commands: list[Command] = [("EXISTS", cancel_key(caller.query_id))]
+    if query.messages is None:
+        commands += [*sessions.newest(session_id, respondent_id), reading(session_id)]
+        if message.deliveries == 1:
+            commands += sessions.opening(session_id, query.user_id, query.query, caller.query_id)
+    # it leaves with what `opening` writes first, and nobody waits for it before
+    asking = asyncio.ensure_future(parts.context.bus.link.submit(commands, True))
+    try:
+        response = await opening()
+        stopped, *found = map(checked, await asking)
+    finally:
+        asking.cancel()
     if query.messages is not None:
-        response, stopped = await in_order([opening, flagged])
         return response, Past(), bool(stopped)
-    # side by side in one group: their first commands leave in one write
-    doing: list[Callable[[], Any]] = [
-        opening,
-        flagged,
-        partial(parts.sessions.turns, query.session_id, caller.respondent_id, after=query.after),
-        partial(Summaries(parts.context.bus).read, query.session_id),
-    ]
-    if message.deliveries == 1:
-        doing.append(partial(check_owner, parts, query, caller.query_id))
-    response, stopped, turns, summary, *_ = await in_order(doing)
+    members, total, raw, *owner = found
+    if owner:
+        check(query, await sessions.owner(owner[0], session_id, query.user_id))
+    turns = await sessions.turns(session_id, respondent_id, after=query.after, asked=(members, total))
+    summary = summary_of(session_id, raw)
     if summary is not None and not (parts.context.settings.compacts and summary.tells_of(turns, query.after)):
         summary = None
     return response, Past(turns, summary), bool(stopped)

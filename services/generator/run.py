@@ -107,7 +107,11 @@ Ending = Finished | Failure | Cancelled
 async def check_owner(parts: Parts, query: QueryReceived, query_id: str) -> None:
     """Raises PermanentError when the session is not the user's. One that was deleted after the query was accepted does
     not come back."""
-    owner = await parts.sessions.open(query.session_id, query.user_id, query.query, query_id)
+    check(query, await parts.sessions.open(query.session_id, query.user_id, query.query, query_id))
+
+
+def check(query: QueryReceived, owner: str | None) -> None:
+    """The same, when it is known whose session it is."""
     if owner not in (None, query.user_id):
         raise PermanentError(f"session {query.session_id} belongs to another user")
 
@@ -193,6 +197,8 @@ class Response:
 
     async def _read_as_given(self, messages: Sequence[ChatTurnMessage]) -> list[ChatMessage]:
         """A history that the client gives, as the model reads it."""
+        if not messages:
+            return []
         read = await as_the_model_reads(self._ports.context.bus, self._query.user_id, messages)
         if not any(message.get("attachments") for message in read):
             return read

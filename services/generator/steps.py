@@ -132,13 +132,9 @@ class JournalSteps:
         put_off_until = clock() + (seconds if self.put_off is None else min(seconds, self.put_off))
         while True:
             facts = await self._facts()
-            planned, fitted = await self._request(current, schemas, facts)
-            request = replace(
-                planned,
-                patience=max(0.0, put_off_until - clock()),
-                # where both are asked for at once, servers refuse it or never call a tool
-                response_schema=None if schemas else form,
-            )
+            # where both are asked for at once, servers refuse it or never call a tool
+            form = None if schemas else form
+            request, fitted = await self._request(current, schemas, facts, form, max(0.0, put_off_until - clock()))
             try:
                 reply = await self._call(step, request, fitted, facts.context(request.num_ctx))
                 self.ports.recall.replies[self.scope, step] = reply
@@ -195,7 +191,12 @@ class JournalSteps:
         return ModelFacts() if self.ports.context.settings.demo else await self.ports.model.facts(self.model_name)
 
     async def _request(
-        self, current: Sequence[Message], schemas: Sequence[Mapping[str, Any]], facts: ModelFacts
+        self,
+        current: Sequence[Message],
+        schemas: Sequence[Mapping[str, Any]],
+        facts: ModelFacts,
+        form: Mapping[str, Any] | None,
+        patience: float,
     ) -> tuple[ChatRequest, Fitted]:
         settings = self.ports.context.settings
         try:
@@ -215,6 +216,8 @@ class JournalSteps:
             max_tokens=min(settings.max_tokens, left),
             first_token_timeout=settings.first_token_seconds,
             idle_timeout=settings.timeout_seconds,
+            response_schema=form,
+            patience=patience,
         )
         return request, fitted
 
@@ -230,10 +233,9 @@ class JournalSteps:
         """One try. Its text is in the journal as it comes; the whole message is the checkpoint. window: tokens."""
         writer = self.ports.writer
         before = writer.position
-        pump = DeltaPump(writer.append_all, self.labels, self.ports.beat)
         taken = _Taken()
         try:
-            await in_order([pump.run, partial(self._read, request, pump, taken)])
+            await self._read(request, DeltaPump(writer, self.labels, self.ports.beat), taken)
         except EmptyAnswer:
             log.warning("model.silent", step=step)  # a checkpoint like any other: what to do about it is the loop's
         except (StreamInterrupted, ModelOverloaded, ModelUnavailable, ContextOverflow):
@@ -302,8 +304,11 @@ class JournalSteps:
                         await self._notice(code, _NOTICES[code])
                     case Finish():
                         taken.finish = delta
+                if pump.refused:
+                    await pump.finish()
+            await pump.finish()
         finally:
-            pump.finish()
+            pump.drop()
             await stream.aclose()  # type: ignore[attr-defined]
 
     def _speaking(self) -> None:

@@ -139,7 +139,13 @@ class ClusterLink(Port):
         return asyncio.ensure_future(self._staged(commands, retry, until=until, all_or_error=True))
 
     def submit(
-        self, commands: Sequence[Command], retry: bool, *, block: float = 0.0, until: float | None = None
+        self,
+        commands: Sequence[Command],
+        retry: bool,
+        *,
+        block: float = 0.0,
+        until: float | None = None,
+        now: bool = False,
     ) -> Awaitable[list[Reply]]:
         return self._staged(commands, retry, block=block, until=until)
 

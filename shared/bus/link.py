@@ -188,13 +188,10 @@ class Link(Port):
         *,
         block: float = 0.0,
         until: float | None = None,
-        atomic: bool = False,
         now: bool = False,
+        atomic: bool = False,
     ) -> asyncio.Future[list[Reply]]:
-        """See Port. atomic: as one transaction, whose own replies are left out.
-
-        now: there is nothing to come that should leave in the same write.
-        """
+        """See Port. atomic: as one transaction, whose own replies are left out."""
         future: asyncio.Future[list[Reply]] = self._loop.create_future()
         if self._closing:
             future.set_exception(self._closed())

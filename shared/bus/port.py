@@ -93,12 +93,19 @@ class Port(Protocol):
         """Why a connection was lost or could not be made, the last time; empty while that is not so."""
 
     def submit(
-        self, commands: Sequence[Command], retry: bool, *, block: float = 0.0, until: float | None = None
+        self,
+        commands: Sequence[Command],
+        retry: bool,
+        *,
+        block: float = 0.0,
+        until: float | None = None,
+        now: bool = False,
     ) -> Awaitable[list[Reply]]:
         """The replies to come, errors (ReplyError) at their place; cancelled before it is sent, it never is.
 
         block: seconds that the server may legitimately keep the replies back.
         until: the loop's time after which they are not sent (again); ConnectionLost is raised then.
+        now: there is nothing to come that should leave in the same write.
         """
 
     async def call(self, *command: Any, retry: bool = True, block: float = 0.0) -> Reply:

@@ -170,6 +170,25 @@ def response_id(query_id: str, respondent_id: str) -> str:
     return f"{query_id}:{respondent_id}"
 
 
+Items = Sequence[tuple[EntryType, dict[str, Any]]]
+
+
+@dataclass(slots=True)
+class Sent:
+    """Entries on their way."""
+
+    items: Items
+    commands: Sequence[Command]
+    replies: asyncio.Future[list[Any]]
+
+    @property
+    def written(self) -> bool:
+        """Of what was answered, whether it is in the journal for certain."""
+        if self.replies.cancelled() or self.replies.exception() is not None:
+            return False
+        return all(isinstance(reply, bytes) for reply in self.replies.result())
+
+
 class JournalEnded(Local2Error):
     """The response is complete; its journal has no writer any more."""
 
@@ -313,18 +332,22 @@ class JournalWriter:
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def append_all(
-        self, items: Sequence[tuple[EntryType, dict[str, Any]]], tokens: Sequence[str] | None = None
-    ) -> None:
+    async def append_all(self, items: Items, tokens: Sequence[str] | None = None) -> None:
         """Several entries in one write; of tools' requests with their tokens."""
-        if not items:
-            return
+        if items:
+            await self.confirm(self.send(items, tokens))
+
+    def send(self, items: Items, tokens: Sequence[str] | None = None, *, now: bool = False) -> Sent:
+        """The same, without waiting for it: `confirm` does. now: nothing comes that should leave in the same write."""
         extras: list[tuple[str, ...]] = [()] * len(items)
         if tokens is not None:
             extras = [("token", token) for token in tokens]
         commands = [self._command(kind, data, *extra) for (kind, data), extra in zip(items, extras, strict=True)]
-        replies = await self._bus.link.pipe_raw(commands)
-        for (kind, data), command, reply in zip(items, commands, replies, strict=True):
+        return Sent(items, commands, asyncio.ensure_future(self._bus.link.submit(commands, True, now=now)))
+
+    async def confirm(self, sent: Sent) -> None:
+        """Returns when the entries are written. Raises as `append`."""
+        for (kind, data), command, reply in zip(sent.items, sent.commands, await sent.replies, strict=True):
             await self._confirm(kind, data, command, reply)
 
     def _count(self, kind: EntryType) -> None:
@@ -349,15 +372,18 @@ class JournalWriter:
         self, items: Sequence[tuple[EntryType, dict[str, Any]]], ttl: int, messages: Sequence[Outgoing]
     ) -> None:
         # claims of the same replica at the same time must not look like each other
-        claim, entries = uuid.uuid4().hex, []
+        claim, now = uuid.uuid4().hex, now_ms()
+        entries: list[Any] = []
         for kind, data in items:
             self._count(kind)
-            self.begun.append((self.position, kind, data))
-            entries.append((self.position, kind.value, now_ms(), orjson.dumps(data)))
+            position = self.position
+            self.begun.append((position, kind, data))
+            entries += (position, kind.value, now, orjson.dumps(data))
         publishing = [self._bus.publishing(message) for message in messages]
-        command = _CLAIM((self.key,), ttl, claim, *(part for entry in entries for part in entry))
-        reply, *others = await self._bus.link.pipe_raw([command, *publishing])
-        await self._check(reply, *entries[0], "claim", claim)
+        command = _CLAIM((self.key,), ttl, claim, *entries)
+        # what else a beginning answer asks comes before
+        reply, *others = await self._bus.link.submit([command, *publishing], True, now=True)
+        await self._check(reply, *entries[:4], "claim", claim)
         self._published(messages, others)
 
     async def _confirm(self, kind: EntryType, data: dict[str, Any], command: Command, reply: Any) -> str:

@@ -22,6 +22,7 @@ from shared.bus.keys import (
     turns_key,
     user_sessions_key,
 )
+from shared.bus.port import Reply
 from shared.contracts import QUERY_RECEIVED
 from shared.envelope import now_ms
 from shared.errors import DecodeError
@@ -257,15 +258,20 @@ class Sessions:
 
         query_id: for whom it is opened; None when that query's session was deleted, and there is no other.
         """
-        # one round trip for the usual case; what is not the user's is taken out again, and never listed
+        # one round trip for the usual case
         raw, _ = await self._bus.link.pipe(self.opening(session_id, user_id, title, query_id))
+        return await self.owner(raw, session_id, user_id)
+
+    async def owner(self, raw: Reply, session_id: str, user_id: str) -> str | None:
+        """The same, of what `opening` was answered first."""
         owner = pairs(raw).get("user_id", "") if raw else None
         if owner != user_id:
+            # it is taken out again, and never listed
             await self._bus.link.call("ZREM", user_sessions_key(user_id), session_id)
         return owner
 
     def opening(self, session_id: str, user_id: str, title: str, query_id: str = "") -> list[Command]:
-        """Makes the session if it is new, and lists it as the user's."""
+        """What `open` asks, to be sent together with others."""
         now = now_ms()
         keys = (session_key(session_id), deleted_key(session_id))
         return [
@@ -369,11 +375,12 @@ class Sessions:
         *,
         after: str | None = None,
         limit: int = MAX_TURNS,
+        asked: Sequence[Reply] | None = None,
     ) -> list[Turn]:
         """The newest turns that a model may be shown, oldest first: those of one conversation (`shown`).
 
         before: what was said before this query; everything, when its id does not tell the time. after: the conversation
-        that ends there, of a query that has no turn yet.
+        that ends there, of a query that has no turn yet. asked: what `newest` was answered.
         """
         found: list[Turn] = []
         place: str | None = None
@@ -386,7 +393,8 @@ class Sessions:
             before = None
         bound = order(after) if after else None
         while True:
-            page = await self.page(session_id, respondent_id, limit + 1, place)
+            page = await self.page(session_id, respondent_id, limit + 1, place, asked=asked)
+            asked = None
             for turn in reversed(page.turns):
                 if bound is not None and order(turn.query_id) > bound:
                     continue
@@ -405,23 +413,28 @@ class Sessions:
         page = await self.page(session_id, respondent_id, 1, f"{ms}-{number + 1}")
         return next((turn for turn in page.turns if turn.query_id == query_id), None)
 
+    def newest(self, session_id: str, respondent_id: str) -> list[Command]:
+        """What `turns` asks first, to be sent together with others."""
+        return _page(turns_key(session_id, respondent_id), "+", MAX_TURNS + 1)
+
     async def page(
-        self, session_id: str, respondent_id: str, limit: int = MAX_TURNS, before: str | None = None
+        self,
+        session_id: str,
+        respondent_id: str,
+        limit: int = MAX_TURNS,
+        before: str | None = None,
+        *,
+        asked: Sequence[Reply] | None = None,
     ) -> Page:
         """The newest turns, or the newest before a query. Raises ValueError when that id has not the form of one."""
-
-        def reading(start: str | bytes) -> Command:
-            return ("ZRANGE", key, start, "-", "BYLEX", "REV", "LIMIT", 0, limit + 1)
-
         key = turns_key(session_id, respondent_id)
-        members, total = await self._bus.link.pipe(
-            [reading("+" if before is None else f"({padded(before)}"), ("ZCARD", key)]
-        )
+        start = "+" if before is None else f"({padded(before)}"
+        members, total = asked or await self._bus.link.pipe(_page(key, start, limit))
         readable, last = kept(members), b""
         # what cannot be read fills no page; members with scores of their own have no order to go on in
         while len(readable) <= limit < len(members) and (not last or members[-1] < last):
             last = members[-1]
-            members = await self._bus.link.call(*reading(b"(" + last))
+            (members, _) = await self._bus.link.pipe(_page(key, b"(" + last, limit))
             readable |= kept(members)
         newest = in_order(readable)[-limit - 1 :]
         return Page(newest[-limit:], len(newest) > limit, total)
@@ -458,6 +471,11 @@ class Sessions:
         """Stores a turn under its query's id: a repeat changes nothing."""
         keys = (session_key(session_id), turns_key(session_id, respondent_id), deleted_key(session_id))
         return [_APPEND(keys, turn.query_id, turn.dump(), now_ms())]
+
+
+def _page(key: str, start: str | bytes, limit: int) -> list[Command]:
+    """The members of a sorted set back from one, and how many it has. One more tells whether there are earlier ones."""
+    return [("ZRANGE", key, start, "-", "BYLEX", "REV", "LIMIT", 0, limit + 1), ("ZCARD", key)]
 
 
 def kept(members: Sequence[bytes]) -> dict[str, Turn]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.bus import Bus, Script, order
+from shared.bus import Bus, Command, Script, order
 from shared.bus.keys import session_key, summary_key, turns_key
+from shared.bus.port import Reply
 from shared.records.lanes import number, padded, pairs
 from shared.records.sessions import Turn
 from shared.telemetry.unread import not_understood
@@ -55,23 +56,31 @@ class Summary:
         return {"role": "system", "content": f"{heading}\n{about}\n{self.text}"}
 
 
+def reading(session_id: str) -> Command:
+    """Asks for a session's summary, together with other things."""
+    return ("HGETALL", summary_key(session_id))
+
+
+def summary_of(session_id: str, raw: Reply) -> Summary | None:
+    """The summary, of what `reading` was answered."""
+    if not raw:
+        return None
+    values = pairs(raw)
+    summary = Summary(values.get("until", ""), number(values, "turns"), values.get("text", ""))
+    try:
+        order(summary.until)
+    except ValueError:
+        not_understood("the summary of a session", summary_key(session_id), "it does not say how far it reaches")
+        return None
+    return summary
+
+
 class Summaries:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     async def read(self, session_id: str) -> Summary | None:
-        key = summary_key(session_id)
-        raw = await self._bus.link.call("HGETALL", key)
-        if not raw:
-            return None
-        values = pairs(raw)
-        summary = Summary(values.get("until", ""), number(values, "turns"), values.get("text", ""))
-        try:
-            order(summary.until)
-        except ValueError:
-            not_understood("the summary of a session", key, "it does not say how far it reaches")
-            return None
-        return summary
+        return summary_of(session_id, await self._bus.link.call(*reading(session_id)))
 
     async def keep(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,21 +12,30 @@ from hypothesis import strategies as st
 
 from services.generator.deltas import INTERVAL, Beat, DeltaPump
 from shared.errors import Fenced
-from shared.records.journal import EntryType
-
-Items = Sequence[tuple[EntryType, dict[str, Any]]]
+from shared.records.journal import EntryType, Items, Sent
 
 
 class Journal:
-    """`writes` are (time, items); a write takes `seconds`."""
+    """`writes` are (time, items); a write is answered after `seconds`. at_once: which of them waited for no others."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
+    def __init__(self, seconds: float = 0.0, reply: object = b"1-1") -> None:
         self.seconds = seconds
+        self.reply = reply
         self.writes: list[tuple[float, list[tuple[EntryType, dict[str, Any]]]]] = []
+        self.at_once: list[bool] = []
 
-    async def write(self, items: Items) -> None:
-        self.writes.append((asyncio.get_running_loop().time(), list(items)))
-        await asyncio.sleep(self.seconds)
+    def send(self, items: Items, *, now: bool = False) -> Sent:
+        loop = asyncio.get_running_loop()
+        self.writes.append((loop.time(), list(items)))
+        self.at_once.append(now)
+        replies: asyncio.Future[list[Any]] = loop.create_future()
+        loop.call_later(self.seconds, replies.set_result, [self.reply] * len(items))
+        return Sent(items, [], replies)
+
+    async def confirm(self, sent: Sent) -> None:
+        await sent.replies
+        if self.reply is None:
+            raise Fenced("somebody else's")
 
     def text(self, kind: EntryType) -> str:
         return "".join(data["text"] for _, items in self.writes for what, data in items if what is kind)
@@ -35,16 +43,14 @@ class Journal:
 
 async def test_the_first_delta_is_written_at_once_and_the_next_after_the_interval() -> None:
     journal = Journal()
-    pump = DeltaPump(journal.write, {}, Beat())
+    pump = DeltaPump(journal, {}, Beat())
     loop = asyncio.get_running_loop()
-    running = asyncio.create_task(pump.run())
     await asyncio.sleep(0.05)
     began = loop.time()
     for number in range(60):
         pump.add(EntryType.ANSWER, f"{number} ")
         await asyncio.sleep(0.002)
-    pump.finish()
-    await running
+    await pump.finish()
     times = [at for at, _ in journal.writes]
     assert times[0] - began < INTERVAL * 0.9
     gaps = [later - earlier for earlier, later in pairwise(times)]
@@ -55,31 +61,26 @@ async def test_the_first_delta_is_written_at_once_and_the_next_after_the_interva
 
 async def test_the_end_does_not_wait_for_the_interval() -> None:
     journal = Journal()
-    pump = DeltaPump(journal.write, {}, Beat())
-    running = asyncio.create_task(pump.run())
+    pump = DeltaPump(journal, {}, Beat())
     pump.add(EntryType.ANSWER, "a")
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
     assert journal.text(EntryType.ANSWER) == "a"
     pump.add(EntryType.ANSWER, "b")
-    pump.finish()
     before = asyncio.get_running_loop().time()
-    await running
+    await pump.finish()
     assert asyncio.get_running_loop().time() - before < INTERVAL * 0.9
     assert journal.text(EntryType.ANSWER) == "ab"
 
 
 async def test_what_arrives_while_a_write_is_under_way_is_written_next() -> None:
     journal = Journal(seconds=0.03)
-    pump = DeltaPump(journal.write, {"persona": "p"}, Beat())
-    running = asyncio.create_task(pump.run())
+    pump = DeltaPump(journal, {"persona": "p"}, Beat())
     pump.add(EntryType.THINKING, "t")
     await asyncio.sleep(0.01)
     pump.add(EntryType.THINKING, "u")
     pump.add(EntryType.ANSWER, "a")
     pump.add(EntryType.ANSWER, "b")
-    pump.finish()
-    await running
+    await pump.finish()
+    assert journal.at_once == [True, False]
     assert [items for _, items in journal.writes] == [
         [(EntryType.THINKING, {"text": "t", "persona": "p"})],
         [(EntryType.THINKING, {"text": "u", "persona": "p"}), (EntryType.ANSWER, {"text": "ab", "persona": "p"})],
@@ -88,21 +89,47 @@ async def test_what_arrives_while_a_write_is_under_way_is_written_next() -> None
 
 async def test_nothing_is_written_for_empty_text() -> None:
     journal = Journal()
-    pump = DeltaPump(journal.write, {}, Beat())
+    pump = DeltaPump(journal, {}, Beat())
     pump.add(EntryType.ANSWER, "")
-    pump.finish()
-    await pump.run()
+    await pump.finish()
     assert journal.writes == []
 
 
-async def test_a_refused_write_is_raised() -> None:
-    async def refuse(items: Items) -> None:
-        raise Fenced("somebody else's")
-
-    pump = DeltaPump(refuse, {}, Beat())
+async def test_a_refused_write_is_known_to_whoever_adds_and_raised() -> None:
+    journal = Journal(reply=None)
+    pump = DeltaPump(journal, {}, Beat())
     pump.add(EntryType.ANSWER, "a")
+    assert not pump.refused
+    await asyncio.sleep(2 * INTERVAL)
+    pump.add(EntryType.ANSWER, "b")
+    assert pump.refused
     with pytest.raises(Fenced):
-        await pump.run()
+        await pump.finish()
+    assert len(journal.writes) == 1
+
+
+async def test_what_was_refused_because_it_is_there_already_is_no_end() -> None:
+    journal = Journal(reply=ValueError("its id is too small"))
+    pump = DeltaPump(journal, {}, Beat())
+    pump.add(EntryType.ANSWER, "a")
+    await asyncio.sleep(2 * INTERVAL)
+    pump.add(EntryType.ANSWER, "b")
+    assert pump.refused
+    journal.reply = b"1-1"
+    await pump.finish()
+    assert not pump.refused
+    assert journal.text(EntryType.ANSWER) == "ab"
+
+
+async def test_what_nobody_wants_any_more_is_not_written() -> None:
+    journal, beat = Journal(), Beat()
+    pump = DeltaPump(journal, {}, beat)
+    pump.add(EntryType.ANSWER, "a")
+    await asyncio.sleep(0.001)
+    pump.add(EntryType.ANSWER, "b")
+    pump.drop()
+    await asyncio.sleep(2 * INTERVAL)
+    assert journal.text(EntryType.ANSWER) == "a"
 
 
 @settings(max_examples=30, deadline=None)
@@ -118,13 +145,11 @@ def test_every_byte_arrives_in_order(pieces: list[tuple[EntryType, str, float]])
     journal = Journal()
 
     async def play() -> None:
-        pump = DeltaPump(journal.write, {}, Beat())
-        running = asyncio.create_task(pump.run())
+        pump = DeltaPump(journal, {}, Beat())
         for kind, text, pause in pieces:
             pump.add(kind, text)
             await asyncio.sleep(pause)
-        pump.finish()
-        await running
+        await pump.finish()
 
     asyncio.run(play())
     wanted: list[tuple[EntryType, str]] = []
@@ -135,8 +160,7 @@ def test_every_byte_arrives_in_order(pieces: list[tuple[EntryType, str, float]])
 
 async def test_answers_of_a_replica_write_together_and_each_begins_at_once() -> None:
     journals, beat = [Journal() for _ in range(4)], Beat()
-    pumps = [DeltaPump(journal.write, {}, beat) for journal in journals]
-    running = [asyncio.create_task(pump.run()) for pump in pumps]
+    pumps = [DeltaPump(journal, {}, beat) for journal in journals]
     for pump in pumps[:3]:
         pump.add(EntryType.ANSWER, "a")
         await asyncio.sleep(0.001)
@@ -149,21 +173,17 @@ async def test_answers_of_a_replica_write_together_and_each_begins_at_once() -> 
     until = asyncio.get_running_loop().time() + 10
     while len(journals[0].writes) < 2 and asyncio.get_running_loop().time() < until:
         await asyncio.sleep(0)
-    await asyncio.sleep(0)
     first, second = (journal.writes[1][0] for journal in journals[:2])
     assert abs(first - second) < 0.001
     assert first - journals[2].writes[0][0] >= INTERVAL * 0.95
     # a newcomer waits for nobody, and nobody's text goes before it or later for it
     pumps[0].add(EntryType.ANSWER, "c")
     pumps[3].add(EntryType.ANSWER, "a")
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
     assert [len(journal.writes) for journal in journals] == [2, 2, 1, 1]
     while len(journals[0].writes) < 3 and asyncio.get_running_loop().time() < until:
         await asyncio.sleep(0)
     assert journals[0].writes[2][0] - first >= INTERVAL * 0.95
     assert journals[0].writes[2][0] > journals[3].writes[0][0]
     for pump in pumps:
-        pump.finish()
-    await asyncio.gather(*running)
+        await pump.finish()
     assert [journal.text(EntryType.ANSWER) for journal in journals] == ["abc", "ab", "a", "a"]

@@ -29,7 +29,7 @@ from shared.llm.port import (
 )
 from shared.participant.machine import Machine
 from shared.participant.tool_client import Caller
-from shared.records.journal import EntryType, JournalEntry
+from shared.records.journal import EntryType, Items, JournalEntry, Sent
 
 QUESTION = {"role": "user", "content": "What is new?"}
 
@@ -54,11 +54,19 @@ class MemoryWriter:
         await asyncio.sleep(0)
         return self.position
 
-    async def append_all(
-        self, items: Sequence[tuple[EntryType, dict[str, Any]]], tokens: Sequence[str] | None = None
-    ) -> None:
+    async def append_all(self, items: Items, tokens: Sequence[str] | None = None) -> None:
         for (kind, data), token in zip(items, tokens or [""] * len(items), strict=True):
             await self.append(kind, data, token=token)
+
+    def send(self, items: Items, *, now: bool = False) -> Sent:
+        return Sent(items, [], asyncio.ensure_future(self._sent(items)))
+
+    async def _sent(self, items: Items) -> list[bytes]:
+        await self.append_all(items)
+        return [b"1-1"] * len(items)
+
+    async def confirm(self, sent: Sent) -> None:
+        await sent.replies
 
 
 class ScriptedModel:

@@ -36,7 +36,7 @@ from shared.llm.port import (
 )
 from shared.participant.machine import Machine
 from shared.participant.tool_client import Caller, Trail
-from shared.records.journal import EntryType
+from shared.records.journal import EntryType, Items, Sent
 from shared.telemetry import metrics
 
 QUESTION = {"role": "user", "content": "What is new?"}
@@ -61,11 +61,18 @@ class Journal:
         self.entries.append((kind, data))
         self.told += messages
 
-    async def append_all(
-        self, items: Sequence[tuple[EntryType, dict[str, Any]]], tokens: Sequence[str] | None = None
-    ) -> None:
+    async def append_all(self, items: Items, tokens: Sequence[str] | None = None) -> None:
         self.entries += items
         self.tokens += tokens or []
+
+    def send(self, items: Items, *, now: bool = False) -> Sent:
+        self.entries += items
+        replies: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        replies.set_result([b"1-1"] * len(items))
+        return Sent(items, [], replies)
+
+    async def confirm(self, sent: Sent) -> None:
+        await sent.replies
 
     def of(self, kind: EntryType) -> list[dict[str, Any]]:
         return [data for each, data in self.entries if each is kind]
