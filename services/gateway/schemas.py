@@ -297,6 +297,12 @@ def told(
     return found
 
 
+def header(name: str, description: str) -> dict[str, Any]:
+    """A header that is read by hand, as `openapi_extra` has it: each parameter costs a request more than reading it."""
+    schema = {"anyOf": [{"type": "string"}, {"type": "null"}], "description": description, "title": name.title()}
+    return {"name": name, "in": "header", "required": False, "schema": schema, "description": description}
+
+
 def _each(shape: type[BaseModel]) -> dict[str, Any]:
     """A body that is a text with many such things in it: OpenAPI 3.2 says it by `itemSchema`, which 3.1 lacks."""
     return {"schema": {"type": "string"}, "x-itemSchema": {"$ref": PLACE.format(model=shape.__name__)}}

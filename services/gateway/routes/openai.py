@@ -10,9 +10,9 @@ from functools import partial
 from typing import Annotated, Any, Protocol
 
 import orjson
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
-from services.gateway.accept import ONCE, Ask, Origin, accept, asked_before
+from services.gateway.accept import HEADERS, Ask, Origin, accept, asked_before
 from services.gateway.answers import reply
 from services.gateway.auth import CHAT_HEADER, USER_HEADER, UserDep
 from services.gateway.body import ImageRoute, JsonRoute
@@ -78,9 +78,6 @@ _RESPONSE: dict[str, Any] = {
     ],
     "usage": {"input_tokens": 412, "output_tokens": 23, "total_tokens": 435},
 }  # fmt: skip
-
-OnceHeader = Annotated[str | None, Header(description=ONCE)]
-TraceHeader = Annotated[str | None, Header(description="W3C trace context")]
 
 
 # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -199,6 +196,7 @@ async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> Asyn
     summary="A chat completion by the whole agent; its tools run on this side, the client's own on the client's",
     responses=told("The completion; with `stream` its chunks as events", ChatCompletion, _COMPLETION,
                    400, 404, 409, 413, 415, 429, 502, 503, 504, events=ChatChunkEvent),
+    openapi_extra=HEADERS,
 )  # fmt: skip
 async def create_chat_completion(
     request: Request,
@@ -206,14 +204,12 @@ async def create_chat_completion(
     gateway: GatewayDep,
     orphans: OrphansDep,
     user: UserDep,
-    idempotency_key: OnceHeader = None,
-    traceparent: TraceHeader = None,
 ) -> Response:
     chat = _chat(request, user, body)
     user = _spoken_for(request, user, body)
     body = await in_chat(gateway, user.user_id, body, len(await request.body()))
     ask = replace(asked(body, await _models(gateway), request.headers.get(TASK_HEADER, "")), chat=chat)
-    record = await _taken(gateway, orphans, Origin(user, idempotency_key, traceparent), ask)
+    record = await _taken(gateway, orphans, Origin.of(user, request.headers), ask)
     left = partial(orphans.leave, record, ask.model)
     name = body.model or DEFAULT_MODEL
     custom = [tool for tool, (_, form) in body.offered().items() if form.custom]
@@ -258,6 +254,7 @@ async def _thought(gateway: Gateway, record: QueryRecord) -> str:
     summary="A response by the whole agent",
     responses=told("The response; with `stream` its events", ResponseObject, _RESPONSE,
                    400, 404, 409, 413, 415, 429, 502, 503, 504, events=ResponseEvent),
+    openapi_extra=HEADERS,
 )  # fmt: skip
 async def create_response(
     request: Request,
@@ -265,8 +262,6 @@ async def create_response(
     gateway: GatewayDep,
     orphans: OrphansDep,
     user: UserDep,
-    idempotency_key: OnceHeader = None,
-    traceparent: TraceHeader = None,
 ) -> Response:
     chat = _chat(request, user, body)
     user = _spoken_for(request, user, body)
@@ -275,7 +270,7 @@ async def create_response(
     ask = replace(asked_of_items(body, items, await _models(gateway), request.headers.get(TASK_HEADER, "")), chat=chat)
     kept = {"items": items, "repeated": body.repeated(), "whole": ask.whole, "stored": body.store is not False}
     ask = replace(ask, given=orjson.dumps(kept).decode())
-    record = await _taken(gateway, orphans, Origin(user, idempotency_key, traceparent), ask, behind)
+    record = await _taken(gateway, orphans, Origin.of(user, request.headers), ask, behind)
     left = partial(orphans.leave, record, ask.model)
     if body.stream:
         return _stream(gateway, record, _answering(record), None if body.background else left)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from services.gateway.accept import ONCE, Ask, Origin, accept
+from services.gateway.accept import HEADERS, Ask, Origin, accept
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
 from services.gateway.body import JsonRoute
@@ -68,6 +68,7 @@ AskedRespondent = Annotated[Respondent, Query(description="A: the answer shown; 
                400, 404, 409, 413, 415, 422, 429, 502, 503, 504, events=JournalEvent),
         **told("Accepted (`?wait=false`)", Accepted, {**_IDS, "state": "queued"}, status=202),
     },
+    openapi_extra=HEADERS,
 )  # fmt: skip
 async def ask(
     request: Request,
@@ -75,8 +76,6 @@ async def ask(
     user: UserDep,
     wait: Annotated[bool, Query(description="false: 202 as soon as the query cannot be lost any more")] = True,
     follow: Annotated[bool, Query(description="Events go on after the answer until the critique")] = False,
-    idempotency_key: Annotated[str | None, Header(description=ONCE)] = None,
-    traceparent: Annotated[str | None, Header(description="W3C trace context")] = None,
 ) -> Response:
     # each further dependency is solved anew for every question
     gateway: Gateway = request.app.state.gateway
@@ -96,7 +95,7 @@ async def ask(
         instead_of=body.instead_of,
         system_prompt=body.system_prompt,
     )
-    record = await accept(gateway, Origin(user, idempotency_key, traceparent), asked)
+    record = await accept(gateway, Origin.of(user, request.headers), asked)
     if not wait:
         accepted = {"query_id": record.query_id, "session_id": record.session_id, "state": "queued"}
         return reply(accepted, 202, {"Location": f"/queries/{record.query_id}", **_ids(record)})
