@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -88,18 +87,19 @@ class Answering:
         running = _Running(asyncio.timeout(left))
         try:
             async with running.scope:
-                with self._stoppable(caller.query_id, running):
-                    stopped = not has_turn(message, caller.respondent_id) and not await wait_for_turn(
-                        self._parts, message, caller
+                # a cancel ends it
+                self._running[caller.query_id] = running
+                stopped = not has_turn(message, caller.respondent_id) and not await wait_for_turn(
+                    self._parts, message, caller
+                )
+                if not stopped:
+                    response, past, stopped = await open_turn(
+                        self._parts, message, caller, partial(opening, answering=True)
                     )
-                    if not stopped:
-                        response, past, stopped = await open_turn(
-                            self._parts, message, caller, partial(opening, answering=True)
-                        )
-                    if stopped:
-                        ending = Cancelled()
-                    elif response is not None:
-                        ending = await response.generate(past)
+                if stopped:
+                    ending = Cancelled()
+                elif response is not None:
+                    ending = await response.generate(past)
         except TimeoutError:
             if not running.scope.expired():
                 raise
@@ -107,6 +107,8 @@ class Answering:
         except ModelError as exc:
             code = next((code for kind, code in _CODES if isinstance(exc, kind)), "model_error")
             ending = Failure(code, str(exc))
+        finally:
+            self._running.pop(caller.query_id, None)
         # a cancel or the deadline comes too late now: the answer is published as a whole or not at all
         if ending is not None and (response := response or await opening()) is not None:
             await response.end(ending)
@@ -158,15 +160,6 @@ class Answering:
     def _left(self, message: Message[QueryReceived]) -> float:
         """Seconds until the query's deadline."""
         return self._parts.context.bus.left(self._deadline(message), message.entry_id)
-
-    @contextlib.contextmanager
-    def _stoppable(self, query_id: str, running: _Running) -> Iterator[None]:
-        """A cancel ends its scope."""
-        self._running[query_id] = running
-        try:
-            yield
-        finally:
-            del self._running[query_id]
 
     async def _leave(self, query: QueryReceived, query_id: str) -> None:
         if query.messages is None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from typing import Any, Self
 
 from services.generator.run import Cancelled, Ending, Failure, Finished
 from services.generator.settings import GeneratorSettings
@@ -11,15 +10,22 @@ from shared.contracts import QueryReceived
 from shared.envelope import Message, age_ms
 from shared.llm.factory import PROVIDERS
 from shared.telemetry import metrics, tracing
-from shared.telemetry.spans import Span
+from shared.telemetry.spans import NOTHING, Span
 
 
 class Watch:
-    """Told how the answer ended."""
+    """Told how the answer ended. The block is the answer; what it asks of others belongs to its span."""
 
     def __init__(self, span: Span, query_id: str) -> None:
         self._span = span
         self._query_id = query_id
+
+    def __enter__(self) -> Self:
+        self._span.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._span.__exit__(*exc)
 
     def ended(self, ending: Ending) -> None:
         match ending:
@@ -46,11 +52,13 @@ class Watch:
             meter.query(outcome, age_ms(self._query_id) / 1000)
 
 
-@contextlib.contextmanager
-def watched_answer(settings: GeneratorSettings, message: Message[QueryReceived]) -> Iterator[Watch]:
-    """The block is the answer; what it asks of others belongs to its span."""
+def watched_answer(settings: GeneratorSettings, message: Message[QueryReceived]) -> Watch:
+    return Watch(_span(settings, message) if tracing.active() else NOTHING, message.entry_id)
+
+
+def _span(settings: GeneratorSettings, message: Message[QueryReceived]) -> Span:
     query = message.payload
-    with tracing.span(
+    return tracing.span(
         f"invoke_agent {settings.name}",
         attributes={
             "gen_ai.operation.name": "invoke_agent",
@@ -63,5 +71,4 @@ def watched_answer(settings: GeneratorSettings, message: Message[QueryReceived])
             "local2.mode": query.mode,
             "local2.message.deliveries": message.deliveries,
         },
-    ) as span:
-        yield Watch(span, message.entry_id)
+    )
