@@ -15,6 +15,7 @@ from typing import Any
 
 from shared.bus import Bus, Command, Script, order
 from shared.bus.keys import lane_key, once_key, queries_key, record_key, waiting_key
+from shared.bus.port import checked
 from shared.contracts import QUERY_RECEIVED, Outgoing, RespondentId
 from shared.telemetry.unread import not_understood
 
@@ -214,7 +215,7 @@ async def accept(
     words = [part for pair in record.items() for part in pair]
     entry = message.envelope.fields(bus.source)
     argv = (limit, seconds, GROUPS["A"], int(left * 1000), len(words), *words, *entry)
-    found, *_ = await bus.link.pipe([_ACCEPT(keys, *argv), *also])
+    found, *_ = map(checked, await bus.link.submit([_ACCEPT(keys, *argv), *also], True, now=True))
     match found:
         case [query_id, int(count), accepted, deadline]:
             unfinished = count if count >= 0 else None
