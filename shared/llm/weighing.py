@@ -155,9 +155,9 @@ def opens_line(text: str, offered: Offered) -> bool | None:
     if text[0] in "`{[":
         return True
     beginnings = (*_LEADS, *_PREFIXES, *offered)
-    if any(text.startswith(beginning) for beginning in beginnings):
+    if text.startswith(beginnings):
         return True
-    return None if any(beginning.startswith(text) for beginning in beginnings) else False
+    return None if True in [beginning.startswith(text) for beginning in beginnings] else False
 
 
 def weigh_line(text: str, scene: Scene, ending: Ending) -> Verdict:
