@@ -26,10 +26,11 @@ HEARD = {
     "services/cli/launch/supervisor.py": "said at once",
     "services/cli/stories/bus_tap.py": "kept, and raised to whoever opened it",
     "services/demo_model/api.py": "the request waits for both",
-    "services/gateway/gateway.py": "the request waits for both",
+    "services/gateway/gateway.py": "it waits for the client to go, and ends with the request",
     "services/gateway/orphans.py": "whatever keeps it from its work is logged",
     "services/gateway/tap.py": "kept up",
     "services/generator/crossed.py": "what was not found is looked for once more",
+    "services/generator/opening.py": "the opening waits for it, unless it has failed by itself",
     "services/mcp/stdio.py": "whoever uses the program waits for all of them",
     "shared/bus/cluster.py": "goes on whatever happens, or the caller waits for it",
     "shared/bus/consumer.py": "every failure of a delivery ends in its handler",
@@ -38,6 +39,7 @@ HEARD = {
     "shared/participant/background.py": "this is it",
     "shared/participant/service.py": "the process waits for them",
     "shared/participant/tool_client.py": "the call is told",
+    "shared/records/journal.py": "whoever sent entries confirms them",
 }
 
 
