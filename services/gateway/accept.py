@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -124,7 +124,7 @@ class Origin:
         given = self.traceparent or ""
         if tracing.well_formed(given):
             return given
-        return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+        return f"00-{os.urandom(16).hex()}-{os.urandom(8).hex()}-01"
 
 
 async def accept(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
@@ -140,7 +140,7 @@ async def accept(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
 async def _once(gateway: Gateway, origin: Origin, ask: Ask) -> QueryRecord:
     async with gateway.reachable():
         if origin.idempotency_key is None:
-            return await _accept(gateway, origin, ask, uuid.uuid4().hex, str(uuid.uuid4()))
+            return await _accept(gateway, origin, ask, os.urandom(16).hex(), str(uuid.uuid4()))
         if (before := await _asked_before(gateway, origin, ask)) is not None:
             return before
         # a repeat after a crash must come to the same session too
