@@ -9,7 +9,7 @@ from services.generator.compaction import Past
 from services.generator.crossed import Crossed
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import recall
-from services.generator.run import Parts, Response, check
+from services.generator.run import Parts, Response, check_known
 from services.generator.steps import Ports, shown, told
 from shared.bus import Command
 from shared.bus.keys import cancel_key, journal_key
@@ -103,7 +103,7 @@ async def open_turn(
         return response, Past(), bool(stopped)
     members, total, raw, *owner = found
     if owner:
-        check(query, await sessions.owner(owner[0], session_id, query.user_id))
+        check_known(query, await sessions.owner(owner[0], session_id, query.user_id))
     turns = await sessions.turns(session_id, respondent_id, after=query.after, asked=(members, total))
     summary = summary_of(session_id, raw)
     if summary is not None and not (parts.context.settings.compacts and summary.tells_of(turns, query.after)):

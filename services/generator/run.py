@@ -107,10 +107,10 @@ Ending = Finished | Failure | Cancelled
 async def check_owner(parts: Parts, query: QueryReceived, query_id: str) -> None:
     """Raises PermanentError when the session is not the user's. One that was deleted after the query was accepted does
     not come back."""
-    check(query, await parts.sessions.open(query.session_id, query.user_id, query.query, query_id))
+    check_known(query, await parts.sessions.open(query.session_id, query.user_id, query.query, query_id))
 
 
-def check(query: QueryReceived, owner: str | None) -> None:
+def check_known(query: QueryReceived, owner: str | None) -> None:
     """The same, when it is known whose session it is."""
     if owner not in (None, query.user_id):
         raise PermanentError(f"session {query.session_id} belongs to another user")
