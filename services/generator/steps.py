@@ -32,6 +32,7 @@ from shared.llm.port import (
     ContextOverflow,
     EmptyAnswer,
     Finish,
+    ModelError,
     ModelFacts,
     ModelOverloaded,
     ModelRejected,
@@ -306,6 +307,11 @@ class JournalSteps:
                         taken.finish = delta
                 if pump.refused:
                     await pump.finish()
+        except ModelError:
+            # what was said before it failed was said
+            await pump.finish()
+            raise
+        else:
             await pump.finish()
         finally:
             pump.drop()

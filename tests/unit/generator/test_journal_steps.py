@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,6 +25,7 @@ from shared.llm.port import (
     ContextOverflow,
     EmptyAnswer,
     Finish,
+    ModelError,
     ModelFacts,
     ModelOverloaded,
     ModelRejected,
@@ -483,6 +485,14 @@ async def test_silence_is_a_reply_too() -> None:
     assert (reply.content, reply.tool_calls, reply.finish_reason) == ("", [], "stop")
     (written,) = run.journal.of(EntryType.MESSAGE)
     assert (written["prompt_tokens"], written["completion_tokens"], written["model"]) == (None, None, "m")
+
+
+@pytest.mark.parametrize("failure", [EmptyAnswer("nothing"), ModelError("out of length"), StreamInterrupted("gone")])
+async def test_what_was_said_before_the_model_failed_is_in_the_journal(failure: ModelError) -> None:
+    run = Run([ThinkingDelta("one "), ThinkingDelta("two "), ThinkingDelta("three"), failure], [failure], [failure])
+    with contextlib.suppress(ModelError):
+        await run.asks()
+    assert "".join(data["text"] for data in run.journal.of(EntryType.THINKING)) == "one two three"
 
 
 async def test_calls_beyond_the_most_are_refused_and_not_lost() -> None:
