@@ -89,7 +89,8 @@ class Claims:
         self._delivered: dict[str, str] = {}
         self.add(streams, trimmed)
         self._beats = 0
-        self._renewed = 0.0
+        # the loop's time until which everything held is certainly ours
+        self.certain_until = 0.0
         # streams with something to take over: from whom nobody has heard, or from those who left
         self.orphaned: dict[str, bool] = {}
         # what has a key of another type in its place: nothing of it can be read or kept, and everything of the others
@@ -111,7 +112,7 @@ class Claims:
         Raises TransientError when somebody else has still to make one.
         """
         # the first time there is nothing to be renewed; later this renews nothing
-        self._renewed = self._renewed or asyncio.get_running_loop().time()
+        self.certain_until = self.certain_until or asyncio.get_running_loop().time() + 2 * self._heartbeat
         made = await self._bus.pulse.pipe_raw([grouping(name, self._group) for name in self._streams])
         for stream, reply in zip(self._streams, made, strict=True):
             if not isinstance(reply, ReplyError) or reply.code != "WRONGTYPE":
@@ -141,7 +142,7 @@ class Claims:
                     # at once: its handler may end before this heartbeat does, or swallow a cancellation
                     delivery.lost = True
                     lost.append(delivery)
-        self._renewed = started
+        self.certain_until = started + 2 * self._heartbeat
         # the next beat must not be late: the rest goes with it
         until = started + self._heartbeat / 2
         for stream, delivered in list(self._delivered.items()):
@@ -174,11 +175,6 @@ class Claims:
         if left or (silent and watched):
             self.orphaned[stream] = watched
         return [entry_id.decode() for entry_id in lost]
-
-    @property
-    def certain_until(self) -> float:
-        """The loop's time until which everything held is certainly ours."""
-        return self._renewed + 2 * self._heartbeat
 
     async def ask(self, delivery: Delivery) -> float:
         """After a long pause: the loop's time until which an entry is certainly ours. Raises Fenced; BusFull when Redis

@@ -41,11 +41,15 @@ class BusClock:
         """Milliseconds since the epoch."""
         return int((time.monotonic() + self._offset) * 1000)
 
-    def left(self, deadline: int, stamped: int) -> int:
-        """Milliseconds until a deadline that was set when the clock said `stamped` (both ms). A clock that went forward
-        since, while this process watched, takes nothing of them away: what was stamped by the one before lies nearer
-        to that, also when another process has heard of it later."""
-        left = deadline - int((time.monotonic() + self._offset) * 1000)
+    def left(self, deadline: int, stamped: str | int) -> int:
+        """Milliseconds until a deadline (ms) that was set when the clock said `stamped` (see Bus.left). A clock that
+        went forward since, while this process watched, takes nothing of them away: what was stamped by the one before
+        lies nearer to that, also when another process has heard of it later."""
+        now = self.now_ms()
+        left = deadline - now
         if self._leaps:
+            if not isinstance(stamped, int):
+                at, _, _ = stamped.partition("-")
+                stamped = int(at) if at.isdecimal() else now
             left += int(sum(leap for at, leap in self._leaps if stamped < (at + leap / 2) * 1000) * 1000)
         return left

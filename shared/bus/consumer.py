@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shared.bus.claims import Claims, Found
+from shared.bus.claims import Claims
 from shared.bus.link import MOST_TRIES
 from shared.bus.port import BusFull, Command, ConnectionLost, ReplyError
 from shared.bus.settling import EffectRefused, Settling
 from shared.bus.slots import Delivery, Limit, Slots
-from shared.bus.streams import Bus, entries
+from shared.bus.streams import Bus, Entry, entries
 from shared.errors import Fenced, Local2Error, PermanentError, TransientError
 from shared.telemetry.logging import get_logger
 
@@ -76,7 +76,7 @@ class Consumer:
         self._drain = drain
         self.slots = Slots(concurrency, _limits(routes), max_deliveries, self._unblock)
         self._claims = Claims(bus, group, replica, list(routes), _trimmed(routes), heartbeat)
-        self._settling = Settling(bus, group)
+        self._settling = Settling(bus, group, self._settled)
         self.handled = 0
         self._turn = deque(self._routes)
         self._stopping = False
@@ -205,7 +205,7 @@ class Consumer:
         for name, items in reply or ():
             stream = name.decode()
             for entry in entries(items):
-                self._start(Found(stream, entry, 1))
+                self._start(stream, entry, 1)
         if reply:
             # whose work has just begun comes before the next read
             await asyncio.sleep(0)
@@ -218,7 +218,7 @@ class Consumer:
             while after is not None and not self._stopping:
                 found, after = await self._claims.unseen(stream, after, await self._room() or 1, self.slots)
                 for one in found:
-                    self._start(one)
+                    self._start(*one)
 
     async def _adopt(self) -> None:
         """Takes over what nobody keeps, as far as there is room; the rest is found again with the next heartbeat."""
@@ -231,11 +231,10 @@ class Consumer:
                 continue
             for one in await self._claims.orphans(stream, watched, count, self.slots):
                 log.info("bus.claimed", stream=stream, entry_id=one.entry[0], deliveries=one.deliveries)
-                self._start(one)
+                self._start(*one)
 
-    def _start(self, found: Found) -> None:
-        entry_id, fields = found.entry
-        delivery = Delivery(found.stream, entry_id, fields, found.deliveries, self.slots)
+    def _start(self, stream: str, entry: Entry, deliveries: int) -> None:
+        delivery = Delivery(stream, *entry, deliveries, self.slots)
         if not self._stopping and self.slots.take(delivery):
             delivery.task = self._loop.create_task(self._handle(delivery))
 
@@ -278,7 +277,7 @@ class Consumer:
             until = self._claims.certain_until
             if delivery.lost or self._loop.time() >= until:
                 until = await self._check_claim(delivery)
-            self._settling.settle(delivery, effects, until, self._settled)
+            self._settling.settle(delivery, effects, until)
             handed_in = True
         except Fenced:
             log.warning("bus.claim_lost", stream=delivery.stream, entry_id=delivery.entry_id)

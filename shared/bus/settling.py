@@ -14,7 +14,7 @@ from shared.errors import Local2Error, PermanentError
 
 # Told what became of an entry's effects: None when they are written and it is acknowledged.
 Settled = Callable[[Delivery, Sequence[Command], BaseException | None], None]
-_Item = tuple[Delivery, Sequence[Command], float, Settled]
+_Item = tuple[Delivery, Sequence[Command], float]
 
 
 class EffectRefused(Local2Error):
@@ -24,13 +24,14 @@ class EffectRefused(Local2Error):
 class Settling:
     """What entries of one loop tick have caused is written in one transaction, their acknowledgements last."""
 
-    def __init__(self, bus: Bus, group: str) -> None:
+    def __init__(self, bus: Bus, group: str, settled: Settled) -> None:
         self._bus = bus
         self._group = group
+        self._settled = settled
         self._waiting: list[_Item] = []
         self._loop = asyncio.get_running_loop()
 
-    def settle(self, delivery: Delivery, effects: Sequence[Command], until: float, settled: Settled) -> None:
+    def settle(self, delivery: Delivery, effects: Sequence[Command], until: float) -> None:
         """Has the effects of an entry written and the entry acknowledged. Nobody need wait for it: `settled` is told.
 
         until: the loop's time after which they must not be written any more; the error is ConnectionLost then.
@@ -38,7 +39,7 @@ class Settling:
         """
         if not self._waiting:
             self._loop.call_soon(self._flush)
-        self._waiting.append((delivery, effects, until, settled))
+        self._waiting.append((delivery, effects, until))
         delivery.settling = True
         if len(self._waiting) == TOGETHER:
             self._flush()
@@ -54,14 +55,14 @@ class Settling:
     def _write(self, items: Sequence[_Item]) -> None:
         acknowledged: dict[str, list[str]] = {}
         commands: list[Command] = []
-        for delivery, effects, _, _ in items:
+        for delivery, effects, _ in items:
             commands += effects
             acknowledged.setdefault(delivery.stream, []).append(delivery.entry_id)
-        if any(command[0] == "EVALSHA" for command in commands):
+        if "EVALSHA" in [command[0] for command in commands]:
             # A full Redis refuses the writes of a script one by one, and not the transaction. This is refused with it.
             commands.append(("SET", nothing_key(items[0][0].stream), "", "XX"))
         commands += [("XACK", stream, self._group, *ids) for stream, ids in acknowledged.items()]
-        writing = self._bus.link.commit(commands, until=min([until for _, _, until, _ in items]))
+        writing = self._bus.link.commit(commands, until=min([until for _, _, until in items]))
         writing.add_done_callback(partial(self._written, items))
 
     def _write_each(self, items: Sequence[_Item]) -> None:
@@ -76,7 +77,7 @@ class Settling:
             return
         replies = () if error is not None else writing.result()
         refused, start = ReplyError in map(type, replies), 0
-        for delivery, effects, _, settled in items:
+        for delivery, effects, _ in items:
             outcome = error
             if refused:
                 end = start + len(effects)
@@ -84,4 +85,4 @@ class Settling:
                 outcome = EffectRefused(str(of_this[0])) if of_this else None
                 start = end
             delivery.settling = False
-            settled(delivery, effects, outcome)
+            self._settled(delivery, effects, outcome)

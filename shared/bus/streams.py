@@ -123,9 +123,6 @@ class Bus:
     def left(self, deadline: int, stamped: str | int) -> float:
         """Seconds until a deadline (ms, by Redis' clock); also after that clock went forward. stamped: an id, or a time
         (ms), by the clock that the deadline was set by; what is neither is of now."""
-        if not isinstance(stamped, int):
-            at, _, _ = stamped.partition("-")
-            stamped = int(at) if at.isdecimal() else self.now_ms()
         return self._clock.left(deadline, stamped) / 1000
 
     async def tell_time(self) -> None:

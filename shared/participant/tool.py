@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from shared.bus import START, Command, Delivery, Entry, Route, order
+from shared.bus import START, Command, Delivery, Entry, Route
 from shared.bus.keys import result_key
 from shared.bus.scripts import MENTIONING
 from shared.contracts import (
@@ -151,19 +151,13 @@ class _Call:
             self.task.cancel()
 
 
-class Cancelled:
+class Cancelled(dict[str, None]):
     """The queries that were cancelled lately: their calls that still wait in a queue are not begun."""
 
-    def __init__(self) -> None:
-        self._queries: dict[str, None] = {}
-
     def add(self, query_id: str) -> None:
-        self._queries[query_id] = None
-        if len(self._queries) > QUERY_CANCEL.keep:
-            del self._queries[next(iter(self._queries))]
-
-    def __contains__(self, query_id: str) -> bool:
-        return query_id in self._queries
+        self[query_id] = None
+        if len(self) > QUERY_CANCEL.keep:
+            del self[next(iter(self))]
 
 
 class Tools:
@@ -218,6 +212,8 @@ class ToolWork(Generic[A]):
     def route(self, context: Context[Any]) -> Route:
         self._context = context
         self._loop = asyncio.get_running_loop()
+        # whoever counts and traces says so as the participant starts
+        self._watching = watching()
         # the calls that are running, until when
         self._running: Deadlines[_Call] = Deadlines(lambda call: call.end(_TOO_LATE))
         return Route(self._handle, self._abandon, single_group=True)
@@ -236,7 +232,7 @@ class ToolWork(Generic[A]):
             request, started, run = message.payload, self._loop.time(), True
             try:
                 running = self._bounded(message, delivery)
-                outcome = await (watched_call(request, running) if watching() else running)
+                outcome = await (watched_call(request, running) if self._watching else running)
                 ms = self._elapsed(started)
                 result = _encoded(message, outcome, ms)
                 log.debug("tool.completed", tool=self._name, call_id=request.call_id, ms=ms)
@@ -380,7 +376,7 @@ def _first(message: Message[ToolRequest]) -> bool:
     envelope = message.envelope
     if message.deliveries != 1 or envelope.attempt != 1:
         return False
-    return abs(order(message.entry_id)[0] - envelope.time) < _AT_ONCE
+    return abs(int(message.entry_id.partition("-")[0]) - envelope.time) < _AT_ONCE
 
 
 def _encoded(message: Message[ToolRequest], outcome: ToolResult, ms: int) -> bytes:

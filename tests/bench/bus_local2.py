@@ -39,7 +39,7 @@ class BenchEcho(BaseModel):
 @contextlib.asynccontextmanager
 async def _build(_settings: Settings) -> AsyncIterator[Run[BenchEcho]]:
     async def run(args: BenchEcho) -> ToolResult:
-        return ToolResult(tool_work(args.model_dump()))
+        return ToolResult(tool_work({"text": args.text}))
 
     yield run
 

@@ -224,8 +224,8 @@ def reading(
     async def surely_ours(_delivery: Delivery) -> float:
         return 0.0
 
-    def settled(delivery: Delivery, _effects: object, _until: float, told: Any) -> None:
-        told(delivery, [], None)
+    def settled(delivery: Delivery, _effects: object, _until: float) -> None:
+        made._settled(delivery, [], None)
 
     monkeypatch.setattr(bus.reader, "call", reads.call)
     monkeypatch.setattr(made, "_check_claim", surely_ours)
@@ -355,12 +355,12 @@ async def test_whatever_a_handler_ends_with_ends_there_and_its_slot_is_free_agai
     assert reader.slots.take(one)
     if isinstance(error, PermanentError | EffectRefused):
         # how long the machine has been up must not say whether it is asked for
-        reader._claims._renewed = float("-inf")
+        reader._claims.certain_until = float("-inf")
         monkeypatch.setattr(reader, "_check_claim", check)
         monkeypatch.setattr(reader, "_attempt", handler)
         await reader._handle(one)
         # what sets it aside is written like any effects
-        assert handed_in == [(one, [("LETTER",)], 7.0, reader._settled)]
+        assert handed_in == [(one, [("LETTER",)], 7.0)]
         assert (noted, list(reader.held.values())) == (["x"], [one])
         reader._settled(one, [("LETTER",)], None)
     else:

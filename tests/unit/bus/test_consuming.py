@@ -378,14 +378,14 @@ async def test_what_nobody_keeps_is_taken_over_as_far_as_there_is_room_for_its_s
 async def test_nothing_is_begun_twice_or_by_who_is_about_to_leave() -> None:
     reader = asking(Asked(), {STREAM: Route(nothing)})
     found = Found(STREAM, ("1-1", [b"a", b"b"]), 2)
-    reader._start(found)
+    reader._start(*found)
     ((key, one),) = reader.held.items()
     assert key == (STREAM, "1-1")
     assert (one.fields, one.deliveries, one.task is not None) == ([b"a", b"b"], 2, True)
-    reader._start(found)
+    reader._start(*found)
     assert list(reader.held.values()) == [one]
     reader._stopping = True
-    reader._start(Found(STREAM, ("2-1", []), 1))
+    reader._start(STREAM, ("2-1", []), 1)
     assert list(reader.held.values()) == [one]
     await reader._interrupt([one])
 
@@ -461,13 +461,13 @@ def handling(monkeypatch: pytest.MonkeyPatch, handler: Any, certain: float = mat
     reader._loop = asyncio.get_running_loop()
     handed_in: list[Any] = []
 
-    def settle(one: Delivery, effects: Sequence[Command], until: float, settled: Any) -> None:
+    def settle(one: Delivery, effects: Sequence[Command], until: float) -> None:
         handed_in.append((one, list(effects), until))
 
     async def ask(_one: Delivery) -> float:
         return 77.0
 
-    monkeypatch.setattr(type(reader._claims), "certain_until", certain)
+    reader._claims.certain_until = certain
     monkeypatch.setattr(reader._claims, "ask", ask)
     monkeypatch.setattr(reader._settling, "settle", settle)
     return reader, handed_in
@@ -716,7 +716,7 @@ async def test_a_claim_is_asked_for_where_it_is_not_certain(monkeypatch: pytest.
     reader, _ = handling(monkeypatch, nothing)
     one = delivery(reader)
     assert await reader._check_claim(one) == math.inf
-    monkeypatch.setattr(type(reader._claims), "certain_until", 0.0)
+    reader._claims.certain_until = 0.0
     assert await reader._check_claim(one) == 77.0
     one.lost = True
     with pytest.raises(Fenced, match="1-1 was taken over"):

@@ -51,9 +51,9 @@ class OneBus:
 async def test_an_entry_is_being_settled_from_the_moment_it_is_handed_in_until_the_outcome_is_known() -> None:
     """Meanwhile it may not be pending any more: whoever renews claims must not take it for lost."""
     bus = OneBus()
-    settling = Settling(bus, "g")  # type: ignore[arg-type]
     one, told = delivery(), list[Any]()
-    settling.settle(one, [("SET", "a", "b")], 1.0, lambda *what: told.append(what))
+    settling = Settling(bus, "g", lambda *what: told.append(what))  # type: ignore[arg-type]
+    settling.settle(one, [("SET", "a", "b")], 1.0)
     assert one.settling
     await asyncio.sleep(0)
     ((commands, future),) = bus.link.commits
@@ -70,14 +70,13 @@ class Settler:
 
     def __init__(self) -> None:
         self.bus = OneBus()
-        self._settling = Settling(self.bus, "g")  # type: ignore[arg-type]
         self.told: dict[str, BaseException | None] = {}
+        self._settling = Settling(self.bus, "g", lambda what, _, outcome: self.told.update({what.entry_id: outcome}))  # type: ignore[arg-type]
 
     def settles(
         self, entry_id: str, *effects: Command, until: float = 1.0, stream: str = STREAM, broken: int = 0
     ) -> None:
-        one = delivery(entry_id, stream, broken)
-        self._settling.settle(one, effects, until, lambda what, _, outcome: self.told.update({what.entry_id: outcome}))
+        self._settling.settle(delivery(entry_id, stream, broken), effects, until)
 
     async def commits(self) -> list[list[Command]]:
         """What was written since, and is still to be answered."""
