@@ -98,7 +98,9 @@ async def open_turn(
         response = await opening()
         stopped, *found = map(checked, await asking)
     finally:
-        asking.cancel()
+        if not asking.cancel() and not asking.cancelled():
+            # where it failed, so has the opening
+            asking.exception()
     if query.messages is not None:
         return response, Past(), bool(stopped)
     members, total, raw, *owner = found

@@ -57,10 +57,9 @@ class _Told:
 
 
 class Folding:
-    """Takes the entries of a journal as they are written, oldest first; what comes of them is looked at in the end."""
+    """Takes the entries of a journal as they are written, oldest first."""
 
     def __init__(self, entries: Iterable[JournalEntry] = ()) -> None:
-        self._taken: list[tuple[str, EntryType | str, Mapping[str, Any]]] = []
         self._told: list[_Told] = []
         self._last: dict[Scope, _Told] = {}
         self._calls: dict[str, _Told] = {}
@@ -70,9 +69,6 @@ class Folding:
 
     def add(self, entry_id: str, kind: EntryType | str, data: Mapping[str, Any]) -> None:
         """What has not the form of a journal's entry is left out, and behind the end all but what others add."""
-        self._taken.append((entry_id, kind, data))
-
-    def _fold(self, entry_id: str, kind: EntryType | str, data: Mapping[str, Any]) -> None:
         if self._over and kind not in LATE:
             return
         self._over = self._over or kind in TERMINAL
@@ -125,9 +121,6 @@ class Folding:
 
     def events(self, answer: str | None = None) -> list[Event]:
         """All of it, oldest first. answer: of the turn that is kept; it is not said a second time."""
-        taken, self._taken = self._taken, []
-        for one in taken:
-            self._fold(*one)
         if answer is None:
             return [told.event() for told in self._told]
         found = [told.event() for told in self._told if not _of_the_answer(told)]
