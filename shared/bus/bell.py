@@ -194,7 +194,7 @@ async def open_bell(bus: Bus) -> AsyncIterator[Bell]:
     """A bell for as long as the block runs."""
     bell = Bell(bus)
     async with asyncio.TaskGroup() as tasks:
-        watching = tasks.create_task(bell.run(), name="bell")
+        watching = tasks.create_task(bell.watch(), name="bell")
         try:
             yield bell
         finally:

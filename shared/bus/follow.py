@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from shared.bus.cluster import ClusterLink
 from shared.bus.endpoint import Address
@@ -23,6 +23,8 @@ Id = tuple[int, int]
 
 # So many streams are looked at in one write.
 _BATCH = 500
+# A stream with an entry that is left out has its readers come back at once: not more often than this (seconds).
+_GLANCE = 0.1
 # What is kept for a reader that does not come for it, in bytes. Beyond that it finds the rest in the stream itself, so
 # that a slow client costs no more.
 _BEHIND = 262_144
@@ -33,9 +35,11 @@ _PAGE_BYTES = 262_144
 
 
 class Tail:
-    """Tells the followers of streams what is new. What was silent is looked at now and then, all of it in one write.
+    """Tells the followers of streams what is new. One server has a read that waits for all of them. In a cluster, where
+    none can, what was silent is looked at now and then, all of it in one write.
 
-    pause: seconds between two looks. Who hears of something sooner tells the followers, and notes it (see Bell).
+    pause: seconds between two looks, and after which what somebody has begun to follow is waited for too. Who hears of
+    something sooner tells the followers, and notes it (see Bell).
     """
 
     pause = 0.25
@@ -79,6 +83,39 @@ class Tail:
         return bool(followers)
 
     async def run(self) -> None:
+        """Reads until cancelled."""
+        if isinstance(self.bus.link, ClusterLink):
+            await self.watch()
+        told: dict[str, str] = {}
+        async with self.bus.line("", "tail") as line:
+            while True:
+                await self._followed.wait()
+                # whoever has not come yet for what was told is not told of it again
+                behind = {stream: told[stream] for stream in self._followers.keys() & told.keys()}
+                behind |= self._waited_for(self._followers)
+                if not behind:
+                    await asyncio.sleep(_GLANCE)
+                    continue
+                block = int(1000 * self.pause)
+                read = ("XREAD", "COUNT", _FIRST_PAGE, "BLOCK", block, "STREAMS", *behind, *behind.values())
+                try:
+                    reply = await line.call(*read, retry=False, block=self.pause)
+                except ConnectionLost:
+                    continue
+                except ReplyError:
+                    # one of them is no stream: each is asked by itself
+                    await asyncio.sleep(self.pause)
+                    await self._look_around()
+                    continue
+                found = {name.decode(): entries[-1][0].decode() for name, entries in reply or ()}
+                for stream in found:
+                    self.look(stream)
+                if found and found.items() <= told.items():
+                    # what its readers leave out
+                    await asyncio.sleep(_GLANCE)
+                told |= found
+
+    async def watch(self) -> None:
         """Looks until cancelled."""
         while True:
             await self._followed.wait()
@@ -105,11 +142,7 @@ class Tail:
                     await self._ask_some(streams[start : start + _BATCH])
 
     async def _ask_some(self, streams: Sequence[str]) -> None:
-        waiting: dict[str, str] = {}
-        for stream in streams:
-            positions = [one.position for one in self._followers.get(stream, ()) if one.waiting]
-            if positions:
-                waiting[stream] = min(positions, key=order)
+        waiting = self._waited_for(streams)
         if not waiting:
             return
         reads = [("XREAD", "COUNT", 1, "STREAMS", stream, after) for stream, after in waiting.items()]
@@ -118,6 +151,15 @@ class Tail:
             # a key that is no stream has nothing to say
             if reply and not isinstance(reply, ReplyError):
                 self.look(stream)
+
+    def _waited_for(self, streams: Iterable[str]) -> dict[str, str]:
+        """Of the streams for whose entries somebody waits, behind which."""
+        found = {}
+        for stream in streams:
+            positions = [one.position for one in self._followers.get(stream, ()) if one.waiting]
+            if positions:
+                found[stream] = min(positions, key=order)
+        return found
 
 
 class Follower:

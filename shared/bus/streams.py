@@ -102,11 +102,11 @@ class Bus:
         """Ends the group read in progress; False when it does not wait in Redis."""
         return await self._end_read()
 
-    def line(self, stream: str) -> Link:
+    def line(self, stream: str, kind: str) -> Link:
         """A further connection to whoever has a stream, for a read that waits; it is opened by `async with`."""
         if isinstance(self.link, ClusterLink):
-            return StreamLink(self.link, stream, name=f"{self.source}:inbox", timeout=self.timeout)
-        return self._connection("inbox")
+            return StreamLink(self.link, stream, name=f"{self.source}:{kind}", timeout=self.timeout)
+        return self._connection(kind)
 
     def _connection(self, kind: str) -> Link:
         name, timeout, clock = f"{self.source}:{kind}", self.timeout, self._clock

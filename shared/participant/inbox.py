@@ -63,7 +63,7 @@ class Inbox:
 
     async def run(self, bus: Bus) -> None:
         """Reads until cancelled: one read waits for what comes."""
-        async with bus.line(self.stream) as line:
+        async with bus.line(self.stream, "inbox") as line:
             while True:
                 read = ("XREAD", "COUNT", _PAGE, "BLOCK", int(bus.block * 1000), "STREAMS", self.stream, self.read)
                 try:

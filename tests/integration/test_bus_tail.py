@@ -199,3 +199,43 @@ async def test_a_key_that_is_no_stream_does_not_keep_the_others_from_being_follo
         raw.delete("odd")
         await bus.link.call("XADD", "odd", "1-1", "a", "b")
         assert await asyncio.wait_for(odd, 15) == ["1-1"]
+
+
+async def test_what_is_followed_is_waited_for_and_told_as_it_comes(
+    redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a look would never come
+    monkeypatch.setattr(Tail, "pause", 3600.0)
+    async with tailing(redis_url) as tail:
+        first, second = tail.follow("one"), tail.follow("two")
+        both = [asyncio.create_task(one.next()) for one in (first, second)]
+
+        def waited_for() -> bool:
+            return any(one["name"] == "test/tail:tail" and one["cmd"] == "xread" for one in raw.client_list())
+
+        await eventually(lambda: len(tail._followers) == 2 and waited_for())
+        for number, (stream, waiting) in enumerate(zip(("one", "two"), both, strict=True), start=1):
+            raw.xadd(stream, {"n": number}, f"{number}-1")
+            assert [entry_id for entry_id, _ in await asyncio.wait_for(waiting, 30)] == [f"{number}-1"]
+        # who has not come for more is told of it when he comes
+        raw.xadd("one", {"n": 3}, "3-1")
+        raw.xadd("one", {"n": 4}, "4-1")
+        assert [entry_id for entry_id, _ in await first.next()] == ["3-1", "4-1"]
+
+
+async def test_beside_a_key_that_is_no_stream_the_others_are_followed(
+    redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tail, "pause", 0.05)
+    raw.set("strange", "no stream")
+    async with tailing(redis_url) as tail:
+        strange, good = tail.follow("strange"), tail.follow("good")
+        other = asyncio.create_task(strange.next())
+        for number in range(3):
+            waiting = asyncio.create_task(good.next())
+            await asyncio.sleep(0.1)
+            raw.xadd("good", {"n": number}, f"{number}-1")
+            assert [entry_id for entry_id, _ in await asyncio.wait_for(waiting, 30)] == [f"{number}-1"]
+        raw.delete("strange")
+        raw.xadd("strange", {"n": 1}, "1-1")
+        assert [entry_id for entry_id, _ in await asyncio.wait_for(other, 30)] == ["1-1"]

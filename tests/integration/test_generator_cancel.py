@@ -10,6 +10,7 @@ import redis
 from support.stack import stage
 from support.waiting import always, eventually
 
+from shared.bus import Tail
 from shared.contracts import AGENT_TRANSITION, QUERY_RECEIVED, RESPONSE_GENERATION, QueryReceived
 from shared.records.journal import EntryType
 
@@ -65,6 +66,8 @@ async def test_a_cancel_before_any_text_leaves_no_turn(redis_url: str) -> None:
 async def test_a_cancel_stops_the_running_tool(redis_url: str) -> None:
     rule = {"respond": {"tool_calls": [{"name": "probe", "args": {"text": "slow", "seconds": 60}}]}}
     async with stage(redis_url, [rule], probes=1) as on:
+        # what a replica has just begun to follow it hears of so much later
+        await asyncio.sleep(Tail.pause)
         query_id = await on.ask("go")
 
         async def ran() -> bool:
@@ -141,6 +144,8 @@ async def test_a_cancel_at_any_moment_leaves_exactly_one_end(redis_url: str) -> 
         {"respond": {"text": "one two three"}},
     ]
     async with stage(redis_url, rules, probes=1) as on:
+        # what a replica has just begun to follow it hears of so much later
+        await asyncio.sleep(Tail.pause)
         ends = set()
         for number in range(60):
             query_id = await on.ask(f"q{number}", "s1")

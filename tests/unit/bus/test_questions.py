@@ -86,7 +86,7 @@ async def test_a_bus_on_one_server_has_three_connections_and_the_second_ends_rea
     link, pulse, reader = made
     assert [bus.link, bus.pulse, bus.reader] == made
     # and one for each further read that waits, whatever it reads
-    line = bus.line("s")
+    line = bus.line("s", "inbox")
     assert made[3:] == [line]
     endpoint = Endpoint.parse(url)
     clock = made[0].options["clock"]
@@ -110,7 +110,7 @@ async def test_a_bus_on_a_cluster_reads_where_its_streams_are(
         monkeypatch.setattr(f"shared.bus.streams.{kind}", Connection)
     bus = Bus("redis+cluster://a:1", "s/1", timeout=3.0)
     link, pulse, reader = made
-    assert [bus.link, bus.pulse, bus.reader, bus.line("s")] == made
+    assert [bus.link, bus.pulse, bus.reader, bus.line("s", "inbox")] == made
     endpoint = Endpoint.parse("redis+cluster://a:1")
     assert [one.given for one in made] == [(endpoint,), (endpoint,), (link,), (link, "s")]
     assert [one.options for one in made] == [{"name": name, "timeout": 3.0} for name in NAMES]

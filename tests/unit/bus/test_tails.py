@@ -58,7 +58,7 @@ def join(tail: Tail, *followers: Follower) -> None:
 
 @contextlib.asynccontextmanager
 async def running(tail: Tail) -> AsyncIterator[None]:
-    task = asyncio.create_task(tail.run())
+    task = asyncio.create_task(tail.watch())
     try:
         yield
         assert not task.done()

@@ -629,7 +629,7 @@ async def test_every_entry_of_an_inbox_goes_to_whoever_asked_for_its_type_and_th
             return answer
 
     @asynccontextmanager
-    async def line(stream: str) -> AsyncIterator[Line]:
+    async def line(stream: str, _kind: str) -> AsyncIterator[Line]:
         given.append(stream)
         yield Line()
 
