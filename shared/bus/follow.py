@@ -7,6 +7,7 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 from shared.bus.cluster import ClusterLink
 from shared.bus.endpoint import Address
@@ -82,7 +83,7 @@ class Tail:
             follower.look()
         return bool(followers)
 
-    async def run(self) -> None:
+    async def run(self) -> NoReturn:
         """Reads until cancelled."""
         if isinstance(self.bus.link, ClusterLink):
             await self.watch()
@@ -115,7 +116,7 @@ class Tail:
                     await asyncio.sleep(_GLANCE)
                 told |= found
 
-    async def watch(self) -> None:
+    async def watch(self) -> NoReturn:
         """Looks until cancelled."""
         while True:
             await self._followed.wait()

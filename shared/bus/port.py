@@ -105,7 +105,8 @@ class Port(Protocol):
 
         block: seconds that the server may legitimately keep the replies back.
         until: the loop's time after which they are not sent (again); ConnectionLost is raised then.
-        now: there is nothing to come that should leave in the same write.
+        now: there is nothing to come that should leave in the same write. A cluster asks node by node, and need not
+        know.
         """
 
     async def call(self, *command: Any, retry: bool = True, block: float = 0.0) -> Reply:

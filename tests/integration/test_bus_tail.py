@@ -223,6 +223,19 @@ async def test_what_is_followed_is_waited_for_and_told_as_it_comes(
         assert [entry_id for entry_id, _ in await first.next()] == ["3-1", "4-1"]
 
 
+async def test_who_begins_to_follow_while_the_read_waits_is_in_the_next(redis_url: str, raw: redis.Redis) -> None:
+    async with tailing(redis_url) as tail:
+        silent = asyncio.create_task(tail.follow("silent").next())
+        for number in range(5):
+            waiting = asyncio.create_task(tail.follow(f"late{number}").next())
+            # nothing was there when it was read to its end
+            await eventually(lambda name=f"late{number}": name in tail._followers, every=0)
+            raw.xadd(f"late{number}", {"n": 1}, "1-1")
+            assert [entry_id for entry_id, _ in await asyncio.wait_for(waiting, 60)] == ["1-1"]
+        assert not silent.done()
+        silent.cancel()
+
+
 async def test_beside_a_key_that_is_no_stream_the_others_are_followed(
     redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
