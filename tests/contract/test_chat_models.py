@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
+from support.loopback import listening
 
 from shared.llm.adapter import WiredChatModel
 from shared.llm.factory import Backend, open_chat_model, open_embedding_model
@@ -518,9 +519,8 @@ async def endless(begin: bytes, again: bytes) -> AsyncIterator[tuple[str, asynci
         finally:
             writer.transport.abort()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", left
+    async with listening(serve) as port:
+        yield f"http://127.0.0.1:{port}", left
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -15,6 +15,7 @@ import redis
 import uvloop
 from support.apps import ProbeSettings, probe
 from support.consuming import GROUP, STREAM, consuming
+from support.loopback import listening
 from support.proxy import Proxy
 from support.services import announced, running
 from support.waiting import always, eventually
@@ -442,23 +443,8 @@ async def serving(
     answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[str]:
     """The URL of something that takes connections; each is closed when it has been answered, and all at the end."""
-    writers: set[asyncio.StreamWriter] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.add(writer)
-        with contextlib.suppress(OSError):
-            await answer(reader, writer)
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        try:
-            yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
-        finally:
-            for writer in writers:
-                writer.transport.abort()
-            # the loop closes what was aborted in its next round
-            await asyncio.sleep(0.05)
+    async with listening(answer) as port:
+        yield f"redis://127.0.0.1:{port}/0"
 
 
 @pytest.mark.parametrize("said", [b"", b"-READONLY It is a replica.\r\n", b"-LOADING Redis is loading.\r\n"])

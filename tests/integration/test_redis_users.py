@@ -15,6 +15,7 @@ import pytest
 import redis
 from support.acl_redis import AclRedis, acl_redis, start
 from support.http_gateway import Site, gateway_settings, serving
+from support.loopback import listening
 from support.services import announced, running
 from support.stack import respondent
 from support.waiting import eventually
@@ -169,10 +170,10 @@ async def test_a_worker_hears_of_a_cancelled_query(system: Site, users: AclRedis
 
     async def hold(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         held.append(writer)
+        await asyncio.Event().wait()
 
-    silent = await asyncio.start_server(hold, "127.0.0.1", 0)
-    place = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-    async with silent, Bus(users.core, "test/1") as bus:
+    async with listening(hold) as port, Bus(users.core, "test/1") as bus:
+        place = f"127.0.0.1:{port}"
         patched = {"allowed_private_hosts": [place]}
         assert (await system.http.patch("/participants/web_fetch/settings", json=patched)).status_code == 200
         calls: list[str] = []

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from support.loopback import listening
+
 _HELLO, _GOODBYE, _RESET, _RUN, _BEGIN, _COMMIT, _ROLLBACK = 0x01, 0x02, 0x0F, 0x10, 0x11, 0x12, 0x13
 _SUCCESS, _IGNORED, _FAILURE = 0x70, 0x7E, 0x7F
 _NAMES = {_HELLO: "HELLO", _BEGIN: "BEGIN", _COMMIT: "COMMIT", _ROLLBACK: "ROLLBACK"}
@@ -74,9 +76,7 @@ class BoltServer:
 @asynccontextmanager
 async def bolt_server(refuses: tuple[str, ...] = (), silent: str = "") -> AsyncIterator[BoltServer]:
     here = BoltServer(refuses, silent)
-    server = await asyncio.start_server(here.serve, "127.0.0.1", 0)
-    here.port = server.sockets[0].getsockname()[1]
-    async with server:
+    async with listening(here.serve) as here.port:
         yield here
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.loopback import listening
 
 from services.cli.settings import ClientSettings
 
@@ -59,9 +60,7 @@ class LoopbackGateway:
 @pytest.fixture
 async def loopback_gateway() -> AsyncIterator[LoopbackGateway]:
     gateway = LoopbackGateway()
-    server = await asyncio.start_server(gateway.serve, "127.0.0.1", 0)
-    gateway.port = server.sockets[0].getsockname()[1]
-    async with server:
+    async with listening(gateway.serve) as gateway.port:
         yield gateway
 
 

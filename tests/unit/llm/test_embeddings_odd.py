@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import orjson
 import pytest
+from support.loopback import listening
 
 from shared.errors import ModelError
 from shared.llm.factory import Backend, open_embedding_model
@@ -36,9 +37,8 @@ async def answering(status: int, body: bytes, kind: str = "application/json") ->
         finally:
             writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(answer) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 async def refused(backend: Backend, status: int, body: bytes, kind: str = "application/json") -> ModelError:

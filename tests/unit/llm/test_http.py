@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
+from support.loopback import listening
 
 from shared.llm.google_genai import GoogleEmbeddings, GoogleWire
 from shared.llm.http import ANSWER_BYTES, PlainTransport, open_http
@@ -66,9 +67,8 @@ async def serving(*answers: bytes, endless: bytes = b"") -> AsyncIterator[Server
             pass
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        said.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(serve) as port:
+        said.url = f"http://127.0.0.1:{port}"
         yield said
         for writer in said.writers:
             writer.transport.abort()

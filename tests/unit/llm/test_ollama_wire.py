@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+from support.loopback import listening
 
 from shared.llm.factory import open_chat_model
 from shared.llm.ollama_admin import OllamaAdmin, keep_alive_value, ollama_url
@@ -60,9 +61,8 @@ async def raw(*pieces: bytes, head: bytes = b"200 OK\r\ncontent-type: applicatio
         writer.close()
         await writer.wait_closed()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(serve) as port:
+        yield f"127.0.0.1:{port}"
 
 
 def line(content: str = "", **rest: Any) -> bytes:
@@ -214,10 +214,9 @@ async def test_a_connection_closed_without_an_answer_is_unavailable() -> None:
         writer.close()
         await writer.wait_closed()
 
-    listener = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-    async with listener:
+    async with listening(hang_up) as port:
         with pytest.raises(ModelUnavailable):
-            await answer(f"127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+            await answer(f"127.0.0.1:{port}")
 
 
 async def test_a_body_that_ends_early_is_interrupted() -> None:

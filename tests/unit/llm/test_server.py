@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.loopback import listening
 
 from shared.llm.factory import Backend, open_chat_model, open_embedding_model
 from shared.llm.ollama_admin import OllamaAdmin
@@ -53,9 +54,8 @@ async def serving(said: bytes, tls: ssl.SSLContext | None = None) -> AsyncIterat
         finally:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
-    async with server:
-        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(serve, tls=tls) as port:
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{port}"
         if tasks:
             await asyncio.wait(tasks)
 
@@ -245,9 +245,8 @@ async def test_looks_and_answers_share_one_connection(backend: Backend) -> None:
         finally:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(serve) as port:
+        url = f"http://127.0.0.1:{port}"
         model = open_chat_model(backend, base_url=url, api_key="key")
         for _ in range(3):
             assert await model.reachable("m") is None

@@ -11,6 +11,7 @@ import zlib
 from typing import Any
 
 import pytest
+from support.loopback import listening
 
 from services.web_fetch.service import WebFetch
 from shared.errors import ToolError
@@ -355,9 +356,7 @@ async def test_tls_speaks_to_the_name_not_to_the_address(fetcher: Any, detour: A
         writer.close()
         await writer.wait_closed()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server:
+    async with listening(handle) as port:
         run = fetcher(network=detour, resolver=names(secure_example=[["93.184.216.34"]]))
         with pytest.raises(ToolError, match=rf"^fetch error: no connection to secure\.example:{port}$"):
             await run(WebFetch(url=f"https://secure.example:{port}/"))
@@ -379,9 +378,7 @@ async def test_a_certificate_for_nobody_is_refused(fetcher: Any, names: Any, tmp
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context)
-    port = server.sockets[0].getsockname()[1]
-    async with server:
+    async with listening(handle, tls=context) as port:
         run = fetcher([f"secure.example:{port}"], resolver=names(secure_example=[["127.0.0.1"]]))
         with pytest.raises(ToolError, match=r"^fetch error: the certificate of secure\.example is not valid \(self"):
             await run(WebFetch(url=f"https://secure.example:{port}/"))
