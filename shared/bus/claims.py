@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shared.bus.port import ReplyError
-from shared.bus.scripts import HAND_OVER, KEEP, REAP, TRIM
+from shared.bus.scripts import HAND_OVER, KEEP
 from shared.bus.slots import Delivery, Slots
 from shared.bus.streams import Bus, Entry, entries, grouping
 from shared.errors import Fenced, TransientError
@@ -20,12 +18,8 @@ log = get_logger()
 # Whatever a leaving replica still holds is given to this consumer: it is anybody's.
 HEIR = "handover"
 MISSED = 3
-_REAP_IDLE_MS = 60_000
-_REAP_BEATS = 10
 # So many gaps after the end of a pause, at most, somebody may still come back from it.
 _LATE = 15
-# Behind every id of a stream.
-_END = "999999999999999-0"
 
 
 class Watch:
@@ -70,13 +64,9 @@ class Claims:
     They are renewed with every beat. What was silent for three heartbeats is taken over, by a replica that has itself
     watched for so long: after an outage everybody's claims look old, and those who are there renew theirs first, also
     when they come back later than others (see Watch).
-
-    trimmed: streams with one group, which lose what it has finished a beat later, when observers have seen it.
     """
 
-    def __init__(
-        self, bus: Bus, group: str, replica: str, streams: Sequence[str], trimmed: Sequence[str], heartbeat: float
-    ) -> None:
+    def __init__(self, bus: Bus, group: str, replica: str, streams: Sequence[str], heartbeat: float) -> None:
         self._bus = bus
         self._group = group
         self._replica = replica
@@ -84,11 +74,7 @@ class Claims:
         self._heartbeat = heartbeat
         self._idle = int(heartbeat * MISSED * 1000)
         self._watches: dict[str, Watch] = {}
-        # stream with one group → what had been delivered a beat ago: what is finished up to there may go, for observers
-        # have seen it
-        self._delivered: dict[str, str] = {}
-        self.add(streams, trimmed)
-        self._beats = 0
+        self.add(streams)
         # the loop's time until which everything held is certainly ours
         self.certain_until = 0.0
         # streams with something to take over: from whom nobody has heard, or from those who left
@@ -96,14 +82,11 @@ class Claims:
         # what has a key of another type in its place: nothing of it can be read or kept, and everything of the others
         self.broken: set[str] = set()
 
-    def add(self, streams: Sequence[str], trimmed: Sequence[str]) -> None:
+    def add(self, streams: Sequence[str]) -> None:
         """More streams to read; `begin` makes their groups."""
         self._streams += streams
-        self._watches.update((stream, self._watch()) for stream in streams)
-        self._delivered.update(dict.fromkeys(trimmed, "0-0"))
-
-    def _watch(self) -> Watch:
-        return Watch(int(self._heartbeat * (MISSED - 1) * 1000))
+        gap = int(self._heartbeat * (MISSED - 1) * 1000)
+        self._watches.update((stream, Watch(gap)) for stream in streams)
 
     async def begin(self) -> None:
         """Makes the groups, or finds that they are there where this user of Redis may make none. Notes which streams
@@ -143,23 +126,7 @@ class Claims:
                     delivery.lost = True
                     lost.append(delivery)
         self.certain_until = started + 2 * self._heartbeat
-        # the next beat must not be late: the rest goes with it
-        until = started + self._heartbeat / 2
-        for stream, delivered in list(self._delivered.items()):
-            if stream not in self.broken:
-                self._delivered[stream] = await self._remove(stream, delivered, until)
-        self._beats += 1
-        if self._beats % _REAP_BEATS == 0:
-            await self._bus.pulse.pipe_raw([REAP((name,), self._group, _REAP_IDLE_MS) for name in self._streams])
         return lost
-
-    async def _remove(self, stream: str, bound: str, until: float = math.inf) -> str:
-        """Removes what is finished up to an id, piece by piece, as long as there is time (the loop's). Returns what has
-        been delivered."""
-        while True:
-            delivered, removed = await self._bus.pulse.call(*TRIM((stream,), self._group, bound))
-            if not removed or asyncio.get_running_loop().time() >= until:
-                return str(delivered.decode())
 
     async def _keep(self, stream: str, ids: Sequence[str]) -> list[str]:
         """Renews claims on one stream; those that are lost. Notes whether there is something to take over."""
@@ -247,6 +214,3 @@ class Claims:
             scripts = [HAND_OVER((stream,), self._group, self._replica, HEIR) for stream in leaving]
             moved = await self._bus.link.pipe_raw(scripts)
             leaving = [name for name, count in zip(leaving, moved, strict=True) if isinstance(count, int) and count]
-        for stream in self._delivered:
-            with contextlib.suppress(ReplyError):
-                await self._remove(stream, _END)

@@ -36,15 +36,12 @@ Undertaker = Callable[[Delivery, str], Awaitable[Sequence[Command]]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """single_group: nobody else reads the stream, so that what is finished is removed.
-
-    limit: entries of this stream held at the same time, parked ones included; None: as many as there are slots.
+    """limit: entries of this stream held at the same time, parked ones included; None: as many as there are slots.
     What waits for something else must leave room for the other streams of its replica.
     """
 
     handler: Handler
     undertaker: Undertaker | None = None
-    single_group: bool = False
     limit: Limit = None
 
 
@@ -75,7 +72,7 @@ class Consumer:
         self._max_deliveries = max_deliveries
         self._drain = drain
         self.slots = Slots(concurrency, _limits(routes), max_deliveries, self._unblock)
-        self._claims = Claims(bus, group, replica, list(routes), _trimmed(routes), heartbeat)
+        self._claims = Claims(bus, group, replica, list(routes), heartbeat)
         self._settling = Settling(bus, group, self._settled)
         self.handled = 0
         self._turn = deque(self._routes)
@@ -98,7 +95,7 @@ class Consumer:
         """Reads more streams from now on, as long as it runs: what still waits in one must find its reader."""
         self._routes.update(routes)
         self.slots.limits.update(_limits(routes))
-        self._claims.add(list(routes), _trimmed(routes))
+        self._claims.add(list(routes))
         with contextlib.suppress(TransientError, ReplyError):
             # a group that is missing is made by the read that does not find it
             await self._claims.begin()
@@ -455,7 +452,3 @@ class Consumer:
 
 def _limits(routes: Mapping[str, Route]) -> dict[str, Limit]:
     return {stream: route.limit for stream, route in routes.items()}
-
-
-def _trimmed(routes: Mapping[str, Route]) -> list[str]:
-    return [stream for stream, route in routes.items() if route.single_group]

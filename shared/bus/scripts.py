@@ -1,7 +1,7 @@
 """The few operations that must be atomic. Each touches keys of one hash slot only.
 
-A tool worker may need all of these and no other ones: its user of Redis may not load any, and every participant that
-may load them knows these. They take an amount of work that their caller cannot choose, because a script keeps everybody
+A tool worker needs no others: its user of Redis may not load any, and every participant that may load them knows
+these. They take an amount of work that their caller cannot choose, because a script keeps everybody
 else waiting.
 """
 
@@ -14,39 +14,6 @@ if seen then return seen end
 local id = redis.call('XADD', KEYS[1], unpack(ARGV, 2))
 redis.call('SET', KEYS[2], id, 'EX', ARGV[1])
 return id
-""")
-
-# Lets a stream with one group lose what that has finished: entries before its oldest one in work and not behind an id.
-# Trimming from the front leaves no holes, with which Redis could not tell the lag any more.
-# A hundred entries at a time: freeing thousands at once would keep everybody else waiting.
-# KEYS: stream. ARGV: group, id. Returns what has been delivered, and how many entries were removed when there may be
-# more.
-TRIM = Script("""
-local function parts(id)
-  local ms, seq = string.match(id, '(%d+)-(%d+)')
-  return tonumber(ms), tonumber(seq)
-end
-local function before(a, b)
-  local am, as = parts(a)
-  local bm, bs = parts(b)
-  return am < bm or (am == bm and as < bs)
-end
-local bound, delivered = ARGV[2], '0-0'
-for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
-  local g = {}
-  for i = 1, #row, 2 do g[row[i]] = row[i + 1] end
-  if g['name'] == ARGV[1] then delivered = g['last-delivered-id'] end
-end
--- a group that was made anew has not read them yet
-if before(delivered, bound) then bound = delivered end
-local ms, seq = parts(bound)
-bound = string.format('%.0f-%.0f', ms, seq + 1)
-local oldest = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1)[1]
-if oldest and before(oldest[1], bound) then bound = oldest[1] end
-local removed = redis.call('XTRIM', KEYS[1], 'MINID', '~', bound, 'LIMIT', 100)
--- part of a node
-if removed == 0 then redis.call('XTRIM', KEYS[1], 'MINID', '=', bound) end
-return {delivered, removed}
 """)
 
 # A heartbeat on one stream. Renews the claims on entries (a plain XCLAIM would steal them back from a new owner), and
@@ -96,19 +63,20 @@ return #p
 """)
 
 # Removes consumers that hold nothing and have been silent for a while, a hundred at most. KEYS: stream.
-# ARGV: group, idle ms.
+# ARGV: group, idle ms. Returns how many are not silent.
 REAP = Script("""
-local removed = 0
+local removed, heard = 0, 0
 for _, row in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
   local c = {}
   for i = 1, #row, 2 do c[row[i]] = row[i + 1] end
-  if c['pending'] == 0 and c['idle'] > tonumber(ARGV[2]) then
+  if c['idle'] <= tonumber(ARGV[2]) then
+    heard = heard + 1
+  elseif c['pending'] == 0 and removed < 100 then
     redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], c['name'])
     removed = removed + 1
-    if removed == 100 then break end
   end
 end
-return removed
+return heard
 """)
 
 # The entries between two ids in which a text occurs, of the next so many (200 at most); of a longer text its first 200

@@ -17,7 +17,7 @@ from shared.bus.keys import KNOWN_TOOLS, once_key, stream_key
 from shared.bus.letters import drop_forged, forged, letter_name
 from shared.bus.link import Link
 from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, Script, checked, loading, missing, there
-from shared.bus.scripts import PUBLISH_ONCE, UNREAD
+from shared.bus.scripts import PUBLISH_ONCE, REAP, UNREAD
 from shared.bus.sentinel import SentinelLink
 from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, Outgoing, Subject
 from shared.envelope import Envelope
@@ -387,14 +387,11 @@ class Bus:
         return removed
 
     async def absent(self, subject: Subject[Any], silent_ms: int) -> list[str]:
-        """The groups of a stream of which no consumer has given a sign of life for so long."""
+        """The groups of a stream of which no consumer has given a sign of life for so long. Silent consumers that
+        hold nothing are removed."""
         names = [row["name"].decode() for row in await self._groups(subject.stream)]
-        found = await self.link.pipe_raw([("XINFO", "CONSUMERS", subject.stream, name) for name in names])
-        return [
-            name
-            for name, rows in zip(names, found, strict=True)
-            if not isinstance(rows, ReplyError) and all(row["idle"] > silent_ms for row in map(named, rows))
-        ]
+        heard = await self.link.pipe_raw([REAP((subject.stream,), name, silent_ms) for name in names])
+        return [name for name, count in zip(names, heard, strict=True) if count == 0]
 
     async def grouped(self, stream: str, group: str) -> bool:
         """Whether a stream has this group."""

@@ -15,9 +15,11 @@ from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
-# Who looks at a work stream with XRANGE, or reconnects to it, finds what was finished in the last minute.
+# Who looks at a work stream with XRANGE, or reconnects to it, finds what was finished in the last minute; of a stream
+# that one group reads alone, who looks four times a second as observers do.
 _SPARE_MS = 60_000
-# A group of which a consumer gave a sign of life within this time is there.
+_SPARE_OF_ONE_MS = 1_000
+# A group of which a consumer gave a sign of life within this time is there; a consumer that gave none is removed.
 _SILENT_MS = 60_000
 # A group that one janitor has watched absent for this long no longer holds entries back …
 ABANDONED_MS = 3_600_000
@@ -76,7 +78,6 @@ class Janitor:
             self._absent.clear()
         await ration(self._bus)
         subjects = await self._bus.subjects()
-        await bound_requests(self._bus, subjects)
         for subject in subjects:
             try:
                 if subject.kind == "event":
@@ -84,7 +85,8 @@ class Janitor:
                 if subject.name == DEAD_LETTER.name:
                     await self._bus.drop_forged()
                 abandoned = await self._abandoned(subject, now) if subject.kind == "work" else ()
-                await self._bus.trim(subject, spare_ms=_SPARE_MS, abandoned=abandoned)
+                spare = _SPARE_OF_ONE_MS if subject.single_group else _SPARE_MS
+                await self._bus.trim(subject, spare_ms=spare, abandoned=abandoned)
             except BusFull as exc:
                 # what cannot be noted must not keep the others from being trimmed, which makes room
                 log.warning("janitor.full", stream=subject.stream, reason=str(exc))
@@ -93,6 +95,8 @@ class Janitor:
                 if exc.code != "WRONGTYPE":
                     raise
                 log.error("bus.not_a_stream", stream=subject.stream, error=str(exc))
+        # what is finished has gone: the rest waits
+        await bound_requests(self._bus, subjects)
 
     async def _abandoned(self, subject: Subject[Any], now: int) -> list[str]:
         absent = set(await self._bus.absent(subject, _SILENT_MS)) - ALWAYS_HELD

@@ -24,7 +24,7 @@ log = get_logger()
 
 # The form of what a process keeps on the bus. Operators see it; 0.1.0 writes an older one too beside whoever has less.
 RELEASE = 2
-# A name that models and users can use. So many are remembered.
+# A name that models and users can use. So many are remembered, those first that somebody serves.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST_TOOLS = 1_000
 _OUTSIDE = "web_"
@@ -223,6 +223,15 @@ class Registry:
                 await mend(self._bus.link)
             return
         new = [name for name, there in zip(names, known, strict=True) if not there]
+        if new and count + len(new) > _MOST_TOOLS:
+            # the streams of those that are there are kept short by their names
+            gone = [
+                name
+                for name in await self._bus.link.call("SMEMBERS", KNOWN_TOOLS)
+                if name.decode(errors="replace") not in names
+            ]
+            await self._bus.link.pipe_raw([("SREM", KNOWN_TOOLS, name) for name in gone])
+            count -= len(gone)
         if new and count + len(new) <= _MOST_TOOLS:
             await self._bus.link.pipe_raw([("SADD", KNOWN_TOOLS, *new)])
 

@@ -275,7 +275,7 @@ class Subscription(Generic[T]):
                 return ()
             return [context.bus.publishing(out) for out in await self.abandon(receive(self.subject, delivery), reason)]
 
-        return Route(handler, undertaker, self.subject.single_group, self.limit)
+        return Route(handler, undertaker, self.limit)
 
 
 def receive(subject: Subject[T], delivery: Delivery) -> Message[T]:

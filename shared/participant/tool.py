@@ -216,7 +216,7 @@ class ToolWork(Generic[A]):
         self._watching = watching()
         # the calls that are running, until when
         self._running: Deadlines[_Call] = Deadlines(lambda call: call.end(_TOO_LATE))
-        return Route(self._handle, self._abandon, single_group=True)
+        return Route(self._handle, self._abandon)
 
     def cancel(self, query_id: str) -> None:
         """Stops the calls of a cancelled query."""

@@ -17,11 +17,11 @@ import pytest
 import redis
 from support.apps import ProbeSettings, probe
 from support.consuming import GROUP, STREAM, consuming
+from support.consuming import SUBJECT as CONSUMED
 from support.services import announced, child, running
 from support.waiting import eventually
 
-from shared.bus import Bus, Delivery, order
-from shared.bus.scripts import TRIM
+from shared.bus import Bus, Delivery
 from shared.contracts import (
     QUERY_CANCEL,
     SUBJECTS,
@@ -126,13 +126,11 @@ async def test_the_lag_is_right_through_reading_acknowledging_deleting_and_trimm
                 rng.shuffle(pending[name])
                 gone = [pending[name].pop() for _ in range(min(len(pending[name]), rng.randint(1, 8)))]
                 raw.xack(stream, name, *gone)
-                if subject.single_group:
-                    await bus.link.call(*TRIM((stream,), name, max(gone, key=lambda one: order(one.decode())).decode()))
-                    assert set(pending[name]) <= {entry_id for entry_id, _ in raw.xrange(stream)}
             case "claim" if pending[name]:
                 raw.xclaim(stream, name, rng.choice("ab"), 0, [rng.choice(pending[name])])
             case "trim":
                 await bus.trim(subject)
+                assert {one for held in pending.values() for one in held} <= {one for one, _ in raw.xrange(stream)}
             case "leave":
                 for row in raw.xpending_range(stream, name, "-", "+", 100, consumername="b"):
                     raw.xclaim(stream, name, "a", 0, [row["message_id"]], justid=True)
@@ -142,26 +140,17 @@ async def test_the_lag_is_right_through_reading_acknowledging_deleting_and_trimm
     assert watch.most > 10
 
 
-async def test_nothing_newer_than_what_was_delivered_a_beat_ago_is_removed(bus: Bus, raw: redis.Redis) -> None:
-    raw.xgroup_create("s", "g", "0", mkstream=True)
-    ids = [raw.xadd("s", {"payload": "x"}).decode() for _ in range(4)]
-    raw.xreadgroup("g", "c", {"s": ">"}, count=3)
-    raw.xack("s", "g", *ids[:3])
-    delivered, _removed = await bus.link.call(*TRIM(("s",), "g", ids[1]))
-    assert [entry_id.decode() for entry_id, _ in raw.xrange("s")] == ids[2:]
-    assert delivered.decode() == ids[2]
-
-
 async def test_what_a_group_that_was_made_anew_has_not_read_yet_stays(bus: Bus, raw: redis.Redis) -> None:
-    raw.xgroup_create("s", "g", "0", mkstream=True)
-    ids = [raw.xadd("s", {"payload": "x"}).decode() for _ in range(3)]
-    await bus.link.call(*TRIM(("s",), "g", ids[1]))
-    assert [entry_id.decode() for entry_id, _ in raw.xrange("s")] == ids
+    stream = WORK[0].stream
+    raw.xgroup_create(stream, "g", "0", mkstream=True)
+    ids = [raw.xadd(stream, {"payload": "x"}).decode() for _ in range(3)]
+    await bus.trim(WORK[0])
+    assert [entry_id.decode() for entry_id, _ in raw.xrange(stream)] == ids
 
 
-@pytest.mark.parametrize("single_group", [True, False])
+@pytest.mark.parametrize("trimmed", [True, False])
 async def test_the_lag_is_right_while_replicas_come_go_fail_and_give_up(
-    single_group: bool, redis_url: str, raw: redis.Redis, watch: Watch
+    trimmed: bool, redis_url: str, bus: Bus, raw: redis.Redis, watch: Watch
 ) -> None:
     rng = random.Random(1)
     done: set[str] = set()
@@ -176,11 +165,17 @@ async def test_the_lag_is_right_while_replicas_come_go_fail_and_give_up(
         done.add(delivery.entry_id)
         return []
 
+    async def trim() -> None:
+        while trimmed:
+            await bus.trim(CONSUMED)
+            await asyncio.sleep(0.02)
+
     added = 0
+    trimming = asyncio.create_task(trim())
     async with watch.on(STREAM):
         for n in range(6):
             # the one before hands over what it holds; every other one dies of having no time for that
-            options: dict[str, Any] = {"single_group": single_group, "heartbeat": 0.05, "concurrency": 8}
+            options: dict[str, Any] = {"heartbeat": 0.05, "concurrency": 8}
             async with consuming(redis_url, handle, replica=f"r{n}", drain=0.0 if n % 2 else 0.2, **options):
                 for _ in range(60):
                     raw.xadd(STREAM, {"payload": "x"})
@@ -190,6 +185,8 @@ async def test_the_lag_is_right_while_replicas_come_go_fail_and_give_up(
             dead = "local2:dead.letter"
             await eventually(lambda: len(done) + raw.xlen(dead) >= added, 20)
             await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
+            await eventually(lambda: (raw.xlen(STREAM) == 0) is trimmed)
+    trimming.cancel()
     assert raw.xinfo_groups(STREAM)[0]["lag"] == 0
     assert watch.most > 10
     assert watch.looks > 100

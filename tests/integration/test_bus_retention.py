@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 import redis
-from support.consuming import GROUP, STREAM, Recorder, consuming
+from support.consuming import GROUP, Recorder, consuming
 from support.waiting import eventually
 
-from shared.bus import Bus, Tail
-from shared.bus.keys import JANITOR
+from shared.bus import Bus, Route, Tail
+from shared.bus.keys import JANITOR, KNOWN_TOOLS
 from shared.bus.port import BusFull
 from shared.bus.streams import OBSERVED
 from shared.contracts import (
     AGENT_TRANSITION,
     DEAD_LETTER,
+    KNOWLEDGE_READ,
     PREFIX,
     QUERY_RECEIVED,
     RESPONSE_GENERATION,
+    TOOL_REQUEST,
     TOOL_RESULT,
     AgentTransition,
     ToolResultMessage,
@@ -303,22 +305,39 @@ async def test_a_work_stream_that_nobody_reads_is_bounded(abandoned: bool, bus: 
     assert SUBJECT.keep <= raw.xlen(WORK) <= SUBJECT.keep + 200
 
 
-async def test_a_stream_of_one_group_keeps_only_what_is_not_finished(redis_url: str, raw: redis.Redis) -> None:
+async def test_a_stream_of_one_group_keeps_what_was_finished_for_a_second(
+    redis_url: str, bus: Bus, raw: redis.Redis, time: Time
+) -> None:
     recorder = Recorder()
-    async with consuming(redis_url, recorder, single_group=True, heartbeat=0.05):
+    async with consuming(redis_url, recorder, streams={KNOWLEDGE_READ.stream: Route(recorder)}):
         for _ in range(200):
-            raw.xadd(STREAM, {"payload": "x"})
-        await eventually(lambda: len(recorder.seen) == 200 and raw.xlen(STREAM) == 0)
-    assert raw.xinfo_groups(STREAM)[0]["pending"] == 0
+            raw.xadd(KNOWLEDGE_READ.stream, {"payload": "x"})
+        await eventually(lambda: len(recorder.seen) == 200)
+        await eventually(lambda: raw.xpending(KNOWLEDGE_READ.stream, GROUP)["pending"] == 0)
+        time.now = now_ms()
+        await Janitor(bus, 5).round()
+        assert raw.xlen(KNOWLEDGE_READ.stream) > 0
+        time.now += 1_001
+        await Janitor(bus, 5).round()
+        assert raw.xlen(KNOWLEDGE_READ.stream) == 0
 
 
-async def test_what_was_finished_last_is_deleted_on_leaving(redis_url: str, raw: redis.Redis) -> None:
-    recorder = Recorder()
-    async with consuming(redis_url, recorder, single_group=True, heartbeat=30):
-        raw.xadd(STREAM, {"payload": "x"})
-        await eventually(lambda: recorder.seen)
-        await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
-    assert raw.xlen(STREAM) == 0
+async def test_what_waits_for_workers_outside_is_bounded_and_what_they_have_done_is_not_counted(
+    bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.participant.ration._WAITING", 1_000_000)
+    raw.sadd(KNOWN_TOOLS, "web_x")
+    stream = TOOL_REQUEST.for_tool("web_x").stream
+    raw.xgroup_create(stream, "web_x", "0", mkstream=True)
+    ids = [raw.xadd(stream, {"payload": "x" * 10_000}, id=f"{now_ms() - 5_000}-{n + 1}") for n in range(200)]
+    raw.xreadgroup("web_x", "w", {stream: ">"}, count=150)
+    raw.xack(stream, "web_x", *ids[:150])
+    await Janitor(bus, 5).round()
+    assert raw.xlen(stream) == 50
+    for _ in range(60):
+        raw.xadd(stream, {"payload": "x" * 10_000})
+    await Janitor(bus, 5).round()
+    assert not raw.exists(stream)
 
 
 async def test_event_streams_are_bounded(bus: Bus, raw: redis.Redis) -> None:
@@ -382,28 +401,20 @@ async def test_that_a_message_was_published_is_known_as_long_as_its_query(
     assert expected + 27 <= ttl["with"] <= expected + 30
 
 
-@pytest.mark.parametrize("by", ["heartbeat", "leaving", "janitor"])
 @pytest.mark.parametrize(("count", "size", "pieces"), [(2_000, 5_000, 20), (300, 100_000, 3)])
 async def test_large_finished_entries_are_removed_in_pieces(
-    by: str, count: int, size: int, pieces: int, redis_url: str, bus: Bus, raw: redis.Redis
+    count: int, size: int, pieces: int, bus: Bus, raw: redis.Redis
 ) -> None:
     """Redis does nothing else while it frees them: a piece has a hundred entries at most."""
-    stream = WORK if by == "janitor" else STREAM
-    raw.xgroup_create(stream, GROUP, "0", mkstream=True)
+    raw.xgroup_create(WORK, GROUP, "0", mkstream=True)
     with raw.pipeline(transaction=False) as pipe:
         for _ in range(count):
-            pipe.xadd(stream, {"payload": "x" * size})
+            pipe.xadd(WORK, {"payload": "x" * size})
         pipe.execute()
-    raw.xreadgroup(GROUP, "gone", {stream: ">"}, noack=True)
+    raw.xreadgroup(GROUP, "gone", {WORK: ">"}, noack=True)
     raw.config_resetstat()
-    if by == "janitor":
-        assert await bus.trim(SUBJECT) == count
-    else:
-        beat = 0.2 if by == "heartbeat" else 30
-        async with consuming(redis_url, Recorder(), single_group=True, heartbeat=beat) as consumer:
-            # whoever is told to stop before its groups are made has nothing to leave
-            await eventually(lambda: raw.xlen(stream) == 0 if by == "heartbeat" else consumer.slots.promised)
-    assert raw.xlen(stream) == 0
+    assert await bus.trim(SUBJECT) == count
+    assert raw.xlen(WORK) == 0
     called = raw.info("commandstats")
     assert called["cmdstat_xtrim"]["calls"] >= pieces
     # to look at large entries takes longer than to free them

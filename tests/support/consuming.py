@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from shared.bus import Bus, Consumer, Delivery, Route
+from shared.contracts import ResponseGeneration, Subject
 
-STREAM = "local2:work"
+SUBJECT = Subject("work", ResponseGeneration, kind="work")
+STREAM = SUBJECT.stream
 GROUP = "workers"
 
 
@@ -21,7 +23,6 @@ async def consuming(
     replica: str = "r1",
     streams: Mapping[str, Route] | None = None,
     undertaker: Any = None,
-    single_group: bool = False,
     concurrency: int = 4,
     heartbeat: float = 0.2,
     max_deliveries: int = 5,
@@ -29,7 +30,7 @@ async def consuming(
     timeout: float = 5.0,
 ) -> AsyncIterator[Consumer]:
     """Runs until the block ends, then stops as on SIGTERM."""
-    routes = streams or {STREAM: Route(handler, undertaker, single_group)}
+    routes = streams or {STREAM: Route(handler, undertaker)}
     async with Bus(url, f"test/{replica}", timeout=timeout) as bus:
         consumer = Consumer(
             bus,

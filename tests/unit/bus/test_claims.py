@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from support.asked import Asked
 
 from shared.bus import Command, Delivery, Reply, ReplyError
 from shared.bus.claims import Claims, Found
-from shared.bus.scripts import HAND_OVER, KEEP, REAP, TRIM
+from shared.bus.scripts import HAND_OVER, KEEP
 from shared.bus.slots import Slots
 from shared.errors import Fenced
 
@@ -26,8 +25,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return server
 
 
-def claims(server: Asked, streams: Sequence[str] = (ONE,), trimmed: Sequence[str] = ()) -> Claims:
-    return Claims(server.bus(), "g", "r1", streams, trimmed, 10.0)
+def claims(server: Asked, streams: Sequence[str] = (ONE,)) -> Claims:
+    return Claims(server.bus(), "g", "r1", streams, 10.0)
 
 
 async def nothing_to_unblock() -> bool:
@@ -64,59 +63,33 @@ def found(entry_id: str, deliveries: int) -> Found:
 # ── keeping ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_heartbeat_renews_what_is_held_of_each_stream_and_removes_what_was_finished_a_beat_ago(
-    server: Asked,
-) -> None:
-    mine, have = claims(server, (ONE, TWO), (TWO,)), slots()
+async def test_a_heartbeat_renews_what_is_held_of_each_stream_and_tells_what_is_lost(server: Asked) -> None:
+    mine, have = claims(server, (ONE, TWO)), slots()
     kept, lost, written = (held(have, *entry) for entry in ((ONE, "1-1"), (ONE, "2-1"), (TWO, "1-1")))
     written.settling = True
     # what is told of an entry that was given back meanwhile is nothing
-    server.replies = [[0, 0, 0, [b"2-1", b"9-1"]], [0, 0, 0, [b"1-1"]], [b"5-1", 0]]
+    server.replies = [[0, 0, 0, [b"2-1", b"9-1"]], [0, 0, 0, [b"1-1"]]]
     assert await mine.beat(have) == [lost]
-    assert server.heard() == [keeping(ONE, "1-1", "2-1"), keeping(TWO, "1-1"), TRIM((TWO,), "g", "0-0")]
+    assert server.heard() == [keeping(ONE, "1-1", "2-1"), keeping(TWO, "1-1")]
     assert [one.lost for one in (kept, lost, written)] == [False, True, False]
     assert mine.certain_until == 120.0
-    server.now, server.replies = 107.0, [[0, 0, 0, []], [0, 0, 0, []], [b"6-1", 0]]
+    server.now, server.replies = 107.0, [[0, 0, 0, []], [0, 0, 0, []]]
     assert await mine.beat(have) == []
-    assert server.heard()[2] == TRIM((TWO,), "g", "5-1")
     assert mine.certain_until == 127.0
 
 
-@pytest.mark.parametrize(("takes", "pieces"), [(1.0, 4), (2.0, 2), (2.5, 1), (60.0, 1)])
-async def test_what_is_finished_is_removed_in_pieces_as_long_as_the_next_heartbeat_is_not_late(
-    takes: float, pieces: int, server: Asked
-) -> None:
-    mine = claims(server, trimmed=(ONE,))
-    server.takes = takes
-    server.replies = [[0, 0, 0, []], *[[b"5-1", 100]] * pieces]
-    await mine.beat(slots())
-    assert server.heard()[1:] == [TRIM((ONE,), "g", "0-0")] * pieces
-
-
-async def test_consumers_that_are_silent_are_removed_with_every_tenth_heartbeat(server: Asked) -> None:
-    mine, asked = claims(server, (ONE, TWO)), list[Any]()
-    for _ in range(21):
-        server.replies = [[0, 0, 0, []], [0, 0, 0, []], *([[0, 0]] if len(asked) in (9, 19) else [])]
-        await mine.beat(slots())
-        asked.append(server.heard()[2:])
-    assert asked[9] == asked[19] == [[REAP((name,), "g", 60_000) for name in (ONE, TWO)]]
-    assert [more for more in asked if more] == [asked[9], asked[19]]
-
-
 async def test_what_is_held_of_what_is_no_stream_is_lost_and_the_others_are_kept(server: Asked) -> None:
-    mine, have = claims(server, (ONE, TWO), (ONE, TWO)), slots()
+    mine, have = claims(server, (ONE, TWO)), slots()
     lost, _ = held(have, ONE, "1-1"), held(have, TWO, "1-1")
     mine.broken.add(ONE)
     making = [("XGROUP", "CREATE", name, "g", "0", "MKSTREAM") for name in (ONE, TWO)]
-    server.replies = [[ReplyError("WRONGTYPE x"), b"OK"], [0, 0, 0, []], [b"0-0", 0]]
+    server.replies = [[ReplyError("WRONGTYPE x"), b"OK"], [0, 0, 0, []]]
     assert await mine.beat(have) == [lost]
-    assert server.heard() == [making, keeping(TWO, "1-1"), TRIM((TWO,), "g", "0-0")]
+    assert server.heard() == [making, keeping(TWO, "1-1")]
     # it is one again
-    server.replies = [[b"OK", b"OK"], [0, 0, 0, [b"1-1"]], [0, 0, 0, []], [b"0-0", 0], [b"0-0", 0]]
+    server.replies = [[b"OK", b"OK"], [0, 0, 0, [b"1-1"]], [0, 0, 0, []]]
     assert await mine.beat(have) == [lost]
-    assert server.heard() == [
-        making, keeping(ONE, "1-1"), keeping(TWO, "1-1"), TRIM((ONE,), "g", "0-0"), TRIM((TWO,), "g", "0-0")
-    ]  # fmt: skip
+    assert server.heard() == [making, keeping(ONE, "1-1"), keeping(TWO, "1-1")]
     assert mine.broken == set()
 
 
@@ -266,16 +239,13 @@ async def test_what_is_handed_back_is_anybodys_and_was_not_tried_for_that(server
     ]
 
 
-async def test_whoever_leaves_hands_over_until_nothing_is_left_and_removes_what_it_has_finished(
-    server: Asked,
-) -> None:
-    mine = claims(server, (ONE, TWO), (ONE, TWO))
-    server.replies = [[500, 0], [3], [0], ReplyError("NOGROUP it has gone"), [b"5-1", 100], [b"5-1", 0]]
+async def test_whoever_leaves_hands_over_until_nothing_is_left(server: Asked) -> None:
+    mine = claims(server, (ONE, TWO))
+    server.replies = [[500, 0], [3], [0]]
     await mine.hand_over()
     handing = [HAND_OVER((name,), "g", "r1", "handover") for name in (ONE, TWO)]
-    removing = [TRIM((name,), "g", "999999999999999-0") for name in (ONE, TWO, TWO)]
-    assert server.heard() == [handing, handing[:1], handing[:1], *removing]
+    assert server.heard() == [handing, handing[:1], handing[:1]]
     # a stream whose group has gone, or that is none, has nothing to hand over
-    server.replies = [[ReplyError("NOGROUP it has gone"), 0], [b"0-0", 0], [b"0-0", 0]]
+    server.replies = [[ReplyError("NOGROUP it has gone"), 0]]
     await mine.hand_over()
-    assert len(server.heard()) == 3
+    assert len(server.heard()) == 1

@@ -12,7 +12,6 @@ from shared.bus import Bus, BusFull, Command, ConnectionLost, Consumer, Delivery
 from shared.bus.claims import Found
 from shared.bus.link import MOST_TRIES, _load
 from shared.bus.port import Script
-from shared.bus.scripts import KEEP
 from shared.bus.settling import EffectRefused
 from shared.errors import Fenced, PermanentError, TransientError
 
@@ -102,14 +101,13 @@ async def test_what_is_lost_knows_it_before_the_heartbeat_goes_on(monkeypatch: p
     reader, known = consumer(heartbeat=1.0), list[bool]()
     one = delivery(reader)
     assert reader.slots.take(one)
-    reader._claims.add([], [STREAM])
-    keeping = KEEP((STREAM,), "g")[:2]
+    reader._claims.add(["local2:other"])
 
     async def call(*command: Any) -> Reply:
-        if command[:2] == keeping:
+        if command[3] == STREAM:
             return [1_000, 0, 0, [b"1-1"]]
         known.append(one.lost)
-        return [b"0-0", 0]
+        return [1_000, 0, 0, []]
 
     monkeypatch.setattr(reader._bus.pulse, "call", call)
     assert await reader._claims.beat(reader.slots) == [one]

@@ -53,7 +53,7 @@ def reads(streams: Sequence[str], count: int, block: int | None = 2_000) -> Comm
     return ("XREADGROUP", "GROUP", "g", "r1", "COUNT", count, *waiting, "STREAMS", *streams, *">" * len(streams))
 
 
-async def test_what_is_added_is_read_kept_and_trimmed_like_the_rest() -> None:
+async def test_what_is_added_is_read_and_kept_like_the_rest() -> None:
     server = Asked([b"OK", b"OK"])
     reader = asking(server, {STREAM: Route(nothing)}, heartbeat=1.0)
     seen: list[Delivery] = []
@@ -62,15 +62,15 @@ async def test_what_is_added_is_read_kept_and_trimmed_like_the_rest() -> None:
         seen.append(one)
         return []
 
-    await reader.add({OTHER: Route(handler, single_group=True, limit=2)})
+    await reader.add({OTHER: Route(handler, limit=2)})
     assert server.heard() == [[grouping(name, "g") for name in (STREAM, OTHER)]]
     server.replies = [[[OTHER.encode(), [[b"1-1", [b"a", b"b"]]]]]]
     await reader._read(8)
     assert server.heard() == [reads((STREAM, OTHER), 2)]
     assert reader.slots.room_of(OTHER) == 1
-    server.replies = [[0, 0, 0, []], [0, 0, 0, []], [b"0-0", 0]]
+    server.replies = [[0, 0, 0, []], [0, 0, 0, []]]
     assert await reader._claims.beat(reader.slots) == []
-    assert [command[3] for command in server.heard()] == [STREAM, OTHER, OTHER]
+    assert [command[3] for command in server.heard()] == [STREAM, OTHER]
     server.replies = [[1]]
     await asyncio.gather(*(one.task for one in reader.held.values() if one.task is not None))
     assert [(one.stream, one.entry_id, one.fields, one.deliveries) for one in seen] == [

@@ -12,7 +12,7 @@ from shared.bus import Bus, Command, ConnectionLost, ReplyError
 from shared.bus.endpoint import Endpoint
 from shared.bus.keys import KNOWN_TOOLS, once_key
 from shared.bus.port import Script, loading, there
-from shared.bus.scripts import HAND_OVER, KEEP, PUBLISH_ONCE, TRIM, UNREAD
+from shared.bus.scripts import HAND_OVER, KEEP, PUBLISH_ONCE, REAP, UNREAD
 from shared.bus.streams import OBSERVED, entries, event_length, grouping, size_of
 from shared.contracts import (
     AGENT_TRANSITION,
@@ -186,7 +186,7 @@ async def test_an_office_is_kept_by_who_has_it_and_goes_after_its_time(
 
 
 async def test_the_scripts_that_are_missing_are_loaded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    scripts = [KEEP, TRIM, HAND_OVER]
+    scripts = [KEEP, REAP, HAND_OVER]
     monkeypatch.setattr(Script, "known", {script.sha: script for script in scripts})
     server = Asked([0, 1, 0], b"sha", b"sha")
     await server.bus().keep_scripts()
@@ -356,13 +356,10 @@ async def test_a_stream_has_the_groups_that_it_tells() -> None:
 
 
 async def test_a_group_is_absent_when_no_consumer_of_it_gives_a_sign_of_life() -> None:
-    def idle(*ms: int) -> list[Any]:
-        return [[b"name", b"c", b"idle", one] for one in ms]
-
-    names = ["silent", "busy", "empty", "just", "gone"]
-    server = Asked([[group(name) for name in names]], [idle(501, 900), idle(900, 5), [], idle(500), GONE])
-    assert await server.bus().absent(RESPONSE_GENERATION, 500) == ["silent", "empty"]
-    assert server.heard() == [[GROUPS], [("XINFO", "CONSUMERS", WORK, name) for name in names]]
+    names = ["silent", "busy", "gone"]
+    server = Asked([[group(name) for name in names]], [0, 2, GONE])
+    assert await server.bus().absent(RESPONSE_GENERATION, 500) == ["silent"]
+    assert server.heard() == [[GROUPS], [REAP((WORK,), name, 500) for name in names]]
 
 
 # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────────
