@@ -97,7 +97,7 @@ class Sleepers:
                 entry_id = raw.xadd(STREAM, {"payload": name}).decode()
                 raw.xreadgroup(GROUP, name, {STREAM: ">"})
                 slots.take(Delivery(STREAM, entry_id, [], 1, slots))
-            self.replicas[name] = Claims(seen, GROUP, name, [STREAM], [], 1.0), slots  # type: ignore[arg-type]
+            self.replicas[name] = Claims(seen, GROUP, name, [STREAM], 1.0), slots  # type: ignore[arg-type]
 
     async def _unblock(self) -> bool:
         return False
@@ -196,7 +196,8 @@ async def test_a_replica_that_was_away_takes_nothing_over_before_it_has_watched(
     raw.xreadgroup(GROUP, "other", {STREAM: ">"})
     raw.xclaim(STREAM, GROUP, "other", 0, [entry_id], idle=3_600_000)
     async with consuming(redis_url, handler, heartbeat=1.0) as consumer:
-        await eventually(lambda: consumer._claims._beats >= 1)
+        begun = await eventually(lambda: consumer._claims.certain_until)
+        await eventually(lambda: consumer._claims.certain_until > begun)
         await always(lambda: not seen, 0.5)
         # the other one renews; its claim is as good as ever
         raw.xclaim(STREAM, GROUP, "other", 0, [entry_id], justid=True)
