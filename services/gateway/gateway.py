@@ -107,7 +107,8 @@ class Gateway:
         """Why the bus takes no writes, as of the last heartbeat; None while it does. Raises BusUnavailable."""
         try:
             link = self.bus.link
-            for answer in await asyncio.gather(*(link.at_place(one, "PING") for one in await link.places())):
+            asked = (link.at_place(one, [("PING",)]) for one in await link.places())
+            for (answer,) in await asyncio.gather(*asked):
                 checked(answer)
         except BusFull as exc:
             # so a server answers that cannot write to its disk

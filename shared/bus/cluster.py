@@ -253,9 +253,8 @@ class ClusterLink(Port):
         await self._mapped()
         return sorted(self.masters.values())
 
-    async def at_place(self, place: int, *command: Any) -> Reply:
-        (reply,) = await self.carry([command], [place], retry=True)
-        return reply
+    async def at_place(self, place: int, commands: Sequence[Command]) -> list[Reply]:
+        return await self.carry(commands, [place] * len(commands), retry=True)
 
     # ── the map ──────────────────────────────────────────────────────────────────────────────────────────────
 

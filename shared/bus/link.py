@@ -16,24 +16,17 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from shared.bus.clock import BusClock
-from shared.bus.port import (
-    Command,
-    ConnectionLost,
-    Port,
-    Reply,
-    ReplyError,
-    Script,
-    committed,
-    loading,
-    missing,
-    there,
-)
+from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, committed, load_scripts
 from shared.bus.wire import Desync, Server, Wire, open_wire, packed
 from shared.errors import BusUnavailable, Local2Error, PermanentError
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
 
+_NO_SCRIPTS = (
+    "Redis does not have the scripts of the bus yet, and this user of it may not load them: "
+    "the next participant that may (a gateway or generator of this release, say) does"
+)
 # Errors that speak of the server's condition, not of the command: a new connection and another try will help.
 CONDITIONS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOSCRIPT", "UNBLOCKED", "BUSY ")
 _FIRST_BACKOFF = 0.02
@@ -171,8 +164,8 @@ class Link(Port):
     async def places(self) -> Sequence[int]:
         return (0,)
 
-    async def at_place(self, place: int, *command: Any) -> Reply:
-        return (await self.submit((command,), True))[0]
+    async def at_place(self, place: int, commands: Sequence[Command]) -> list[Reply]:
+        return await self.submit(commands, True)
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -286,15 +279,15 @@ class Link(Port):
         wire: Wire | None = None
         try:
             asked = time.monotonic()
-            scripts = list(Script.known.values())
             handshake = [("CLIENT", "ID"), *self.greeting, ("CLIENT", "SETNAME", self._name)]
             async with asyncio.timeout(self._patience):
                 server = await self.server()
-                wire, replies = await open_wire(server, [*handshake, there(scripts), ("TIME",)])
-                told, known = replies.pop(), replies.pop()
-                # a user who may not even ask loads them all
-                self._check(replies if _refused(known) else [*replies, known])
-                await _load(wire, missing(scripts, known))
+                wire, replies = await open_wire(server, [*handshake, ("TIME",)])
+                told = replies.pop()
+                self._check(replies)
+                for reply in await load_scripts(wire.ask):
+                    if isinstance(reply, ReplyError):
+                        raise ConnectionError(_NO_SCRIPTS if reply.code == "NOPERM" else str(reply))
             if not isinstance(told, ReplyError):
                 self._clock.learn(told, asked)
             await self._serve(wire, int(replies[0]))
@@ -450,20 +443,3 @@ async def ended(task: asyncio.Task[None]) -> None:
         await asyncio.wait([task], timeout=_AGAIN)
     with contextlib.suppress(asyncio.CancelledError):
         task.result()
-
-
-def _refused(reply: Reply) -> bool:
-    """Whether this user of Redis may not."""
-    return isinstance(reply, ReplyError) and reply.code == "NOPERM"
-
-
-async def _load(wire: Wire, scripts: Sequence[Script]) -> None:
-    """Makes scripts known to a server. Raises ConnectionError when it does not take them."""
-    for reply in await wire.ask(loading(scripts)) if scripts else ():
-        if isinstance(reply, ReplyError):
-            if _refused(reply):
-                raise ConnectionError(
-                    "Redis does not have the scripts of the bus yet, and this user of it may not load them: "
-                    "the next participant that may (a gateway or generator of this release, say) does"
-                )
-            raise ConnectionError(str(reply))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha1
 from typing import Any, ClassVar, Protocol
 
@@ -61,21 +61,20 @@ class Script:
         return ("EVALSHA", self.sha, len(keys), *keys, *args)
 
 
-def there(scripts: Sequence[Script]) -> Command:
-    """Asks which scripts a server knows."""
-    return ("SCRIPT", "EXISTS", *[script.sha for script in scripts])
+async def load_scripts(ask: Callable[[Sequence[Command]], Awaitable[list[Reply]]]) -> list[Reply]:
+    """Loads those of this process that a server does not know; what it says to that, or why it does not tell which.
 
-
-def missing(scripts: Sequence[Script], reply: Reply) -> list[Script]:
-    """Those of which `there` has not been told that they are."""
-    if isinstance(reply, Exception):
-        return list(scripts)
-    return [script for script, known in zip(scripts, reply, strict=True) if not known]
-
-
-def loading(scripts: Sequence[Script]) -> list[Command]:
-    """The commands that make scripts known to a server."""
-    return [("SCRIPT", "LOAD", script.source) for script in scripts]
+    ask: has it carry out commands.
+    """
+    scripts = list(Script.known.values())
+    (known,) = await ask([("SCRIPT", "EXISTS", *[script.sha for script in scripts])])
+    if isinstance(known, ReplyError):
+        if known.code != "NOPERM":
+            return [known]
+        # who may not even ask loads them all
+        known = [0] * len(scripts)
+    loading = [("SCRIPT", "LOAD", script.source) for script, there in zip(scripts, known, strict=True) if not there]
+    return await ask(loading) if loading else []
 
 
 class Port(Protocol):
@@ -125,8 +124,8 @@ class Port(Protocol):
     async def places(self) -> Sequence[int]:
         """Whom to ask for what lies in all masters together: a hash slot of each."""
 
-    async def at_place(self, place: int, *command: Any) -> Reply:
-        """What the master of a slot answers to a command without a key, the error too."""
+    async def at_place(self, place: int, commands: Sequence[Command]) -> list[Reply]:
+        """What the master of a slot answers to commands without a key, errors too."""
 
     def commit(
         self, commands: Sequence[Command], *, until: float | None = None, retry: bool = True

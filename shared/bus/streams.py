@@ -16,7 +16,7 @@ from shared.bus.endpoint import Endpoint
 from shared.bus.keys import KNOWN_TOOLS, once_key, stream_key
 from shared.bus.letters import drop_forged, forged, letter_name
 from shared.bus.link import Link
-from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, Script, checked, loading, missing, there
+from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, checked, load_scripts
 from shared.bus.scripts import PUBLISH_ONCE, REAP, UNREAD
 from shared.bus.sentinel import SentinelLink
 from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, Outgoing, Subject
@@ -150,11 +150,8 @@ class Bus:
 
     async def keep_scripts(self) -> None:
         """Loads the scripts that Redis has lost, for those who may not (see Script)."""
-        scripts = list(Script.known.values())
         for place in await self.pulse.places():
-            known = await self.pulse.at_place(place, *there(scripts))
-            for command in loading(missing(scripts, known)):
-                await self.pulse.at_place(place, *command)
+            await load_scripts(partial(self.pulse.at_place, place))
 
     # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -230,7 +227,8 @@ class Bus:
         for place in await self.link.places():
             cursor = b"0"
             while True:
-                page = await self.link.at_place(place, "SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN)
+                scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN)
+                (page,) = await self.link.at_place(place, [scan])
                 cursor, keys = checked(page)
                 yield keys
                 if cursor == b"0":

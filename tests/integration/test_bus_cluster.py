@@ -397,7 +397,7 @@ async def test_a_command_without_a_key_is_for_one_node_or_for_all(
         # one node that does not answer is enough for "the bus does not answer"
         places = await bus.link.places()
         with stopped(cluster.nodes[2]), pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*(bus.link.at_place(one, "PING") for one in places)), 0.3)
+            await asyncio.wait_for(asyncio.gather(*(bus.link.at_place(one, [("PING",)]) for one in places)), 0.3)
 
 
 async def test_a_command_that_must_not_be_repeated_is_not(cluster: Cluster) -> None:

@@ -46,9 +46,9 @@ class Asked:
     async def places(self) -> list[int]:
         return [0]
 
-    async def at_place(self, place: int, *command: Any) -> Reply:
+    async def at_place(self, place: int, commands: Iterable[Command]) -> Any:
         assert place == 0
-        return self._reply(command)
+        return self._reply(list(commands))
 
     async def commit(self, commands: Iterable[Command]) -> Any:
         return self._reply(list(commands))

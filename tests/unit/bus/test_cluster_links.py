@@ -429,7 +429,7 @@ async def test_each_slot_has_the_master_that_the_map_says_in_whatever_order_it_d
 async def test_whoever_waits_for_a_map_that_never_comes_is_told_when_the_cluster_is_closed() -> None:
     async with ClusterLink(Endpoint.parse("redis+cluster://127.0.0.1:1/"), name="test") as link:
         waiting = [asyncio.create_task(link.call(*command)) for command in (("GET", "a"), ("PING",))]
-        waiting.append(asyncio.create_task(link.at_place(0, "SCAN", 0)))
+        waiting.append(asyncio.create_task(link.at_place(0, [("SCAN", 0)])))
         places = asyncio.create_task(link.places())
         await asyncio.sleep(0)
     for one in (*waiting, places, link.call("GET", "a"), link.commit([("SET", "a", 1)])):

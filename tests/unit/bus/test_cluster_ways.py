@@ -326,14 +326,14 @@ async def test_what_concerns_no_key_is_asked_of_one_node_or_of_whoever_is_meant(
         for node, answer in zip(nodes.both, (b"first", ReplyError("NOPERM no")), strict=True):
             node.answers["INFO"] = answer
         assert await link.call("INFO") == b"first"
-        told = [await link.at_place(place, "INFO") for place in await link.places()]
+        told = [(await link.at_place(place, [("INFO",)]))[0] for place in await link.places()]
         assert (told[0], str(told[1])) == (b"first", "NOPERM no")
         # a master that has lost its slots is asked no more
         nodes.rows = [[0, 16_383, [b"127.0.0.1", nodes.two.port]]]
         link.doubt()
         await eventually(lambda: len(link.masters) == 1)
         assert await link.places() == [0]
-        assert str(await link.at_place(0, "INFO")) == "NOPERM no"
+        assert [str(reply) for reply in await link.at_place(0, [("INFO",)])] == ["NOPERM no"]
 
 
 class Reader:

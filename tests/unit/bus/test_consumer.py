@@ -10,8 +10,7 @@ import pytest
 
 from shared.bus import Bus, BusFull, Command, ConnectionLost, Consumer, Delivery, Reply, ReplyError, Route
 from shared.bus.claims import Found
-from shared.bus.link import MOST_TRIES, _load
-from shared.bus.port import Script
+from shared.bus.link import MOST_TRIES
 from shared.bus.settling import EffectRefused
 from shared.errors import Fenced, PermanentError, TransientError
 
@@ -531,27 +530,3 @@ async def test_a_stream_without_room_keeps_no_other_from_being_taken_over(monkey
     await asyncio.gather(*(one.task for one in reader.held.values() if one.task is not None))
     # what was looked at is found again by the next heartbeat
     assert reader._claims.orphaned == {}
-
-
-# ── scripts ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Asked:
-    def __init__(self, *replies: Any) -> None:
-        self.replies = list(replies)
-
-    async def ask(self, _commands: Sequence[Command]) -> list[Any]:
-        return self.replies
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [("NOPERM this user has no permissions", "this user of it may not load"), ("ERR Error compiling", "compiling")],
-    ids=["may not", "does not compile"],
-)
-async def test_why_scripts_are_not_there_is_said_as_it_is(error: str, told: str) -> None:
-    script = next(iter(Script.known.values()))
-    with pytest.raises(ConnectionError, match=told):
-        await _load(Asked(b"sha", ReplyError(error)), [script])  # type: ignore[arg-type]
-    await _load(Asked(b"sha"), [script])  # type: ignore[arg-type]
-    await _load(Asked(), [])  # type: ignore[arg-type]

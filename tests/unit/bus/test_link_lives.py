@@ -63,7 +63,7 @@ async def test_a_connection_introduces_itself_and_loads_the_scripts_that_the_ser
     assert redis.asked == [
         [
             *((b"AUTH", b"me", b"p"), (b"SELECT", b"3"), (b"CLIENT", b"ID"), (b"CLIENT", b"SETNAME", b"test/1")),
-            *((b"SCRIPT", b"EXISTS", *shas()), (b"TIME",)),
+            *((b"TIME",), (b"SCRIPT", b"EXISTS", *shas())),
             *[(b"SCRIPT", b"LOAD", source) for source in sources()[::2]],
             *((b"GET", b"x"), (b"ECHO", b"1")),
         ]
@@ -94,9 +94,10 @@ async def test_a_server_that_does_not_tell_the_time_is_used_all_the_same() -> No
         ({"CLIENT": lambda *parts: 1 if parts[1] == b"ID" else ReplyError("ERR no name")}, "ERR no name"),
         ({"SCRIPT": ReplyError("ERR no scripts")}, "ERR no scripts"),
         ({"SCRIPT": scripts(lambda count: [0] * count, ReplyError("ERR too long"))}, "ERR too long"),
+        ({"SCRIPT": scripts(ReplyError("ERR not now"), ReplyError("NOPERM no"))}, "ERR not now"),
         (
             {"SCRIPT": scripts(lambda count: [0] * count, ReplyError("NOPERM no"))},
-            "Redis does not have the scripts of the bus y",
+            "Redis does not have the scripts of the bus yet, and this user of it may not load them",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from support.asked import Asked
 from shared.bus import Bus, Command, ConnectionLost, ReplyError
 from shared.bus.endpoint import Endpoint
 from shared.bus.keys import KNOWN_TOOLS, once_key
-from shared.bus.port import Script, loading, there
+from shared.bus.port import Script
 from shared.bus.scripts import HAND_OVER, KEEP, PUBLISH_ONCE, REAP, UNREAD
 from shared.bus.streams import OBSERVED, entries, event_length, grouping, size_of
 from shared.contracts import (
@@ -185,15 +185,16 @@ async def test_an_office_is_kept_by_who_has_it_and_goes_after_its_time(
     assert server.heard() == asked
 
 
-async def test_the_scripts_that_are_missing_are_loaded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_scripts_that_are_missing_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = [KEEP, REAP, HAND_OVER]
     monkeypatch.setattr(Script, "known", {script.sha: script for script in scripts})
-    server = Asked([0, 1, 0], b"sha", b"sha")
+    server = Asked([[0, 1, 0]], [b"sha", b"sha"])
     await server.bus().keep_scripts()
-    assert server.heard() == [there(scripts), *loading([KEEP]), *loading([HAND_OVER])]
-    server.replies = [[1, 1, 1]]
+    asking = [("SCRIPT", "EXISTS", *[script.sha for script in scripts])]
+    assert server.heard() == [asking, [("SCRIPT", "LOAD", script.source) for script in (KEEP, HAND_OVER)]]
+    server.replies = [[[1, 1, 1]]]
     await server.bus().keep_scripts()
-    assert server.heard() == [there(scripts)]
+    assert server.heard() == [asking]
 
 
 # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from shared.bus.port import BusFull, ConnectionLost, ReplyError, Script, checked, committed, loading, missing, there
+from shared.bus.port import (
+    BusFull,
+    Command,
+    ConnectionLost,
+    Reply,
+    ReplyError,
+    Script,
+    checked,
+    committed,
+    load_scripts,
+)
 from shared.bus.streams import order
 from shared.errors import BusUnavailable
 
@@ -49,11 +62,28 @@ def test_a_script_is_called_by_its_sum_with_the_number_of_its_keys() -> None:
     assert script(("a", "b"), 3) == ("EVALSHA", "e0e1f9fabfc9d4800c877a703b823ac0578ff8db", 2, "a", "b", 3)
     assert Script.known[script.sha] is script
     del Script.known[script.sha]
-    assert loading([script]) == [("SCRIPT", "LOAD", "return 1")]
-    assert there([script]) == ("SCRIPT", "EXISTS", script.sha)
-    assert missing([script, script], [0, 1]) == [script]
-    # of whom nothing is told, all are
-    assert missing([script, script], ReplyError("NOPERM no")) == [script, script]
+
+
+@pytest.mark.parametrize(
+    ("known", "loaded"), [([0, 1], ["return 1"]), ([1, 1], []), (ReplyError("NOPERM no"), ["return 1", "return 2"])]
+)
+async def test_a_server_is_given_the_scripts_that_it_does_not_know(
+    known: Any, loaded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Script, "known", {})
+    scripts, asked = [Script("return 1"), Script("return 2")], list[Sequence[Command]]()
+
+    async def ask(commands: Sequence[Command]) -> list[Reply]:
+        asked.append(commands)
+        return [known] if len(asked) == 1 else [b"sha"] * len(commands)
+
+    assert await load_scripts(ask) == [b"sha"] * len(loaded)
+    asking = [("SCRIPT", "EXISTS", *[script.sha for script in scripts])]
+    loading = [[("SCRIPT", "LOAD", source) for source in loaded]] if loaded else []
+    assert asked == [asking, *loading]
+    # one that cannot tell is given none
+    known, asked = ReplyError("BUSY a script runs"), []
+    assert (await load_scripts(ask), asked) == ([known], [asking])
 
 
 def test_a_connection_that_was_lost_once_was_not_broken_by_what_it_carried() -> None:
