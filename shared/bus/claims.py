@@ -104,7 +104,7 @@ class Claims:
                 self.broken.add(stream)
                 log.error("bus.not_a_stream", stream=stream, error=str(reply))
             if isinstance(reply, ReplyError) and reply.code == "NOPERM":
-                if not await self._bus.grouped(stream, self._group):
+                if self._group not in await self._bus.groups(stream):
                     raise TransientError(f"its group on {stream} has still to be made by a participant who may")
             elif isinstance(reply, ReplyError) and reply.code not in ("BUSYGROUP", "WRONGTYPE"):
                 raise reply

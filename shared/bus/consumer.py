@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.bus.claims import Claims
+from shared.bus.letters import burying
 from shared.bus.link import MOST_TRIES
 from shared.bus.port import BusFull, Command, ConnectionLost, ReplyError
 from shared.bus.settling import EffectRefused, Settling
@@ -398,8 +399,8 @@ class Consumer:
         return [self._letter(delivery, reason)]
 
     def _letter(self, delivery: Delivery, reason: str) -> Command:
-        delivery.letter = self._bus.burying(
-            delivery.stream, self._group, delivery.entry_id, delivery.fields, delivery.deliveries, reason
+        delivery.letter = burying(
+            self._bus, delivery.stream, self._group, delivery.entry_id, delivery.fields, delivery.deliveries, reason
         )
         return delivery.letter
 

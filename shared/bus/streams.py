@@ -1,8 +1,7 @@
-"""Publishing, reading state, dead letters and retention: the bus as one object."""
+"""Publishing, reading state and retention: the bus as one object."""
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
@@ -14,14 +13,12 @@ from shared.bus.cluster import ClusterLink, StreamLink
 from shared.bus.cluster_reads import ClusterReader
 from shared.bus.endpoint import Endpoint
 from shared.bus.keys import KNOWN_TOOLS, once_key, stream_key
-from shared.bus.letters import drop_forged, forged, letter_name
 from shared.bus.link import Link
 from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, checked, load_scripts
 from shared.bus.scripts import PUBLISH_ONCE, REAP, UNREAD
 from shared.bus.sentinel import SentinelLink
-from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, Outgoing, Subject
+from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, Outgoing, Subject
 from shared.envelope import Envelope
-from shared.errors import DecodeError
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -71,7 +68,7 @@ class Bus:
         self._clock = BusClock()
         self._endpoint = Endpoint.parse(url)
         # a server without users lets everybody do everything
-        self._users = self._endpoint.named
+        self.users = self._endpoint.named
         self._opening: list[AbstractAsyncContextManager[Any]]
         if self._endpoint.kind == "cluster":
             clusters = [
@@ -195,31 +192,33 @@ class Bus:
 
     async def backlog(self, stream: str, group: str) -> int:
         """Entries that the group has not finished: unread and in flight. Of what is no stream none."""
-        length, groups = await self.link.pipe_raw([("XLEN", stream), ("XINFO", "GROUPS", stream)])
-        for row in () if isinstance(groups, ReplyError) else map(named, groups):
-            if row["name"] == group.encode():
-                lag = row.get("lag")
-                if lag is None:
-                    lag = await self.link.call(*UNREAD((stream,), row["last-delivered-id"]))
-                return int(lag + row["pending"])
-        if isinstance(length, ReplyError):
-            if length.code != "WRONGTYPE":
-                raise length
-            log.error("bus.not_a_stream", stream=stream, error=str(length))
+        if row := (await self.groups(stream)).get(group):
+            lag = row.get("lag")
+            if lag is None:
+                lag = await self.link.call(*UNREAD((stream,), row["last-delivered-id"]))
+            return int(lag + row["pending"])
+        try:
+            return int(await self.link.call("XLEN", stream))
+        except ReplyError as exc:
+            if exc.code != "WRONGTYPE":
+                raise
+            log.error("bus.not_a_stream", stream=stream, error=str(exc))
             return 0
-        return int(length)
 
     async def finished(self, stream: str, group: str, entry_id: str) -> bool:
         """True when the group has read and acknowledged the entry."""
-        pending, groups = await self.link.pipe_raw(
-            [("XPENDING", stream, group, entry_id, entry_id, 1), ("XINFO", "GROUPS", stream)]
-        )
-        if isinstance(pending, ReplyError) or isinstance(groups, ReplyError):
+        row = (await self.groups(stream)).get(group)
+        if row is None:
             return True
-        for row in map(named, groups):
-            if row["name"].decode() == group:
-                return not pending and order(entry_id) <= order(row["last-delivered-id"].decode())
-        return True
+        if order(entry_id) > order(row["last-delivered-id"].decode()):
+            return False
+        (pending,) = await self.link.pipe_raw([("XPENDING", stream, group, entry_id, entry_id, 1)])
+        return isinstance(pending, ReplyError) or not pending
+
+    async def groups(self, stream: str) -> dict[str, dict[str, Any]]:
+        """What Redis tells of a stream's groups, by their names; of what is no stream nothing."""
+        (rows,) = await self.link.pipe_raw([("XINFO", "GROUPS", stream)])
+        return {} if isinstance(rows, ReplyError) else {row["name"].decode(): row for row in map(named, rows)}
 
     async def scan(self, pattern: str | bytes) -> AsyncIterator[list[bytes]]:
         """Pages of the keys that match, some of them empty, with keys that come twice; the server is never busy with it
@@ -252,59 +251,6 @@ class Bus:
             found = []
         return found[0][0] if found else "0-0"
 
-    # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────
-
-    def burying(
-        self, stream: str, group: str, entry_id: str, fields: Sequence[bytes], deliveries: int, reason: str
-    ) -> Command:
-        """The command that sets an entry aside, with everything needed to look at it or to replay it."""
-        readable, raw = [field.decode(errors="backslashreplace") for field in fields], None
-        if [field.encode() for field in readable] != list(fields) or len(set(readable[::2])) < len(fields) // 2:
-            raw = [base64.b64encode(field).decode() for field in fields]
-        letter = DeadLetter(
-            stream=stream,
-            group=group,
-            entry_id=entry_id,
-            deliveries=deliveries,
-            reason=reason,
-            fields=dict(zip(readable[::2], readable[1::2], strict=True)),
-            raw=raw,
-        )
-        return self.publishing(DEAD_LETTER.of(letter, once=letter_name(letter)))
-
-    async def replay(self, dead_id: str) -> str | None:
-        """Puts a dead letter's original fields back on its stream and removes it; None when there is none.
-
-        Raises DecodeError when the dead letter itself is malformed, or forged.
-        """
-        found = await self.range(DEAD_LETTER.stream, dead_id, dead_id)
-        if not found:
-            return None
-        letter = DEAD_LETTER.decode(Envelope.parse(DEAD_LETTER.name, *found[0]))
-        if self._users and await forged(self.link, found):
-            raise DecodeError(f"nobody who may read {letter.stream} has set an entry of it aside so: it is forged")
-        fields: list[str | bytes]
-        if letter.raw is not None:
-            fields = [base64.b64decode(field) for field in letter.raw]
-        else:
-            fields = [part for pair in letter.fields.items() for part in pair]
-        # a query that is put back has no turn before it asks
-        pairs = zip(fields[::2], fields[1::2], strict=False)
-        fields = [part for pair in pairs if pair[0] not in ("turn", b"turn") for part in pair]
-        key = once_key(letter.stream, f"replay:{dead_id}")
-        entry_id = await self.link.call(*PUBLISH_ONCE((letter.stream, key), RETENTION, "*", *fields))
-        await self.drop(dead_id)
-        return str(entry_id.decode())
-
-    async def drop_forged(self) -> None:
-        """Removes the dead letters that nobody vouches for, of those that have come since the last look."""
-        if self._users:
-            await drop_forged(self.link)
-
-    async def drop(self, dead_id: str) -> bool:
-        """Removes a dead letter; False when there is none."""
-        return bool(await self.link.call("XDEL", DEAD_LETTER.stream, dead_id))
-
     # ── retention ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def trim(self, subject: Subject[Any], *, spare_ms: int = 0, abandoned: Container[str] = ()) -> int:
@@ -321,7 +267,7 @@ class Bus:
             if subject.name == DEAD_LETTER.name:
                 return 0
             return await self._cut(subject.stream, "MINID", now - self._retention * 1000)
-        holding = [row for row in await self._groups(subject.stream) if row["name"].decode() not in abandoned]
+        holding = [row for name, row in (await self.groups(subject.stream)).items() if name not in abandoned]
         if not holding:
             _, keep = await self._bound(subject.stream, subject.keep)
             return await self._cut(subject.stream, "MAXLEN", keep)
@@ -387,17 +333,9 @@ class Bus:
     async def absent(self, subject: Subject[Any], silent_ms: int) -> list[str]:
         """The groups of a stream of which no consumer has given a sign of life for so long. Silent consumers that
         hold nothing are removed."""
-        names = [row["name"].decode() for row in await self._groups(subject.stream)]
+        names = list(await self.groups(subject.stream))
         heard = await self.link.pipe_raw([REAP((subject.stream,), name, silent_ms) for name in names])
         return [name for name, count in zip(names, heard, strict=True) if count == 0]
-
-    async def grouped(self, stream: str, group: str) -> bool:
-        """Whether a stream has this group."""
-        return any(row["name"] == group.encode() for row in await self._groups(stream))
-
-    async def _groups(self, stream: str) -> list[dict[str, Any]]:
-        (raw,) = await self.link.pipe_raw([("XINFO", "GROUPS", stream)])
-        return [] if isinstance(raw, ReplyError) else [named(row) for row in raw]
 
     async def _unfinished(self, stream: str, row: dict[str, Any]) -> str:
         """The lowest id that a group still needs."""

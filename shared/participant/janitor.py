@@ -8,6 +8,7 @@ from typing import Any
 from shared.bus import Bus, BusFull, ReplyError
 from shared.bus.claims import Watch
 from shared.bus.keys import JANITOR
+from shared.bus.letters import drop_forged
 from shared.contracts import DEAD_LETTER, Subject
 from shared.errors import TransientError
 from shared.participant.ration import bound_requests, ration
@@ -83,7 +84,7 @@ class Janitor:
                 if subject.kind == "event":
                     await self._bus.unblock_stream(subject.stream)
                 if subject.name == DEAD_LETTER.name:
-                    await self._bus.drop_forged()
+                    await drop_forged(self._bus)
                 abandoned = await self._abandoned(subject, now) if subject.kind == "work" else ()
                 spare = _SPARE_OF_ONE_MS if subject.single_group else _SPARE_MS
                 await self._bus.trim(subject, spare_ms=spare, abandoned=abandoned)

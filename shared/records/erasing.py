@@ -19,6 +19,7 @@ from shared.bus.keys import (
     result_key,
     verdict_key,
 )
+from shared.bus.letters import drop
 from shared.contracts import (
     ANSWER_DIALOG,
     CRITIQUE_RESULT,
@@ -198,4 +199,4 @@ async def erase_dead_letters(bus: Bus, field: str, values: Sequence[str]) -> Non
         for entry_id, words in page:
             match _object(dict(zip(words[::2], words[1::2], strict=True)).get(b"payload", b"")):
                 case {"fields": dict(fields)} if fields.get(field) in values:
-                    await bus.drop(entry_id)
+                    await drop(bus, entry_id)

@@ -15,7 +15,7 @@ from support.waiting import eventually
 
 from shared.bus import Bus, Delivery
 from shared.bus.keys import LETTERS_SEEN, once_key
-from shared.bus.letters import drop_forged, forged, letter_name
+from shared.bus.letters import burying, drop, drop_forged, forged, letter_name, replay
 from shared.contracts import (
     CRITIQUE_RESULT,
     DEAD_LETTER,
@@ -240,49 +240,49 @@ async def test_replay_puts_the_identical_fields_back(
         await eventually(lambda: raw.xlen(DEAD) == 1)
         broken = False
         dead_id = raw.xrange(DEAD)[0][0].decode()
-        replayed = await bus.replay(dead_id)
+        replayed = await replay(bus, dead_id)
         await eventually(lambda: raw.get("seen") is not None)
     assert raw.get("seen") == b"|".join(fields)
     assert replayed is not None
     assert (await bus.range(STREAM, replayed, replayed))[0][1] == fields
     assert raw.xlen(DEAD) == 0
-    assert await bus.replay(dead_id) is None
+    assert await replay(bus, dead_id) is None
 
 
 @pytest.mark.parametrize("rest", [b"{}", b"\xff"], ids=["text", "binary"])
 async def test_a_query_that_is_put_back_has_lost_the_turn_that_it_had(rest: bytes, bus: Bus, raw: redis.Redis) -> None:
-    await bus.link.call(*bus.burying(STREAM, GROUP, "1-1", [b"turn", b"A", b"payload", rest], 5, "why"))
+    await bus.link.call(*burying(bus, STREAM, GROUP, "1-1", [b"turn", b"A", b"payload", rest], 5, "why"))
     ((dead_id, _),) = raw.xrange(DEAD)
-    replayed = await bus.replay(dead_id.decode())
+    replayed = await replay(bus, dead_id.decode())
     assert replayed is not None
     assert (await bus.range(STREAM, replayed, replayed))[0][1] == [b"payload", rest]
 
 
 async def test_a_letter_that_is_replayed_by_two_at_once_is_there_once(bus: Bus, raw: redis.Redis) -> None:
-    await bus.link.call(*bus.burying(STREAM, GROUP, "1-1", [b"payload", b"x"], 5, "why"))
+    await bus.link.call(*burying(bus, STREAM, GROUP, "1-1", [b"payload", b"x"], 5, "why"))
     (dead_id,) = [entry_id.decode() for entry_id, _ in raw.xrange(DEAD)]
     fields = raw.xrange(DEAD)[0][1]
-    first = await bus.replay(dead_id)
+    first = await replay(bus, dead_id)
     # somebody died between putting it back and removing the letter, and somebody else does it again
     raw.delete(DEAD)
     raw.xadd(DEAD, fields, id=dead_id)
-    assert await bus.replay(dead_id) == first
+    assert await replay(bus, dead_id) == first
     assert raw.xlen(STREAM) == 1
     assert raw.xlen(DEAD) == 0
 
 
 async def test_a_dropped_letter_is_gone_and_dropping_it_again_says_so(bus: Bus, raw: redis.Redis) -> None:
-    await bus.link.call(*bus.burying(STREAM, GROUP, "1-1", [b"payload", b"x"], 5, "why"))
+    await bus.link.call(*burying(bus, STREAM, GROUP, "1-1", [b"payload", b"x"], 5, "why"))
     dead_id = raw.xrange(DEAD)[0][0].decode()
-    assert await bus.drop(dead_id)
-    assert not await bus.drop(dead_id)
-    assert await bus.replay(dead_id) is None
+    assert await drop(bus, dead_id)
+    assert not await drop(bus, dead_id)
+    assert await replay(bus, dead_id) is None
 
 
 async def test_the_same_entry_is_set_aside_once_however_often_it_is_buried(bus: Bus, raw: redis.Redis) -> None:
     for _ in range(3):
-        await bus.link.call(*bus.burying(STREAM, GROUP, "1-1", [b"payload", b"x"], 5, "why"))
-    await bus.link.call(*bus.burying(STREAM, "another", "1-1", [b"payload", b"x"], 5, "why"))
+        await bus.link.call(*burying(bus, STREAM, GROUP, "1-1", [b"payload", b"x"], 5, "why"))
+    await bus.link.call(*burying(bus, STREAM, "another", "1-1", [b"payload", b"x"], 5, "why"))
     assert [letter.group for letter in letters(raw)] == [GROUP, "another"]
 
 
@@ -290,12 +290,19 @@ async def test_the_dead_letter_stream_is_bounded(bus: Bus, raw: redis.Redis, mon
     monkeypatch.setitem(__import__("shared.bus.streams", fromlist=["_EVENTS"])._EVENTS, "dead.letter", 100)
     for start in range(0, 1000, 100):
         await bus.link.pipe(
-            [bus.burying(STREAM, GROUP, f"1-{n}", [b"payload", b"x"], 5, "why") for n in range(start, start + 100)]
+            [burying(bus, STREAM, GROUP, f"1-{n}", [b"payload", b"x"], 5, "why") for n in range(start, start + 100)]
         )
     assert raw.xlen(DEAD) <= 300
 
 
 # ── letters that nobody vouches for ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def witnessed(bus: Bus) -> Bus:
+    """A bus whose server has users, of whom some forge letters."""
+    bus.users = True
+    return bus
 
 
 def forge(raw: redis.Redis, entry_id: str) -> str:
@@ -305,7 +312,7 @@ def forge(raw: redis.Redis, entry_id: str) -> str:
 
 
 async def set_aside(bus: Bus, entry_id: str) -> str:
-    written = await bus.link.call(*bus.burying(STREAM, GROUP, entry_id, [b"payload", b"x"], 5, "why"))
+    written = await bus.link.call(*burying(bus, STREAM, GROUP, entry_id, [b"payload", b"x"], 5, "why"))
     return str(written.decode())
 
 
@@ -315,62 +322,64 @@ def ids(raw: redis.Redis) -> list[str]:
 
 @pytest.mark.parametrize("said", [None, "nonsense", "1-1 "])
 async def test_the_letters_that_are_there_before_the_first_look_count_as_genuine(
-    said: str | None, bus: Bus, raw: redis.Redis
+    said: str | None, witnessed: Bus, raw: redis.Redis
 ) -> None:
     if said is not None:
         raw.set(LETTERS_SEEN, said)
-    await drop_forged(bus.link)
+    await drop_forged(witnessed)
     assert raw.get(LETTERS_SEEN) == b"0-0"
     raw.set(LETTERS_SEEN, said) if said else raw.delete(LETTERS_SEEN)
     found = [forge(raw, "1-1"), forge(raw, "2-1")]
-    await drop_forged(bus.link)
+    await drop_forged(witnessed)
     assert ids(raw) == found
     assert raw.get(LETTERS_SEEN) == found[-1].encode()
 
 
-async def test_every_forged_letter_goes_however_many_there_are_and_nothing_else(bus: Bus, raw: redis.Redis) -> None:
-    await drop_forged(bus.link)
-    genuine = [await set_aside(bus, "1-1")]
+async def test_every_forged_letter_goes_however_many_there_are_and_nothing_else(
+    witnessed: Bus, raw: redis.Redis
+) -> None:
+    await drop_forged(witnessed)
+    genuine = [await set_aside(witnessed, "1-1")]
     for number in range(150):
         forge(raw, f"{number}-2")
     # nobody can replay it: it is somebody else's who looks at it
     unread = raw.xadd(DEAD, {"payload": "no json"}).decode()
     forge(raw, "3-1")
-    genuine.append(await set_aside(bus, "4-1"))
-    await drop_forged(bus.link)
+    genuine.append(await set_aside(witnessed, "4-1"))
+    await drop_forged(witnessed)
     assert ids(raw) == [genuine[0], unread, genuine[1]]
     assert raw.get(LETTERS_SEEN) == genuine[1].encode()
     # one alone
     forge(raw, "5-1")
-    await drop_forged(bus.link)
+    await drop_forged(witnessed)
     assert ids(raw) == [genuine[0], unread, genuine[1]]
     # a note goes after a while, and what was looked at in time stays genuine
     raw.delete(once_key(DEAD, f"{STREAM}:{GROUP}:1-1"), once_key(DEAD, f"{STREAM}:{GROUP}:4-1"))
-    await drop_forged(bus.link)
+    await drop_forged(witnessed)
     assert ids(raw) == [genuine[0], unread, genuine[1]]
 
 
 async def test_a_letter_is_vouched_for_by_its_own_note_as_long_as_nobody_has_looked(
-    bus: Bus, raw: redis.Redis, capfd: pytest.CaptureFixture[str]
+    witnessed: Bus, raw: redis.Redis, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    genuine = await set_aside(bus, "1-1")
+    genuine = await set_aside(witnessed, "1-1")
     fake = forge(raw, "2-1")
     # the note names another letter than this one
     copy = forge(raw, "1-1")
     unread = raw.xadd(DEAD, {"payload": "no json"}).decode()
-    letters = await bus.range(DEAD)
+    letters = await witnessed.range(DEAD)
     assert [entry_id for entry_id, _ in letters] == [genuine, fake, copy, unread]
     for said in (None, "nonsense"):
         if said is not None:
             raw.set(LETTERS_SEEN, said)
         # what cannot be read keeps none behind it from being asked for
-        assert await forged(bus.link, [letters[3], *letters[:3]]) == [fake, copy]
+        assert await forged(witnessed, [letters[3], *letters[:3]]) == [fake, copy]
     assert f'"stream": "{DEAD}", "entry_id": "{unread}"' in capfd.readouterr().err
     # what was looked at, and was not removed then, is asked for no more
     raw.set(LETTERS_SEEN, fake)
-    assert await forged(bus.link, letters) == [copy]
+    assert await forged(witnessed, letters) == [copy]
     raw.set(LETTERS_SEEN, copy)
-    assert await forged(bus.link, letters) == []
+    assert await forged(witnessed, letters) == []
 
 
 def test_a_letter_is_named_after_its_entry() -> None:

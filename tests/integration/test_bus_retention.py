@@ -269,7 +269,7 @@ async def test_a_full_redis_keeps_no_stream_from_being_trimmed(
         raise BusFull("OOM command not allowed")
 
     monkeypatch.setattr(bus, "unblock_stream", full)
-    monkeypatch.setattr(bus, "drop_forged", full)
+    monkeypatch.setattr("shared.participant.janitor.drop_forged", full)
     raw.xgroup_create(WORK, "g", "0", mkstream=True)
     entry_id = raw.xadd(WORK, {"payload": "x"}, id=f"{now_ms() - 90_000}-1")
     raw.xreadgroup("g", "c", {WORK: ">"})

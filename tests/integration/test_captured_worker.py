@@ -26,6 +26,7 @@ import services.generator.service
 import services.memory.service  # noqa: F401 (all scripts that there are)
 from shared.bus import Bus, Command, Consumer, Delivery, Route
 from shared.bus.keys import FAMILIES, rationed
+from shared.bus.letters import drop, replay
 from shared.bus.port import Script
 from shared.contracts import DEAD_LETTER, PREFIX, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, DeadLetter, ToolRequest
 from shared.errors import DecodeError
@@ -397,13 +398,13 @@ async def test_a_letter_that_it_has_forged_is_not_replayed_and_goes(
     genuine = (await bus.publish(DEAD_LETTER.of(letter(stream, group), once=f"{stream}:{group}:1-1")))[0]
     forged = forge(web, stream, group)
     with pytest.raises(DecodeError, match="forged"):
-        await bus.replay(forged)
+        await replay(bus, forged)
     await janitor.round()
     assert [found for found, _ in await bus.range(DEAD_LETTER.stream)] == [genuine]
     # what was looked at stays genuine when its note has gone
     core.delete(f"local2:once:{{local2:dead.letter}}:{stream}:{group}:1-1")
     await janitor.round()
-    assert await bus.replay(genuine) is not None
+    assert await replay(bus, genuine) is not None
     assert core.xlen(stream) == 1
 
 
@@ -411,7 +412,7 @@ async def test_a_letter_about_its_own_request_is_as_good_as_before(bus: Bus, web
     stream = "local2:tool.request.web_search"
     own = forge(web, stream, "web_search")
     await Janitor(bus, 60).round()
-    assert await bus.replay(own) is not None
+    assert await replay(bus, own) is not None
     assert len(await bus.range(stream)) == 1
 
 
@@ -421,7 +422,7 @@ async def test_letters_of_an_earlier_release_that_have_outlived_their_notes_stay
     await janitor.round()
     await janitor.round()
     assert [found for found, _ in await bus.range(DEAD_LETTER.stream)] == [old.decode()]
-    assert await bus.replay(old.decode()) is not None
+    assert await replay(bus, old.decode()) is not None
 
 
 async def test_ids_go_on_after_a_stream_was_opened_again(bus: Bus, web: redis.Redis) -> None:
@@ -431,7 +432,7 @@ async def test_ids_go_on_after_a_stream_was_opened_again(bus: Bus, web: redis.Re
     genuine = letter("local2:user.feedback", "reward")
     last = (await bus.publish(DEAD_LETTER.of(genuine, once="local2:user.feedback:reward:1-1")))[0]
     await janitor.round()
-    await bus.drop(last)
+    await drop(bus, last)
     web.xadd("local2:dead.letter", {"x": "y"}, id=f"{2**64 - 1}-{2**64 - 1}")
     await janitor.round()
     with pytest.raises(redis.exceptions.ResponseError, match="equal or smaller"):
@@ -443,7 +444,7 @@ async def test_on_a_redis_without_users_there_is_nobody_to_ask(redis_url: str, r
         await Janitor(bus, 60).round()
         found = raw.xadd(DEAD_LETTER.stream, {"payload": letter("local2:user.feedback", "reward").model_dump_json()})
         await Janitor(bus, 60).round()
-        assert await bus.replay(found.decode()) is not None
+        assert await replay(bus, found.decode()) is not None
 
 
 # ── groups and the names of consumers ────────────────────────────────────────────────────────────────────────────

@@ -15,6 +15,7 @@ from services.gateway.records import checked_entry_id
 from services.gateway.schemas import told
 from services.gateway.shapes.operating import DeadLetterPage, DroppedCount, Replayed
 from shared.bus import Entry
+from shared.bus.letters import drop, replay
 from shared.contracts import DEAD_LETTER
 from shared.envelope import Envelope
 from shared.errors import DecodeError
@@ -75,7 +76,7 @@ def _checked(letter_id: str) -> str:
 async def replay_dead_letter(letter_id: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
         try:
-            entry_id = await gateway.bus.replay(_checked(letter_id))
+            entry_id = await replay(gateway.bus, _checked(letter_id))
         except (DecodeError, ValueError) as exc:
             raise ApiError(422, "malformed", f"this dead letter cannot be replayed: {exc}") from exc
     if entry_id is None:
@@ -87,7 +88,7 @@ async def replay_dead_letter(letter_id: str, gateway: GatewayDep, _admin: AdminD
                responses=told("Dropped", DroppedCount, {"dropped": 1}, 400, 403, 404, 503))  # fmt: skip
 async def drop_dead_letter(letter_id: str, gateway: GatewayDep, _admin: AdminDep) -> Response:
     async with gateway.reachable():
-        if not await gateway.bus.drop(_checked(letter_id)):
+        if not await drop(gateway.bus, _checked(letter_id)):
             raise not_found("dead letter")
     return reply({"dropped": 1})
 

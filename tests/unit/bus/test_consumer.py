@@ -434,12 +434,12 @@ async def test_a_group_is_made_or_there_or_waited_for(
     async def pipe_raw(_commands: Any) -> list[Reply]:
         return [reply]
 
-    async def grouped(stream: str, group: str) -> bool:
-        assert (stream, group) == (STREAM, "g")
-        return there
+    async def groups(stream: str) -> dict[str, Any]:
+        assert stream == STREAM
+        return {"other": {}, **({"g": {}} if there else {})}
 
     monkeypatch.setattr(reader._bus.pulse, "pipe_raw", pipe_raw)
-    monkeypatch.setattr(reader._bus, "grouped", grouped)
+    monkeypatch.setattr(reader._bus, "groups", groups)
     if error is None:
         await reader._claims.begin()
     else:

@@ -12,6 +12,7 @@ from support.asked import Asked
 
 from shared.bus import Bus, BusFull, Command, ConnectionLost, Consumer, Delivery, Reply, ReplyError, Route
 from shared.bus.claims import Found
+from shared.bus.letters import burying
 from shared.bus.settling import EffectRefused
 from shared.bus.streams import grouping
 from shared.errors import Fenced, PermanentError, TransientError
@@ -739,7 +740,7 @@ async def test_a_letter_says_of_its_entry_what_it_was_and_why_it_is_given_up(mon
     at = effects[1].index("time") + 1
     # its stream is cut by the first of a process
     reader._bus._uncut.clear()
-    letter = list(reader._bus.burying(STREAM, "g", "1-1", [b"a", b"b"], 2, "why"))
+    letter = list(burying(reader._bus, STREAM, "g", "1-1", [b"a", b"b"], 2, "why"))
     assert effects[0] == ("TELL",)
     assert [*effects[1][:at], *effects[1][at + 1 :]] == [*letter[:at], *letter[at + 1 :]]
 

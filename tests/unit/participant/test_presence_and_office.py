@@ -60,9 +60,6 @@ class Trimmed:
     async def unblock_stream(self, stream: str) -> None:
         self.done.append(("unblock", stream))
 
-    async def drop_forged(self) -> None:
-        self.done.append("forged")
-
     async def absent(self, subject: Subject[Any], silent_ms: int) -> list[str]:
         assert silent_ms == 60_000
         return self.gone
@@ -88,6 +85,11 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Trimmed:
         if not on.elected:
             raise asyncio.CancelledError
 
+    async def drop_forged(bus: Any) -> None:
+        assert bus is on
+        on.done.append("forged")
+
+    monkeypatch.setattr("shared.participant.janitor.drop_forged", drop_forged)
     monkeypatch.setattr("shared.participant.janitor.ration", shared)
     monkeypatch.setattr("shared.participant.janitor.bound_requests", shared)
     monkeypatch.setattr("shared.participant.janitor.asyncio", SimpleNamespace(sleep=sleep))
