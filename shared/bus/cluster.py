@@ -79,7 +79,7 @@ class StreamLink(Link):
 
     def _report(self, reason: str, served: int) -> None:
         if self.address is not None and reason.startswith(("MOVED ", "ASK ")):
-            self._sent = _address(reason.rpartition(" ")[2], self.address)
+            self._sent = _address(reason, self.address)
             self._cluster.doubt()
         else:
             self._cluster.lost(f"{self.address}: {reason}")
@@ -182,72 +182,62 @@ class ClusterLink(Port):
         loop = asyncio.get_running_loop()
         replies: list[Reply] = [None] * len(commands)
         waiting = list(range(len(commands)))
-        asking: dict[int, Address] = {}
+        # who is to be asked instead of a master, once
+        instead: dict[int, Address] = {}
         delay = 0.0
         while waiting:
             if delay:
                 await asyncio.sleep(delay)
+            delay = min(_MAX_BACKOFF, delay * 2 or 0.01)
             await self._mapped()
             if until is not None and loop.time() > until:
                 raise ConnectionLost("there was no connection to the Redis Cluster in time")
-            parts, waiting = self._parts(slots, waiting, asking)
-            units = [
-                link.submit(
-                    [part for n in places for part in ((("ASKING",), commands[n]) if asks else (commands[n],))],
-                    False,
-                    block=block,
-                    until=until,
-                )
-                for (link, asks), places in parts.items()
+            parts: dict[Address | None, list[int]] = {}
+            for n in waiting:
+                parts.setdefault(instead.get(n) or self.owner(slots[n]), []).append(n)
+            # whoever has the slot lets in anyway
+            asking = (("ASKING",),) if instead else ()
+            tries = [
+                self._try(address, [part for n in places for part in (*asking, commands[n])], retry, block, until)
+                for address, places in parts.items()
             ]
-            outcomes: Sequence[Any] = await asyncio.gather(*units, return_exceptions=True)
-            asking = {}
-            for ((link, asks), places), outcome in zip(parts.items(), outcomes, strict=True):
-                if isinstance(outcome, ConnectionLost) and retry:
-                    waiting += places
-                    continue
+            outcomes = [await tries[0]] if len(tries) == 1 else await asyncio.gather(*tries, return_exceptions=True)
+            waiting, instead = [], {}
+            for (address, places), outcome in zip(parts.items(), outcomes, strict=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
-                for n, reply in zip(places, outcome[1::2] if asks else outcome, strict=True):
-                    verdict = self._verdict(str(reply), link.address) if isinstance(reply, ReplyError) else None
-                    if verdict is None:
+                if address is None or outcome is None:
+                    waiting += places
+                    continue
+                for n, reply in zip(places, outcome[len(asking) :: 1 + len(asking)], strict=True):
+                    code = reply.code if isinstance(reply, ReplyError) else ""
+                    if code == "ASK":
+                        instead[n] = _address(str(reply), address)
+                    elif code == "MOVED":
+                        self._owners[slots[n]] = _address(str(reply), address)
+                    elif code not in _NOT_NOW:
                         replies[n] = reply
                         continue
+                    # it was not carried out
                     waiting.append(n)
-                    if isinstance(verdict, Address):
-                        asking[n] = verdict
             waiting.sort()
-            if len(waiting) > len(asking):
+            if len(waiting) > len(instead):
                 self.doubt()
-            delay = min(_MAX_BACKOFF, delay * 2 or 0.01)
         return replies
 
-    def _parts(
-        self, slots: Sequence[int], places: Sequence[int], asking: dict[int, Address]
-    ) -> tuple[dict[tuple[NodeLink, bool], list[int]], list[int]]:
-        """Which commands go to which node (and whether they ask to be let in), and those whose slot has none."""
-        parts: dict[tuple[NodeLink, bool], list[int]] = {}
-        homeless: list[int] = []
-        for n in places:
-            address = asking.get(n) or self.owner(slots[n])
-            link = None if address is None else self.to(address)
-            if link is None or not link.connected.is_set():
-                homeless.append(n)
-            else:
-                parts.setdefault((link, n in asking), []).append(n)
-        return parts, homeless
-
-    def _verdict(self, text: str, asked: Address) -> Address | str | None:
-        """What an error reply means for its command: None, that is its answer; else that it was not carried out, and is
-        to be sent again: there, once, or ("") wherever the map says then."""
-        word, _, rest = text.partition(" ")
-        slot, _, place = rest.partition(" ")
-        if word == "MOVED":
-            self._owners[int(slot)] = _address(place, asked)
-            return ""
-        if word == "ASK":
-            return _address(place, asked)
-        return "" if word in _NOT_NOW else None
+    async def _try(
+        self, address: Address | None, commands: Sequence[Command], retry: bool, block: float, until: float | None
+    ) -> list[Reply] | None:
+        """What a node answers; None when it is not there, or was lost and may be asked again."""
+        link = None if address is None else self.to(address)
+        if link is None or not link.connected.is_set():
+            return None
+        try:
+            return await link.submit(commands, False, block=block, until=until)
+        except ConnectionLost:
+            if retry:
+                return None
+            raise
 
     async def places(self) -> Sequence[int]:
         await self._mapped()
@@ -362,8 +352,8 @@ class ClusterLink(Port):
                 await self.nodes.pop(address).__aexit__()
 
 
-def _address(place: str, asked: Address) -> Address:
-    """`host:port`, where a node that does not know its own name leaves the host away."""
-    host, _, port = place.rpartition(":")
+def _address(told: str, asked: Address) -> Address:
+    """What a text ends with, `host:port`; a node that does not know its own name leaves the host away."""
+    host, _, port = told.rpartition(" ")[2].rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     return Address(asked.host if host in ("", "?") else host, int(port))

@@ -11,7 +11,7 @@ from support.waiting import eventually
 
 from shared.bus import Bell, Bus, ConnectionLost, ReplyError
 from shared.bus.bell import _Line
-from shared.bus.cluster import ClusterLink, NodeLink, StreamLink
+from shared.bus.cluster import ClusterLink, NodeLink, StreamLink, _address
 from shared.bus.endpoint import Address, Endpoint
 from shared.bus.hash_slots import slot_of, slot_of_key
 from shared.bus.link import _Batch, _Unit
@@ -161,19 +161,6 @@ async def test_what_is_sent_through_a_cluster_is_said_again_unless_the_caller_sa
         (False, {"until": None, "all_or_error": True}),
         (False, {"until": None, "block": 3.0}),
     ]
-
-
-async def test_commands_go_to_the_owner_of_their_slot_or_wait_for_one_that_is_there() -> None:
-    link = cluster(ONE, TWO)
-    one, two = node(link, ONE, there=True), node(link, TWO, there=True)
-    slots = [slot_of(("GET", key)) for key in "abac"]
-    link._owners[slots[0] or 0] = ONE
-    link._owners[slots[1] or 0] = TWO
-    parts, homeless = link._parts(slots, [0, 1, 2, 3], {2: TWO})
-    assert parts == {(one, False): [0], (two, False): [1], (two, True): [2]}
-    assert homeless == [3]
-    two.connected.clear()
-    assert link._parts(slots, [1, 2], {2: TWO}) == ({}, [1, 2])
 
 
 async def test_a_cluster_that_ends_ends_its_connections_and_tells_whoever_waits_for_its_map() -> None:
@@ -360,6 +347,24 @@ async def test_nodes_that_send_each_other_what_neither_wants_are_not_asked_in_on
     carried = Carried(monkeypatch, [ask], *[[b"OK", ask]] * 9, [b"OK", b"1"])
     assert await carried(GETS[0]) == [b"1"]
     assert (len(carried.pauses), carried.doubts) == (10, 0)
+    assert [given[1:-3] for given in carried.given] == [(GETS[0],), *[(("ASKING",), GETS[0])] * 10]
+
+
+async def test_who_is_sent_to_somebody_who_is_not_there_goes_by_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    carried = Carried(monkeypatch, [ReplyError(f"ASK {slot_of_key('a')} two:2"), b"3"], [b"1"])
+    carried.link.nodes[TWO].connected.clear()
+    assert await carried(GETS[0], GETS[2]) == [b"1", b"3"]
+    assert [given[:-3] for given in carried.given] == [("one", GETS[0], GETS[2]), ("one", GETS[0])]
+    assert (len(carried.pauses), carried.doubts) == (2, 1)
+
+
+async def test_what_is_asked_for_beside_what_was_sent_elsewhere_is_let_in_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = ReplyError(f"ASK {slot_of_key('a')} two:2")
+    carried = Carried(monkeypatch, [ask, LATER], [b"2"], [b"OK", b"1"], [b"OK", b"3"])
+    assert await carried() == [b"1", b"2", b"3"]
+    asking = ("ASKING",)
+    assert [given[:-3] for given in carried.given[2:]] == [("two", asking, GETS[0]), ("one", asking, GETS[2])]
+    assert carried.doubts == 1
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -396,9 +401,7 @@ async def test_what_has_no_master_waits_for_one_and_keeps_nothing_else_waiting(m
 )
 async def test_a_node_that_does_not_know_its_own_name_is_where_it_was_asked(place: str, host: str) -> None:
     link = cluster(ONE)
-    assert link._verdict(f"ASK 3 {place}", ONE) == Address(host, 7)
-    assert link._verdict(f"MOVED 3 {place}", ONE) == ""
-    assert link.owner(3) == Address(host, 7)
+    assert _address(f"ASK 3 {place}", ONE) == Address(host, 7)
 
     async def call(*_command: Any, retry: bool) -> Any:
         told = host if host != "one" else place.removesuffix(":7")
