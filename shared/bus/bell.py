@@ -1,9 +1,9 @@
 """Following journals: whoever writes an entry rings, with the entry in the message, and who follows has it at once.
 
 The stream stays the truth. The ids of one writer are dense: a follower that is rung for the next one has missed
-nothing, and takes the entry from the message; at anything else it reads the stream. A ring can get lost, so a journal
-from which nothing came is looked at now and then, all of them in one write. What an event costs does not grow with the
-number of journals that are followed, and a cluster needs no more than one connection per master.
+nothing, and takes the entry from the message; at anything else it reads the stream. A ring can get lost, so journals
+are looked at now and then, all of them in one write. What an event costs does not grow with the number of journals that
+are followed, and a cluster needs no more than one connection per master.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SILENCE = 1.0
 class Bell(Tail):
     """All followers of journals. Opens a connection when somebody follows; made by `open_bell`."""
 
-    # what was not rung is known after two looks
+    # what was not rung is known after a look
     pause = 0.5
 
     def __init__(self, bus: Bus) -> None:
@@ -84,10 +84,10 @@ class Bell(Tail):
         followers = self._followers.get(stream)
         if not followers:
             return
-        self._heard.add(stream)
         entry_id, *fields = message.split(b" ", 3)
         try:
             at = order(entry_id.decode())
+            self._told[stream] = entry_id.decode()
         except ValueError:
             fields = []
         if len(fields) < 3:

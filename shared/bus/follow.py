@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 from shared.bus.cluster import ClusterLink
 from shared.bus.endpoint import Address
 from shared.bus.hash_slots import slot_of_key
 from shared.bus.port import ConnectionLost, ReplyError
-from shared.bus.streams import Bus, Entry, order, size_of
+from shared.bus.streams import BEFORE_TOO_LATE, Bus, Entry, entries, order, size_of
 from shared.errors import BusUnavailable
 from shared.telemetry.logging import get_logger
 
@@ -24,7 +24,7 @@ Id = tuple[int, int]
 
 # So many streams are looked at in one write.
 _BATCH = 500
-# A stream with an entry that is left out has its readers come back at once: not more often than this (seconds).
+# A read is answered at once where an entry is left out: it is not asked more often than this (seconds).
 _GLANCE = 0.1
 # What is kept for a reader that does not come for it, in bytes. Beyond that it finds the rest in the stream itself, so
 # that a slow client costs no more.
@@ -37,7 +37,7 @@ _PAGE_BYTES = 262_144
 
 class Tail:
     """Tells the followers of streams what is new. One server has a read that waits for all of them. In a cluster, where
-    none can, what was silent is looked at now and then, all of it in one write.
+    none can, they are looked at now and then, all of them in one write.
 
     pause: seconds between two looks, and after which what somebody has begun to follow is waited for too. Who hears of
     something sooner tells the followers, and notes it (see Bell).
@@ -48,9 +48,9 @@ class Tail:
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self._followers: dict[str, list[Follower]] = {}
+        # stream → the newest entry of which its followers have been told, or behind which the last to come begins
+        self._told: dict[str, str] = {}
         self._followed = asyncio.Event()
-        # what has been heard of since the last look
-        self._heard: set[str] = set()
 
     def follow(self, stream: str, after: str = START, *, new: bool = False) -> Follower:
         """A follower of a stream from just after an id; close it when done. new: nothing is expected to be there; a
@@ -59,7 +59,9 @@ class Tail:
 
     def join(self, follower: Follower) -> None:
         """The follower has read its stream to the end: from now on it is told of what comes."""
-        self._followers.setdefault(follower.stream, []).append(follower)
+        stream, position = follower.stream, follower.position
+        self._followers.setdefault(stream, []).append(follower)
+        self._told[stream] = min(self._told.get(stream, position), position, key=order)
         self._followed.set()
 
     def leave(self, follower: Follower) -> None:
@@ -68,7 +70,7 @@ class Tail:
         if follower in followers:
             followers.remove(follower)
             if not followers:
-                del self._followers[follower.stream]
+                del self._followers[follower.stream], self._told[follower.stream]
                 self._left(follower.stream)
         if not self._followers:
             self._followed.clear()
@@ -87,18 +89,11 @@ class Tail:
         """Reads until cancelled."""
         if isinstance(self.bus.link, ClusterLink):
             await self.watch()
-        told: dict[str, str] = {}
         async with self.bus.line("", "tail") as line:
             while True:
                 await self._followed.wait()
-                # whoever has not come yet for what was told is not told of it again
-                behind = {stream: told[stream] for stream in self._followers.keys() & told.keys()}
-                behind |= self._waited_for(self._followers)
-                if not behind:
-                    await asyncio.sleep(_GLANCE)
-                    continue
                 block = int(1000 * self.pause)
-                read = ("XREAD", "COUNT", _FIRST_PAGE, "BLOCK", block, "STREAMS", *behind, *behind.values())
+                read = ("XREAD", "COUNT", _FIRST_PAGE, "BLOCK", block, "STREAMS", *self._told, *self._told.values())
                 try:
                     reply = await line.call(*read, retry=False, block=self.pause)
                 except ConnectionLost:
@@ -108,13 +103,10 @@ class Tail:
                     await asyncio.sleep(self.pause)
                     await self._look_around()
                     continue
-                found = {name.decode(): entries[-1][0].decode() for name, entries in reply or ()}
-                for stream in found:
-                    self.look(stream)
-                if found and found.items() <= told.items():
+                told = [self._tell(name.decode(), self.bus.sane(entries(rows))) for name, rows in reply or ()]
+                if reply and not any(told):
                     # what its readers leave out
                     await asyncio.sleep(_GLANCE)
-                told |= found
 
     async def watch(self) -> NoReturn:
         """Looks until cancelled."""
@@ -124,12 +116,11 @@ class Tail:
             await self._look_around()
 
     async def _look_around(self) -> None:
-        quiet: dict[Address | None, list[str]] = {}
-        for stream in self._followers.keys() - self._heard:
-            quiet.setdefault(self._place(stream), []).append(stream)
-        self._heard.clear()
+        places: dict[Address | None, list[str]] = {}
+        for stream in self._told:
+            places.setdefault(self._place(stream), []).append(stream)
         # a node that does not answer must not keep the others from being asked
-        await asyncio.gather(*(self._ask(streams) for streams in quiet.values()))
+        await asyncio.gather(*(self._ask(streams) for streams in places.values()))
 
     def _place(self, stream: str) -> Address | None:
         """Which node of a cluster has a stream, if one has just now."""
@@ -143,24 +134,20 @@ class Tail:
                     await self._ask_some(streams[start : start + _BATCH])
 
     async def _ask_some(self, streams: Sequence[str]) -> None:
-        waiting = self._waited_for(streams)
-        if not waiting:
-            return
-        reads = [("XREAD", "COUNT", 1, "STREAMS", stream, after) for stream, after in waiting.items()]
+        told = {stream: self._told[stream] for stream in streams if stream in self._told}
+        newest = [("XREVRANGE", stream, BEFORE_TOO_LATE, f"({after}", "COUNT", 1) for stream, after in told.items()]
         until = asyncio.get_running_loop().time() + self.pause
-        for stream, reply in zip(waiting, await self.bus.link.submit(reads, False, until=until), strict=True):
+        for stream, reply in zip(told, await self.bus.link.submit(newest, False, until=until), strict=True):
             # a key that is no stream has nothing to say
-            if reply and not isinstance(reply, ReplyError):
-                self.look(stream)
+            if not isinstance(reply, ReplyError):
+                self._tell(stream, entries(reply))
 
-    def _waited_for(self, streams: Iterable[str]) -> dict[str, str]:
-        """Of the streams for whose entries somebody waits, behind which."""
-        found = {}
-        for stream in streams:
-            positions = [one.position for one in self._followers.get(stream, ()) if one.waiting]
-            if positions:
-                found[stream] = min(positions, key=order)
-        return found
+    def _tell(self, stream: str, found: Sequence[Entry]) -> bool:
+        """Has the followers of a stream look at it, for the newest entries; False when there are none."""
+        if found and stream in self._told:
+            self._told[stream] = found[-1][0]
+            self.look(stream)
+        return bool(found)
 
 
 class Follower:
@@ -181,11 +168,6 @@ class Follower:
         self._joined = False
         self._waiter: asyncio.Future[None] | None = None
         self._page = _FIRST_PAGE
-
-    @property
-    def waiting(self) -> bool:
-        """Whether it has all that it knows of."""
-        return not self._missing and not self._offered
 
     def offer(self, at: Id, entry: Entry, size: int) -> None:
         """Called with an entry as it is added, where ids are dense (see Bell). `size`: its bytes."""

@@ -37,6 +37,7 @@ OBSERVED = 1_000
 # Ids are given by the server's clock, in ms: none is this large before the year 5138. One that is was chosen by
 # somebody who wants no further ones to come.
 _TOO_LATE = 10**14
+BEFORE_TOO_LATE = f"({_TOO_LATE}-0"
 # Whoever has an office says so more often (ms).
 _OFFICE_MS = 60_000
 
@@ -300,7 +301,7 @@ class Bus:
         (about,) = await self.pulse.pipe_raw([("XINFO", "STREAM", stream)])
         if isinstance(about, ReplyError) or order(named(about)["last-generated-id"].decode())[0] < _TOO_LATE:
             return False
-        kept = await self.range(stream, "-", f"({_TOO_LATE}-0")
+        kept = await self.range(stream, "-", BEFORE_TOO_LATE)
         await self.link.commit(
             [
                 ("DEL", stream),

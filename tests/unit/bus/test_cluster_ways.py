@@ -339,7 +339,7 @@ async def test_what_concerns_no_key_is_asked_of_one_node_or_of_whoever_is_meant(
 class Reader:
     """Somebody who follows a stream."""
 
-    position, waiting = "0-0", True
+    position = "0-0"
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
@@ -352,7 +352,7 @@ class Reader:
 async def test_a_journal_rings_where_its_slot_is_and_nowhere_as_long_as_that_has_no_master() -> None:
     nodes = Nodes()
     for node in nodes.both:
-        node.answers |= {"SSUBSCRIBE": lambda _name, stream: [b"ssubscribe", stream, 1], "XREAD": None}
+        node.answers |= {"SSUBSCRIBE": lambda _name, stream: [b"ssubscribe", stream, 1], "XREVRANGE": []}
 
     def rings(node: ScriptedRedis) -> set[bytes]:
         return {one[1] for asked in node.asked for one in asked if one[0] == b"SSUBSCRIBE"}

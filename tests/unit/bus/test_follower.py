@@ -50,6 +50,11 @@ def follow(feed: Feed, after: str = "0-0") -> Follower:
     return Follower(feed, "stream", after)
 
 
+def waits(follower: Follower) -> bool:
+    """Whether it has all that it knows of."""
+    return not follower._missing and not follower._offered
+
+
 def numbers(found: list[Entry]) -> list[int]:
     return [order(one[0])[1] for one in found]
 
@@ -67,7 +72,7 @@ async def caught_up(feed: Feed, *there: int) -> Follower:
         break
     assert await follower.next(within=0.01) == []
     assert feed.joined == [follower]
-    assert follower.waiting
+    assert waits(follower)
     return follower
 
 
@@ -121,9 +126,9 @@ async def test_what_is_offered_while_nobody_asks_is_kept() -> None:
     follower = await caught_up(feed, 1)
     offer(follower, 1, 2)
     offer(follower, 2, 3)
-    assert not follower.waiting
+    assert not waits(follower)
     assert numbers(await follower.next()) == [2, 3]
-    assert follower.waiting
+    assert waits(follower)
 
 
 async def test_what_was_seen_already_is_not_told_again() -> None:
@@ -153,7 +158,7 @@ async def test_what_was_offered_behind_a_gap_and_is_gone_again_is_asked_for_once
     before = len(feed.reads)
     offer(follower, 3, 4)
     assert await follower.next(within=0.05) == []
-    assert follower.waiting
+    assert waits(follower)
     assert feed.reads[before:] == [("(1-1", 16)] * 2
     feed.held.append(entry(6))
     offer(follower, 5, 6)
@@ -207,7 +212,7 @@ async def test_being_told_to_look_is_believed_once() -> None:
     follower = await caught_up(feed, 1)
     reads = len(feed.reads)
     follower.look()
-    assert not follower.waiting
+    assert not waits(follower)
     assert await follower.next(within=0.01) == []
     assert len(feed.reads) == reads + 1
     feed.held.append(entry(2))

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from support.waiting import eventually
 
-from shared.bus import Command, ConnectionLost, ReplyError, Tail
+from shared.bus import Command, ConnectionLost, ReplyError, Tail, order
 from shared.bus import follow as module
 from shared.bus.cluster import ClusterLink
 from shared.bus.endpoint import Address, Endpoint
@@ -20,7 +20,7 @@ from shared.errors import BusUnavailable
 
 
 class Server:
-    """Answers XREAD by stream; `asked` are the streams and positions of each write."""
+    """Tells the newest entry of each stream; `asked` are the streams of each write, with what is known of them."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {}
@@ -28,19 +28,27 @@ class Server:
         self.fails: list[BaseException] = []
 
     async def submit(self, commands: list[Command], retry: bool, *, until: float) -> list[Any]:
-        assert {command[:4] for command in commands} == {("XREAD", "COUNT", 1, "STREAMS")}
+        # nothing of an entry behind which none would ever come
+        assert {(command[0], *command[2:3], *command[4:]) for command in commands} == {
+            ("XREVRANGE", "(100000000000000-0", "COUNT", 1)
+        }
         # what cannot be sent before the next look is asked for by that
         assert 0 < until - asyncio.get_running_loop().time() < Tail.pause + 0.001
         assert retry is False
-        self.asked.append({command[4]: command[5] for command in commands})
+        self.asked.append({command[1]: command[3].removeprefix("(") for command in commands})
         if self.fails:
             raise self.fails.pop()
-        return [self.answers.get(command[4]) for command in commands]
+        return [self._newer(self.answers.get(command[1]), command[3][1:]) for command in commands]
+
+    def _newer(self, newest: Any, after: str) -> Any:
+        if not isinstance(newest, str):
+            return newest or []
+        return [[newest.encode(), [b"a", b"b"]]] if order(newest) > order(after) else []
 
 
 class Follower:
-    def __init__(self, stream: str, position: str = "0-0", *, waiting: bool = True) -> None:
-        self.stream, self.position, self.waiting = stream, position, waiting
+    def __init__(self, stream: str, position: str = "0-0") -> None:
+        self.stream, self.position = stream, position
         self.looks = 0
 
     def look(self) -> None:
@@ -67,21 +75,31 @@ async def running(tail: Tail) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_who_waits_is_asked_for_from_the_least_position() -> None:
+async def test_followers_are_told_once_of_what_is_behind_the_least_position() -> None:
     server = Server()
     tail = tail_of(server)
-    followers = [Follower("j", "1-10"), Follower("j", "1-9"), Follower("j", "1-1", waiting=False)]
-    busy, quiet, strange = Follower("busy", waiting=False), Follower("quiet"), Follower("strange")
-    join(tail, *followers, busy, quiet, strange)
-    server.answers = {"j": [b"something"], "strange": ReplyError("WRONGTYPE")}
+    followers = [Follower("j", "1-10"), Follower("j", "1-9")]
+    quiet, strange = Follower("quiet"), Follower("strange")
+    join(tail, *followers, quiet, strange)
+    server.answers = {"j": "1-12", "strange": ReplyError("WRONGTYPE")}
     await tail._look_around()
-    assert server.asked == [{"j": "1-9", "quiet": "0-0", "strange": "0-0"}]
-    assert [one.looks for one in (*followers, busy, quiet, strange)] == [1, 1, 1, 0, 0, 0]
-    # who has something to read, or to take, need not be told that there is more
-    for one in (*followers, quiet, strange):
-        one.waiting = False
+    assert server.asked.pop() == {"j": "1-9", "quiet": "0-0", "strange": "0-0"}
+    assert [one.looks for one in (*followers, quiet, strange)] == [1, 1, 0, 0]
+    # whoever comes for it or not
     await tail._look_around()
-    assert len(server.asked) == 1
+    assert server.asked.pop()["j"] == "1-12"
+    assert [one.looks for one in followers] == [1, 1]
+    # who came later has read less
+    late = Follower("j", "1-11")
+    join(tail, late)
+    await tail._look_around()
+    assert server.asked.pop()["j"] == "1-11"
+    assert [one.looks for one in (*followers, late)] == [2, 2, 1]
+    for one in (*followers, late):
+        tail.leave(cast(Any, one))
+    join(tail, Follower("j", "1-3"))
+    await tail._look_around()
+    assert server.asked.pop()["j"] == "1-3"
 
 
 async def test_many_streams_are_asked_for_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,19 +112,19 @@ async def test_many_streams_are_asked_for_in_pieces(monkeypatch: pytest.MonkeyPa
     assert {stream for asked in server.asked for stream in asked} == {f"s{number}" for number in range(5)}
 
 
-async def test_what_was_heard_of_is_not_looked_at_whatever_became_of_an_earlier_look(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_look_that_failed_is_made_up_for_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tail, "pause", 0.01)
     server = Server()
     tail = tail_of(server)
-    heard, quiet = Follower("heard"), Follower("quiet")
-    join(tail, heard, quiet)
-    tail._heard.add("heard")
-    for fault in (None, BusUnavailable("away"), ConnectionLost("gone"), TimeoutError()):
-        server.fails = [] if fault is None else [fault]
+    one = Follower("one")
+    join(tail, one)
+    server.answers = {"one": "1-1"}
+    for fault in (BusUnavailable("away"), ConnectionLost("gone"), TimeoutError()):
+        server.fails = [fault]
         await tail._look_around()
-    assert server.asked == [{"quiet": "0-0"}, *[{"heard": "0-0", "quiet": "0-0"}] * 3]
+    assert one.looks == 0
+    await tail._look_around()
+    assert (server.asked, one.looks) == ([{"one": "0-0"}] * 4, 1)
 
 
 async def test_it_looks_as_long_as_somebody_follows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +146,7 @@ async def test_it_looks_as_long_as_somebody_follows(monkeypatch: pytest.MonkeyPa
         assert len(server.asked) == looked
         assert tail.look("j") is False
         # who comes back is told
-        server.answers = {"j": [b"something"]}
+        server.answers = {"j": "1-1"}
         join(tail, second)
         await eventually(lambda: second.looks)
         assert first.looks == 0
@@ -144,11 +162,11 @@ async def test_a_node_that_says_nothing_keeps_no_other_from_being_asked() -> Non
     asked: list[str] = []
 
     async def submit(commands: list[Command], _retry: bool, *, until: float) -> list[Any]:
-        ((*_, stream, _position),) = commands
+        ((_name, stream, *_),) = commands
         asked.append(stream)
         if stream != "there":
             await asyncio.sleep(3_600)
-        return [[b"something"]]
+        return [[[f"1-{len(asked)}".encode(), [b"a", b"b"]]]]
 
     link.submit = submit  # type: ignore[method-assign, assignment]
     join(tail, *followers.values())
