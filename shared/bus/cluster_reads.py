@@ -87,7 +87,7 @@ class ClusterReader:
         with contextlib.suppress(TimeoutError, ConnectionLost, ReplyError, BusUnavailable):
             async with asyncio.timeout(_UNBLOCK_PATIENCE):
                 if link.connected.is_set() and link.address is not None:
-                    return await self._cluster.to(link.address).unblock(link)
+                    return bool(await self._cluster.to(link.address).call("CLIENT", "UNBLOCK", link.client_id))
         return False
 
 

@@ -157,10 +157,6 @@ class Link(Port):
     def trouble(self) -> str:
         return "" if self.connected.is_set() else self._reason
 
-    async def unblock(self, other: Link) -> bool:
-        """Ends the blocking read that `other` waits in, a connection to the same server; False when there is none."""
-        return bool(await self.call("CLIENT", "UNBLOCK", other.client_id))
-
     async def places(self) -> Sequence[int]:
         return (0,)
 

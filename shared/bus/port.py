@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from hashlib import sha1
 from typing import Any, ClassVar, Protocol
 
@@ -77,7 +78,7 @@ async def load_scripts(ask: Callable[[Sequence[Command]], Awaitable[list[Reply]]
     return await ask(loading) if loading else []
 
 
-class Port(Protocol):
+class Port(AbstractAsyncContextManager[Any], Protocol):
     """Sends commands in their order. After a lost connection they are sent again, unless `retry` is off: then
     ConnectionLost is raised, and whether they were carried out is not known.
 

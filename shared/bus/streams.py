@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Container, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import AsyncExitStack, suppress
 from functools import lru_cache, partial
 from typing import Any
 
@@ -70,26 +70,19 @@ class Bus:
         self._endpoint = Endpoint.parse(url)
         # a server without users lets everybody do everything
         self.users = self._endpoint.named
-        self._opening: list[AbstractAsyncContextManager[Any]]
         if self._endpoint.kind == "cluster":
-            clusters = [
+            link, self.pulse = (
                 ClusterLink(self._endpoint, name=f"{source}:{kind}", timeout=timeout) for kind in ("commands", "pulse")
-            ]
-            groups = ClusterReader(clusters[0], name=f"{source}:groups", timeout=timeout)
-            self.link, self.pulse, self.reader = *clusters, groups
-            self._end_read = groups.unblock
-            self._opening = [*clusters, groups]
+            )
+            self.link, self.reader = link, ClusterReader(link, name=f"{source}:groups", timeout=timeout)
         else:
-            link, pulse, reader = (self._connection(kind) for kind in ("commands", "pulse", "groups"))
-            self.link, self.pulse, self.reader = link, pulse, reader
-            self._end_read = partial(pulse.unblock, reader)
-            self._opening = [link, pulse, reader]
+            self.link, self.pulse, self.reader = map(self._connection, ("commands", "pulse", "groups"))
         # event stream → entries since this process cut it, a large one counted as several; its first always cuts
         self._uncut: dict[str, int] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Bus:
-        for link in self._opening:
+        for link in (self.link, self.pulse, self.reader):
             await self._stack.enter_async_context(link)
         return self
 
@@ -98,7 +91,9 @@ class Bus:
 
     async def unblock(self) -> bool:
         """Ends the group read in progress; False when it does not wait in Redis."""
-        return await self._end_read()
+        if isinstance(self.reader, ClusterReader):
+            return await self.reader.unblock()
+        return bool(await self.pulse.call("CLIENT", "UNBLOCK", self.reader.client_id))
 
     def line(self, stream: str, kind: str) -> Link:
         """A further connection to whoever has a stream, for a read that waits; it is opened by `async with`."""

@@ -23,6 +23,7 @@ class Line:
         self.stream = stream
         self.connected = asyncio.Event()
         self.generation = 0
+        self.client_id = 0
         self.unblocked = 0
         self.closed = False
         self.asked: list[tuple[Any, ...]] = []
@@ -30,6 +31,7 @@ class Line:
 
     def open(self) -> None:
         self._cluster.lines[self.stream] = self
+        self.client_id = len(self._cluster.lines)
         if self.stream in self._cluster.sent:
             self.connected.set()
             self.generation += 1
@@ -61,14 +63,15 @@ class Cluster:
         self._to = line
         return self
 
-    async def unblock(self, line: Line) -> bool:
-        assert line is self._to
+    async def call(self, *command: Any) -> int:
+        line = self._to
+        assert command == ("CLIENT", "UNBLOCK", line.client_id)
         line.unblocked += 1
         if self.early:
             raise self.early.pop()
         if not line.reply.done():
             line.answer(None)
-        return True
+        return 1
 
     @property
     def given_up(self) -> list[str]:
@@ -169,7 +172,7 @@ async def test_a_read_that_is_not_on_its_way_cannot_be_ended_and_one_that_hangs_
     assert await reader.unblock() is False
     cluster.lines["one"].connected.set()
     monkeypatch.setattr(module, "_UNBLOCK_PATIENCE", 0.01)
-    monkeypatch.setattr(cluster, "unblock", lambda _line: asyncio.Event().wait())
+    monkeypatch.setattr(cluster, "call", lambda *_: asyncio.Event().wait())
     assert await asyncio.wait_for(reader.unblock(), 30) is False
     cluster.lines["one"].answer(None)
     assert await asyncio.wait_for(task, 60) is None

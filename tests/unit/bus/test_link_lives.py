@@ -456,29 +456,6 @@ async def test_a_message_too_large_for_something_on_the_way_is_refused_after_som
         await units[2].future
 
 
-async def test_who_waits_in_redis_is_ended_over_another_connection_if_he_does() -> None:
-    redis = ScriptedRedis()
-    own = redis.answers["CLIENT"]
-    ended = [1, 0]
-    redis.answers["CLIENT"] = lambda *parts: ended.pop(0) if parts[1] == b"UNBLOCK" else own(*parts)
-    async with (
-        redis.listening() as server,
-        Link(server, name="one", timeout=60.0) as one,
-    ):
-        await one.call("PING")
-        async with Link(server, name="other", timeout=60.0) as other:
-            await other.call("PING")
-            assert await one.unblock(other) is True
-            assert await one.unblock(other) is False
-        # nor does one that was never connected
-        ended.append(0)
-        assert await one.unblock(Link(server, name="never")) is False
-    assert redis.behind() == [
-        [(b"PING",), *[(b"CLIENT", b"UNBLOCK", number) for number in (b"2", b"2", b"0")]],
-        [(b"PING",)],
-    ]
-
-
 async def test_whoever_waits_when_a_link_closes_is_told_and_so_is_whoever_comes_later() -> None:
     redis = ScriptedRedis(GET=..., ECHO=...)
     async with redis.listening() as server:

@@ -50,6 +50,7 @@ class Connection:
     """What a bus opens: what it was made of, and what became of it."""
 
     made: ClassVar[list[Connection]]
+    client_id = 7
 
     def __init__(self, *given: Any, **options: Any) -> None:
         self.given = given
@@ -64,8 +65,16 @@ class Connection:
     async def __aexit__(self, *_exc: object) -> None:
         self.told.append("closed")
 
-    async def unblock(self, *which: object) -> bool:
-        self.told.append(which)
+    async def call(self, *command: object) -> int:
+        self.told.append(command)
+        return 1
+
+
+class Reader(Connection):
+    """One that ends its reads itself."""
+
+    async def unblock(self) -> bool:
+        self.told.append("unblocked")
         return True
 
 
@@ -99,7 +108,7 @@ async def test_a_bus_on_one_server_has_three_connections_and_the_second_ends_rea
     async with bus as opened:
         assert opened is bus
         assert await bus.unblock()
-    assert pulse.told == ["opened", (reader,), "closed"]
+    assert pulse.told == ["opened", ("CLIENT", "UNBLOCK", 7), "closed"]
     assert link.told == reader.told == ["opened", "closed"]
     assert made[3].told == []
 
@@ -108,7 +117,7 @@ async def test_a_bus_on_a_cluster_reads_where_its_streams_are(
     made: list[Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for kind in ("ClusterLink", "ClusterReader", "StreamLink"):
-        monkeypatch.setattr(f"shared.bus.streams.{kind}", Connection)
+        monkeypatch.setattr(f"shared.bus.streams.{kind}", Reader if kind == "ClusterReader" else Connection)
     bus = Bus("redis+cluster://a:1", "s/1", timeout=3.0)
     link, pulse, reader = made
     assert [bus.link, bus.pulse, bus.reader, bus.line("s", "inbox")] == made
@@ -118,7 +127,7 @@ async def test_a_bus_on_a_cluster_reads_where_its_streams_are(
     async with bus:
         assert await bus.unblock()
     assert link.told == pulse.told == ["opened", "closed"]
-    assert reader.told == ["opened", (), "closed"]
+    assert reader.told == ["opened", "unblocked", "closed"]
     assert made[3].told == []
 
 
