@@ -26,7 +26,8 @@ class ClusterReader:
         self._name = name
         self._timeout = timeout
         self._links: dict[str, StreamLink] = {}
-        self._waiting: set[StreamLink] = set()
+        # those of the read in progress
+        self._reads: dict[asyncio.Future[list[Reply]], StreamLink] = {}
         self.connected = cluster.connected
 
     async def __aenter__(self) -> ClusterReader:
@@ -48,11 +49,10 @@ class ClusterReader:
         """
         place = command.index("STREAMS") + 1
         count = (len(command) - place) // 2
-        reads: dict[asyncio.Future[list[Reply]], StreamLink] = {}
+        self._reads = reads = {}
         for stream, position in zip(command[place : place + count], command[place + count :], strict=True):
             link = self._link(stream)
             reads[link.read((*command[:place], stream, position), block)] = link
-        self._waiting = set(reads.values())
         try:
             _, late = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
             while late:
@@ -60,10 +60,10 @@ class ClusterReader:
                     if not reads[read].connected.is_set():
                         # it has not been sent
                         read.cancel()
-                await self._unblock([reads[read] for read in late])
+                await self.unblock()
                 _, late = await asyncio.wait(late, timeout=_RETRY_UNBLOCK)
         finally:
-            self._waiting = set()
+            self._reads = {}
             for read in reads:
                 read.cancel()
         return _merged(reads)
@@ -78,10 +78,8 @@ class ClusterReader:
 
     async def unblock(self) -> bool:
         """Ends the read in progress; False when it does not wait in Redis."""
-        return await self._unblock(self._waiting)
-
-    async def _unblock(self, links: Iterable[StreamLink]) -> bool:
-        return any(await asyncio.gather(*(self._end(link) for link in links)))
+        waiting = [link for read, link in self._reads.items() if not read.done()]
+        return any(await asyncio.gather(*map(self._end, waiting)))
 
     async def _end(self, link: StreamLink) -> bool:
         with contextlib.suppress(TimeoutError, ConnectionLost, ReplyError, BusUnavailable):
