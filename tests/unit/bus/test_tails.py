@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from support.waiting import eventually
 
-from shared.bus import Command, ConnectionLost, ReplyError, Tail, order
+from shared.bus import Bus, Command, ConnectionLost, ReplyError, Tail, order
 from shared.bus import follow as module
 from shared.bus.cluster import ClusterLink
 from shared.bus.endpoint import Address, Endpoint
@@ -100,6 +100,66 @@ async def test_followers_are_told_once_of_what_is_behind_the_least_position() ->
     join(tail, Follower("j", "1-3"))
     await tail._look_around()
     assert server.asked.pop()["j"] == "1-3"
+
+
+class Line:
+    """The tail's own connection: `answers` are what its reads are told in turn, `asked` behind what they were."""
+
+    def __init__(self, tail: Tail, *answers: Any) -> None:
+        self.asked: list[dict[str, str]] = []
+        self._answers = list(answers)
+        tail.bus.line = lambda _stream, _kind: self  # type: ignore[method-assign, assignment, return-value]
+        tail.bus.sane = Bus.sane.__get__(tail.bus)  # type: ignore[method-assign]
+
+    async def __aenter__(self) -> Line:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        pass
+
+    async def call(self, *command: Any, retry: bool, block: float) -> Any:
+        assert command[:6] == ("XREAD", "COUNT", 16, "BLOCK", int(1000 * block), "STREAMS")
+        streams = command[6:]
+        self.asked.append(dict(zip(streams[: len(streams) // 2], streams[len(streams) // 2 :], strict=True)))
+        if not self._answers:
+            raise asyncio.CancelledError
+        answer = self._answers.pop(0)
+        if callable(answer):
+            answer = answer()
+        return answer
+
+
+def rows(stream: str, *ids: str) -> list[Any]:
+    return [stream.encode(), [[entry_id.encode(), [b"a", b"b"]] for entry_id in ids]]
+
+
+JUNK = "100000000000000-0"
+
+
+async def test_a_read_waits_behind_what_was_told_and_not_at_once_where_nothing_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tail = Tail(cast(Any, SimpleNamespace(link=SimpleNamespace(), block=2.0)))
+    one, two, gone = Follower("one", "1-1"), Follower("two"), Follower("gone")
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    def left() -> Any:
+        tail.leave(cast(Any, gone))
+        return [rows("gone", "1-1"), rows("two", JUNK)]
+
+    line = Line(tail, None, [rows("one", "1-2", "1-3", JUNK), rows("two", JUNK)], left, [rows("two", JUNK)])
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    join(tail, one, two, gone)
+    with pytest.raises(asyncio.CancelledError):
+        await tail.run()
+    before, after = {"one": "1-1", "two": "0-0"}, {"one": "1-3", "two": "0-0"}
+    assert line.asked == [before | {"gone": "0-0"}, before | {"gone": "0-0"}, after | {"gone": "0-0"}, after, after]
+    assert [follower.looks for follower in (one, two, gone)] == [1, 0, 0]
+    # nothing was found but an entry behind which none would come
+    assert slept == [0.1]
 
 
 async def test_many_streams_are_asked_for_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
