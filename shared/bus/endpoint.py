@@ -30,14 +30,12 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @classmethod
-    def parse(cls, text: str, port: int | None = None) -> Self:
+    def parse(cls, text: str, port: int) -> Self:
         """`host:port` or `[v6]:port`; `port` when it has none. Raises ValueError."""
         host, colon, number = text.rpartition(":")
         if not colon or number.endswith("]"):
             host, number = text, ""
-        number = number or str(port or "")
-        if not number:
-            raise ValueError("a port is missing")
+        number = number or str(port)
         if not number.isdecimal() or not 0 < int(number) < 65_536:
             raise ValueError("a port is no number from 1 to 65535")
         return cls(host.removeprefix("[").removesuffix("]"), int(number))
