@@ -8,6 +8,7 @@ answers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from shared.llm.clean import Cleaner, Piece, asks_for_code, thought_calls
-from shared.llm.discovery import Discovered
+from shared.llm.discovery import Discovered, tokens_of
 from shared.llm.failures import ThinkingUnsupported, ToolsUnsupported
 from shared.llm.loops import LoopWatch, asks_to_repeat
 from shared.llm.markers import all_broken, without_markers
@@ -37,12 +38,14 @@ from shared.llm.port import (
     ToolCall,
 )
 from shared.llm.printed import PrintedCall, tool_name
-from shared.llm.toolcalls import arguments_of, trouble_with
+from shared.llm.toolcalls import arguments_of, text_of, trouble_with
 
 # How long a model is remembered to lack something: it may be pulled again with another template.
 _REMEMBERED = 600.0
 # How long text is kept back that may be a call, in seconds.
 HELD_SECONDS = 30.0
+# How long the end of a connection is waited for behind that of the answer, in seconds.
+_BEHIND = 1.0
 # Of thoughts, how much of the end is looked through for a call.
 _THOUGHTS_READ = 8_000
 # What a call's id may take, in characters: it goes back to the model server with each later request.
@@ -240,6 +243,13 @@ class WiredChatModel:
                     waited = f"{request.first_token_timeout:g}s"
                     raise ModelUnavailable(f"the model did not begin to answer within {waited}") from None
                 yield event
+                if isinstance(event, Finish):
+                    # the answer is whole, whatever becomes of its connection: of use again when it ends in time
+                    with contextlib.suppress(ModelError, TimeoutError):
+                        async with asyncio.timeout(_BEHIND):
+                            async for _ in events:
+                                pass
+                    return
                 if not begun:
                     begun = not isinstance(event, Alive) and event not in _EMPTY
                     until = clock() + (request.idle_timeout if begun else request.first_token_timeout)
@@ -283,7 +293,12 @@ class _Answer:
                 yield self._call(event.id, tool_name(event.name, self._offered), arguments_of(event.arguments))
             case Finish():
                 yield from self._ended(cut=event.reason == "length")
-                self.finish = event
+                self.finish = replace(
+                    event,
+                    prompt_tokens=tokens_of(event.prompt_tokens),
+                    completion_tokens=tokens_of(event.completion_tokens),
+                    model=text_of(event.model) if isinstance(event.model, str) else self._model,
+                )
         yield from self._shown(self._let_go())
 
     def stopped(self) -> Iterator[Delta]:

@@ -32,6 +32,8 @@ _ABILITIES = {"tools": "tools", "thinking": "thinking", "vision": "vision", "emb
 # is loaded, then at most; OpenRouter and LiteLLM; Groq.
 _WINDOWS = ("max_model_len", "loaded_context_length", "max_context_length", "context_length", "context_window")
 
+# No server has more tokens or slots; what says so is no number of them.
+_MOST = 10**12
 _N = r"(\d[\d,]*)"
 _OF_WINDOW = re.compile(
     rf'"?n_ctx"?\s*[:=]\s*{_N}'  # llama.cpp's details
@@ -135,7 +137,7 @@ def of_ollama(shown: Mapping[str, Any], loaded: Sequence[Mapping[str, Any]], mod
         server=_OLLAMA,
         # a model that does not say what it was made for runs with what it was loaded with
         window=running if trained is None else trained,
-        preset=int(preset[1]) if preset else None,
+        preset=_read(preset[1]) if preset else None,
         loaded=running,
         abilities=_abilities(shown.get("capabilities")),
         on_gpu=_share(mine.get("size_vram"), mine.get("size")),
@@ -198,12 +200,21 @@ def prompt_of(text: str) -> int | None:
 
 def _found(pattern: re.Pattern[str], text: str) -> int | None:
     match = pattern.search(text)
-    return int(match[match.lastindex].replace(",", "")) if match and match.lastindex else None
+    return _read(match[match.lastindex].replace(",", "")) if match and match.lastindex else None
+
+
+def _read(digits: str) -> int | None:
+    return int(digits) if len(digits) <= len(str(_MOST)) else None
+
+
+def tokens_of(value: Any) -> int | None:
+    """A number of tokens as a server gives it; None when it is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else None
 
 
 def _count(value: Any) -> int | None:
     """A number of tokens or slots; 0 means that nobody has set one."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return tokens_of(value) or None
 
 
 def _share(part: Any, whole: Any) -> float | None:

@@ -107,7 +107,8 @@ def error_text(body: bytes | str) -> str:
     Python program's trace its last line."""
     try:
         return _sentence(orjson.loads(body))
-    except orjson.JSONDecodeError:
+    except (ValueError, TypeError, RecursionError):
+        # no JSON, or nested deeper than anybody writes it
         text = body.decode(errors="replace") if isinstance(body, bytes) else body
         return text.strip().rpartition("\n")[2] if text.lstrip().startswith("Traceback ") else text
 

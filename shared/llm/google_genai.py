@@ -141,7 +141,7 @@ class GoogleWire:
             for part in (content.parts if content else None) or ():
                 if part.function_call:
                     call = part.function_call
-                    name = call.id or f"call_{uuid.uuid4().hex[:12]}"
+                    name = text_of(call.id) if call.id else f"call_{uuid.uuid4().hex[:12]}"
                     self._keep(name, part.thought_signature)
                     yield RawCall(name, text_of(call.name or ""), call.args)
                 elif part.text:
@@ -326,7 +326,7 @@ def _name(value: Any) -> str:
 
 def _text(exc: APIError) -> str:
     # what the package found under that name may be anything
-    return exc.message if isinstance(exc.message, str) and exc.message else error_text(str(exc.details))
+    return text_of(exc.message if isinstance(exc.message, str) and exc.message else error_text(str(exc.details)))
 
 
 def _missing(model: str) -> str:

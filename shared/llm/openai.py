@@ -222,6 +222,7 @@ class _Reading:
         self._calls = _Calls(frozenset(tool["function"]["name"] for tool in request.tools))
         self._reason = ""
         self._usage: Mapping[str, Any] = {}
+        self._ended = False
 
     def events(self, lines: Iterable[bytes]) -> Iterator[WireEvent]:
         """What lines say; a comment, or the end of an event, says nothing."""
@@ -237,6 +238,7 @@ class _Reading:
             if data == b"[DONE]":
                 # not everybody says why
                 self._reason = self._reason or "stop"
+                yield from self.end()
                 continue
             try:
                 part = parsed(data)
@@ -270,11 +272,12 @@ class _Reading:
             yield TextDelta("")
 
     def end(self) -> Iterable[WireEvent]:
-        """The calls and the Finish, when the answer is complete."""
+        """The calls and the Finish, when the answer is complete; once."""
         if self._whole:
             yield from self._as_a_whole(b"\n".join(self._whole))
-        if not self._reason:
+        if not self._reason or self._ended:
             return
+        self._ended = True
         if self._reason == "content_filter":
             raise ModelRejected("the model backend withheld the answer (content filter)")
         # Fragments are complete only now; a call that the length limit cut off must not run.

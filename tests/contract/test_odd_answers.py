@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import orjson
 import pytest
 from support.waiting import eventually
 
@@ -21,9 +22,10 @@ from services.critic.settings import CriticSettings
 from services.memory import classify
 from services.memory.engram import Engram
 from services.memory.settings import MemorySettings
+from shared.contracts import Usage
 from shared.llm.courtesy import CourteousChatModel
 from shared.llm.factory import Backend, open_chat_model
-from shared.llm.port import ChatRequest, ModelError
+from shared.llm.port import ChatRequest, Delta, Finish, ModelError, TextDelta
 from shared.participant.background import beside
 
 BACKENDS: tuple[Backend, ...] = ("ollama", "openai", "google_genai")
@@ -75,6 +77,10 @@ ODD: dict[str, Odd] = {
     "no end of the first line": Odd(b"x" * 1_000, length=None, again=b"x" * 60_000),
     "blank lines for ever": Odd(b"\n", length=None, again=b"\n" * 1_000),
     "nested for ever": Odd(b'{"message":' * 20_000),
+    "an error that is nested": Odd(b'{"a":' * 900 + b"1" + b"}" * 900, 400),
+    "an error inside of errors": Odd(b'{"error":' * 1_000 + b"1" + b"}" * 1_000, 500),
+    "a window of many digits": Odd(b'{"error": "it exceeds the context length of ' + b"9" * 5_000 + b'"}', 400),
+    "half a character in an error": Odd(b'{"error": {"message": "\\ud800 is no text", "code": 1}}', 500),
     "401": Odd(b'{"error": "unauthorized"}', 401),
     "401 with a page": Odd(PAGE, 401, "text/html"),
     "403 with nothing": Odd(status=403),
@@ -149,6 +155,77 @@ async def test_a_chat_ends_in_a_model_error_with_a_sentence(backend: Backend, na
         finally:
             await model.aclose()
     assert is_a_sentence(str(caught.value)), str(caught.value)
+
+
+# What servers may say of an answer that is whole otherwise.
+MANY = str(10**30)
+COUNTS = ['"7"', "-5", "1e300", MANY, "NaN", "[]", "{}", "true"]
+
+
+def whole(backend: Backend, count: str, name: str = '"m"') -> Odd:
+    """An answer with such a count of tokens and such a name of its model."""
+    match backend:
+        case "ollama":
+            end = f'"done": true, "prompt_eval_count": {count}, "eval_count": {count}, "model": {name}'
+            return Odd(f'{{"message": {{"content": "Yes."}}, {end}}}\n'.encode(), kind=NDJSON)
+        case "openai":
+            usage = f'"usage": {{"prompt_tokens": {count}, "completion_tokens": {count}}}, "model": {name}'
+            choice = '"choices": [{"delta": {"content": "Yes."}, "finish_reason": "stop"}]'
+            return Odd(f"data: {{{choice}, {usage}}}\n\ndata: [DONE]\n\n".encode(), kind=SSE)
+        case "google_genai":
+            usage = f'"usageMetadata": {{"promptTokenCount": {count}, "candidatesTokenCount": {count}}}'
+            said = '"candidates": [{"content": {"parts": [{"text": "Yes."}]}, "finishReason": "STOP"}]'
+            return Odd(f'data: {{{said}, {usage}, "modelVersion": {name}}}\n\n'.encode(), kind=SSE)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("count", "name"), [*((count, '"m"') for count in COUNTS), ("1", "7"), ("1", "[]"), ("1", '"\\ud800"')]
+)
+async def test_an_answer_tells_what_can_be_written_of_it_or_ends_in_a_sentence(
+    backend: Backend, count: str, name: str
+) -> None:
+    request = ChatRequest(model="m", messages=[{"role": "user", "content": "Hello"}], idle_timeout=5)
+    deltas: list[Delta] = []
+    refused = ""
+    async with answering(whole(backend, count, name)) as (url, _):
+        model = open_model(backend, url)
+        try:
+            async with asyncio.timeout(60), aclosing(model.stream(request)) as stream:
+                deltas += [delta async for delta in stream]
+        except ModelError as exc:
+            refused = str(exc)
+        finally:
+            await model.aclose()
+    if refused:
+        # Google's package reads the whole of an event or nothing
+        assert (backend, is_a_sentence(refused)) == ("google_genai", True), refused
+        return
+    finish = deltas[-1]
+    assert isinstance(finish, Finish)
+    assert deltas[:-1] == [TextDelta("Yes.")]
+    usage = Usage(prompt_tokens=finish.prompt_tokens or 0, completion_tokens=finish.completion_tokens or 0)
+    assert orjson.dumps({"usage": usage.model_dump(), "model": finish.model})
+    assert min(usage.prompt_tokens, usage.completion_tokens) >= 0
+
+
+@pytest.mark.parametrize("backend", ["ollama", "openai"])
+@pytest.mark.parametrize("length", [None, 5_000], ids=["the connection stays", "the connection is cut"])
+async def test_an_answer_is_whole_whatever_becomes_of_its_connection_behind_the_end(
+    backend: Backend, length: int | None
+) -> None:
+    request = ChatRequest(model="m", messages=[{"role": "user", "content": "Hello"}])
+    odd = whole(backend, "7")
+    # a comment, or a blank line, is a sign of life and nothing else
+    odd = replace(odd, length=length, again=b"" if length else b":\n" if backend == "openai" else b"\n")
+    async with answering(odd) as (url, _):
+        model = open_model(backend, url)
+        try:
+            async with asyncio.timeout(60), aclosing(model.stream(request)) as stream:
+                deltas = [delta async for delta in stream]
+        finally:
+            await model.aclose()
+    assert deltas == [TextDelta("Yes."), Finish("stop", 7, 7, "m")]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
