@@ -23,6 +23,10 @@ def age_ms(entry_id: str) -> int:
     return now_ms() - int(entry_id.partition("-")[0])
 
 
+# Ids and times of Redis stay below it for ever; a script counts no further.
+_LARGEST = 2**53
+
+
 # Not frozen, though nothing ever changes one: a frozen one costs five times as much to make, once per message.
 @dataclass(slots=True)
 class Envelope:
@@ -92,19 +96,27 @@ class Envelope:
                 payload,
                 get(b"source", b"").decode(),
                 entry_id,
-                int(at or entry_id.partition("-")[0]),
+                _number(at or entry_id.partition("-")[0]),
                 get(b"correlation_id", b"").decode(),
                 get(b"causation_id", b"").decode(),
                 get(b"session_id", b"").decode(),
                 get(b"user_id", b"").decode(),
                 get(b"respondent_id", b"").decode() or "A",
                 get(b"traceparent", b"").decode(),
-                int(deadline) if deadline else None,
-                int(attempt) if attempt else None,
+                _number(deadline) if deadline else None,
+                _number(attempt) if attempt else None,
                 get(b"turn", b"").decode(),
             )
         except (UnicodeDecodeError, ValueError) as exc:
             raise DecodeError(f"the envelope is malformed: {exc}") from exc
+
+
+def _number(text: bytes | str) -> int:
+    """One that Redis' scripts can count with. Raises ValueError."""
+    value = int(text)
+    if not -_LARGEST < value < _LARGEST:
+        raise ValueError(f"{value} is no number of anything here")
+    return value
 
 
 @dataclass(slots=True)

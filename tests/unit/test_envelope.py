@@ -84,6 +84,9 @@ def test_a_payload_alone_is_enough_so_that_any_client_can_write() -> None:
         [b"payload", b"{}", b"attempt", b"first"],
         [b"payload", b"{}", b"session_id", b"\xff"],
         [b"payload", b"{}", b"deadline", b"9" * 5000],
+        [b"payload", b"{}", b"deadline", b"9" * 400],
+        [b"payload", b"{}", b"time", b"-" + b"9" * 16],
+        [b"payload", b"{}", b"attempt", b"18446744073709551615"],
     ],
 )
 def test_malformed_fields_are_a_decode_error(fields: list[bytes]) -> None:
