@@ -21,9 +21,11 @@ return id
 # another host, those of the dead lie ahead of it, and would look fresh until it has come there again. Whatever others
 # seem to have renewed in this millisecond is therefore theirs from now on, of the first hundred entries.
 # KEYS: stream. ARGV: group, consumer, heir, idle ms, id, …
-# Returns the server's time in ms, how many entries the heir has, how many are idle (each 0 or 1), and the ids that are
-# lost.
+# A Redis that takes no writes refuses it to everybody, also to who has nothing to renew: that the others are silent
+# proves nothing then. Returns the server's time in ms, how many entries the heir has, how many are idle (each 0 or 1),
+# and the ids that are lost.
 KEEP = Script("""
+redis.call('XACK', KEYS[1], ARGV[1], '0-0')
 local mine, kept, lost = {}, {}, {}
 for _, row in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1000 + #ARGV, ARGV[2])) do
   mine[row[1]] = true

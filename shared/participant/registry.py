@@ -15,6 +15,7 @@ import orjson
 from shared.bus import Bus, Command, Port, ReplyError, grouping
 from shared.bus.claims import Watch
 from shared.bus.keys import KNOWN_TOOLS, REPLICAS, replica_key
+from shared.bus.port import checked
 from shared.contracts import TOOL_REQUEST
 from shared.errors import TransientError
 from shared.telemetry.logging import get_logger
@@ -172,26 +173,33 @@ class Registry:
     def _stale(self) -> bool:
         return time.monotonic() - self._taken > self._freshness
 
-    def _and_whom_nobody_saw_leave(self, found: list[ReplicaInfo], now: int) -> list[ReplicaInfo]:
-        self._watch.look(now)
-        if now >= self._watch.back + self._heard:
-            return found
+    def _and_whom_nobody_saw_leave(self, found: list[ReplicaInfo], now: int, mute: bool) -> list[ReplicaInfo]:
+        if not mute:
+            self._watch.look(now)
+            if now >= self._watch.back + self._heard:
+                return found
         there = {(info.participant, info.replica): info for info in (*self._snapshot, *found)}
         return sorted(there.values(), key=_place)
 
-    async def _read(self) -> tuple[list[ReplicaInfo], int]:
-        """Those that say that they live, in their order, and the time of the bus in ms.
+    async def _read(self) -> tuple[list[ReplicaInfo], int, bool]:
+        """Those that say that they live, in their order, the time of the bus in ms, and whether nobody can say so,
+        because Redis takes no writes at all.
 
         Who was seen by a clock that has gone back since has not been heard of after that.
         """
-        index, (seconds, micros) = await self._bus.link.pipe([("ZRANGE", REPLICAS, 0, -1), ("TIME",)])
+        # nobody is called that
+        nothing, *replies = await self._bus.link.pipe_raw(
+            [("ZREM", REPLICAS, ""), ("ZRANGE", REPLICAS, 0, -1), ("TIME",)]
+        )
+        mute = isinstance(nothing, ReplyError) and nothing.code == "MISCONF"
+        index, (seconds, micros) = map(checked, replies)
         now = int(seconds) * 1000 + int(micros) // 1000
         raw = [member.decode(errors="replace") for member in index]
         members = [member for member in raw if "/" in member]
         for member in set(raw) - set(members):
             not_understood(REPLICAS, member, "not the name of a replica: participant/replica")
         if not members:
-            return [], now
+            return [], now, mute
         values = await self._bus.link.pipe_raw([("GET", replica_key(*member.split("/", 1))) for member in members])
         gone = [member for member, value in zip(members, values, strict=True) if value is None]
         if gone:
@@ -201,7 +209,7 @@ class Registry:
             for member, value in zip(members, values, strict=True)
             if isinstance(value, bytes) and (info := _parsed(member, value)) is not None and info.seen < now + _AHEAD_MS
         ]
-        return sorted(found, key=_place), now
+        return sorted(found, key=_place), now, mute
 
     async def _remember(self, names: Sequence[str]) -> None:
         """Notes the names of tools for the time when nobody serves them. A tool worker need not be allowed to.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -232,6 +233,45 @@ async def test_a_disk_that_is_full_is_like_a_memory_that_is_full(
         assert tried == 1
         assert raw.lrange("effects", 0, -1) == [b"x"]
         assert raw.xlen("local2:dead.letter") == 0
+
+
+async def test_who_cannot_renew_his_claim_on_a_full_disk_keeps_it_when_there_is_room_again(
+    redis_server: EmbeddedRedis, spoil: Callable[[bool], None]
+) -> None:
+    """Whoever holds nothing writes nothing with a heartbeat: he must not take for silence that nobody could write."""
+    tried: list[str] = []
+    done = asyncio.Event()
+
+    def working(name: str) -> Callable[[Delivery], Awaitable[list[Any]]]:
+        async def handler(_delivery: Delivery) -> list[Any]:
+            tried.append(name)
+            await done.wait()
+            return [("RPUSH", "effects", "x")]
+
+        return handler
+
+    with redis.Redis.from_url(redis_server.url) as raw:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(
+                consuming(redis_server.url, working("r0"), replica="r0", heartbeat=HEARTBEAT)
+            )
+            raw.xadd(STREAM, {"payload": "x"})
+            await eventually(lambda: tried)
+            for name in ("r1", "r2", "r3", "r4"):
+                await stack.enter_async_context(
+                    consuming(redis_server.url, working(name), replica=name, heartbeat=HEARTBEAT)
+                )
+            for _ in range(2):
+                # they have watched for long enough
+                await asyncio.sleep(6 * HEARTBEAT)
+                spoil(True)
+                await asyncio.sleep(6 * HEARTBEAT)
+                spoil(False)
+            await asyncio.sleep(6 * HEARTBEAT)
+            done.set()
+            await eventually(lambda: raw.xpending(STREAM, GROUP)["pending"] == 0)
+        assert tried == ["r0"]
+        assert raw.lrange("effects", 0, -1) == [b"x"]
 
 
 async def test_a_participant_that_starts_while_redis_is_full_waits(

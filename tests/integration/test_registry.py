@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 import redis
+from support.apps import ProbeSettings, probe
+from support.services import running
 from support.waiting import eventually
 
+from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus
 from shared.bus.keys import KNOWN_TOOLS, REPLICAS, replica_key
 from shared.participant.registry import (
@@ -253,3 +258,20 @@ async def test_what_cannot_be_understood_is_said_once_with_the_reason(
     assert told["probe/json"].startswith("not a replica: ")
     assert told["nobody"].startswith("not the name of a replica")
     assert told["web_x/odd"] == "a tool is not offered: of another participant"
+
+
+async def test_on_a_full_disk_nobody_is_taken_for_dead(
+    redis_server: EmbeddedRedis, spoil: Callable[[bool], None], tmp_path: Path
+) -> None:
+    """Who lives cannot say so: a key's time to live is not prolonged either."""
+    settings = ProbeSettings(redis_url=redis_server.url, data_dir=tmp_path, heartbeat=0.2, drain=1.0)
+    async with running(probe, settings), Bus(redis_server.url, "test/looking") as bus:
+        registry = Registry(bus, settings.heartbeat / 2)
+        await eventually(lambda: registry.served("probe"))
+        for broken in (True, False, True, False):
+            spoil(broken)
+            # longer than three heartbeats
+            until = asyncio.get_running_loop().time() + 1.2
+            while asyncio.get_running_loop().time() < until:
+                assert await registry.served("probe") is not None
+                await asyncio.sleep(0.02)
