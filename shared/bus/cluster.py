@@ -27,6 +27,8 @@ log = get_logger()
 # Answers of a node that could not carry out a command just now.
 _NOT_NOW = ("BUSY", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED")
 _MAX_BACKOFF = 0.25
+# What goes before a command that was sent to another node.
+_ASKING: tuple[tuple[Command, ...], ...] = ((), (("ASKING",),))
 # The map is read again this often while something is wrong, and all the same when nothing seems to be; and so soon once
 # there is somebody to ask.
 _UNEASY = 0.2
@@ -192,24 +194,26 @@ class ClusterLink(Port):
             await self._mapped()
             if until is not None and loop.time() > until:
                 raise ConnectionLost("there was no connection to the Redis Cluster in time")
-            parts: dict[Address | None, list[int]] = {}
+            # who was sent elsewhere asks to be let in, and nobody else: a slot may be on its way back to where an old
+            # map says that it is
+            parts: dict[tuple[Address | None, bool], list[int]] = {}
             for n in waiting:
-                parts.setdefault(instead.get(n) or self.owner(slots[n]), []).append(n)
-            # whoever has the slot lets in anyway
-            asking = (("ASKING",),) if instead else ()
+                parts.setdefault((instead.get(n) or self.owner(slots[n]), n in instead), []).append(n)
             tries = [
-                self._try(address, [part for n in places for part in (*asking, commands[n])], retry, block, until)
-                for address, places in parts.items()
+                self._try(
+                    address, [part for n in places for part in (*_ASKING[asks], commands[n])], retry, block, until
+                )
+                for (address, asks), places in parts.items()
             ]
             outcomes = [await tries[0]] if len(tries) == 1 else await asyncio.gather(*tries, return_exceptions=True)
             waiting, instead = [], {}
-            for (address, places), outcome in zip(parts.items(), outcomes, strict=True):
+            for ((address, asks), places), outcome in zip(parts.items(), outcomes, strict=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
                 if address is None or outcome is None:
                     waiting += places
                     continue
-                for n, reply in zip(places, outcome[len(asking) :: 1 + len(asking)], strict=True):
+                for n, reply in zip(places, outcome[asks :: 1 + asks], strict=True):
                     code = reply.code if isinstance(reply, ReplyError) else ""
                     if code == "ASK":
                         instead[n] = _address(str(reply), address)
