@@ -39,7 +39,10 @@ from services.gateway.routes import (
 )
 from services.gateway.schemas import told
 
+# the routes of a request are looked through in this order: questions come first
 _ROUTERS: tuple[APIRouter, ...] = (
+    queries.asking_router,
+    openai.asking_router,
     health.router,
     queries.router,
     feedback.router,
@@ -58,7 +61,6 @@ _ROUTERS: tuple[APIRouter, ...] = (
     backup.router,
     preferences.router,
     experiments.router,
-    openai.images_router,
     openai.router,
     embeddings.router,
     mcp.router,

@@ -298,9 +298,14 @@ def told(
 
 
 def header(name: str, description: str) -> dict[str, Any]:
-    """A header that is read by hand, as `openapi_extra` has it: each parameter costs a request more than reading it."""
-    schema = {"anyOf": [{"type": "string"}, {"type": "null"}], "description": description, "title": name.title()}
-    return {"name": name, "in": "header", "required": False, "schema": schema, "description": description}
+    """A header that is read by hand."""
+    return parameter("header", name, {"anyOf": [{"type": "string"}, {"type": "null"}]}, description)
+
+
+def parameter(place: str, name: str, schema: Mapping[str, Any], description: str) -> dict[str, Any]:
+    """A parameter that is read by hand, as `openapi_extra` has it: one that is declared costs a request more."""
+    schema = {**schema, "description": description, "title": name.title()}
+    return {"name": name, "in": place, "required": False, "schema": schema, "description": description}
 
 
 def _each(shape: type[BaseModel]) -> dict[str, Any]:

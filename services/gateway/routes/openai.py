@@ -15,7 +15,7 @@ from fastapi import APIRouter, Query, Request, Response
 from services.gateway.accept import HEADERS, Ask, Origin, accept, asked_before
 from services.gateway.answers import reply
 from services.gateway.auth import CHAT_HEADER, USER_HEADER, UserDep
-from services.gateway.body import ImageRoute, JsonRoute
+from services.gateway.body import ImageAskRoute, JsonRoute
 from services.gateway.cancel import cancel_all
 from services.gateway.chat_body import DEFAULT_MODEL, UTILITY_MODEL, ChatBody, asked, backend_model, bad
 from services.gateway.completions import Chunks, completion
@@ -25,7 +25,7 @@ from services.gateway.errors import not_found
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.images import in_chat, in_response
 from services.gateway.keys import Principal
-from services.gateway.orphans import Orphans, OrphansDep
+from services.gateway.orphans import Orphans
 from services.gateway.records import QueryRecord, forgotten, owned
 from services.gateway.responses import Answering, ResponseBody, query_of
 from services.gateway.responses import asked as asked_of_items
@@ -46,8 +46,8 @@ from shared.bus.keys import journal_key
 from shared.records.journal import JournalEntry, pages
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"])
-# What may have images in it is larger than anything else.
-images_router = APIRouter(route_class=ImageRoute, prefix="/v1", tags=["openai"])
+# Questions, in which images may stand.
+asking_router = APIRouter(route_class=ImageAskRoute, prefix="/v1", tags=["openai"])
 
 # What a client of several chores calls this one; Open WebUI sends it where it is told to.
 TASK_HEADER = "X-OpenWebUI-Task"
@@ -122,6 +122,11 @@ class Teller(Protocol):
     def broken(self, code: str, message: str) -> bytes: ...
 
 
+def _places(request: Request) -> tuple[Gateway, Orphans]:
+    state = request.app.state
+    return state.gateway, state.orphans
+
+
 def _spoken_for(request: Request, user: Principal, body: ChatBody | ResponseBody) -> Principal:
     """The person whom a trusted key names in the request's body, unless a header names one."""
     name = body.user or (body.metadata or {}).get("user_id")
@@ -191,20 +196,15 @@ async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> Asyn
         follower.close()
 
 
-@images_router.post(
+@asking_router.post(
     "/chat/completions",
     summary="A chat completion by the whole agent; its tools run on this side, the client's own on the client's",
     responses=told("The completion; with `stream` its chunks as events", ChatCompletion, _COMPLETION,
                    400, 404, 409, 413, 415, 429, 502, 503, 504, events=ChatChunkEvent),
     openapi_extra=HEADERS,
 )  # fmt: skip
-async def create_chat_completion(
-    request: Request,
-    body: ChatBody,
-    gateway: GatewayDep,
-    orphans: OrphansDep,
-    user: UserDep,
-) -> Response:
+async def create_chat_completion(request: Request, body: ChatBody, user: UserDep) -> Response:
+    gateway, orphans = _places(request)
     chat = _chat(request, user, body)
     user = _spoken_for(request, user, body)
     body = await in_chat(gateway, user.user_id, body, len(await request.body()))
@@ -249,20 +249,15 @@ async def _thought(gateway: Gateway, record: QueryRecord) -> str:
 # ── responses ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@images_router.post(
+@asking_router.post(
     "/responses",
     summary="A response by the whole agent",
     responses=told("The response; with `stream` its events", ResponseObject, _RESPONSE,
                    400, 404, 409, 413, 415, 429, 502, 503, 504, events=ResponseEvent),
     openapi_extra=HEADERS,
 )  # fmt: skip
-async def create_response(
-    request: Request,
-    body: ResponseBody,
-    gateway: GatewayDep,
-    orphans: OrphansDep,
-    user: UserDep,
-) -> Response:
+async def create_response(request: Request, body: ResponseBody, user: UserDep) -> Response:
+    gateway, orphans = _places(request)
     chat = _chat(request, user, body)
     user = _spoken_for(request, user, body)
     body = await in_response(gateway, user.user_id, body, len(await request.body()))

@@ -8,18 +8,19 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import TypeAdapter, ValidationError
 
 from services.gateway.accept import HEADERS, Ask, Origin, accept
 from services.gateway.answers import reply
 from services.gateway.auth import UserDep
-from services.gateway.body import JsonRoute
+from services.gateway.body import AskRoute, JsonRoute, invalid
 from services.gateway.cancel import cancel_all
 from services.gateway.errors import FAILURE_STATUS, ApiError
 from services.gateway.gateway import Gateway, GatewayDep
 from services.gateway.listing import listed
 from services.gateway.operations import known_files
 from services.gateway.records import QueryRecord, checked_entry_id, forgotten, owned
-from services.gateway.schemas import SSE, QueryBody, Respondent, told
+from services.gateway.schemas import SSE, QueryBody, Respondent, parameter, told
 from services.gateway.shapes.events import JournalEvent
 from services.gateway.shapes.queries import Accepted, QueryPage, QueryResult, Stopping
 from services.gateway.sse import Ending, EventStream, ended, ended_at, gone, is_before, journal_events
@@ -29,6 +30,7 @@ from shared.bus.keys import journal_key
 from shared.records.journal import TERMINAL, read_end, read_result
 
 router = APIRouter(route_class=JsonRoute, tags=["queries"])
+asking_router = APIRouter(route_class=AskRoute, tags=["queries"])
 
 # The generator writes the failure at the deadline; that entry is worth waiting for.
 GRACE = 5.0
@@ -60,7 +62,24 @@ _EVENTS = 'id: 1-3\nevent: answer\ndata: {"text":"Par"}\n\n'
 AskedRespondent = Annotated[Respondent, Query(description="A: the answer shown; B: the second respondent's")]
 
 
-@router.post(
+_FLAG = TypeAdapter(bool)
+_FLAGS = [
+    parameter("query", "wait", {"type": "boolean", "default": True},
+              "false: 202 as soon as the query cannot be lost any more"),
+    parameter("query", "follow", {"type": "boolean", "default": False},
+              "Events go on after the answer until the critique"),
+]  # fmt: skip
+
+
+def _flag(request: Request, name: str, usual: bool) -> bool:
+    said = request.query_params.get(name)
+    try:
+        return usual if said is None else _FLAG.validate_python(said)
+    except ValidationError as exc:
+        raise invalid(f"query.{name}", exc) from exc
+
+
+@asking_router.post(
     "/query",
     summary="Ask: the answer as JSON, or as it is written with Accept: text/event-stream",
     responses={
@@ -68,17 +87,11 @@ AskedRespondent = Annotated[Respondent, Query(description="A: the answer shown; 
                400, 404, 409, 413, 415, 422, 429, 502, 503, 504, events=JournalEvent),
         **told("Accepted (`?wait=false`)", Accepted, {**_IDS, "state": "queued"}, status=202),
     },
-    openapi_extra=HEADERS,
+    openapi_extra={"parameters": [*_FLAGS, *HEADERS["parameters"]]},
 )  # fmt: skip
-async def ask(
-    request: Request,
-    body: QueryBody,
-    user: UserDep,
-    wait: Annotated[bool, Query(description="false: 202 as soon as the query cannot be lost any more")] = True,
-    follow: Annotated[bool, Query(description="Events go on after the answer until the critique")] = False,
-) -> Response:
-    # each further dependency is solved anew for every question
+async def ask(request: Request, body: QueryBody, user: UserDep) -> Response:
     gateway: Gateway = request.app.state.gateway
+    wait, follow = _flag(request, "wait", True), _flag(request, "follow", False)
     options = body.options.model_dump(exclude_none=True) if body.options else None
     asked = Ask(
         query=body.query,

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import orjson
 import pytest
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
 
+from services.gateway.auth import UserDep
 from services.gateway.body import (
     MAX_DEPTH,
     MAX_FILE_BODY,
     MOST_VALUES,
     STRANGERS_BODY,
+    AskRoute,
+    ImageAskRoute,
     ImageRequest,
-    ImageRoute,
     JsonRequest,
     JsonRoute,
 )
-from services.gateway.errors import ApiError
+from services.gateway.errors import ApiError, install
 from services.gateway.keys import Principal
 
 PART = 65_536
@@ -33,7 +37,7 @@ class Keys:
 
 
 READ: list[int] = []
-STATE = SimpleNamespace(gateway=SimpleNamespace(keys=Keys()))
+STATE = SimpleNamespace(gateway=SimpleNamespace(keys=Keys(), settings=SimpleNamespace(auth="on")))
 
 
 def posted(
@@ -157,21 +161,60 @@ async def test_a_body_is_as_deep_as_every_writer_takes(nested: str) -> None:
     assert await received(orjson.dumps(flat)).json() == flat
 
 
-async def test_a_route_reads_its_body_with_its_own_limits() -> None:
-    app = FastAPI()
+class Said(BaseModel):
+    n: int
+
+
+async def echo(request: Request, body: Said, user: UserDep) -> Response:
+    return Response(f"{type(request).__name__} {body.n} {user.user_id}")
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    app = FastAPI(
+        routes=[kind(f"/{kind.__name__}", echo, methods=["POST"]) for kind in (JsonRoute, AskRoute, ImageAskRoute)]
+    )
     app.state.gateway = STATE.gateway
-    for name, route in (("json", JsonRoute), ("image", ImageRoute)):
-        router = APIRouter(route_class=route)
-
-        @router.post(f"/{name}")
-        async def read(request: Request) -> list[Any]:
-            return [type(request).__name__, await request.json()]
-
-        app.include_router(router)
+    install(app)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
         http.headers["Authorization"] = "Bearer good"
-        found = [(await http.post(path, json={"a": 1})).json() for path in ("/json", "/image")]
-    assert found == [["JsonRequest", {"a": 1}], ["ImageRequest", {"a": 1}]]
+        yield http
+
+
+@pytest.mark.parametrize(("route", "kind"), [(AskRoute, JsonRequest), (ImageAskRoute, ImageRequest)])
+async def test_a_route_reads_its_body_with_its_own_limits(
+    route: type[JsonRoute], kind: type[JsonRequest], http: httpx.AsyncClient
+) -> None:
+    assert (await http.post(f"/{JsonRoute.__name__}", json={"n": 1})).text == "JsonRequest 1 ann"
+    assert (await http.post(f"/{route.__name__}", json={"n": 2})).text == f"{kind.__name__} 2 ann"
+
+
+@pytest.mark.parametrize(
+    ("content", "headers"),
+    [
+        (b"", {}),
+        (b'{"n": 1', {}),
+        (b'{"n": "one"}', {}),
+        (b"[1]", {}),
+        (b"null", {}),
+        (b'{"n": 1}', {"Content-Type": "text/plain"}),
+        (b'{"n": "one"}', {"Authorization": "Bearer wrong"}),
+        (b'{"n": 1', {"Authorization": "Bearer wrong"}),
+        (b"[" * 100 + b"]" * 100, {}),
+    ],
+)
+async def test_a_question_is_refused_as_every_other_body_is(
+    content: bytes, headers: dict[str, str], http: httpx.AsyncClient
+) -> None:
+    json = {"Content-Type": "application/json"}
+    usual, asked = [
+        await http.post(f"/{route.__name__}", content=content, headers=json | headers)
+        for route in (JsonRoute, AskRoute)
+    ]
+    assert usual.status_code in (400, 401, 415, 422)
+    assert (asked.status_code, asked.json()) == (usual.status_code, usual.json())
+    refused = await http.get(f"/{AskRoute.__name__}")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
 
 @pytest.mark.parametrize("unit", [b"{},", b"[" * 3 + b"]" * 3 + b","])
