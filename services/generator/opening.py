@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from services.generator.compaction import Past
 from services.generator.crossed import Crossed
@@ -19,7 +19,7 @@ from shared.envelope import Message
 from shared.participant.machine import Machine
 from shared.participant.tool_client import Caller
 from shared.records.folding import Folding
-from shared.records.journal import JournalEnded, JournalWriter, response_id
+from shared.records.journal import JournalEnded, JournalEntry, JournalWriter, response_id
 from shared.records.steps import keep_ended
 from shared.records.summaries import reading, summary_of
 
@@ -45,36 +45,41 @@ async def open_response(
     } | ({"attachments": query.attachments} if query.attachments else {})
     ttl = max(0, int(left)) + context.settings.retention
     key = journal_key(caller.query_id, caller.respondent_id)
-    fresh = message.deliveries == 1
-    machine = Machine(TABLE, IDLE)
-    steps = [machine.step(action) for action in _FIRST_STEPS] if fresh and answering else []
+
+    async def made(writer: JournalWriter, machine: Machine, before: Sequence[JournalEntry] = ()) -> Response | None:
+        known = recall(before)
+        if known.terminal is not None:
+            return None
+        folding = Folding(before)
+        for entry in writer.begun:
+            folding.add(*entry)
+        writer.on_entry = folding.add
+        model = parts.behind(message.parked) if query.plain else parts.model
+        crossed = Crossed(context.bus, writer, caller)
+        if before:
+            await crossed.found(before)
+        ports = Ports(
+            context, model, parts.tools, writer, known, machine, caller, crossed, name, message.deliveries, parts.beat
+        )
+        return Response(parts, message, ports, folding)
+
+    if message.deliveries == 1:
+        machine = Machine(TABLE, IDLE)
+        steps = [machine.step(action) for action in _FIRST_STEPS] if answering else []
+        states, messages = [shown(step) for step in steps], [told(context, caller, step) for step in steps]
+        writer = JournalWriter.begin(context.bus, key, data, ttl, states, messages)
+        # while the claim is under way
+        response = await made(writer, machine)
+        if await writer.owned():
+            return response
     try:
-        writer, before = await JournalWriter.claim(
-            context.bus, key, data, ttl, [shown(step) for step in steps],
-            [told(context, caller, step) for step in steps], fresh=fresh,
-        )  # fmt: skip
+        writer, before = await JournalWriter.claim(context.bus, key, data, ttl)
     except JournalEnded:
         if not query.plain and context.settings.respondent_id == "A":
             await keep_ended(context.bus, query, caller.query_id)
         return None
-    known = recall(before)
-    if known.terminal is not None:
-        return None
-    folding = Folding(before)
-    for entry in writer.begun:
-        folding.add(*entry)
-    writer.on_entry = folding.add
-    if len(writer.begun) == 1:
-        # a journal that was there already tells how far its answer has come
-        machine = Machine(TABLE, IDLE)
-    model = parts.behind(message.parked) if query.plain else parts.model
-    crossed = Crossed(context.bus, writer, caller)
-    if before:
-        await crossed.found(before)
-    ports = Ports(
-        context, model, parts.tools, writer, known, machine, caller, crossed, name, message.deliveries, parts.beat
-    )
-    return Response(parts, message, ports, folding)
+    # a journal that was there already tells how far its answer has come
+    return await made(writer, Machine(TABLE, IDLE), before)
 
 
 async def open_turn(

@@ -12,7 +12,7 @@ Readers are tolerant: a newer release may write types and fields that this one d
 from __future__ import annotations
 
 import asyncio
-import uuid
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -208,39 +208,51 @@ class JournalWriter:
         self._noted: set[Crossing] = set()
         # those of them that no entry names yet
         self._unwritten: list[Expected] = []
-        # what was written with the claim: ids, types and data
+        # the claim on its way: what it is answered, what it writes, the messages behind it
+        self._claiming: tuple[asyncio.Future[list[Any]], tuple[Any, ...], Sequence[Outgoing]]
+        # what is written with it: ids, types and data
         self.begun: list[tuple[str, EntryType, dict[str, Any]]] = []
         # told of every later entry as it is written: its id, type and data
         self.on_entry: Callable[[str, EntryType, dict[str, Any]], None] = lambda *_: None
 
     @classmethod
-    async def claim(
-        cls,
-        bus: Bus,
-        key: str,
-        data: dict[str, Any],
-        ttl: int,
-        begins: Sequence[tuple[EntryType, dict[str, Any]]] = (),
-        messages: Sequence[Outgoing] = (),
-        *,
-        fresh: bool,
-    ) -> tuple[JournalWriter, list[JournalEntry]]:
-        """Becomes the writer. Returns the entries written before, oldest first.
+    def begin(
+        cls, bus: Bus, key: str, data: dict[str, Any], ttl: int, then: Items = (), messages: Sequence[Outgoing] = ()
+    ) -> JournalWriter:
+        """Writes the beginning of a journal that is expected not to be there. Whether it is this writer's, `owned`
+        says: nothing may be written before.
 
-        ttl: seconds after which an abandoned journal disappears.
-        begins: of a journal that is not there yet, what it begins with, in the same step; messages: published behind
-        it, and noted.
-        fresh: nothing is expected to be there; a round trip is saved when that is so.
+        ttl: seconds after which an abandoned journal disappears. then: what follows the claim in the same step.
+        messages: published behind it, and noted.
+        """
+        writer = cls(bus, key, 1, 0)
+        writer._claim([(EntryType.CLAIMED, data), *then], ttl, messages)
+        return writer
+
+    async def owned(self) -> bool:
+        """False when somebody else has claimed the journal before."""
+        claiming, written, messages = self._claiming
+        reply, *others = await claiming
+        try:
+            await self._check(reply, *written)
+        except Fenced:
+            return False
+        self._published(messages, others)
+        return True
+
+    @classmethod
+    async def claim(
+        cls, bus: Bus, key: str, data: dict[str, Any], ttl: int
+    ) -> tuple[JournalWriter, list[JournalEntry]]:
+        """Becomes the writer of a journal that may be there. Returns the entries written before, oldest first.
+
         Raises Fenced when another replica claims at the same time, JournalEnded when there is nothing left to write.
         """
-        epoch = 1 if fresh else await cls._next_epoch(bus, key)
+        epoch = await cls._next_epoch(bus, key)
         writer = cls(bus, key, epoch, 0)
-        try:
-            await writer._claim([(EntryType.CLAIMED, data), *begins], ttl, messages)
-        except Fenced:
-            if not fresh:
-                raise
-            return await cls.claim(bus, key, data, ttl, fresh=False)
+        writer._claim([(EntryType.CLAIMED, data)], ttl)
+        if not await writer.owned():
+            raise Fenced(f"{key} belongs to another replica")
         if epoch == 1:
             return writer, []
         before = [entry async for page in pages(bus, key, f"({epoch}-1") for entry in page]
@@ -368,11 +380,9 @@ class JournalWriter:
             self._unwritten = []
         return _WRITE((self.key,), self.position, kind.value, now_ms(), orjson.dumps(data), *extra)
 
-    async def _claim(
-        self, items: Sequence[tuple[EntryType, dict[str, Any]]], ttl: int, messages: Sequence[Outgoing]
-    ) -> None:
+    def _claim(self, items: Items, ttl: int, messages: Sequence[Outgoing] = ()) -> None:
         # claims of the same replica at the same time must not look like each other
-        claim, now = uuid.uuid4().hex, now_ms()
+        claim, now = os.urandom(16).hex(), now_ms()
         entries: list[Any] = []
         for kind, data in items:
             self._count(kind)
@@ -382,9 +392,8 @@ class JournalWriter:
         publishing = [self._bus.publishing(message) for message in messages]
         command = _CLAIM((self.key,), ttl, claim, *entries)
         # what else a beginning answer asks comes before
-        reply, *others = await self._bus.link.submit([command, *publishing], True, now=True)
-        await self._check(reply, *entries[:4], "claim", claim)
-        self._published(messages, others)
+        claiming = self._bus.link.submit([command, *publishing], True, now=True)
+        self._claiming = (asyncio.ensure_future(claiming), (*entries[:4], "claim", claim), messages)
 
     async def _confirm(self, kind: EntryType, data: dict[str, Any], command: Command, reply: Any) -> str:
         if reply is None:

@@ -33,8 +33,8 @@ SAID = Crossing("critique.result", "9-0")
 SOON = 10.0
 
 
-async def claim(bus: Bus, key: str = KEY, *, fresh: bool = True) -> JournalWriter:
-    return (await JournalWriter.claim(bus, key, {}, 60, fresh=fresh))[0]
+async def claim(bus: Bus, key: str = KEY) -> JournalWriter:
+    return (await JournalWriter.claim(bus, key, {}, 60))[0]
 
 
 async def take(follower: Follower, last: str, delay: float = 0.0) -> list[Entry]:
@@ -79,8 +79,8 @@ async def test_whoever_joins_and_whatever_is_not_rung_every_entry_comes_once_in_
     written: dict[str, list[str]] = {key: [] for key in keys}
 
     async def write(key: str) -> None:
-        for owner in range(4):
-            writer = await claim(bus, key, fresh=owner == 0)
+        for _ in range(4):
+            writer = await claim(bus, key)
             written[key].append(writer.position)
             for n in range(30):
                 if rng.random() < 0.1:
@@ -212,7 +212,7 @@ async def test_what_redis_refused_is_rung_to_nobody(bus: Bus, raw: redis.Redis) 
     with raw.pubsub() as heard:
         heard.ssubscribe(KEY)
         first = await claim(bus)
-        second = await claim(bus, fresh=False)
+        second = await claim(bus)
         with pytest.raises(Fenced):
             await first.append(EntryType.ANSWER, {"text": "zombie"})
         raw.delete(KEY)
@@ -357,7 +357,7 @@ async def test_an_entry_of_any_form_is_read(fields: dict[bytes, bytes], bus: Bus
     assert entries[-1].text() == "x"
     if fields[next(iter(fields))] != b"completed":
         # a newer release's journal is taken over by this one
-        await claim(bus, fresh=False)
+        await claim(bus)
 
 
 async def test_a_key_that_is_no_journal_is_read_as_none(bus: Bus, raw: redis.Redis) -> None:
@@ -385,7 +385,7 @@ async def test_a_completed_journal_tells_at_its_end_what_a_result_needs(bus: Bus
     await first.append(EntryType.STATE, {"from": "A", "to": "B"})
     await first.append_all([(EntryType.ANSWER, {"text": "x"})] * 3_000)
     # what an earlier owner wrote is told by the one that completes
-    second = await claim(bus, fresh=False)
+    second = await claim(bus)
     await second.append(EntryType.NOTICE, {"code": "a", "message": "b"})
     second.note("answer.dialog", "6-0")
     await second.append(EntryType.COMPLETED, {"answer": "x" * 3_000})

@@ -151,7 +151,7 @@ async def test_slots_that_move_under_load_lose_and_repeat_nothing(cluster: Clust
             await asyncio.sleep(0.002)
 
     async def write(bus: Bus, key: str) -> str:
-        writer, _ = await JournalWriter.claim(bus, key, {}, 60, fresh=True)
+        writer, _ = await JournalWriter.claim(bus, key, {}, 60)
         while working:
             await writer.append(EntryType.ANSWER, {"text": "x"})
             await asyncio.sleep(0.003)
@@ -305,7 +305,7 @@ async def test_a_replica_takes_over_and_the_work_goes_on(how: str, tmp_path: Pat
         ):
             key = next(key for n in range(100) if cluster.master(key := journal_key(f"{n}-1", "A")) is old)
             journal = bell.follow(key)
-            await JournalWriter.claim(bus, key, {}, 60, fresh=True)
+            await JournalWriter.claim(bus, key, {}, 60)
             await journal.next()
             rung = asyncio.create_task(journal.next())
             publishing = asyncio.create_task(publish(bus))
@@ -325,7 +325,7 @@ async def test_a_replica_takes_over_and_the_work_goes_on(how: str, tmp_path: Pat
             assert (await follower.next())[0][0] == accepted[-1]
             await eventually(lambda: any(key in line._listening for line in _lines_to(bell, successor.port)), 15)
             # a crash may have lost the claim
-            claimed, _ = await JournalWriter.claim(bus, key, {}, 60, fresh=False)
+            claimed, _ = await JournalWriter.claim(bus, key, {}, 60)
             assert claimed.position in [entry_id for entry_id, _ in await asyncio.wait_for(rung, 10)]
     # a crash may lose what the master had confirmed and not yet sent on: at most what one moment holds
     assert len(lost) <= (0 if how == "asked" else 1)

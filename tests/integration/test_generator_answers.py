@@ -241,7 +241,7 @@ async def test_a_result_that_observers_were_never_told_has_not_crossed_the_bus(r
 
 @pytest.mark.parametrize("between", [0, 30, 450])
 async def test_a_result_is_found_among_others_that_came_with_it(bus: Bus, between: int) -> None:
-    writer, _ = await JournalWriter.claim(bus, journal_key("1-1", "A"), {}, 60, fresh=True)
+    writer, _ = await JournalWriter.claim(bus, journal_key("1-1", "A"), {}, 60)
     crossed = Crossed(bus, writer, Caller("1-1"))
     inbox = f"{bus.now_ms()}-0"
     others = [("XADD", "local2:tool.result.probe", "*", "payload", f'{{"call_id":"c{n}"}}') for n in range(between)]

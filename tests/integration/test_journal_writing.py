@@ -40,7 +40,10 @@ SAID = Crossing("critique.result", "9-0")
 
 
 async def claim(bus: Bus, owner: str, *, fresh: bool = False) -> tuple[JournalWriter, list[Any]]:
-    return await JournalWriter.claim(bus, KEY, {"owner": owner}, 60, fresh=fresh)
+    """fresh: as who expects nothing there."""
+    if fresh and await (writer := JournalWriter.begin(bus, KEY, {"owner": owner}, 60)).owned():
+        return writer, []
+    return await JournalWriter.claim(bus, KEY, {"owner": owner}, 60)
 
 
 def answers(entries: list[Any]) -> list[Any]:
@@ -95,8 +98,9 @@ async def test_a_message_that_is_named_already_is_named_once_by_a_new_owner(bus:
 async def test_a_new_journal_begins_with_everything_or_nothing(bus: Bus, raw: redis.Redis) -> None:
     begins = [(EntryType.STATE, {"to": "A"}), (EntryType.STATE, {"to": "B"})]
     said = QUERY_CANCEL.of(QueryCancel(query_id="1-1"))
-    writer, before = await JournalWriter.claim(bus, KEY, {"owner": "r1"}, 60, begins, [said], fresh=True)
-    assert (before, writer.position) == ([], "1-3")
+    writer = JournalWriter.begin(bus, KEY, {"owner": "r1"}, 60, begins, [said])
+    assert await writer.owned()
+    assert writer.position == "1-3"
     assert writer.begun == [
         (f"1-{n}", kind, data) for n, (kind, data) in enumerate([(EntryType.CLAIMED, {"owner": "r1"}), *begins], 1)
     ]
@@ -106,7 +110,8 @@ async def test_a_new_journal_begins_with_everything_or_nothing(bus: Bus, raw: re
     # the message is noted, and named by the next entry
     assert [crossing.subject for crossing in writer.crossed] == [QUERY_CANCEL.name]
     # somebody who expects nothing there finds the journal, and adds to it its claim alone
-    other, before = await JournalWriter.claim(bus, KEY, {"owner": "r2"}, 60, begins, fresh=True)
+    assert not await JournalWriter.begin(bus, KEY, {"owner": "r2"}, 60, begins).owned()
+    other, before = await JournalWriter.claim(bus, KEY, {"owner": "r2"}, 60)
     assert ([entry.id for entry in before], other.position) == (["1-1", "1-2", "1-3"], "2-1")
     assert other.begun == [("2-1", EntryType.CLAIMED, {"owner": "r2"})]
     assert [entry.id for entry in await read_journal(bus, KEY)] == ["1-1", "1-2", "1-3", "2-1"]

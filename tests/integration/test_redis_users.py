@@ -260,7 +260,7 @@ async def _followed(bus: Bus, bell: Bell, key: str, *, rung: bool) -> None:
     waiting = asyncio.create_task(follower.next())
     if rung:
         await eventually(lambda: key in _listening(bell), what="the server knows who listens")
-    writer, _ = await JournalWriter.claim(bus, key, {}, 60, fresh=True)
+    writer, _ = await JournalWriter.claim(bus, key, {}, 60)
     assert [entry_id for entry_id, _ in await asyncio.wait_for(waiting, 10)] == ["1-1"]
     await writer.append(EntryType.COMPLETED, {})
     assert [entry_id for entry_id, _ in await asyncio.wait_for(follower.next(), 10)] == ["1-2"]

@@ -139,7 +139,7 @@ async def test_a_vote_becomes_reward_with_the_configuration_and_intent_of_its_an
     redis_url: str, tmp_path: Path
 ) -> None:
     async with office(redis_url, tmp_path) as on:
-        writer, _ = await JournalWriter.claim(on.bus, journal_key("1-1", "A"), {}, 60, fresh=True)
+        writer, _ = await JournalWriter.claim(on.bus, journal_key("1-1", "A"), {}, 60)
         await writer.append(EntryType.COMPLETED, {})
         call = ToolCallRecord(tool="web_search", args={}, result="x", call_id="c")
         asked = {"options": {"temperature": 1.0, "num_predict": 9}, "own_options": {"temperature": 0.5}}
@@ -493,7 +493,7 @@ async def test_a_full_disk_uses_up_no_delivery_and_whoever_asks_is_told(
 
 async def test_a_vote_that_is_changed_very_often_still_reaches_the_journal(redis_url: str, tmp_path: Path) -> None:
     async with office(redis_url, tmp_path) as on:
-        writer, _ = await JournalWriter.claim(on.bus, journal_key("1-1", "A"), {}, 600, fresh=True)
+        writer, _ = await JournalWriter.claim(on.bus, journal_key("1-1", "A"), {}, 600)
         await writer.append(EntryType.COMPLETED, {})
         key = journal_key("1-1", "A")
         vote = Crossing("reward.event", "9-0")

@@ -261,7 +261,7 @@ async def test_an_owner_that_died_behind_its_last_entry_leaves_nothing_untold(re
         asked = {name: await client.ask(name, name) for name in ends}
         for name, kind in ends.items():
             journal = journal_key(asked[name], "A")
-            writer, _ = await JournalWriter.claim(bus, journal, {"model": "m"}, 60, fresh=True)
+            writer, _ = await JournalWriter.claim(bus, journal, {"model": "m"}, 60)
             await writer.append(EntryType.THINKING, {"text": "Hm."})
             if kind is EntryType.COMPLETED:
                 turn = Turn(asked[name], name, "pong", 1)

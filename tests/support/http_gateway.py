@@ -130,7 +130,7 @@ class _Answering:
                 await asyncio.sleep(0.01)
         key = journal_key(query_id, self._respondent)
         claimed = {"query_id": query_id, "session_id": query.session_id, "model": query.model or "scripted:1b"}
-        writer, _ = await JournalWriter.claim(self._bus, key, claimed, 3_600, fresh=True)
+        writer, _ = await JournalWriter.claim(self._bus, key, claimed, 3_600)
         self._fake.started.append(query_id)
         try:
             return await self._play(query, query_id, writer, kept)
