@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from base64 import b64encode
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import httptools
 import httpx
@@ -34,6 +35,7 @@ _ERROR_BYTES = 100_000
 _BESIDE_BYTES = 100_000
 _READ = 256 * 1024
 _MOST_IDLE = 256
+_Place = tuple[str, int]
 
 
 def open_http(
@@ -53,7 +55,7 @@ def open_http(
     )
 
 
-def open_transport(url: str, ca_file: Path | None = None) -> httpx.AsyncBaseTransport:
+def open_transport(url: str, ca_file: Path | None = None) -> PlainTransport | TlsTransport:
     """The way to one server, through a proxy of the environment where one belongs before it.
 
     ca_file: certificates in PEM form that are believed beside the usual ones. Raises SettingsError.
@@ -62,7 +64,7 @@ def open_transport(url: str, ca_file: Path | None = None) -> httpx.AsyncBaseTran
     if proxy is None and url.startswith("http://"):
         return PlainTransport()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_IDLE)
-    return httpx.AsyncHTTPTransport(verify=_trusted(ca_file), limits=limits, proxy=proxy)
+    return TlsTransport(verify=_trusted(ca_file), limits=limits, proxy=proxy)
 
 
 def usual_headers(url: str, key: str | None) -> dict[str, str]:
@@ -77,30 +79,34 @@ def usual_headers(url: str, key: str | None) -> dict[str, str]:
     return said
 
 
-@asynccontextmanager
-async def answer_to(transport: httpx.AsyncBaseTransport, request: httpx.Request) -> AsyncIterator[httpx.Response]:
-    """The answer, uncompressed, whose body is to be read; leaving the block closes it. Raises httpx.HTTPError.
+@dataclass(slots=True)
+class Answer:
+    """What a server answers. piece: what has come of the body; empty at its end. aclose: before that, it closes the
+    connection."""
 
-    What httpx' client does beside (cookies, redirects, hooks) takes longer than the request itself.
-    """
-    response = await transport.handle_async_request(request)
-    response.request = request
-    try:
-        await refuse_compressed(response)
-        yield response
-    finally:
-        await response.aclose()
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    piece: Callable[[], Awaitable[bytes]]
+    aclose: Callable[[], Awaitable[None]]
+
+    def header(self, name: bytes) -> str:
+        return next((value.decode("latin-1") for said, value in self.headers if said.lower() == name), "")
 
 
 # What goes with every request whose answer is bounded by its bytes.
 UNCOMPRESSED = {"accept-encoding": "identity"}
 
 
+def check_uncompressed(encoding: str) -> None:
+    """Raises httpx.DecodingError: a few compressed bytes may stand for any number, and httpx unpacks them before
+    anybody can count."""
+    if encoding.strip().lower() not in ("", "identity"):
+        raise httpx.DecodingError("it sent a compressed answer, which was not asked for")
+
+
 async def refuse_compressed(response: httpx.Response) -> None:
-    """For a client's `event_hooks`. Raises httpx.DecodingError: a few compressed bytes may stand for any number, and
-    httpx unpacks them before anybody can count."""
-    if response.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
-        raise httpx.DecodingError("it sent a compressed answer, which was not asked for", request=response.request)
+    """The same, for a client's `event_hooks`."""
+    check_uncompressed(response.headers.get("content-encoding", ""))
 
 
 def _trusted(ca_file: Path | None) -> ssl.SSLContext:
@@ -150,12 +156,11 @@ class Bounded(httpx.AsyncByteStream):
         await self._stream.aclose()
 
 
-async def lines_of(response: httpx.Response, bound: Bound) -> AsyncGenerator[list[bytes], None]:
-    """The lines of a response without their ends, together as they arrive; the last one may lack its end. Raises
+async def lines_of(answer: Answer, bound: Bound) -> AsyncGenerator[list[bytes], None]:
+    """The lines of a body without their ends, together as they arrive; the last one may lack its end. Raises
     AnswerTooLong."""
     begun: list[bytes] = []
-    assert isinstance(response.stream, httpx.AsyncByteStream)
-    async for piece in response.stream:
+    while piece := await answer.piece():
         bound.take(piece)
         whole, end, rest = piece.rpartition(b"\n")
         if end:
@@ -167,50 +172,81 @@ async def lines_of(response: httpx.Response, bound: Bound) -> AsyncGenerator[lis
     yield [b"".join(begun)]
 
 
-async def refusal_of(response: httpx.Response) -> bytes:
+async def refusal_of(answer: Answer) -> bytes:
     """The body of an error, as much as can matter of it."""
     body = b""
-    async for piece in response.aiter_bytes():
+    while len(body) <= _ERROR_BYTES and (piece := await answer.piece()):
         body += piece
-        if len(body) > _ERROR_BYTES:
-            break
     return body[:_ERROR_BYTES]
+
+
+class TlsTransport(httpx.AsyncHTTPTransport):
+    """TLS and proxies. target, ask: as of PlainTransport."""
+
+    def target(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> Any:
+        return method, url, headers
+
+    async def ask(self, target: Any, content: bytes | None, connect: float, read: float | None) -> Answer:
+        method, url, headers = target
+        limits = {"timeout": {"connect": connect, "read": read, "write": read, "pool": read}}
+        request = httpx.Request(method, url, headers=headers, content=content, extensions=limits)
+        response = await self.handle_async_request(request)
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        pieces = (piece async for piece in response.stream if piece)
+        return Answer(response.status_code, response.headers.raw, lambda: anext(pieces, b""), response.stream.aclose)
 
 
 class PlainTransport(httpx.AsyncBaseTransport):
     """HTTP/1.1 without TLS. Closing a response before its end closes its connection."""
 
     def __init__(self) -> None:
-        self._idle: dict[tuple[str, int], list[_Connection]] = {}
+        self._idle: dict[_Place, list[_Connection]] = {}
         self._closed = False
 
+    def target(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> Any:
+        """Where requests of one kind go, and how they begin, for `ask`."""
+        return _place(url), _head(method, url, [(name.encode(), value.encode()) for name, value in headers.items()])
+
+    async def ask(self, target: Any, content: bytes | None, connect: float | None, read: float | None) -> Answer:
+        """connect, read: seconds, the latter for the longest silence. Raises httpx.HTTPError."""
+        place, head = target
+        length = b"content-length: %d\r\n\r\n" % len(content) if content is not None else b"\r\n"
+        return await self._asked(place, head + length + (content or b""), connect, read)
+
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        place = (request.url.host, request.url.port or 80)
         limits = request.extensions.get("timeout", {})
-        data = _head(request) + await request.aread()
+        data = _head(request.method, request.url, request.headers.raw) + b"\r\n" + await request.aread()
+        answer = await self._asked(_place(request.url), data, limits.get("connect"), limits.get("read"))
+        return httpx.Response(answer.status, headers=answer.headers, stream=_Body(answer))
+
+    async def _asked(self, place: _Place, data: bytes, connect: float | None, read: float | None) -> Answer:
         connection: _Connection | None = None
         # a server may close an idle connection in the moment in which it is used again
         while (kept := self._kept(place)) is not None:
-            if await kept.ask(data, limits.get("read")):
+            if await kept.ask(data, read):
                 connection = kept
                 break
         if connection is None:
-            connection = await _connected(place, limits.get("connect"))
-            if not await connection.ask(data, limits.get("read")):
+            connection = await _connected(place, connect)
+            if not await connection.ask(data, read):
                 raise httpx.RemoteProtocolError("the server closed the connection without an answer")
-        return httpx.Response(
-            connection.status, headers=connection.headers, stream=_Body(self, place, connection, limits.get("read"))
-        )
+        piece, over = partial(connection.piece, read), partial(self._over, place, connection)
+        return Answer(connection.status, connection.headers, piece, over)
 
-    def keep(self, place: tuple[str, int], connection: _Connection) -> None:
-        """For the next request to the same server; an answer may end after the transport was closed."""
+    async def _over(self, place: _Place, connection: _Connection) -> None:
+        """Keeps a connection for the next request to the same server, where its answer has come to its end; an answer
+        may end after the transport was closed."""
+        if not (connection.reusable and connection.open):
+            connection.close()
+            return
+        connection.reusable = False
         idle = self._idle.setdefault(place, [])
         if not self._closed and len(idle) < _MOST_IDLE:
             idle.append(connection)
         else:
             connection.close()
 
-    def _kept(self, place: tuple[str, int]) -> _Connection | None:
+    def _kept(self, place: _Place) -> _Connection | None:
         idle = self._idle.get(place)
         while idle:
             connection = idle.pop()
@@ -227,13 +263,17 @@ class PlainTransport(httpx.AsyncBaseTransport):
         self._idle.clear()
 
 
-def _head(request: httpx.Request) -> bytes:
-    lines = [b"%s %s HTTP/1.1" % (request.method.encode(), request.url.raw_path)]
-    lines += [b"%s: %s" % header for header in request.headers.raw]
-    return b"\r\n".join([*lines, b"", b""])
+def _place(url: httpx.URL) -> _Place:
+    return url.host, url.port or 80
 
 
-async def _connected(place: tuple[str, int], limit: float | None) -> _Connection:
+def _head(method: str, url: httpx.URL, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """The head of a request, to which more headers may be added."""
+    lines = [b"%s %s HTTP/1.1" % (method.encode(), url.raw_path), *[b"%s: %s" % header for header in headers], b""]
+    return b"\r\n".join(lines)
+
+
+async def _connected(place: _Place, limit: float | None) -> _Connection:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(limit):
@@ -391,21 +431,12 @@ class _Connection(asyncio.Protocol):
 
 
 class _Body(httpx.AsyncByteStream):
-    def __init__(
-        self, transport: PlainTransport, place: tuple[str, int], connection: _Connection, limit: float | None
-    ) -> None:
-        self._transport = transport
-        self._place = place
-        self._connection = connection
-        self._limit = limit
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        while piece := await self._connection.piece(self._limit):
+        while piece := await self._answer.piece():
             yield piece
 
     async def aclose(self) -> None:
-        if self._connection.reusable and self._connection.open:
-            self._connection.reusable = False
-            self._transport.keep(self._place, self._connection)
-        else:
-            self._connection.close()
+        await self._answer.aclose()

@@ -95,7 +95,8 @@ def without_markers(request: ChatRequest, tools: Sequence[Mapping[str, Any]] | N
     """
     return replace(
         request,
-        messages=all_broken(request.messages),
+        # their fields are ours; what stands in them may be anybody's
+        messages=[{name: all_broken(value) for name, value in message.items()} for message in request.messages],
         tools=all_broken(request.tools) if tools is None else tools,
     )
 

@@ -49,9 +49,10 @@ class OllamaWire:
     async def events(self, request: ChatRequest, *, wish: bool) -> AsyncGenerator[WireEvent, None]:
         asked, bound = self._body(request, wish), Bound(request.length)
         try:
-            async with self._server.lines("/api/chat", asked, bound, NDJSON, missing(request.model)) as arrived:
-                async for lines in arrived:
-                    for event in merged(_events(lines, request.model)):
+            lines = self._server.lines("/api/chat", asked, bound, NDJSON, missing(request.model))
+            async with contextlib.aclosing(lines) as arrived:
+                async for some in arrived:
+                    for event in merged(_events(some, request.model)):
                         yield event
         except ModelMissing as exc:
             there: list[str] = []

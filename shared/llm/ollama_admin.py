@@ -100,7 +100,7 @@ class OllamaAdmin:
         """Downloads a model and says how far it is; complete when it ends without an error."""
         last, body, bound = "", {"model": model}, Bound(_PULL_TOKENS)
         lines = self.server.lines("/api/pull", body, bound, NDJSON, missing(model), silence=PULL_TIMEOUT)
-        async with lines as arrived:
+        async with contextlib.aclosing(lines) as arrived:
             async for some in arrived:
                 for line in filter(None, some):
                     part = self._progress(line, model)

@@ -74,9 +74,10 @@ class OpenAIWire:
             asked, bound = _without(_body(request, wish), refused), Bound(request.length)
             reading = _Reading(request, missing, self._server.strange)
             try:
-                async with self._server.lines("chat/completions", asked, bound, _BEGINS, missing) as arrived:
-                    async for lines in arrived:
-                        for event in merged(reading.events(lines)):
+                lines = self._server.lines("chat/completions", asked, bound, _BEGINS, missing)
+                async with contextlib.aclosing(lines) as arrived:
+                    async for some in arrived:
+                        for event in merged(reading.events(some)):
                             yield event
             except ThinkingUnsupported as exc:
                 raise exc if wish else ModelRejected(str(exc)) from exc

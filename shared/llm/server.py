@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +16,16 @@ import orjson
 
 from shared.llm.address import is_loopback, shown
 from shared.llm.failures import error_text, failure, what
-from shared.llm.http import CONNECT_TIMEOUT, Bound, answer_to, lines_of, open_transport, refusal_of, usual_headers
+from shared.llm.http import (
+    CONNECT_TIMEOUT,
+    Answer,
+    Bound,
+    check_uncompressed,
+    lines_of,
+    open_transport,
+    refusal_of,
+    usual_headers,
+)
 from shared.llm.port import ModelError, ModelMissing, ModelUnavailable, StreamInterrupted
 
 
@@ -87,13 +96,13 @@ class ModelServer:
         self._url = url
         self._usual = usual_headers(url, key)
         # what makes them takes longer than all of the rest of a request
-        self._request = lru_cache(maxsize=32)(self._made)
+        self._target = lru_cache(maxsize=32)(self._made)
 
-    def _made(self, path: str, accept: str, sending: bool) -> tuple[httpx.URL, httpx.Headers]:
+    def _made(self, method: str, path: str, accept: str, sending: bool) -> Any:
         """Where a request goes, and its headers but for the length of what is sent."""
-        place = httpx.URL(path if "://" in path else f"{self._url}/{path.lstrip('/')}")
-        headers = {"host": place.netloc.decode("ascii"), "accept": accept, **self._usual}
-        return place, httpx.Headers({**headers, "content-type": "application/json"} if sending else headers)
+        url = httpx.URL(path if "://" in path else f"{self._url}/{path.lstrip('/')}")
+        headers = {"host": url.netloc.decode("ascii"), "accept": accept, **self._usual}
+        return self._transport.target(method, url, headers | ({"content-type": "application/json"} if sending else {}))
 
     async def ask(
         self, method: str, path: str, missing: str = "", body: Any = None, *, timeout: float
@@ -104,21 +113,19 @@ class ModelServer:
         Raises ModelError.
         """
         try:
-            async with asyncio.timeout(timeout):
-                async with self._answer(method, path, body) as response:
-                    if not response.is_success:
-                        raise await self._refusal(response, missing)
-                    bound, pieces = Bound(None), []
-                    async for piece in response.aiter_bytes():
-                        bound.take(piece)
-                        pieces.append(piece)
+            async with asyncio.timeout(timeout), aclosing(await self._answer(method, path, body)) as answer:
+                if not 200 <= answer.status < 300:
+                    raise await self._refusal(answer, missing)
+                bound, pieces = Bound(None), []
+                while piece := await answer.piece():
+                    bound.take(piece)
+                    pieces.append(piece)
         except TimeoutError:
             raise away(self.kind, self.url, httpx.ReadTimeout(f"silent for {timeout:g}s")) from None
         except httpx.HTTPError as exc:
             raise away(self.kind, self.url, exc) from exc
         return self._object(b"".join(pieces), missing)
 
-    @asynccontextmanager
     async def lines(
         self,
         path: str,
@@ -128,57 +135,52 @@ class ModelServer:
         missing: str = "",
         *,
         silence: float | None = None,
-    ) -> AsyncIterator[AsyncGenerator[list[bytes], None]]:
-        """The lines of a streamed answer as they arrive together, see `lines_of`; leaving the block closes the
+    ) -> AsyncGenerator[list[bytes], None]:
+        """The lines of a streamed answer as they arrive together, see `lines_of`; closing the generator closes the
         connection.
 
         begins: what the first line may begin with. silence: the longest, in seconds; None where somebody else watches
         it. Raises ModelError: StreamInterrupted once the answer has begun.
         """
         accept = "*/*" if begins is NDJSON else "text/event-stream"
-        answering = False
+        answering = begun = False
         try:
-            async with self._answer("POST", path, body, accept=accept, silence=silence) as response:
-                if response.status_code != 200:
-                    raise await self._refusal(response, missing)
+            async with aclosing(await self._answer("POST", path, body, accept=accept, silence=silence)) as answer:
+                if answer.status != 200:
+                    raise await self._refusal(answer, missing)
                 answering = True
-                async with aclosing(self._lines(response, bound, begins, missing)) as arrived:
-                    yield arrived
+                async with aclosing(lines_of(answer, bound)) as arrived:
+                    async for lines in arrived:
+                        first = b"" if begun else next((line for line in lines if line.strip()), b"")
+                        if first and not first.startswith(begins):
+                            rest = [line async for more in arrived for line in more]
+                            self._object(b"\n".join([*lines, *rest]), missing)
+                            raise ModelError(*self._other("something else than a stream"))
+                        begun = begun or bool(first)
+                        yield lines
         except httpx.HTTPError as exc:
             if answering:
                 raise StreamInterrupted(
                     f"the connection to {self.kind.name or self.url} was lost: {what(exc)}"
                 ) from exc
             raise away(self.kind, self.url, exc) from exc
-
-    def _answer(
-        self, method: str, path: str, body: Any, *, accept: str = "*/*", silence: float | None = None
-    ) -> AbstractAsyncContextManager[httpx.Response]:
-        place, headers = self._request(path, accept, body is not None)
-        limits = {"timeout": {"connect": CONNECT_TIMEOUT, "read": silence, "write": silence, "pool": silence}}
-        content = b"" if body is None else orjson.dumps(body)
-        # with a stream httpx adds no headers of its own, and looks at none
-        request = httpx.Request(method, place, headers=headers, stream=httpx.ByteStream(content), extensions=limits)
-        if body is not None:
-            request.headers["content-length"] = str(len(content))
-        return answer_to(self._transport, request)
-
-    async def _lines(
-        self, response: httpx.Response, bound: Bound, begins: tuple[bytes, ...], missing: str
-    ) -> AsyncGenerator[list[bytes], None]:
-        begun = False
-        async with aclosing(lines_of(response, bound)) as arrived:
-            async for lines in arrived:
-                first = b"" if begun else next((line for line in lines if line.strip()), b"")
-                if first and not first.startswith(begins):
-                    rest = [line async for more in arrived for line in more]
-                    self._object(b"\n".join([*lines, *rest]), missing)
-                    raise ModelError(*self._other("something else than a stream"))
-                begun = begun or bool(first)
-                yield lines
         if not begun:
             # a server that is just being stopped does that too: another try may bring an answer
             raise StreamInterrupted(*self._other("nothing"))
+
+    async def _answer(
+        self, method: str, path: str, body: Any, *, accept: str = "*/*", silence: float | None = None
+    ) -> Answer:
+        """The answer, uncompressed, whose body is to be read, and which is to be closed. Raises httpx.HTTPError."""
+        content = None if body is None else orjson.dumps(body)
+        target = self._target(method, path, accept, content is not None)
+        answer = await self._transport.ask(target, content, CONNECT_TIMEOUT, silence)
+        try:
+            check_uncompressed(answer.header(b"content-encoding"))
+        except httpx.HTTPError:
+            await answer.aclose()
+            raise
+        return answer
 
     def _object(self, content: bytes, missing: str) -> dict[str, Any]:
         """Raises ModelError: what the server says went wrong, or that it is none."""
@@ -194,10 +196,10 @@ class ModelServer:
             raise ModelError(*self._other("nothing"))
         raise ModelError(*self._other("a web page" if is_page(content) else "something else"))
 
-    async def _refusal(self, response: httpx.Response, missing: str) -> ModelError:
-        content = await refusal_of(response)
-        to = str(response.headers.get("location", "")) if response.is_redirect else None
-        return refused(self.kind, self.url, response.status_code, content, missing, to)
+    async def _refusal(self, answer: Answer, missing: str) -> ModelError:
+        content, to = await refusal_of(answer), answer.header(b"location")
+        redirect = to if to and 300 <= answer.status < 400 else None
+        return refused(self.kind, self.url, answer.status, content, missing, redirect)
 
     def _other(self, answered: str) -> tuple[str, str]:
         return other(self.kind, self.url, answered)
