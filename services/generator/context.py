@@ -148,7 +148,8 @@ def fit(
         room -= cost
         kept.insert(0, turn)
     messages = [*system, *(message for turn in kept for message in turn), *current]
-    return Fitted(messages, len(history) - len(kept), len(kept), estimate(messages, tools, ratio))
+    tokens = estimate(messages, tools, ratio) if kept else fixed
+    return Fitted(messages, len(history) - len(kept), len(kept), tokens)
 
 
 def shortened(messages: Sequence[Message], excess: int) -> list[Message]:

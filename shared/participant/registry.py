@@ -139,6 +139,7 @@ class Registry:
         self._freshness = freshness
         self._snapshot: list[ReplicaInfo] = []
         self._served: dict[str, dict[str, Any]] = {}
+        self._offered: dict[str, dict[str, Any]] = {}
         self._taken = float("-inf")
         self._watch = Watch(int(4 * freshness * 1000))
         # ms in which everybody who is back says that he lives
@@ -165,6 +166,11 @@ class Registry:
                 if fresh or self._stale:
                     self._snapshot = self._and_whom_nobody_saw_leave(*await self._read())
                     self._served = _served(self._snapshot)
+                    self._offered = {
+                        name: {"type": "function", "function": schema["function"]}
+                        for name, schema in self._served.items()
+                        if not schema.get("internal")
+                    }
                     self._taken = time.monotonic()
                     await self._remember(sorted(self._served))
         return self._snapshot
@@ -249,11 +255,7 @@ class Registry:
     async def tools(self) -> dict[str, dict[str, Any]]:
         """Schemas (OpenAI form) of the tools that a live worker offers to models, by name."""
         await self.replicas()
-        return {
-            name: {"type": "function", "function": schema["function"]}
-            for name, schema in self._served.items()
-            if not schema.get("internal")
-        }
+        return self._offered
 
     async def served(self, tool: str) -> dict[str, Any] | None:
         """The schema that a live worker of this tool announced, be it internal or not; None when there is none.
