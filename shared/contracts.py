@@ -468,13 +468,16 @@ def encode(payload: Payload) -> bytes:
     try:
         return orjson.dumps(payload, default=_fields)
     except TypeError:
-        # what orjson does not know, like integers of more than 64 bits, or a field with another name
+        # what orjson does not know, like integers of more than 64 bits
         return payload.model_dump_json(by_alias=True).encode()
 
 
 def _fields(value: Any) -> dict[str, Any]:
     """A payload's fields as they are: what was validated when it was made is not looked at again."""
-    if isinstance(value, Payload) and not isinstance(value, AgentTransition):
+    if isinstance(value, AgentTransition):
+        # its field cannot have its name in Python
+        return {"from" if name == "from_state" else name: field for name, field in value.__dict__.items()}
+    if isinstance(value, Payload):
         return value.__dict__
     raise TypeError
 
