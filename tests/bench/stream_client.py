@@ -91,10 +91,10 @@ async def by_model(load: str) -> AsyncIterator[str]:
             yield text
 
 
-async def by_api(load: str) -> AsyncIterator[str]:
+async def by_http(server: str, load: str) -> AsyncIterator[str]:
     key = os.environ["BENCH_KEY"]
     headers = ("Accept: text/event-stream", f"Authorization: Bearer {key}")
-    async for event in post(os.environ["BENCH_API"], "/query", {"query": f"bench {load}"}, b"\n\n", *headers):
+    async for event in post(server, "/query", {"query": f"bench {load}"}, b"\n\n", *headers):
         if b"event: answer\n" in event:
             yield orjson.loads(event.partition(b"data: ")[2])["text"]
 
@@ -133,8 +133,8 @@ class Client:
         match way:
             case "model":
                 return by_model(load)
-            case "api":
-                return by_api(load)
+            case "api" | "hops":
+                return by_http(os.environ[f"BENCH_{way.upper()}"], load)
             case _:
                 return by_bus(load, self._context, self._bell)
 
