@@ -7,7 +7,8 @@ directly after a quote mark or a backtick, or inside a fenced code block, is tal
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import cached_property
 
 from shared.llm.port import TextDelta, ThinkingDelta
 from shared.llm.printed import Offered, PrintedCall
@@ -106,13 +107,16 @@ _CLOSING = {opener: _Patterns(closers) for opener, closers in (*_THOUGHTS.items(
 class Cleaner:
     """Feed it the text of one answer.
 
-    offered: the tools on offer. asked: the question asks for JSON, code or the like (see `asks_for_code`).
+    offered: the tools on offer. asked: whether the question asks for JSON, code or the like (see `asks_for_code`);
+    called when it matters, because a question may be long.
     structured: the answer is JSON because that was asked of the backend, so only markers of calls make one.
     """
 
-    def __init__(self, offered: Offered | None = None, *, asked: bool = False, structured: bool = False) -> None:
+    def __init__(
+        self, offered: Offered | None = None, *, asked: Callable[[], bool] = lambda: False, structured: bool = False
+    ) -> None:
         self._offered = offered or {}
-        self._asked = asked
+        self._ask = asked
         self._structured = structured
         self._held = ""  # not yet known to be text: perhaps the beginning of a marker or of a call
         self._weighed = 0  # how much was held when it was weighed last; 0: nothing is being weighed
@@ -124,6 +128,10 @@ class Cleaner:
         self._said = ""  # the end of the text so far
         self._spoken = False  # whether there was any text but blanks
         self._blank = True  # whether the line of text holds only blanks so far
+
+    @cached_property
+    def _asked(self) -> bool:
+        return self._ask()
 
     def feed(self, text: str) -> Iterator[Piece]:
         """What is certain by now."""
@@ -277,7 +285,7 @@ class Cleaner:
 
 def thought_calls(thoughts: str, offered: Offered) -> Iterator[PrintedCall]:
     """The calls, between markers and of tools on offer, that thoughts end with."""
-    cleaner = Cleaner(offered, asked=True)
+    cleaner = Cleaner(offered, asked=lambda: True)
     pieces = [piece for piece in (*cleaner.feed(thoughts), *cleaner.finish(cut=True)) if not _is_blank(piece)]
     calls: list[PrintedCall] = []
     while pieces and isinstance(call := pieces.pop(), PrintedCall) and call.error is None and call.name in offered:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable
 
 # (characters looked at, what they compress to at most when they are a loop, whether it must be plain words)
 _WINDOWS = ((2_048, 0.036, True), (8_192, 0.030, False))
@@ -35,11 +36,12 @@ def asks_to_repeat(question: str) -> bool:
 
 
 class LoopWatch:
-    """Feed it one text as it comes; `looping` stays true once it was. `patient`: repetitions are wanted."""
+    """Feed it one text as it comes; `looping` stays true once it was. `patient`: whether repetitions are wanted; asked
+    when there are some, because a question may be long."""
 
-    def __init__(self, *, patient: bool = False) -> None:
-        self._patient = patient
-        self.looping = False
+    def __init__(self, *, patient: Callable[[], bool] = lambda: False) -> None:
+        self._ask = patient
+        self._patient = self.looping = False
         self._tail = ""
         self._new = 0
 
@@ -52,7 +54,9 @@ class LoopWatch:
             self._new += len(step)
             if self._new == _EVERY:
                 self._new = 0
-                self.looping = _goes_in_circles(self._tail)
+                if _goes_in_circles(self._tail):
+                    self._patient = self._ask()
+                    self.looping = not self._patient
         return self.looping
 
 

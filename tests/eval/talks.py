@@ -80,7 +80,7 @@ def llama_server(gguf: Path, n_ctx: int, key: str) -> Iterator[str]:
 
 
 def is_printed_call(answer: str, question: str, offered: dict[str, Any]) -> bool:
-    cleaner = Cleaner(offered, asked=asks_for_code(question))
+    cleaner = Cleaner(offered, asked=lambda: asks_for_code(question))
     return any(isinstance(piece, PrintedCall) for piece in (*cleaner.feed(answer), *cleaner.finish()))
 
 

@@ -35,7 +35,7 @@ CALL = '<|tool_call>call:web_search{query:<|"|>a <b>, {c}<|"|>}<tool_call|>'
 def cleaned(
     chunks: list[str], offered: Offered = OFFERED, *, asked: bool = False, structured: bool = False, cut: bool = False
 ) -> tuple[str, str, list[PrintedCall]]:
-    cleaner = Cleaner(offered, asked=asked, structured=structured)
+    cleaner = Cleaner(offered, asked=lambda: asked, structured=structured)
     pieces = [piece for chunk in chunks for piece in cleaner.feed(chunk)]
     pieces.extend(cleaner.finish(cut=cut))
     text = "".join(piece.text for piece in pieces if isinstance(piece, TextDelta))

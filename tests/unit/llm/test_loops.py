@@ -113,7 +113,16 @@ def test_what_was_asked_for_many_times_is_not_watched() -> None:
     for question in ("Write 'I must not talk' 200 times.", "Repeat after me", "say it 100x", "Schreib es 50 mal"):
         assert asks_to_repeat(question)
     assert not asks_to_repeat("What is 3 times 4?")
-    assert not LoopWatch(patient=True).feed("again " * 5_000)
+    assert not LoopWatch(patient=lambda: True).feed("again " * 5_000)
+
+
+def test_whether_it_was_asked_for_is_looked_at_when_a_text_goes_in_circles() -> None:
+    looked: list[str] = []
+    watch = LoopWatch(patient=lambda: looked.append("question") is None)
+    assert not watch.feed(prose(300))
+    assert looked == []
+    assert not watch.feed("again " * 5_000)
+    assert looked == ["question"]
 
 
 def test_a_text_that_does_not_end_in_circles_is_not_cut() -> None:

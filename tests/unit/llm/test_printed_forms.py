@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "model-servers.md"
 
 
 def cleaned(chunks: list[str], question: str) -> Result:
-    cleaner = Cleaner(OFFERED, asked=asks_for_code(question))
+    cleaner = Cleaner(OFFERED, asked=lambda: asks_for_code(question))
     pieces = [piece for chunk in chunks for piece in cleaner.feed(chunk)]
     pieces.extend(cleaner.finish())
     text = "".join(piece.text for piece in pieces if isinstance(piece, TextDelta))
