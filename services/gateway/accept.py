@@ -259,7 +259,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         respondents=[] if ask.messages is not None else ["A", "B"] if shadows else ["A"],
         limit=settings.max_session_backlog,
         # a session of such a name is nobody else's: it is made in the same write
-        also=gateway.sessions.opening(session_id, user, ask.query) if random and ask.messages is None else (),
+        also=gateway.sessions.making(session_id, user, ask.query) if random and ask.messages is None else (),
     )
     if found is None:
         gateway.metrics.refused.labels("session").inc()

@@ -81,21 +81,23 @@ end
 local earlier = redis.call('GET', KEYS[2])
 if earlier then return {earlier, redis.call('HGETALL', KEYS[3] .. earlier)} end
 -- a key of another type is noticed before anything is written
-for i = 4, #KEYS do redis.call('ZCARD', KEYS[i]) end
+local size = {}
+for i = 4, #KEYS do size[i] = redis.call('ZCARD', KEYS[i]) end
 local most = tonumber(ARGV[1])
-if KEYS[5] and redis.call('ZCARD', KEYS[5]) >= most then
+if KEYS[5] and size[5] >= most then
   -- what was never left is older than what is not finished
   for _, member in ipairs(redis.call('ZRANGE', KEYS[5], 0, 9)) do
     if finished(KEYS[1], ARGV[3], member) then redis.call('ZREM', KEYS[5], member) end
   end
-  if redis.call('ZCARD', KEYS[5]) >= most then return {} end
+  size[5] = redis.call('ZCARD', KEYS[5])
+  if size[5] >= most then return {} end
 end
 local words, time = tonumber(ARGV[5]), redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local accepted, deadline = string.format('%.0f', now), string.format('%.0f', now + ARGV[4])
 local entry, turn = {'deadline', deadline, unpack(ARGV, 6 + words)}, {}
 for i = 5, #KEYS do
-  if redis.call('EXISTS', KEYS[i]) == 0 then turn[i] = i == 5 and 'A' or 'B' end
+  if size[i] == 0 then turn[i] = i == 5 and 'A' or 'B' end
 end
 if turn[5] or turn[6] then
   table.insert(entry, 'turn')
@@ -109,9 +111,9 @@ if KEYS[4] then
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
   -- an answer may come late, and is kept from then on
   local kept = 2 * tonumber(ARGV[2])
-  redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', ms)
+  if size[4] > 0 then redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', ms) end
   redis.call('ZADD', KEYS[4], string.format('%.0f', ms + kept * 1000), id)
-  if redis.call('TTL', KEYS[4]) < kept then redis.call('EXPIRE', KEYS[4], kept) end
+  if size[4] == 0 or redis.call('TTL', KEYS[4]) < kept then redis.call('EXPIRE', KEYS[4], kept) end
   local member = string.format('%015.0f-%010.0f', ms, seq)
   for i = 5, #KEYS do
     redis.call('ZADD', KEYS[i], turn[i] and -1 or 0, member)

@@ -64,11 +64,11 @@ end
 _OPEN = Script(
     DELETED
     + """
-if redis.call('EXISTS', KEYS[1]) == 0 then
-  if deleted(redis.call('GET', KEYS[2]), ARGV[4]) then return {} end
-  redis.call('HSET', KEYS[1], 'user_id', ARGV[1], 'title', ARGV[2], 'created', ARGV[3], 'updated', ARGV[3])
-end
-return redis.call('HGETALL', KEYS[1])
+local found = redis.call('HGETALL', KEYS[1])
+if #found > 0 or deleted(redis.call('GET', KEYS[2]), ARGV[4]) then return found end
+local made = {'user_id', ARGV[1], 'title', ARGV[2], 'created', ARGV[3], 'updated', ARGV[3]}
+redis.call('HSET', KEYS[1], unpack(made))
+return made
 """
 )
 
@@ -274,11 +274,13 @@ class Sessions:
         """What `open` asks, to be sent together with others."""
         now = now_ms()
         keys = (session_key(session_id), deleted_key(session_id))
-        return [
-            _OPEN(keys, user_id, title[:80], now, query_id),
-            # GT: a pinned one keeps its place
-            ("ZADD", user_sessions_key(user_id), "GT", now, session_id),
-        ]
+        return [_OPEN(keys, user_id, title[:80], now, query_id), _listing(session_id, user_id, now)]
+
+    def making(self, session_id: str, user_id: str, title: str) -> list[Command]:
+        """Makes a session whose name is new for certain, together with other things."""
+        now = now_ms()
+        made = ("user_id", user_id, "title", title[:80], "created", now, "updated", now)
+        return [("HSET", session_key(session_id), *made), _listing(session_id, user_id, now)]
 
     async def info(self, session_id: str) -> SessionInfo | None:
         raw = await self._bus.link.call("HGETALL", session_key(session_id))
@@ -471,6 +473,11 @@ class Sessions:
         """Stores a turn under its query's id: a repeat changes nothing."""
         keys = (session_key(session_id), turns_key(session_id, respondent_id), deleted_key(session_id))
         return [_APPEND(keys, turn.query_id, turn.dump(), now_ms())]
+
+
+def _listing(session_id: str, user_id: str, now: int) -> Command:
+    # GT: a pinned one keeps its place
+    return ("ZADD", user_sessions_key(user_id), "GT", now, session_id)
 
 
 def _page(key: str, start: str | bytes, limit: int) -> list[Command]:
