@@ -72,7 +72,7 @@ _FLAGS = [
 
 
 def _flag(request: Request, name: str, usual: bool) -> bool:
-    said = request.query_params.get(name)
+    said = request.query_params.get(name) if request.scope["query_string"] else None
     try:
         return usual if said is None else _FLAG.validate_python(said)
     except ValidationError as exc:
