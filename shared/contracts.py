@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import orjson
+import pydantic.dataclasses
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import to_json
 
 from shared.envelope import Envelope
 from shared.errors import DecodeError
@@ -29,9 +31,12 @@ Winner = Literal["A", "B", "tie"]
 _OF_THE_QUESTION = frozenset({"num_predict", "max_tokens", "stop", "seed"})
 
 
+# of what is read, names come again and values do not: keeping these costs more than making them
+_STRICT = ConfigDict(extra="forbid", cache_strings="keys")
+
+
 class Payload(BaseModel):
-    # of what is read, names come again and values do not: keeping these costs more than making them
-    model_config = ConfigDict(extra="forbid", frozen=True, cache_strings="keys")
+    model_config = ConfigDict(**_STRICT, frozen=True)
 
 
 class ChatToolCall(Payload):
@@ -125,11 +130,13 @@ class ToolSchemaRequest(Payload):
     """Asks every live tool worker to announce its schema again."""
 
 
-class ToolRequest(Payload):
+# What every call makes, and asks for its fields many times, is checked like a model and is none: those are slow to ask.
+@pydantic.dataclasses.dataclass(frozen=True, slots=True, config=_STRICT)
+class ToolRequest:
     """`token` is known to whoever asks and to the tool's worker alone: `reply_to` hears no answer without it."""
 
     query_id: str
-    call_id: str = Field(min_length=1)
+    call_id: Annotated[str, Field(min_length=1)]
     tool: str
     args: dict[str, Any]
     session_id: str = ""
@@ -138,7 +145,8 @@ class ToolRequest(Payload):
     token: str = ""
 
 
-class ToolResultMessage(Payload):
+@pydantic.dataclasses.dataclass(frozen=True, slots=True, config=_STRICT)
+class ToolResultMessage:
     """`result` is the text for the model, `data` is structured and for clients; `error` is null on success.
     request_id: the entry of the request that was carried out; empty where a worker does not say.
     """
@@ -147,9 +155,9 @@ class ToolResultMessage(Payload):
     call_id: str
     tool: str
     result: str
+    duration_ms: Annotated[int, Field(ge=0)]
     error: str | None = None
     data: Any = None
-    duration_ms: int = Field(ge=0)
     session_id: str = ""
     request_id: str = ""
 
@@ -460,16 +468,17 @@ class DeadLetter(Payload):
     raw: list[str] | None = None
 
 
-T = TypeVar("T", bound=Payload)
+AnyPayload = Payload | ToolRequest | ToolResultMessage
+T = TypeVar("T", bound=AnyPayload)
 
 
-def encode(payload: Payload) -> bytes:
+def encode(payload: AnyPayload) -> bytes:
     """A payload as JSON. Raises ValueError for what JSON cannot carry."""
     try:
         return orjson.dumps(payload, default=_fields)
     except TypeError:
         # what orjson does not know, like integers of more than 64 bits
-        return payload.model_dump_json(by_alias=True).encode()
+        return to_json(payload, by_alias=True, inf_nan_mode="null")
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -519,12 +528,18 @@ class Subject(Generic[T]):
 
     def decode(self, envelope: Envelope) -> T:
         """Raises DecodeError when the payload does not have this subject's form."""
+        return self.read(envelope.payload)
+
+    def read(self, data: bytes) -> T:
+        """A payload from its JSON. Raises DecodeError."""
+        kind: Any = self.payload
         try:
-            return self.payload.model_validate_json(envelope.payload, extra="ignore")
+            payload: T = kind.__pydantic_validator__.validate_json(data, extra="ignore")
         except ValidationError as exc:
             first = exc.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "payload"
             raise DecodeError(f"the payload is malformed: {where}: {first['msg']}") from exc
+        return payload
 
     def for_tool(self, tool: str) -> Subject[T]:
         """The subject of one tool, for the two subjects whose name ends in the tool's."""

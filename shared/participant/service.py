@@ -22,7 +22,7 @@ import orjson
 
 from shared.bus import Bus, BusFull, Command, Consumer, Delivery, Limit, Route, Tail
 from shared.bus.keys import inbox_key, settings_key
-from shared.contracts import SETTINGS_UPDATE, Outgoing, Payload, Subject
+from shared.contracts import SETTINGS_UPDATE, AnyPayload, Outgoing, Subject
 from shared.envelope import Envelope, Message, now_ms
 from shared.errors import BusUnavailable, DecodeError, SettingsError
 from shared.participant.background import FIRST_PAUSE, Job, kept_up, unheard
@@ -39,7 +39,7 @@ from shared.telemetry.metrics_listener import Text
 log = get_logger()
 
 S = TypeVar("S", bound=Settings)
-T = TypeVar("T", bound=Payload)
+T = TypeVar("T", bound=AnyPayload)
 _JANITOR_BEATS = 5
 # For handing over and saying good-bye, after `drain`.
 _LEAVING_SECONDS = 4.0
@@ -284,8 +284,7 @@ def receive(subject: Subject[T], delivery: Delivery) -> Message[T]:
     if tracing.active():
         # what this message causes is caused by its handling
         envelope.traceparent = tracing.current() or envelope.traceparent
-    payload = subject.decode(envelope)
-    return Message(delivery.entry_id, envelope, payload, delivery.deliveries, delivery.parked)
+    return Message(delivery.entry_id, envelope, subject.read(envelope.payload), delivery.deliveries, delivery.parked)
 
 
 Build = Callable[[Context[S]], AbstractAsyncContextManager[Sequence[Work]]]

@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import orjson
@@ -430,7 +430,7 @@ def _older_names(names: Sequence[str]) -> list[Work]:
     def passing_on(name: str) -> Subscription[ToolRequest]:
         async def pass_on(message: Message[ToolRequest]) -> list[Outgoing]:
             tool = canonical_tool(name, message.payload.args)
-            request = message.payload.model_copy(update={"tool": tool})
+            request = replace(message.payload, tool=tool)
             # a repeat is harmless: a call runs once, however often it is asked for
             return [TOOL_REQUEST.for_tool(tool).of(request, **message.headers())]
 
@@ -552,11 +552,3 @@ def tool_service(
         return open_tools(context, single)
 
     return Service(participant, settings_cls, opened)
-
-
-def decode_result(data: bytes) -> ToolResultMessage:
-    """Raises DecodeError."""
-    try:
-        return ToolResultMessage.model_validate_json(data, extra="ignore")
-    except ValidationError as exc:
-        raise DecodeError(f"a malformed tool result: {exc}") from exc

@@ -19,6 +19,7 @@ from shared.bus.keys import result_key
 from shared.contracts import (
     LONGEST_CALL,
     TOOL_REQUEST,
+    TOOL_RESULT,
     Outgoing,
     ToolRequest,
     ToolResultMessage,
@@ -30,7 +31,7 @@ from shared.errors import DecodeError, Local2Error, PermanentError, TransientErr
 from shared.participant.deadlines import Deadlines
 from shared.participant.inbox import ignored
 from shared.participant.service import Context
-from shared.participant.tool import RUNNING, decode_result
+from shared.participant.tool import RUNNING
 from shared.participant.tool_watch import attributes_of, watched_request, watching
 from shared.telemetry.logging import get_logger
 
@@ -317,7 +318,7 @@ class ToolClient:
                 stored = await self._context.bus.link.call("GET", result_key(call.tool, call.call_id))
             if stored is not None and not stored.startswith(RUNNING):
                 call.trail.answer = call.trail.answer or ""
-                call.settle(decode_result(stored))
+                call.settle(TOOL_RESULT.read(stored))
         except (Local2Error, TimeoutError) as exc:
             log.warning("tool.result_not_found", call_id=call.call_id, reason=str(exc))
         if last:
@@ -345,7 +346,7 @@ class ToolClient:
                 self._due(call)
             return
         try:
-            answer = decode_result(raw[b"payload"])
+            answer = TOOL_RESULT.read(raw[b"payload"])
         except DecodeError as exc:
             ignored("malformed")
             log.warning("tool.malformed_result", reason=str(exc))

@@ -34,6 +34,7 @@ from shared.contracts import (
     Subject,
     ToolRequest,
     UserFeedback,
+    encode,
 )
 from shared.envelope import Envelope, Message
 from shared.errors import PermanentError
@@ -102,7 +103,7 @@ async def test_a_thousand_malformed_entries_are_set_aside_and_the_good_ones_betw
         yield [Subscription(subject, handle)]
 
     good, bad = [], {}
-    payload = GOOD[subject].model_dump_json(by_alias=True)
+    payload = encode(GOOD[subject])
     with raw.pipeline(transaction=False) as pipe:
         for n in range(1000):
             pipe.xadd(subject.stream, MALFORMED[n % len(MALFORMED)])

@@ -81,7 +81,7 @@ async def test_a_servers_tools_are_offered_and_run(asker: Asker, settings: Setti
 
         leaked = await asker.call("faulty__leak")
         assert leaked.result == "the key is [MCP_SERVER_SECRET]"
-        assert SECRET not in orjson.dumps(leaked.model_dump()).decode()
+        assert SECRET not in orjson.dumps(leaked).decode()
         failed = await asker.call("faulty__fail", text="a.txt")
         assert failed.error == "no such file: a.txt [MCP_SERVER_SECRET]"
         things = (await asker.call("faulty__image")).result.splitlines()

@@ -396,7 +396,7 @@ async def test_only_an_answer_with_the_calls_own_token_is_heard(
     async with both(probing) as (client, context):
         asked = [asyncio.create_task(ask(client, f"t{n}", f"c{n}", seconds=0.6)) for n in range(2)]
         await eventually(lambda: runs(raw, "t0") and runs(raw, "t1"))
-        payload = failure(ToolRequest(query_id="1-1", call_id="c0", tool="probe", args={}), "forged").model_dump_json()
+        payload = encode(failure(ToolRequest(query_id="1-1", call_id="c0", tool="probe", args={}), "forged"))
         others = client._waiting["c1"].copy().pop().token
         forged = {"type": "tool.result", "call_id": "c0", "payload": payload}
         for token in ({}, {"token": ""}, {"token": "guessed"}, {"token": others}, {"token": b"\xff\x00"}):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -22,8 +23,12 @@ from shared.contracts import (
     QueryReceived,
     ResponseGeneration,
     RewardEvent,
+    Subject,
+    ToolRequest,
+    ToolResultMessage,
     UserFeedback,
     canonical_tool,
+    encode,
 )
 from shared.envelope import Envelope
 from shared.errors import DecodeError
@@ -98,6 +103,46 @@ def test_anything_else_is_a_decode_error(payload: bytes) -> None:
 def test_a_payload_is_read_back_as_written() -> None:
     query = QueryReceived(**QUERY, mode="committee", personas=["x"], options={"temperature": 0.1})
     assert decode(QUERY_RECEIVED.of(query).envelope.payload) == query
+
+
+ASKED: dict[str, Any] = {"query_id": "1-1", "call_id": "c", "tool": "t", "args": {}}
+ANSWERED: dict[str, Any] = {"query_id": "1-1", "call_id": "c", "tool": "t", "result": "r", "duration_ms": 0}
+FAR = 2**200
+
+
+@pytest.mark.parametrize(
+    ("subject", "kind", "said", "wrong"),
+    [
+        (TOOL_REQUEST, ToolRequest, ASKED, {"call_id": "", "args": [], "token": 1, "user_id": None}),
+        (TOOL_RESULT, ToolResultMessage, ANSWERED, {"result": 3, "duration_ms": -1, "error": 1, "session_id": None}),
+    ],
+)
+def test_calls_and_results_are_held_to_their_form_like_every_payload(
+    subject: Subject[Any], kind: type[Any], said: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    """They are no models, which makes no difference to what is written or read."""
+    with pytest.raises(ValidationError, match="newer"):
+        kind(**said, newer=True)
+    assert subject.read(orjson.dumps({**said, "newer": True})) == kind(**said)
+    for name, value in wrong.items():
+        with pytest.raises(ValidationError, match=name):
+            kind(**{**said, name: value})
+        with pytest.raises(DecodeError, match=f"the payload is malformed: {name}: "):
+            subject.read(orjson.dumps({**said, name: value}))
+    for name in said:
+        with pytest.raises(DecodeError, match=f"the payload is malformed: {name}: Field required"):
+            subject.read(orjson.dumps({key: value for key, value in said.items() if key != name}))
+    for garbage in (b"", b"{", b"null", b"[]", b"\xff", b"[" * 100_000, b'{"query_id": "\\ud800"}'):
+        with pytest.raises(DecodeError):
+            subject.read(garbage)
+
+
+def test_what_is_asked_and_answered_is_read_as_it_was_written_however_large_its_numbers() -> None:
+    asked = ToolRequest(**{**ASKED, "args": {"n": FAR, "deep": [{"x": None}]}})
+    assert TOOL_REQUEST.read(encode(asked)) == asked
+    answered = ToolResultMessage(**ANSWERED, data=[FAR, 1.5, "\N{SNOWMAN}"])
+    assert TOOL_RESULT.read(encode(answered)) == answered
+    assert TOOL_RESULT.read(encode(replace(answered, data=[FAR, float("nan")]))).data == [FAR, None]
 
 
 def test_a_transition_is_written_with_the_names_of_the_contract() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from shared.bus.slots import Slots
 from shared.contracts import (
     QUERY_CANCEL,
     TOOL_REQUEST,
+    TOOL_RESULT,
     TOOL_SCHEMA_REQUEST,
     Outgoing,
     QueryCancel,
@@ -44,7 +46,6 @@ from shared.participant.tool import (
     _arguments,
     _Call,
     _older_names,
-    decode_result,
     failure,
     open_tools,
     tool_service,
@@ -112,7 +113,7 @@ async def echo(args: Args, _request: ToolRequest) -> ToolResult:
 
 def request(**values: Any) -> ToolRequest:
     said = {"query_id": "7-0", "call_id": CALL, "tool": "probe", "args": {"text": "hi"}, "session_id": "s"}
-    return ToolRequest.model_validate({**said, "user_id": "ann", "reply_to": "inbox", "token": "secret", **values})
+    return ToolRequest(**{**said, "user_id": "ann", "reply_to": "inbox", "token": "secret", **values})
 
 
 class Worker:
@@ -606,7 +607,7 @@ async def test_whoever_asks_by_an_earlier_name_is_answered_by_the_tool_under_the
         await works[streams[name].stream].route(cast(Any, context)).handler(delivery)
         envelope = published.pop().envelope
         assert envelope.subject == f"tool.request.{tool}"
-        assert ToolRequest.model_validate_json(envelope.payload) == asked.model_copy(update={"tool": tool})
+        assert TOOL_REQUEST.decode(envelope) == replace(asked, tool=tool)
         assert (envelope.correlation_id, envelope.session_id, envelope.deadline) == (f"{NOW}-5", "s", NOW + 5)
         assert (envelope.user_id, envelope.respondent_id, envelope.traceparent) == ("ann", "B", "trace")
 
@@ -790,9 +791,9 @@ async def test_a_participant_of_one_tool_is_its_arguments_and_a_function(timeout
 
 def test_a_result_is_read_whatever_a_newer_worker_says_beside_it() -> None:
     said = {"query_id": "q", "call_id": "c", "tool": "t", "result": "r", "duration_ms": 1}
-    assert decode_result(orjson.dumps({**said, "newer": True})) == ToolResultMessage.model_validate(said)
-    with pytest.raises(DecodeError, match="a malformed tool result"):
-        decode_result(b"{}")
+    assert TOOL_RESULT.read(orjson.dumps({**said, "newer": True})) == ToolResultMessage(**said)
+    with pytest.raises(DecodeError, match="the payload is malformed: query_id: Field required"):
+        TOOL_RESULT.read(b"{}")
 
 
 async def test_a_call_is_watched_by_whoever_wants_to_know_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
