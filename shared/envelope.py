@@ -27,7 +27,7 @@ def age_ms(entry_id: str) -> int:
 _LARGEST = 2**53
 
 
-# Not frozen, though nothing ever changes one: a frozen one costs five times as much to make, once per message.
+# Not frozen: that costs five times as much to make, once per message.
 @dataclass(slots=True)
 class Envelope:
     """What travels with every payload. Empty string or None means "not set", and is left out of the entry; so is the

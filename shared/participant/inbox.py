@@ -84,7 +84,8 @@ class Inbox:
 
     def _take(self, entry_id: str, fields: list[bytes]) -> None:
         self.read = entry_id
-        raw = dict(zip(fields[::2], fields[1::2], strict=True))
+        parts = iter(fields)
+        raw = dict(zip(parts, parts, strict=True))
         notify = self._notify.get(raw.get(b"type", b""))
         if notify is None:
             ignored("unknown")

@@ -41,7 +41,7 @@ from shared.participant.registry import outside
 from shared.participant.service import Context, Service, Subscription, Work, receive
 from shared.participant.settings import Settings
 from shared.participant.tool_watch import watched_call, watching
-from shared.telemetry.logging import BoundIds, get_logger
+from shared.telemetry.logging import bound_ids, get_logger
 from shared.telemetry.unread import not_understood
 
 log = get_logger()
@@ -226,7 +226,8 @@ class ToolWork(Generic[A]):
 
     async def _handle(self, delivery: Delivery) -> Sequence[Command]:
         message = receive(self._subject, delivery)
-        with BoundIds(message.ids):
+        bound = bound_ids.set(message.ids)
+        try:
             if not _first(message) and (known := await self._known(message)) is not None:
                 return known
             request, started, run = message.payload, self._loop.time(), True
@@ -241,6 +242,8 @@ class ToolWork(Generic[A]):
                 data = failure(request, str(exc), self._elapsed(started), message.entry_id)
                 result = encode(data)
                 log.info("tool.failed", tool=self._name, call_id=request.call_id, ms=data.duration_ms, error=data.error)
+        finally:
+            bound_ids.reset(bound)
         # nobody asks again for what a cancelled query called, and its session may have been deleted meanwhile
         store = run and request.query_id not in self._cancelled
         return self._answering(message, result, new=True, store=store)
@@ -343,18 +346,11 @@ class ToolWork(Generic[A]):
                 )
             )
         if new and not self._internal:
-            told = Envelope(
-                self._results.name,
-                result,
-                time=bus.now_ms(),
-                correlation_id=request.query_id,
-                causation_id=envelope.id,
-                session_id=request.session_id,
-                user_id=envelope.user_id,
-                respondent_id=envelope.respondent_id,
-                traceparent=envelope.traceparent,
-            )
-            commands.append(bus.publishing(Outgoing(told)))
+            # nobody looks at the request's envelope any more: it goes on with the result
+            envelope.subject, envelope.payload, envelope.time = self._results.name, result, bus.now_ms()
+            envelope.correlation_id, envelope.session_id = request.query_id, request.session_id
+            envelope.causation_id, envelope.deadline, envelope.attempt = envelope.id, None, None
+            commands.append(bus.publishing(Outgoing(envelope)))
         return commands
 
     def _kept(self, result: bytes) -> int:
@@ -406,13 +402,14 @@ def _encoded(message: Message[ToolRequest], outcome: ToolResult, ms: int) -> byt
 
 def _arguments(kind: type[A], given: Mapping[str, Any]) -> A:
     """Raises ValidationError. What may be left out may be null as well: many models say so what they leave out."""
+    validated: Callable[[Mapping[str, Any]], A] = kind.__pydantic_validator__.validate_python
     try:
-        return kind.model_validate(given)
+        return validated(given)
     except ValidationError:
         said = {name: value for name, value in given.items() if value is not None}
         if len(said) == len(given):
             raise
-    return kind.model_validate(said)
+    return validated(said)
 
 
 def _argument_error(exc: ValidationError) -> str:

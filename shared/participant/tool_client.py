@@ -111,11 +111,13 @@ class ToolClient:
     def __init__(self, context: Context[Any]) -> None:
         self._context = context
         # a call may be asked for twice at once: by the run that lost a query and by the one that took it over
-        self._waiting: dict[str, set[_Call]] = {}
+        self._waiting: dict[str, list[_Call]] = {}
         self._deadlines: Deadlines[_Call] = Deadlines(self._due)
         self._sending: list[_Call] = []
         self._looking: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
+        # whoever counts and traces says so as the participant starts
+        self._watching = watching()
         context.on_inbox("tool.result", self._receive)
 
     async def schemas(self) -> dict[str, dict[str, Any]]:
@@ -165,7 +167,7 @@ class ToolClient:
         """
         tool = canonical_tool(name, args)
         token, trail = token or new_token(), trail or Trail()
-        if not watching():
+        if not self._watching:
             return self._call(name, tool, args, call_id, timeout, grace, attempt, token, internal, trail, caller)
         send = partial(self._call, name, tool, args, call_id, timeout, grace, attempt, token, internal, trail)
         attributes = attributes_of(tool, call_id, caller.query_id, caller.session_id)
@@ -233,8 +235,8 @@ class ToolClient:
         began = self._loop.time()
         until = began + timeout + grace
         call = _Call(tool, call_id, token.encode(), caller, timeout, until, self._loop.create_future(), request, trail)
-        calls = self._waiting.setdefault(call_id, set())
-        calls.add(call)
+        calls = self._waiting.setdefault(call_id, [])
+        calls.append(call)
         # what is asked in one loop tick leaves together
         if not self._sending:
             self._loop.call_soon(self._flush)
@@ -251,9 +253,9 @@ class ToolClient:
             return answer
         finally:
             self._deadlines.drop(call)
-            calls.discard(call)
+            calls.remove(call)
             if not calls:
-                self._waiting.pop(call_id, None)
+                del self._waiting[call_id]
 
     # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────
 

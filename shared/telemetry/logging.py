@@ -10,12 +10,12 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["BoundIds", "Logger", "configure", "get_logger", "show_from"]
+__all__ = ["Logger", "bound_ids", "configure", "get_logger", "show_from"]
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -32,22 +32,8 @@ class _Shown:
 _shown = _Shown()
 # Tells the ids of what is being handled: asked only when an event is written.
 Ids = Callable[[], Mapping[str, str]]
-_ids: ContextVar[Ids] = ContextVar("ids", default=dict)
-
-
-class BoundIds:
-    """The ids of the message being handled, in every event logged inside the block."""
-
-    __slots__ = ("_ids", "_token")
-
-    def __init__(self, ids: Ids) -> None:
-        self._ids = ids
-
-    def __enter__(self) -> None:
-        self._token: Token[Ids] = _ids.set(self._ids)
-
-    def __exit__(self, *_exc: object) -> None:
-        _ids.reset(self._token)
+# Of the message being handled: set while it is, and reset afterwards.
+bound_ids: ContextVar[Ids] = ContextVar("ids", default=dict)
 
 
 class Logger:
@@ -56,7 +42,8 @@ class Logger:
     __slots__ = ()
 
     def debug(self, event: str, **fields: Any) -> None:
-        _write("debug", event, fields)
+        if _shown.level <= _LEVELS["debug"]:
+            _write("debug", event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
         _write("info", event, fields)
@@ -77,7 +64,7 @@ def _write(level: str, event: str, fields: Mapping[str, Any], exc: BaseException
     if _LEVELS[level] < _shown.level:
         return
     now = datetime.now(UTC)
-    told = {**_shown.always, **_ids.get()(), **fields}
+    told = {**_shown.always, **bound_ids.get()(), **fields}
     trace = "".join(traceback.format_exception(exc)).rstrip() if exc is not None else ""
     if _shown.pretty:
         shown = " ".join(f"{name}={_plain(value)}" for name, value in told.items())

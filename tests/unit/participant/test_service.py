@@ -29,7 +29,6 @@ from shared.participant.service import Context, Service, Subscription, Work, new
 from shared.participant.settings import Settings
 from shared.telemetry import logging as telemetry
 from shared.telemetry import metrics
-from shared.telemetry.logging import BoundIds
 
 
 class Probing(Settings):
@@ -292,10 +291,9 @@ def test_what_a_traced_message_causes_is_caused_by_its_handling(
 @pytest.mark.parametrize(("correlation", "query_id"), [("7-0", "7-0"), ("", "5-1")])
 def test_whatever_is_logged_of_a_message_says_whose_it_is(correlation: str, query_id: str) -> None:
     fields = {"correlation_id": correlation, "session_id": "s", "respondent_id": "B"}
-    before = telemetry._ids.get()
-    with BoundIds(receive(QUERY_CANCEL, delivery(**fields)).ids):
-        assert telemetry._ids.get()() == {"query_id": query_id, "session_id": "s", "respondent_id": "B"}
-    assert telemetry._ids.get() is before
+    assert receive(QUERY_CANCEL, delivery(**fields)).ids() == {
+        "query_id": query_id, "session_id": "s", "respondent_id": "B",
+    }  # fmt: skip
 
 
 async def test_what_a_handler_says_is_published_with_the_acknowledgement_and_so_is_what_a_given_up_one_causes() -> None:
@@ -303,7 +301,7 @@ async def test_what_a_handler_says_is_published_with_the_acknowledgement_and_so_
     out = QUERY_CANCEL.of(QueryCancel(query_id="later"))
 
     async def handle(message: Message[QueryCancel]) -> Iterable[Outgoing]:
-        said.append((message.payload.query_id, telemetry._ids.get()()["session_id"]))
+        said.append((message.payload.query_id, telemetry.bound_ids.get()()["session_id"]))
         return [out, out]
 
     async def abandon(message: Message[QueryCancel], reason: str) -> Iterable[Outgoing]:
@@ -315,7 +313,9 @@ async def test_what_a_handler_says_is_published_with_the_acknowledgement_and_so_
     assert bare.stream == QUERY_CANCEL.stream
     route = bare.route(on)
     assert route.limit == 4
+    before = telemetry.bound_ids.get()
     assert await route.handler(delivery(session_id="s")) == [("PUBLISH", out), ("PUBLISH", out)]
+    assert telemetry.bound_ids.get() is before
     assert route.undertaker is not None
     assert await route.undertaker(delivery(), "it killed three workers") == ()
     undertaker = Subscription(QUERY_CANCEL, handle, abandon).route(on).undertaker

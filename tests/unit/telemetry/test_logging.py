@@ -7,14 +7,22 @@ import io
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from shared.telemetry.logging import BoundIds, configure, get_logger
+from shared.telemetry.logging import Ids, bound_ids, configure, get_logger
 
 log = get_logger()
+
+
+@contextmanager
+def bound(ids: Ids) -> Iterator[None]:
+    token = bound_ids.set(ids)
+    yield
+    bound_ids.reset(token)
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +36,7 @@ def test_an_event_is_a_json_line_with_its_fields_and_the_ids_of_the_message(
 ) -> None:
     configure("info", "json", participant="web_fetch")
     log.debug("not.shown")
-    with BoundIds(lambda: {"query_id": "1-1"}), BoundIds(lambda: {"query_id": "7-0", "session_id": "s"}):
+    with bound(lambda: {"query_id": "1-1"}), bound(lambda: {"query_id": "7-0", "session_id": "s"}):
         log.info("tool.completed", tool="web_fetch", path=Path("/x"), odd="\ud800\n", raw=b"\xff")
     log.warning("after")
     first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
@@ -52,14 +60,14 @@ def test_ids_are_asked_for_when_an_event_is_written_and_each_task_has_its_own(
         return {"query_id": "7-0"}
 
     async def handled(query_id: str) -> None:
-        with BoundIds(lambda: {"query_id": query_id}):
+        with bound(lambda: {"query_id": query_id}):
             await asyncio.sleep(0)
             log.info("handled", expected=query_id)
 
     async def both() -> None:
         await asyncio.gather(handled("1-0"), handled("2-0"))
 
-    with BoundIds(ids):
+    with bound(ids):
         log.debug("not.shown")
         assert asked == []
         log.info("shown")
