@@ -241,7 +241,7 @@ class Link(Port):
         self._counter += 1
         marker = b"%d" % self._counter
         block = max([unit.block for unit in units], default=0.0)
-        data = [*[unit.packed for unit in units], packed((("ECHO", marker),))]
+        data = [*[unit.packed for unit in units], b"*2\r\n$4\r\nECHO\r\n$%d\r\n%b\r\n" % (len(marker), marker)]
         patience = self._patience + block + sum(map(len, data)) / _SLOWEST
         self._inflight.append(_Batch(units, marker, block, self._loop.time() + patience))
         wire.write(data)
