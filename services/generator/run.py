@@ -80,12 +80,16 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An answer that is ready to be published."""
+    """An answer that is ready to be published, and what the model was given for it. material: what it read before the
+    question. past: what the session held."""
 
     answer: Answer
+    deliberations: list[Deliberation] | None
     options: dict[str, Any]
     ratio: float
-    deliberations: list[Deliberation] | None
+    system: str
+    material: str
+    past: Past
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +130,6 @@ class Response:
         self._turned: str | None = None
         self._message = message
         self._query = message.payload
-        # what `generate` has asked the model, with what it reads before the question
-        self._material: str
-        self._system: str
-        self._past: Past
         self._ports = ports
         self._settings = ports.context.settings
 
@@ -137,7 +137,6 @@ class Response:
 
     async def generate(self, past: Past) -> Finished:
         """The answer. `past`: what the session holds."""
-        self._past = past
         if self._message.deliveries > 1 and self._query.messages is None:
             # whoever had it before may have died before the session was opened
             await check_owner(self._parts, self._query, self._message.entry_id)
@@ -147,8 +146,12 @@ class Response:
         if self._ports.machine.state == IDLE:
             await show_transition(self._ports, "RECEIVE")
             await show_transition(self._ports, "START_GENERATION")
-        answer, deliberations = await self._answer(conversation, options)
-        return Finished(answer, options, conversation.ratio, deliberations)
+        question = await self._question()
+        answer, deliberations = await self._answer(conversation, question, options)
+        material = told_of_images(question) + question["content"].removesuffix(self._query.query)
+        return Finished(
+            answer, deliberations, options, conversation.ratio, conversation.system[0]["content"], material, past
+        )
 
     async def _look_at_grade(self, turns: Sequence[Turn]) -> None:
         """What the model is to know of its last grade; written down first, so that a takeover tells the same."""
@@ -165,10 +168,8 @@ class Response:
             ports.recall.low_grade = found
 
     async def _answer(
-        self, conversation: Conversation, options: dict[str, Any]
+        self, conversation: Conversation, question: ChatMessage, options: dict[str, Any]
     ) -> tuple[Answer, list[Deliberation] | None]:
-        question = await self._question()
-        self._material = told_of_images(question) + question["content"].removesuffix(self._query.query)
         identities = load_identities(self._settings.identities)
         if self._query.mode == "committee" and (personas := self._members(identities)):
             return await self._committee(conversation, options, question, identities, personas)
@@ -260,7 +261,7 @@ class Response:
         answer, said = await deliberate(
             session,
             identities,
-            self._system,
+            conversation.system[0]["content"],
             question,
             open_steps,
             self._progress,
@@ -285,8 +286,7 @@ class Response:
         return record.result
 
     async def _conversation(self, past: Past) -> Conversation:
-        self._system = "" if self._query.plain else self._system_prompt()
-        system: list[ChatMessage] = [{"role": "system", "content": self._system}]
+        system: list[ChatMessage] = [{"role": "system", "content": "" if self._query.plain else self._system_prompt()}]
         if self._query.messages is not None:
             given, history = split_turns(await self._read_as_given(self._query.messages))
             return Conversation([*system, *given], history)
@@ -371,9 +371,9 @@ class Response:
             usage=answer.usage,
             finish_reason=answer.finish_reason,
             deliberations=finished.deliberations,
-            material=self._material[:MOST_MATERIAL] or None,
+            material=finished.material[:MOST_MATERIAL] or None,
             history=query.messages,
-            system=self._system,
+            system=finished.system,
         )
         dialog = AnswerDialog(
             session_id=query.session_id,
@@ -403,7 +403,7 @@ class Response:
             return []
         answered = Turn(caller.query_id, query.query, finished.answer.text, 0)
         until = due(
-            self._past.after,
+            finished.past.after,
             answered,
             usage.context_tokens,
             usage.context_window,

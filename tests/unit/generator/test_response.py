@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import date
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,7 +19,7 @@ from services.generator.grades import LowGrade
 from services.generator.loop import Answer, HandedCall, Reply
 from services.generator.machine import IDLE, TABLE
 from services.generator.recall import Recall
-from services.generator.run import Cancelled, Failure, Finished, Parts, Response, check_owner
+from services.generator.run import Cancelled, Failure, Parts, Response, check_owner
 from services.generator.settings import GeneratorSettings
 from services.generator.steps import JournalSteps, Ports
 from services.generator.terms import Terms
@@ -198,8 +199,8 @@ class Bench:
     async def completes(self, answer: Answer | None = None, **finished: Any) -> dict[str, Any]:
         """What the journal's last entry has, of an answer that is generated and published."""
         done = await self.response.generate(Past())
-        given = {"answer": answer or done.answer, "options": done.options, "ratio": done.ratio, "deliberations": None}
-        await self.response.end(Finished(**{**given, **finished}))
+        given = {"answer": answer or done.answer, "deliberations": None, **finished}
+        await self.response.end(replace(done, **given))
         kind, data = self.writer.entries[-1]
         assert kind is EntryType.COMPLETED
         return data
@@ -381,7 +382,7 @@ async def test_older_turns_are_summarised_when_the_history_nears_the_context(mon
         bench = Bench(monkeypatch, settings=settings)
         done = await bench.response.generate(past)
         usage = Usage(prompt_tokens=1, context_tokens=used, context_window=1_000)
-        await bench.response.end(Finished(said(usage=usage), {}, done.ratio, None))
+        await bench.response.end(replace(done, answer=said(usage=usage)))
         ((_, (kept, *wish)),) = bench.writer.published
         assert kept[0] == "TURN"
         return wish
@@ -562,12 +563,12 @@ async def test_files_are_read_for_the_model_that_is_asked(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], facts: ModelFacts
 ) -> None:
     bench = Bench(monkeypatch, attachments=[{"id": 1}, {"id": "f"}], **more)
-    await bench.response.generate(Past())
+    done = await bench.response.generate(Past())
     ((_, question, _, _),) = bench.ran
     wanted = Wanted("ann", str(more.get("model", "m")), facts, bench.settings.num_ctx)
     before = f"files {wanted} ['1', 'f'] "
     assert question["content"] == f"{before}What is new?"
-    await bench.response.end(Finished(said(), {}, 3.0, None))
+    await bench.response.end(replace(done, answer=said()))
     material = bench.generation.material
     assert material is not None
     assert material.startswith("[attached image cat.png: ")
