@@ -195,7 +195,7 @@ class Registry:
         """
         # nobody is called that
         nothing, *replies = await self._bus.link.pipe_raw(
-            [("ZREM", REPLICAS, ""), ("ZRANGE", REPLICAS, 0, -1), ("TIME",)]
+            [("ZADD", REPLICAS, "XX", 0, ""), ("ZRANGE", REPLICAS, 0, -1), ("TIME",)]
         )
         mute = isinstance(nothing, ReplyError) and nothing.code == "MISCONF"
         index, (seconds, micros) = map(checked, replies)
