@@ -130,13 +130,15 @@ class Bus:
         return int(seconds) * 1000 + int(micros) // 1000
 
     async def lease(self, key: str, holder: str, ms: int) -> bool:
-        """Whether `holder` has the office `key` alone, for so many ms from now: who has it keeps it. Raises ReplyError.
+        """Whether `holder` has the office `key` alone, for so many ms from now: who has it keeps it, also while there
+        is no room to give it to anybody. Raises ReplyError and BusFull.
 
         One that somebody left goes after its time, or after a minute when Redis' clock has gone back meanwhile.
         """
-        if await self.link.call("SET", key, holder, "NX", "PX", ms):
-            return True
-        if await self.link.call("GET", key) != holder.encode():
+        held = await self.link.call("GET", key)
+        if held is None:
+            return bool(await self.link.call("SET", key, holder, "NX", "PX", ms))
+        if held != holder.encode():
             await self.link.call("PEXPIRE", key, max(ms, _OFFICE_MS), "LT")
             return False
         return bool(await self.link.call("PEXPIRE", key, ms))

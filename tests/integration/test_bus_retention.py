@@ -278,6 +278,30 @@ async def test_a_full_redis_keeps_no_stream_from_being_trimmed(
     assert raw.xlen(WORK) == 0
 
 
+@pytest.mark.parametrize("office", ["held", "nobody's"])
+async def test_a_redis_without_room_is_tidied_by_who_has_the_office_or_by_anybody(
+    office: str, redis_url: str, bus: Bus, raw: redis.Redis
+) -> None:
+    janitor = Janitor(bus, 0.05)
+    assert await janitor._elected()
+    raw.xgroup_create(WORK, "g", "0", mkstream=True)
+    entry_id = raw.xadd(WORK, {"payload": "x"}, id=f"{now_ms() - 90_000}-1")
+    raw.xreadgroup("g", "c", {WORK: ">"})
+    raw.xack(WORK, "g", entry_id)
+    raw.config_set("maxmemory", 1)
+    try:
+        if office == "held":
+            async with Bus(redis_url, "other/1") as second:
+                assert [await janitor._elected(), await Janitor(second, 0.05)._elected()] == [True, False]
+        else:
+            raw.delete(JANITOR)
+        running = asyncio.create_task(janitor.run())
+        await eventually(lambda: raw.xlen(WORK) == 0)
+        running.cancel()
+    finally:
+        raw.config_set("maxmemory", 0)
+
+
 @pytest.mark.parametrize("abandoned", [False, True])
 async def test_a_work_stream_that_nobody_reads_is_bounded_in_bytes_too(
     abandoned: bool, bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
