@@ -137,7 +137,10 @@ class Bus:
         """
         held = await self.link.call("GET", key)
         if held is None:
-            return bool(await self.link.call("SET", key, holder, "NX", "PX", ms))
+            if await self.link.call("SET", key, holder, "NX", "PX", ms):
+                return True
+            # what was sent again after a lost connection finds its own
+            held = await self.link.call("GET", key)
         if held != holder.encode():
             await self.link.call("PEXPIRE", key, max(ms, _OFFICE_MS), "LT")
             return False
