@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 from shared.bus.cluster import ClusterLink
 from shared.bus.endpoint import Address
-from shared.bus.follow import Follower, Tail
+from shared.bus.follow import Follower, Tail, directly_before
 from shared.bus.link import Link
 from shared.bus.port import Reply
 from shared.bus.streams import Bus, order
@@ -87,13 +87,15 @@ class Bell(Tail):
         entry_id, *fields = message.split(b" ", 3)
         try:
             at = order(entry_id.decode())
-            self._told[stream] = entry_id.decode()
         except ValueError:
             fields = []
         if len(fields) < 3:
             self.look(stream)
             return
         kind, time, data = fields
+        if directly_before(at) == order(self._told[stream]):
+            # of no other one: a message that lies must not hide what was not rung
+            self._told[stream] = f"{at[0]}-{at[1]}"
         entry = (entry_id.decode(), [b"type", kind, b"time", time, b"data", data])
         for follower in followers:
             follower.offer(at, entry, len(message))

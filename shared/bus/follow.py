@@ -173,7 +173,7 @@ class Follower:
         """Called with an entry as it is added, where ids are dense (see Bell). `size`: its bytes."""
         if self._missing:
             return
-        if self._offered and self._offered[-1][0] != _before(at):
+        if self._offered and self._offered[-1][0] != directly_before(at):
             self._clear()
         self._offered.append((at, entry))
         self._bytes += size
@@ -217,7 +217,7 @@ class Follower:
 
     def _taken(self) -> list[Entry]:
         """What was offered, unless something before it is missing."""
-        if not self._offered or _before(self._offered[0][0]) > self._at:
+        if not self._offered or directly_before(self._offered[0][0]) > self._at:
             return []
         found = [entry for at, entry in self._offered if at > self._at]
         if found:
@@ -258,7 +258,7 @@ class Follower:
         self._tail.leave(self)
 
 
-def _before(at: Id) -> Id:
+def directly_before(at: Id) -> Id:
     """The id behind which an entry comes directly. A journal's first entry is 1-1."""
     epoch, number = at
     return (0, 0) if at == (1, 1) else (epoch, number - 1)

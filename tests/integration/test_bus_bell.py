@@ -245,6 +245,20 @@ async def test_a_message_that_lies_changes_nothing(message: Any, bus: Bus, raw: 
         assert [entry_id for entry_id, _ in await waiting] == ["1-3", "1-4"]
 
 
+@pytest.mark.parametrize("message", ["9-9", "9-9 answer 1 {}", "1_0-9 answer 1 {}", "99999999999999999-1 answer 1 {}"])
+async def test_behind_a_message_that_lies_what_was_not_rung_is_found_too(
+    message: str, bus: Bus, raw: redis.Redis
+) -> None:
+    async with open_bell(bus) as bell:
+        follower = bell.follow(KEY)
+        waiting = asyncio.create_task(take(follower, "1-1"))
+        await listening(bell, KEY)
+        raw.spublish(KEY, message)
+        await asyncio.sleep(0.2)
+        raw.xadd(KEY, {"type": "answer", "time": 1, "data": "{}"}, id="1-1")
+        assert len(await asyncio.wait_for(waiting, SOON)) == 1
+
+
 async def test_what_is_large_is_announced_and_read_from_the_stream(bus: Bus, raw: redis.Redis) -> None:
     text = "x" * 1_000_000
     with raw.pubsub() as heard:
