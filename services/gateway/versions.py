@@ -87,15 +87,16 @@ async def _asked(gateway: Gateway, session_id: str, user_id: str, query_id: str)
 
 
 async def give_way(gateway: Gateway, record: QueryRecord, instead_of: str) -> None:
-    """Stops what was asked from there on and is not answered, and removes what was said in other words. A repeat
-    changes nothing. Raises BusUnavailable."""
+    """Stops what was asked from there on and is not answered, and removes what was said in other words, also when that
+    has given way already to another question, which stands there since. A repeat changes nothing. Raises
+    BusUnavailable."""
     bus, session_id = gateway.bus, record.session_id
     between = (order(instead_of), order(record.query_id))
     waiting = [one for one in await lanes.unfinished(bus, session_id, "A") if between[0] <= order(one) < between[1]]
     await cancel_all(gateway, waiting)
     asked = await _asked(gateway, session_id, record.user_id, instead_of)
-    words = asked[0] if asked else record.query
-    if normal(words) == normal(record.query):
+    said = normal(record.query)
+    if asked is not None and normal(asked[0]) == said:
         return
     # what had been written of an answer becomes a turn when it has stopped
     until = asyncio.get_running_loop().time() + STOPPING
@@ -105,7 +106,8 @@ async def give_way(gateway: Gateway, record: QueryRecord, instead_of: str) -> No
         await asyncio.sleep(_LOOK)
     # the question itself may be answered by now, and stands in that place too
     turns = [one for one in await gateway.sessions.every_turn(session_id) if order(one.query_id) < between[1]]
-    gone = in_its_place(turns, instead_of)
+    there = [one.query_id for one in turns if one.after and one.after == record.after and normal(one.query) != said]
+    gone = in_its_place(turns, next(iter(there), instead_of))
     # questions without an answer, in its place or behind it
     listed = {raw.decode() for raw in await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)}
     listed |= (await read_unanswered(bus, session_id)).keys()

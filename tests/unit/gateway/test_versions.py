@@ -143,7 +143,10 @@ async def cancelled(gateway: Gateway, numbers: Iterable[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("instead_of", ["3-0", "4-0"], ids=["of a turn", "of what nobody knows any more"])
-async def test_the_same_words_stop_what_waits_behind_them_and_remove_nothing(gateway: Gateway, instead_of: str) -> None:
+async def test_the_same_words_stop_what_waits_behind_them_and_remove_nothing(
+    gateway: Gateway, instead_of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "STOPPING", 0.05)
     await opened(gateway, turn(3), turn(5, after=3))
     await waiting(gateway, "2-0", "4-0", "6-0", "7-0", "8-0", "9-0")
     again = record("8-0", "  q3 " if instead_of == "3-0" else "other")
@@ -179,6 +182,15 @@ async def test_other_words_remove_what_stands_in_that_place_and_behind_it_and_no
     # a repeat finds nothing more
     await give_way(gateway, record("10-0"), "3-0")
     assert len(await gateway.bus.range(QUERY_FORGET.stream)) == 1
+
+
+@pytest.mark.parametrize("words", ["other", "q6"])
+async def test_of_two_that_take_one_place_at_once_the_later_one_stands(words: str, gateway: Gateway) -> None:
+    # 3 has given way to 6 before 9, which takes its place too, has looked for it
+    await opened(gateway, turn(2), turn(6, after=2), turn(7))
+    await give_way(gateway, record("9-0", words, after="2-5"), "3-0")
+    # the same words are a further version
+    assert (await left(gateway))[0] == (["2-0"] if words == "other" else ["2-0", "6-0", "7-0"])
 
 
 async def test_a_question_without_an_answer_gives_way_too(gateway: Gateway) -> None:
