@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 import uvicorn
@@ -26,6 +25,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from services.memory.blobs import BlobsAway
 from services.memory.formats import FileRefused
+from shared.bus.endpoint import Endpoint
 from shared.errors import SettingsError
 from shared.participant.background import beside
 from shared.telemetry.logging import get_logger
@@ -339,10 +339,10 @@ async def open_transfer(host: str, port: int, redis_url: str, address: str | Non
 
 def towards(redis_url: str) -> str:
     """This host's address as the bus sees it."""
-    place = urlsplit(redis_url.replace("+cluster", "").replace("+sentinel", ""))
-    host, _, port = place.netloc.rpartition("@")[2].partition(",")[0].rpartition(":")
+    endpoint = Endpoint.parse(redis_url)
+    place = next(iter(endpoint.addresses), endpoint.server)
     try:
-        family, _, _, _, target = socket.getaddrinfo(host or place.netloc, int(port or 6379), type=socket.SOCK_DGRAM)[0]
+        family, _, _, _, target = socket.getaddrinfo(place.host, place.port or 6379, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(target)
             return str(probe.getsockname()[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from typing import Literal, Self
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from shared.bus.wire import Server
 from shared.errors import SettingsError
@@ -73,16 +73,17 @@ class Endpoint:
 
     @classmethod
     def _of_several(cls, scheme: str, kind: str, rest: str) -> Endpoint:
-        # urlsplit's own host and port know one address only
-        parts = urlsplit(f"//{rest}")
-        userinfo, at, places = parts.netloc.rpartition("@")
+        # urlsplit knows one address only, and refuses two in brackets
+        rest, _, query = rest.partition("?")
+        netloc, _, rest = rest.partition("/")
+        userinfo, at, places = netloc.rpartition("@")
         addresses = tuple(Address.parse(place, _PORTS[kind]) for place in places.split(","))
         if not all(address.host for address in addresses):
             raise ValueError("an address has no host")
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        options = dict(parse_qsl(query, keep_blank_values=True))
         username, password = options.pop("sentinel_username", None), options.pop("sentinel_password", None)
         server = Server.parse(f"{scheme}://{userinfo}{at}{addresses[0]}/?{urlencode(options)}")
-        path = [part for part in parts.path.split("/") if part]
+        path = [part for part in rest.split("/") if part]
         if kind == "cluster":
             if server.database or path not in ([], ["0"]):
                 raise ValueError("a Redis Cluster has database 0 only: leave the rest of the URL away, or write /0")
