@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.demo_model.wheels import does_not_load
 from shared.errors import ModelError
 
 N_CTX = 2048
@@ -65,13 +66,16 @@ Build = Callable[[int], Sequence[Mapping[str, str]]]
 
 
 class Llama:
-    """Loads the model; `chat` streams one answer at a time."""
+    """Loads the model; `chat` streams one answer at a time. Raises WheelsMissing."""
 
     def __init__(self, model: Path, n_ctx: int = N_CTX) -> None:
         # llama.cpp's threads spin while they wait unless this is set before it is loaded; with anything else
         # running on the machine that costs it nearly all of its speed.
         os.environ["OMP_WAIT_POLICY"] = "passive"
-        import xllamacpp
+        try:
+            import xllamacpp
+        except ImportError as exc:
+            raise does_not_load(exc) from exc
 
         params = xllamacpp.CommonParams()
         params.model.path = str(model)

@@ -27,12 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         require_libraries()
         files = chat_file(), embedding_file()
-        listener = listen(given.host, given.port)
+        with listen(given.host, given.port) as listener:
+            _serve(listener, *files)
     except SettingsError as exc:
         print(exc, file=sys.stderr)
         return 2
-    with listener:
-        _serve(listener, *files)
     return 0
 
 

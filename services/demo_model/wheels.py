@@ -29,6 +29,14 @@ def require_libraries() -> None:
         raise _missing(", ".join(missing))
 
 
+def does_not_load(exc: ImportError) -> WheelsMissing:
+    """What to do where the library that runs the model lacks one of the system's."""
+    return WheelsMissing(
+        f"the demonstration model cannot be loaded ({exc}); "
+        "slim images of Debian and Ubuntu lack libgomp.so.1: apt-get install libgomp1"
+    )
+
+
 def chat_file() -> Path:
     """The instruct model as GGUF. Raises WheelsMissing."""
     return _file(*CHAT_FILE)

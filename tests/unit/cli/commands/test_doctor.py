@@ -332,3 +332,17 @@ async def test_a_redis_that_is_full_is_told_with_what_makes_room(
     (stack,) = [one for one in found if one.about == "stack"]
     assert stack.level == "missing"
     assert "LOCAL2_REDIS_MEMORY" in stack.remedy
+
+
+def test_what_the_demonstration_model_lacks_of_the_system_is_said_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda name: name)
+    assert doctor._demo().level == "note"
+    monkeypatch.undo()
+    monkeypatch.setattr(doctor, "_OPENMP", "libnotthere.so.1")
+    monkeypatch.setattr(doctor.platform, "system", lambda: "Linux")
+    found = doctor._demo()
+    assert (found.level, "needs libnotthere.so.1" in found.text) == ("missing", True)
+    assert "apt-get install libgomp1" in found.remedy
