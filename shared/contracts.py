@@ -87,6 +87,8 @@ class QueryReceived(Payload):
     system_prompt: str | None = None
     # the newest turn of the session that was not accepted after this query is the one before it; null: the newest
     after: str | None = None
+    # its session was made as it was accepted: nothing was said there before
+    first: bool = False
     model: str | None = None
     options: dict[str, Any] | None = None
     tools: list[str] | None = None

@@ -236,6 +236,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         messages=ask.messages,
         kept=ask.kept is not None,
         after=after or None,
+        first=random and ask.messages is None,
         system_prompt=ask.system_prompt,
         model=ask.model,
         options=ask.options,

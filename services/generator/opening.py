@@ -93,7 +93,9 @@ async def open_turn(
     query, sessions = message.payload, parts.sessions
     session_id, respondent_id = query.session_id, caller.respondent_id
     commands: list[Command] = [("EXISTS", cancel_key(caller.query_id))]
-    if query.messages is None:
+    # who takes it over does not know what has happened since
+    nothing_before = query.messages is not None or (query.first and message.deliveries == 1)
+    if not nothing_before:
         commands += [*sessions.newest(session_id, respondent_id), reading(session_id)]
         if message.deliveries == 1:
             commands += sessions.opening(session_id, query.user_id, query.query, caller.query_id)
@@ -106,7 +108,7 @@ async def open_turn(
         if not asking.cancel() and not asking.cancelled():
             # where it failed, so has the opening
             asking.exception()
-    if query.messages is not None:
+    if nothing_before:
         return response, Past(), bool(stopped)
     members, total, raw, *owner = found
     if owner:

@@ -312,6 +312,9 @@ class Response:
 
     async def end(self, ending: Ending) -> None:
         """Raises Fenced when somebody else has taken over."""
+        if self._query.first:
+            # whoever accepted it may have died before the session was made
+            await check_owner(self._parts, self._query, self._ports.caller.query_id)
         match ending:
             case Finished():
                 await self._complete(ending)

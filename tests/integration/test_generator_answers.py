@@ -306,16 +306,18 @@ async def test_a_foreign_session_is_refused_also_to_a_second_owner(redis_url: st
         assert on.server.requests == []
 
 
-async def test_a_session_deleted_while_its_query_runs_does_not_come_back(redis_url: str) -> None:
+@pytest.mark.parametrize("first", [False, True])
+async def test_a_session_deleted_while_its_query_runs_does_not_come_back(redis_url: str, first: bool) -> None:
     slow = {"respond": {"text": "one two three four", "pace": 0.1}}
     async with stage(redis_url, [slow]) as on:
-        query_id = await on.ask("go", "s1")
+        query_id = await on.ask("go", "s1", first=first)
         await on.seen(query_id, EntryType.ANSWER)
         info = await on.sessions.info("s1")
         assert info is not None
         await on.sessions.delete(info)
         await on.idle()
         assert await on.sessions.info("s1") is None
+        assert await on.sessions.of_user(on.user, 10) == []
         assert await on.turns("s1") == []
         assert await on.journal(query_id) == []
 

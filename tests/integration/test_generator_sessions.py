@@ -14,7 +14,14 @@ from support.stack import Stage, order, respondent, shown, stage
 from support.waiting import eventually
 
 from shared.bus.keys import settings_key, waiting_key
-from shared.contracts import ANSWER_DIALOG, QUERY_RECEIVED, RESPONSE_GENERATION, SETTINGS_UPDATE, SettingsUpdate
+from shared.contracts import (
+    ANSWER_DIALOG,
+    QUERY_RECEIVED,
+    RESPONSE_GENERATION,
+    SETTINGS_UPDATE,
+    QueryReceived,
+    SettingsUpdate,
+)
 from shared.records.journal import EntryType
 
 SLOW = {"respond": {"text": "You asked: <<query>>", "pace": 0.01}}
@@ -62,6 +69,37 @@ async def test_twenty_sessions_of_five_queries_keep_their_order_and_run_in_paral
     at_once = max(sum(a.at <= b.at < (a.ended_at or 0) for a in requests) for b in requests)
     assert at_once > 4
     assert at_once <= 8
+
+
+async def test_before_a_session_s_first_query_nothing_is_looked_for_but_by_who_takes_it_over(
+    redis_url: str, raw: redis.Redis
+) -> None:
+    said = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "You asked: one"}]
+    async with stage(redis_url) as on:
+        await on.answer(await on.ask("one", "s1"))
+        # it is none, and shows what is read
+        await on.answer(await on.ask("two", "s1", first=True))
+        assert on.server.requests[-1].body["messages"][1:] == [{"role": "user", "content": "two"}]
+    async with stage(redis_url, replicas=0) as on:
+        query_id = await on.ask("three", "s1", first=True)
+        raw.xreadgroup("generator", "dead", {"local2:query.received": ">"})
+    async with stage(redis_url) as on:
+        await on.answer(query_id)
+        assert on.server.requests[-1].body["messages"][1:3] == said
+
+
+@pytest.mark.parametrize("respond", [{"text": "Hello."}, {"status": 400, "error": "no"}])
+async def test_a_session_that_its_gateway_could_not_make_any_more_is_made_with_its_first_answer(
+    redis_url: str, respond: dict[str, Any]
+) -> None:
+    async with stage(redis_url, [{"respond": respond}]) as on:
+        payload = QueryReceived(session_id="s1", query="Hi.", user_id=on.user, first=True)
+        (query_id,) = await on.bus.publish(QUERY_RECEIVED.of(payload, session_id="s1", user_id=on.user))
+        await on.ended(query_id)
+        info = await on.sessions.info("s1")
+        assert info is not None
+        assert (info.user_id, info.title) == (on.user, "Hi.")
+        assert [one.session_id for one in await on.sessions.of_user(on.user, 10)] == ["s1"]
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

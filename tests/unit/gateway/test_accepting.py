@@ -125,6 +125,19 @@ async def test_the_shadow_takes_its_place_where_it_is_there(gateway: Gateway) ->
     assert await lane(gateway.bus, "s") == {"A": [record.query_id], "B": [record.query_id]}
 
 
+async def test_only_of_a_session_that_is_made_with_it_a_query_says_that_it_is_the_first(gateway: Gateway) -> None:
+    fresh = await accept(gateway, Origin(ANN), Ask("one"))
+    await accept(gateway, Origin(ANN), Ask("two", fresh.session_id))
+    # somebody may know the names of these already
+    await accept(gateway, Origin(ANN, "k"), Ask("three"))
+    await accept(gateway, Origin(ANN), Ask("four", "s"))
+    await accept(gateway, Origin(ANN), Ask("five", messages=HISTORY))
+    assert [payload.first for _, payload in await entries(gateway.bus)] == [True, False, False, False, False]
+    info = await gateway.sessions.info(fresh.session_id)
+    assert info is not None
+    assert info.user_id == "ann"
+
+
 @pytest.mark.parametrize("key", [None, "k"])
 async def test_whose_history_the_client_keeps_has_no_session(gateway: Gateway, key: str | None) -> None:
     await live(gateway, "respondent-b")
