@@ -37,7 +37,9 @@ def _unpack() -> None:
         if done.returncode != 0 or not packages:
             return
         subprocess.run(["dpkg-deb", "-x", packages[0], folder / "x"], capture_output=True, timeout=60, check=True)
-        shutil.move(folder / "x" / "usr" / "bin" / "promtool", _KEPT)
+        # newer packages leave it out
+        if (program := folder / "x" / "usr" / "bin" / "promtool").exists():
+            shutil.move(program, _KEPT)
 
 
 def promtool(*arguments: str | Path, text: str | None = None) -> str:
