@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 from shared.bus.endpoint import Address, Endpoint
 from shared.bus.hash_slots import SLOTS, slot_of, slot_of_key, stages
-from shared.bus.link import CONDITIONS, Link, ended
+from shared.bus.link import CONDITIONS, MOST_TRIES, Link, ended
 from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, checked
 from shared.bus.wire import Server
-from shared.errors import BusUnavailable
+from shared.errors import BusUnavailable, PermanentError
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -186,31 +186,33 @@ class ClusterLink(Port):
         waiting = list(range(len(commands)))
         # who is to be asked instead of a master, once
         instead: dict[int, Address] = {}
-        delay = 0.0
+        delay, broken = 0.0, 0
         while waiting:
             if delay:
                 await asyncio.sleep(delay)
             delay = min(_MAX_BACKOFF, delay * 2 or 0.01)
             await self._mapped()
             if until is not None and loop.time() > until:
-                raise ConnectionLost("there was no connection to the Redis Cluster in time")
+                raise ConnectionLost("there was no connection to the Redis Cluster in time", broken)
             # who was sent elsewhere asks to be let in, and nobody else: a slot may be on its way back to where an old
             # map says that it is
             parts: dict[tuple[Address | None, bool], list[int]] = {}
             for n in waiting:
                 parts.setdefault((instead.get(n) or self.owner(slots[n]), n in instead), []).append(n)
             tries = [
-                self._try(
-                    address, [part for n in places for part in (*_ASKING[asks], commands[n])], retry, block, until
-                )
+                self._try(address, [part for n in places for part in (*_ASKING[asks], commands[n])], block, until)
                 for (address, asks), places in parts.items()
             ]
             outcomes = [await tries[0]] if len(tries) == 1 else await asyncio.gather(*tries, return_exceptions=True)
             waiting, instead = [], {}
             for ((address, asks), places), outcome in zip(parts.items(), outcomes, strict=True):
-                if isinstance(outcome, BaseException):
+                if isinstance(outcome, ConnectionLost) and retry:
+                    broken += outcome.broken
+                    if broken >= MOST_TRIES:
+                        raise PermanentError(f"a large message broke the connection to Redis {broken} times")
+                elif isinstance(outcome, BaseException):
                     raise outcome
-                if address is None or outcome is None:
+                if address is None or not isinstance(outcome, list):
                     waiting += places
                     continue
                 for n, reply in zip(places, outcome[asks :: 1 + asks], strict=True):
@@ -230,18 +232,16 @@ class ClusterLink(Port):
         return replies
 
     async def _try(
-        self, address: Address | None, commands: Sequence[Command], retry: bool, block: float, until: float | None
-    ) -> list[Reply] | None:
-        """What a node answers; None when it is not there, or was lost and may be asked again."""
+        self, address: Address | None, commands: Sequence[Command], block: float, until: float | None
+    ) -> list[Reply] | ConnectionLost | None:
+        """What a node answers; None when it is not there."""
         link = None if address is None else self.to(address)
         if link is None or not link.connected.is_set():
             return None
         try:
             return await link.submit(commands, False, block=block, until=until)
-        except ConnectionLost:
-            if retry:
-                return None
-            raise
+        except ConnectionLost as exc:
+            return exc
 
     async def places(self) -> Sequence[int]:
         await self._mapped()

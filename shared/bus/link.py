@@ -61,6 +61,11 @@ class _Unit:
     atomic: bool
     tries: int = 0
 
+    @property
+    def broken(self) -> int:
+        """How often the connection broke over it, if it is large."""
+        return self.tries if len(self.packed) > _LARGE else 0
+
     def settle(self, replies: list[Reply]) -> None:
         if not self.atomic:
             self.future.set_result(replies)
@@ -229,8 +234,7 @@ class Link(Port):
             if unit.future.done():
                 continue
             if unit.until is not None and now > unit.until:
-                broken = unit.tries if len(unit.packed) > _LARGE else 0
-                unit.future.set_exception(ConnectionLost("there was no connection to Redis in time", broken))
+                unit.future.set_exception(ConnectionLost("there was no connection to Redis in time", unit.broken))
                 continue
             units.append(unit)
         self._queue.clear()
@@ -414,9 +418,9 @@ class Link(Port):
                     continue
                 unit.tries += 1
                 if not unit.retry:
-                    unit.future.set_exception(ConnectionLost("the connection to Redis was lost"))
-                elif unit.tries >= MOST_TRIES and len(unit.packed) > _LARGE:
-                    text = f"a message of {len(unit.packed)} bytes broke the connection to Redis {unit.tries} times"
+                    unit.future.set_exception(ConnectionLost("the connection to Redis was lost", unit.broken))
+                elif unit.broken >= MOST_TRIES:
+                    text = f"a message of {len(unit.packed)} bytes broke the connection to Redis {unit.broken} times"
                     unit.future.set_exception(PermanentError(text))
                 else:
                     again.append(unit)

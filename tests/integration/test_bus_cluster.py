@@ -20,7 +20,8 @@ from support.waiting import always, eventually
 from shared.bus import Bell, Bus, BusFull, ConnectionLost, Delivery, Route, Script, Tail, open_bell
 from shared.bus.hash_slots import slot_of_key
 from shared.bus.keys import journal_key
-from shared.errors import SettingsError
+from shared.contracts import DEAD_LETTER
+from shared.errors import PermanentError, SettingsError
 from shared.records.journal import EntryType, JournalWriter, read_journal
 
 
@@ -133,6 +134,34 @@ async def test_nothing_is_acknowledged_behind_an_effect_that_a_full_node_refuses
             node.client.config_set("maxmemory", 0)
         replies = await bus.link.pipe_raw([("SET", "x", 1), ("XADD", "x", "*", "a", "b"), ("SET", "y", 2)])
         assert (replies[0], replies[1].code, replies[2]) == (b"OK", "WRONGTYPE", b"OK")
+
+
+async def test_what_a_node_does_not_take_ends_with_a_reason(cluster: Cluster) -> None:
+    """Sent again for ever it would break every connection to that node."""
+    node = cluster.master(STREAM)
+
+    async def handler(delivery: Delivery) -> list[Any]:
+        name = delivery.fields[1].decode()
+        return [("SET", f"{name}{{{STREAM}}}", "x" * (4_000_000 if name == "large" else 1))]
+
+    # a connection with more than this is closed
+    before = node.client.config_get("client-query-buffer-limit")
+    node.client.config_set("client-query-buffer-limit", 2_000_000)
+    try:
+        async with Bus(cluster.url, "test/1", timeout=0.5) as bus:
+            with pytest.raises(PermanentError, match="broke the connection to Redis 5 times"):
+                await asyncio.wait_for(bus.link.call("SET", f"{{{STREAM}}}", "x" * 4_000_000), 20)
+        async with consuming(cluster.url, handler, timeout=0.5):
+            await eventually(lambda: cluster.ask("EXISTS", STREAM))
+            for name in ("large", "small"):
+                cluster.ask("XADD", STREAM, "*", "name", name)
+            await eventually(lambda: cluster.ask("XLEN", DEAD_LETTER.stream))
+            await eventually(lambda: pending(cluster) == 0)
+    finally:
+        node.client.config_set(*next(iter(before.items())))
+    assert cluster.ask("GET", f"small{{{STREAM}}}") == "x"
+    ((_, letter),) = cluster.ask("XRANGE", DEAD_LETTER.stream, "-", "+")
+    assert "broke the connection to Redis" in str(letter)
 
 
 # ── moved slots ──────────────────────────────────────────────────────────────────────────────────────────────────
