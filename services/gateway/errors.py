@@ -170,6 +170,8 @@ async def _unserializable(request: Request, _exc: Exception) -> Response:
 
 def full(reason: str) -> str:
     """Why the bus takes no writes, from what Redis says."""
+    if reason.startswith("NOREPLICAS"):
+        return "the bus has fewer replicas than it needs for a write"
     return "the bus cannot write to its disk" if reason.startswith("MISCONF") else "the bus is out of memory"
 
 

@@ -17,8 +17,9 @@ Reply = Any
 # while the next ones are prepared.
 TOGETHER = 32
 
-# A server that has no room in its memory, or none on its disk (MISCONF), refuses writes and goes on reading.
-_FULL = ("OOM", "MISCONF")
+# A server that has no room in its memory, or none on its disk (MISCONF), or fewer replicas than its configuration wants
+# for a write, refuses writes and goes on reading.
+FULL = ("OOM", "MISCONF", "NOREPLICAS")
 
 
 class ReplyError(Local2Error):
@@ -30,7 +31,7 @@ class ReplyError(Local2Error):
 
 
 class BusFull(TransientError):
-    """Redis has reached its memory limit, or cannot write to its disk, and refuses writes."""
+    """Redis has reached its memory limit, cannot write to its disk or lacks replicas, and refuses writes."""
 
 
 class ConnectionLost(Local2Error):
@@ -150,7 +151,7 @@ def checked(reply: Reply) -> Reply:
     if text.startswith("BUSY "):
         raise BusUnavailable(text)
     # a new one: the reply itself would refer to this frame, which refers to it
-    raise BusFull(text) if text.startswith(_FULL) else ReplyError(text)
+    raise BusFull(text) if text.startswith(FULL) else ReplyError(text)
 
 
 def committed(replies: Sequence[Reply]) -> list[Reply]:

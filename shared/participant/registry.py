@@ -197,7 +197,7 @@ class Registry:
         nothing, *replies = await self._bus.link.pipe_raw(
             [("ZADD", REPLICAS, "XX", 0, ""), ("ZRANGE", REPLICAS, 0, -1), ("TIME",)]
         )
-        mute = isinstance(nothing, ReplyError) and nothing.code == "MISCONF"
+        mute = isinstance(nothing, ReplyError) and nothing.code in ("MISCONF", "NOREPLICAS")
         index, (seconds, micros) = map(checked, replies)
         now = int(seconds) * 1000 + int(micros) // 1000
         raw = [member.decode(errors="replace") for member in index]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from shared.bus import RING, Bus, BusFull, Command, Entry, ReplyError, Script, next_page, order
+from shared.bus import FULL, RING, Bus, BusFull, Command, Entry, ReplyError, Script, next_page, order
 from shared.bus.port import checked
 from shared.bus.streams import entries, event_length
 from shared.contracts import Outgoing
@@ -409,7 +409,7 @@ class JournalWriter:
         """Raises what an error in an entry's place means."""
         if not isinstance(reply, ReplyError):
             return
-        if reply.code in ("OOM", "MISCONF"):
+        if reply.code in FULL:
             raise BusFull(str(reply))
         # a write repeated after a lost connection is refused too: then the entry is there, and it is ours
         written = ["type", kind, "time", time, "data", payload, *extra]

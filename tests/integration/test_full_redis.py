@@ -1,4 +1,5 @@
-"""Redis full, or its disk: what the HTTP interface says, what starts meanwhile, and what a crash then costs."""
+"""Redis full, or its disk, or without the replicas for a write: what the HTTP interface says, what starts meanwhile,
+and what a crash then costs."""
 
 from __future__ import annotations
 
@@ -25,12 +26,16 @@ from shared.bus import Bus
 from shared.contracts import DEAD_LETTER, TOOL_REQUEST, TOOL_SCHEMA
 from shared.participant.service import open_context
 
-REASONS = {"memory": "the bus is out of memory", "disk": "the bus cannot write to its disk"}
+REASONS = {
+    "memory": "the bus is out of memory",
+    "disk": "the bus cannot write to its disk",
+    "replicas": "the bus has fewer replicas than it needs for a write",
+}
 
 Fill = Callable[[bool], None]
 
 
-@pytest.fixture(params=["memory", "disk"])
+@pytest.fixture(params=list(REASONS))
 def full(request: pytest.FixtureRequest, redis_server: EmbeddedRedis, spoil: Fill) -> tuple[Fill, str]:
     """Makes `redis_server` full, or not; and what users are told then."""
 
@@ -40,7 +45,11 @@ def full(request: pytest.FixtureRequest, redis_server: EmbeddedRedis, spoil: Fil
             used: int = raw.info("memory")["used_memory"]
             raw.config_set("maxmemory", used // 2 if reached else 0)
 
-    return (limit if request.param == "memory" else spoil), REASONS[request.param]
+    def lack(replicas: bool) -> None:
+        with redis.Redis.from_url(redis_server.url) as raw:
+            raw.config_set("min-replicas-to-write", int(replicas))
+
+    return {"memory": limit, "disk": spoil, "replicas": lack}[request.param], REASONS[request.param]
 
 
 WRITING: list[tuple[str, str, Any]] = [

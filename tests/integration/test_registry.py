@@ -260,8 +260,9 @@ async def test_what_cannot_be_understood_is_said_once_with_the_reason(
     assert told["web_x/odd"] == "a tool is not offered: of another participant"
 
 
-async def test_on_a_full_disk_nobody_is_taken_for_dead(
-    redis_server: EmbeddedRedis, spoil: Callable[[bool], None], tmp_path: Path
+@pytest.mark.parametrize("lacking", ["disk", "replicas"])
+async def test_where_nothing_can_be_written_nobody_is_taken_for_dead(
+    lacking: str, redis_server: EmbeddedRedis, raw: redis.Redis, spoil: Callable[[bool], None], tmp_path: Path
 ) -> None:
     """Who lives cannot say so: a key's time to live is not prolonged either."""
     settings = ProbeSettings(redis_url=redis_server.url, data_dir=tmp_path, heartbeat=0.2, drain=1.0)
@@ -269,7 +270,10 @@ async def test_on_a_full_disk_nobody_is_taken_for_dead(
         registry = Registry(bus, settings.heartbeat / 2)
         await eventually(lambda: registry.served("probe"))
         for broken in (True, False, True, False):
-            spoil(broken)
+            if lacking == "disk":
+                spoil(broken)
+            else:
+                raw.config_set("min-replicas-to-write", int(broken))
             # longer than three heartbeats
             until = asyncio.get_running_loop().time() + 1.2
             while asyncio.get_running_loop().time() < until:

@@ -27,6 +27,7 @@ from shared.errors import BusUnavailable
     [
         ("OOM command not allowed", BusFull),
         ("MISCONF Redis is configured to save", BusFull),
+        ("NOREPLICAS Not enough good replicas to write.", BusFull),
         ("BUSY Redis is busy running a script", BusUnavailable),
         ("BUSYGROUP Consumer Group name already exists", ReplyError),
         ("WRONGTYPE Operation", ReplyError),
