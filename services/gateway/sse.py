@@ -80,7 +80,7 @@ async def journal_events(
             left = until - now()
             found = await follower.next(within(left, keepalive))
             if not found:
-                if left <= 0 or await lost():
+                if (left <= 0 and not follower.reading) or await lost():
                     return
                 yield KEEP_ALIVE
                 continue
@@ -113,7 +113,7 @@ async def ended(follower: Follower, until: float, pause: float, lost: Lost) -> b
         while True:
             left = until - now()
             found = await follower.next(within(left, pause))
-            if not found and (left <= 0 or await lost()):
+            if not found and ((left <= 0 and not follower.reading) or await lost()):
                 return False
             if any(parts(entry)[0] in _TERMINAL for entry in found):
                 return True

@@ -168,6 +168,14 @@ class Follower:
         self._joined = False
         self._waiter: asyncio.Future[None] | None = None
         self._page = _FIRST_PAGE
+        # the page on its way, and whether something was offered before it was asked for
+        self._reading: asyncio.Task[list[Entry]] | None = None
+        self._expected = False
+
+    @property
+    def reading(self) -> bool:
+        """A page of the stream is on its way."""
+        return self._reading is not None
 
     def offer(self, at: Id, entry: Entry, size: int) -> None:
         """Called with an entry as it is added, where ids are dense (see Bell). `size`: its bytes."""
@@ -197,11 +205,9 @@ class Follower:
         loop = asyncio.get_running_loop()
         until = loop.time() + within
         while not (found := self._taken()) and loop.time() < until:
-            if self._missing or self._offered:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(until):
-                        if found := await self._read():
-                            break
+            if self._reading or self._missing or self._offered:
+                if found := await self._read(until):
+                    break
             elif not self._joined:
                 self._joined = True
                 self._tail.join(self)
@@ -217,7 +223,7 @@ class Follower:
 
     def _taken(self) -> list[Entry]:
         """What was offered, unless something before it is missing."""
-        if not self._offered or directly_before(self._offered[0][0]) > self._at:
+        if self._reading or not self._offered or directly_before(self._offered[0][0]) > self._at:
             return []
         found = [entry for at, entry in self._offered if at > self._at]
         if found:
@@ -225,12 +231,19 @@ class Follower:
         self._clear()
         return found
 
-    async def _read(self) -> list[Entry]:
-        """The next page of the stream."""
-        self._missing = False
-        offered = bool(self._offered)
+    async def _read(self, until: float) -> list[Entry]:
+        """The next page of the stream; empty when it is not there by then. It is waited for next time: a large one on a
+        slow line would never come, asked for anew each time."""
+        if self._reading is None:
+            self._missing, self._expected = False, bool(self._offered)
+            page = self._tail.bus.range(self.stream, f"({self.position}", count=self._page)
+            self._reading = asyncio.create_task(page)
+        left = None if until == math.inf else until - asyncio.get_running_loop().time()
+        if not (await asyncio.wait((self._reading,), timeout=left))[0]:
+            return []
+        reading, self._reading = self._reading, None
         try:
-            found = self._tail.bus.sane(await self._tail.bus.range(self.stream, f"({self.position}", count=self._page))
+            found = self._tail.bus.sane(reading.result())
         except ReplyError as exc:
             # no stream: whatever has taken its place, there is nothing to read
             log.error("bus.not_a_stream", stream=self.stream, error=str(exc))
@@ -239,7 +252,7 @@ class Follower:
             self._missing = True
             raise
         if not found:
-            if offered:
+            if self._expected:
                 # gone again; what came while this was read is found by the next read
                 self.look()
             return []
@@ -255,6 +268,9 @@ class Follower:
         self._bytes = 0
 
     def close(self) -> None:
+        if self._reading is not None and not self._reading.cancel() and not self._reading.cancelled():
+            # what came of it, nobody asks any more
+            self._reading.exception()
         self._tail.leave(self)
 
 

@@ -208,7 +208,7 @@ class McpServer:
             while not ended:
                 left = until - now()
                 found = await follower.next(within(left, gateway.settings.keepalive))
-                if not found and left <= 0:
+                if not found and left <= 0 and not follower.reading:
                     break
                 if not found and await forgotten(gateway, record.query_id):
                     raise not_found("query: it was deleted before it was answered")

@@ -179,7 +179,7 @@ async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> Asyn
             left = until - now()
             found = await follower.next(within(left, gateway.settings.keepalive))
             if not found:
-                if left <= 0:
+                if left <= 0 and not follower.reading:
                     break
                 if await forgotten(gateway, record.query_id):
                     yield teller.broken("not_found", "the query was deleted before it was answered")

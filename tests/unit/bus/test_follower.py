@@ -290,6 +290,40 @@ async def test_a_wait_ends_in_time_and_a_slow_read_too() -> None:
     assert feed.left == [follower]
 
 
+async def test_a_page_that_takes_longer_than_its_reader_waits_is_read_once() -> None:
+    feed = Feed(1)
+    follower = await caught_up(feed, 1)
+    there, given_up = asyncio.Event(), asyncio.Event()
+
+    async def slowly(*_args: Any, **_more: Any) -> list[Entry]:
+        feed.reads.append(("slowly", 0))
+        try:
+            await there.wait()
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
+        return [entry(2), entry(3)]
+
+    feed.range = slowly  # type: ignore[method-assign]
+    follower.look()
+    for _ in range(3):
+        assert await follower.next(within=0.02) == []
+        assert follower.reading
+    # what is told meanwhile comes behind it, once
+    offer(follower, 2, 3, 4)
+    there.set()
+    assert numbers(await follower.next(within=5)) == [2, 3]
+    assert not follower.reading
+    assert numbers(await follower.next(within=5)) == [4]
+    assert [read for read, _ in feed.reads].count("slowly") == 1
+    # nobody waits for it any more
+    there.clear()
+    follower.look()
+    assert await follower.next(within=0.02) == []
+    follower.close()
+    await asyncio.wait_for(given_up.wait(), 5)
+
+
 async def test_a_stream_of_many_pages_is_read_to_its_end_before_joining() -> None:
     feed = Feed(*range(1, 101))
     follower = follow(feed)

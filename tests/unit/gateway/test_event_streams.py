@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from services.gateway.gateway import Gateway
-from services.gateway.sse import Ending, EventStream, ended, ended_at, frame, is_before, journal_events, parts
+from services.gateway.sse import (
+    KEEP_ALIVE,
+    Ending,
+    EventStream,
+    ended,
+    ended_at,
+    frame,
+    is_before,
+    journal_events,
+    parts,
+)
 
 Entry = tuple[str, list[bytes]]
 
@@ -19,19 +29,25 @@ def entry(number: int, kind: str, data: bytes = b"{}") -> Entry:
 
 
 class Follower:
-    """Hands out these batches, then nothing; a number is a pause."""
+    """Hands out these batches, then nothing. slow: how often it must be asked until the first is there."""
 
-    def __init__(self, *batches: list[Entry]) -> None:
+    def __init__(self, *batches: list[Entry], slow: int = 0) -> None:
         self.batches = list(batches)
+        self.slow = slow
         self.asked: list[float] = []
         self.closed = 0
 
     async def next(self, within: float) -> list[Entry]:
         self.asked.append(within)
-        if self.batches:
+        self.slow -= 1
+        if self.batches and not self.reading:
             return self.batches.pop(0)
         await asyncio.sleep(within)
         return []
+
+    @property
+    def reading(self) -> bool:
+        return self.slow >= 0
 
     def close(self) -> None:
         self.closed += 1
@@ -136,6 +152,10 @@ async def test_who_comes_back_behind_the_deadline_is_told_what_is_there() -> Non
     cut = Follower([entry(1, "claimed")])
     assert await told(cut, left=-60) == [frame(b"claimed", "1-1", b"{}")]
     assert cut.closed == 1
+    # also when that takes long to read
+    large = Follower([entry(1, "completed")], slow=2)
+    assert await told(large, left=-60, keepalive=0.01) == [KEEP_ALIVE, KEEP_ALIVE, frame(b"completed", "1-1", b"{}")]
+    assert await waited(Follower([entry(1, "completed")], slow=2), left=-60)
     assert await waited(Follower([entry(1, "claimed")], [entry(2, "completed")]), left=-60)
     assert not await waited(Follower([entry(1, "claimed")]), left=-60)
 
