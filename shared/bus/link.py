@@ -113,6 +113,8 @@ class Link(Port):
         self._queued = 0
         self._inflight: deque[_Batch] = deque()
         self._wire: Wire | None = None
+        # to where it was opened
+        self._at = server
         self._flush_scheduled = False
         self._late: asyncio.TimerHandle | None = None
         self._counter = 0
@@ -281,7 +283,7 @@ class Link(Port):
             asked = time.monotonic()
             handshake = [("CLIENT", "ID"), *self.greeting, ("CLIENT", "SETNAME", self._name)]
             async with asyncio.timeout(self._patience):
-                server = await self.server()
+                server = self._at = await self.server()
                 wire, replies = await open_wire(server, [*handshake, ("TIME",)])
                 told = replies.pop()
                 self._check(replies)

@@ -16,7 +16,7 @@ from shared.bus.keys import KNOWN_TOOLS, once_key, stream_key
 from shared.bus.link import Link
 from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, checked, load_scripts
 from shared.bus.scripts import PUBLISH_ONCE, REAP, UNREAD
-from shared.bus.sentinel import SentinelLink
+from shared.bus.sentinel import SentinelLink, Sentinels
 from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, Outgoing, Subject
 from shared.envelope import Envelope
 from shared.telemetry.logging import get_logger
@@ -68,6 +68,7 @@ class Bus:
         self.block = min(2.0, 2 * timeout)
         self._clock = BusClock()
         self._endpoint = Endpoint.parse(url)
+        self._sentinels = Sentinels(self._endpoint)
         # a server without users lets everybody do everything
         self.users = self._endpoint.named
         if self._endpoint.kind == "cluster":
@@ -104,7 +105,7 @@ class Bus:
     def _connection(self, kind: str) -> Link:
         name, timeout, clock = f"{self.source}:{kind}", self.timeout, self._clock
         if self._endpoint.kind == "sentinel":
-            return SentinelLink(self._endpoint, name=name, timeout=timeout, clock=clock)
+            return SentinelLink(self._sentinels, name=name, timeout=timeout, clock=clock)
         return Link(self._endpoint.server, name=name, timeout=timeout, clock=clock)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -96,6 +96,21 @@ async def _kept(watched: Watched) -> set[str]:
     return {entry_id for entry_id, _ in rows}
 
 
+async def test_a_master_that_was_replaced_is_left_before_it_knows_of_it(fresh: Watched) -> None:
+    """The sentinels tell it ten seconds later. What it confirms until then is lost."""
+    old = fresh.master()
+    async with Bus(fresh.url, "test/1", timeout=0.5) as bus:
+        await bus.link.call("SET", "before", 1)
+        async with bus.line("", "tail") as line:
+            fresh.sentinels[0].client.execute_command("SENTINEL", "FAILOVER", "mymaster")
+            await eventually(lambda: fresh.master() is not old, 20, "the sentinels have chosen")
+            links = [bus.link, bus.pulse, bus.reader, line]
+            await eventually(lambda: all(link.generation == 2 for link in links), 2, "all have left")
+            assert old.client.info("replication")["role"] == "master"
+            await bus.link.call("SET", "after", 1)
+    assert (old.client.exists("after"), fresh.master().client.exists("after")) == (0, 1)
+
+
 async def test_a_write_to_a_master_that_has_become_a_replica_is_sent_again(watched: Watched) -> None:
     script = Script("return redis.call('INCR', KEYS[1])")
     master = watched.master()

@@ -15,12 +15,13 @@ from shared.bus import ReplyError
 from shared.bus import sentinel as module
 from shared.bus.clock import BusClock
 from shared.bus.endpoint import Endpoint
-from shared.bus.sentinel import SentinelLink
+from shared.bus.sentinel import SentinelLink, Sentinels
 from shared.bus.wire import Desync, Server
 
 
-def state(port: int, flags: str) -> list[bytes]:
+def state(port: int, flags: str, epoch: int = 0) -> list[bytes]:
     fields = {"name": "mymaster", "ip": "127.0.0.1", "port": port, "flags": flags, "role-reported": "master"}
+    fields["config-epoch"] = epoch
     return [str(part).encode() for field in fields.items() for part in field]
 
 
@@ -39,7 +40,7 @@ async def test_one_sentinel_after_the_other_is_asked_until_one_knows_a_master_th
     async with AsyncExitStack() as stack:
         unknown = ReplyError("ERR No such master with that name")
         made, url = await sentinels(stack, hangs_up, unknown, state(7, "s_down,master"), state(7, "master"), unknown)
-        link = SentinelLink(Endpoint.parse(url), name="test")
+        link = SentinelLink(Sentinels(Endpoint.parse(url)), name="test")
         assert await link.server() == Server("127.0.0.1", 7, username="me", password="p", database=3)
         await eventually(lambda: not any(one.connections for one in made))
     asked = [(b"AUTH", b"other", b"s"), (b"SENTINEL", b"MASTER", b"mymaster")]
@@ -60,7 +61,7 @@ async def test_why_a_sentinel_knows_no_master_is_told(answer: Any, said: str) ->
     async with AsyncExitStack() as stack:
         (one,), url = await sentinels(stack, answer)
         with pytest.raises(ConnectionError) as told:
-            await SentinelLink(Endpoint.parse(url), name="test").server()
+            await SentinelLink(Sentinels(Endpoint.parse(url)), name="test").server()
     assert str(told.value) == f"no sentinel knows a master that is up (127.0.0.1:{one.port}: {said})"
 
 
@@ -80,12 +81,12 @@ async def test_sentinels_that_do_not_answer_or_not_in_the_protocol_leave_time_fo
 
     monkeypatch.setattr(module, "open_wire", opened)
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(timeout=timeout))
-    link = SentinelLink(Endpoint.parse("redis+sentinel://a,b,c/m/0"), name="test", timeout=60.0)
+    link = SentinelLink(Sentinels(Endpoint.parse("redis+sentinel://a,b,c/m/0")), name="test", timeout=60.0)
     assert (await link.server()).port == 7
     # and what is left is for the connection to the master
     assert len(given) == 3
     assert 30.0 < sum(given) < 60.0
-    link = SentinelLink(Endpoint.parse("redis+sentinel://a,b/m/0"), name="test")
+    link = SentinelLink(Sentinels(Endpoint.parse("redis+sentinel://a,b/m/0")), name="test")
     with pytest.raises(ConnectionError, match=r"\(a:26379: TimeoutError; b:26379: odd\)"):
         await link.server()
 
@@ -97,7 +98,7 @@ async def test_the_master_is_used_once_it_says_itself_that_it_is_one() -> None:
         port = (await stack.enter_async_context(master.listening())).port
         (sentinel,), url = await sentinels(stack, state(port, "master"))
         link = await stack.enter_async_context(
-            SentinelLink(Endpoint.parse(url), name="test/1", timeout=60.0, clock=clock)
+            SentinelLink(Sentinels(Endpoint.parse(url)), name="test/1", timeout=60.0, clock=clock)
         )
         await eventually(lambda: link.trouble)
         assert link.trouble == "the sentinels' master is a slave just now"
@@ -110,3 +111,46 @@ async def test_the_master_is_used_once_it_says_itself_that_it_is_one() -> None:
     handshake = [(b"AUTH", b"me", b"p"), (b"SELECT", b"3"), (b"CLIENT", b"ID"), (b"ROLE",)]
     assert master.asked[-1][:5] == [*handshake, (b"CLIENT", b"SETNAME", b"test/1")]
     assert clock.now_ms() == pytest.approx(5_000_000, abs=300_000)
+
+
+async def test_a_sentinel_that_was_cut_off_is_not_believed_unless_all_say_so() -> None:
+    async with AsyncExitStack() as stack:
+        made, url = await sentinels(stack, state(7, "master", 1), state(8, "master", 2))
+        known = Sentinels(Endpoint.parse(url))
+        # nothing better is known yet
+        assert (await known.ask(5.0)).port == 7
+        made[0].answers["SENTINEL"] = ReplyError("ERR not now")
+        assert (await known.ask(5.0)).port == 8
+        made[0].answers["SENTINEL"] = state(7, "master", 1)
+        assert (await known.ask(5.0)).port == 8
+        # a later fail-over, and the same one told again
+        made[0].answers["SENTINEL"] = state(9, "master", 3)
+        assert [(await known.ask(5.0)).port for _ in range(2)] == [9, 9]
+        # all of them were set up anew
+        for one in made:
+            one.answers["SENTINEL"] = state(6, "master", 0)
+        assert [(await known.ask(5.0)).port for _ in range(2)] == [6, 6]
+
+
+async def test_a_connection_leaves_a_master_that_the_sentinels_have_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOOK", 0.05)
+    async with AsyncExitStack() as stack:
+        old, new = (ScriptedRedis(GET=name, ROLE=[b"master", 1, []]) for name in (b"old", b"new"))
+        ports = [(await stack.enter_async_context(one.listening())).port for one in (old, new)]
+        (sentinel,), url = await sentinels(stack, state(ports[0], "master", 1))
+        known = Sentinels(Endpoint.parse(url))
+        links = [SentinelLink(known, name=f"test/{n}", timeout=5.0) for n in range(2)]
+        for link in links:
+            await stack.enter_async_context(link)
+            assert await link.call("GET", "x") == b"old"
+        # one that is away, or says nothing, makes nobody leave
+        for answer in (ReplyError("ERR not now"), state(ports[1], "s_down,master", 2)):
+            sentinel.answers["SENTINEL"] = answer
+            asked = len(sentinel.asked)
+            await eventually(lambda asked=asked: len(sentinel.asked) > asked + 2)
+            assert [await link.call("GET", "x") for link in links] == [b"old", b"old"]
+        assert [link.generation for link in links] == [1, 1]
+        # the old one still says that it is a master
+        sentinel.answers["SENTINEL"] = state(ports[1], "master", 2)
+        await eventually(lambda: [link.generation for link in links] == [2, 2])
+        assert [await link.call("GET", "x") for link in links] == [b"new", b"new"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shared.bus.endpoint import Address, Endpoint
-from shared.bus.sentinel import SentinelLink
+from shared.bus.sentinel import SentinelLink, Sentinels
 from shared.bus.wire import Server
 from shared.errors import SettingsError
 
@@ -145,7 +145,7 @@ def test_a_url_may_say_which_of_the_users_this_is(url: str, named: bool) -> None
 
 async def test_where_no_sentinel_knows_a_master_each_of_them_is_told_with_its_reason(closed_ports: list[int]) -> None:
     places = ",".join(f"127.0.0.1:{port}" for port in closed_ports)
-    link = SentinelLink(Endpoint.parse(f"redis+sentinel://{places}/mymaster/0"), name="test/1", timeout=2.0)
+    link = SentinelLink(Sentinels(Endpoint.parse(f"redis+sentinel://{places}/mymaster/0")), name="test/1", timeout=2.0)
     with pytest.raises(ConnectionError, match="no sentinel knows a master that is up") as told:
         await link.server()
     assert [f"127.0.0.1:{port}: " in str(told.value) for port in closed_ports] == [True, True]
