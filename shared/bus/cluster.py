@@ -108,6 +108,8 @@ class ClusterLink(Port):
         self._timeout = timeout
         self._owners: list[Address | None] = [None] * SLOTS
         self.masters: dict[Address, int] = {}
+        # slots of which something has to be sent again, until it was
+        self._again: dict[int | None, asyncio.Future[None]] = {}
         self.nodes: dict[Address, NodeLink] = {}
         self._doubt = asyncio.Event()
         self._asked = 0
@@ -180,56 +182,79 @@ class ClusterLink(Port):
         block: float = 0.0,
         until: float | None = None,
     ) -> list[Reply]:
-        """Sends commands to the masters of slots, follows redirections, waits while one has none that is there."""
+        """Sends commands to the masters of slots, follows redirections, waits while one has none that is there.
+
+        What has to be sent again is not overtaken by what comes behind it in the same slot; except what waits for its
+        second key, which may take as long as it takes to move a slot.
+        """
         loop = asyncio.get_running_loop()
         replies: list[Reply] = [None] * len(commands)
         waiting = list(range(len(commands)))
         # who is to be asked instead of a master, once
         instead: dict[int, Address] = {}
+        # what is for several slots has no order
+        slot = slots[0] if len(set(slots)) == 1 else None
+        mine = loop.create_future()
         delay, broken = 0.0, 0
-        while waiting:
-            if delay:
-                await asyncio.sleep(delay)
-            delay = min(_MAX_BACKOFF, delay * 2 or 0.01)
-            await self._mapped()
-            if until is not None and loop.time() > until:
-                raise ConnectionLost("there was no connection to the Redis Cluster in time", broken)
-            # who was sent elsewhere asks to be let in, and nobody else: a slot may be on its way back to where an old
-            # map says that it is
-            parts: dict[tuple[Address | None, bool], list[int]] = {}
-            for n in waiting:
-                parts.setdefault((instead.get(n) or self.owner(slots[n]), n in instead), []).append(n)
-            tries = [
-                self._try(address, [part for n in places for part in (*_ASKING[asks], commands[n])], block, until)
-                for (address, asks), places in parts.items()
-            ]
-            outcomes = [await tries[0]] if len(tries) == 1 else await asyncio.gather(*tries, return_exceptions=True)
-            waiting, instead = [], {}
-            for ((address, asks), places), outcome in zip(parts.items(), outcomes, strict=True):
-                if isinstance(outcome, ConnectionLost) and retry:
-                    broken += outcome.broken
-                    if broken >= MOST_TRIES:
-                        raise PermanentError(f"a large message broke the connection to Redis {broken} times")
-                elif isinstance(outcome, BaseException):
-                    raise outcome
-                if address is None or not isinstance(outcome, list):
-                    waiting += places
-                    continue
-                for n, reply in zip(places, outcome[asks :: 1 + asks], strict=True):
-                    code = reply.code if isinstance(reply, ReplyError) else ""
-                    if code == "ASK":
-                        instead[n] = _address(str(reply), address)
-                    elif code == "MOVED":
-                        self._owners[slots[n]] = _address(str(reply), address)
-                    elif code not in _NOT_NOW:
-                        replies[n] = reply
+        try:
+            while waiting:
+                if delay:
+                    await asyncio.sleep(delay)
+                delay = min(_MAX_BACKOFF, delay * 2 or 0.01)
+                await self._mapped()
+                while (before := self._again.get(slot, mine)) is not mine and (until is None or loop.time() <= until):
+                    await asyncio.wait((before,), timeout=None if until is None else until - loop.time())
+                if until is not None and loop.time() > until:
+                    raise ConnectionLost("there was no connection to the Redis Cluster in time", broken)
+                # who was sent elsewhere asks to be let in, and nobody else: a slot may be on its way back to where an
+                # old map says that it is
+                parts: dict[tuple[Address | None, bool], list[int]] = {}
+                for n in waiting:
+                    parts.setdefault((instead.get(n) or self.owner(slots[n]), n in instead), []).append(n)
+                tries = [
+                    self._try(address, [part for n in places for part in (*_ASKING[asks], commands[n])], block, until)
+                    for (address, asks), places in parts.items()
+                ]
+                outcomes = [await tries[0]] if len(tries) == 1 else await asyncio.gather(*tries, return_exceptions=True)
+                waiting, instead, second_key = [], {}, False
+                for ((address, asks), places), outcome in zip(parts.items(), outcomes, strict=True):
+                    if isinstance(outcome, ConnectionLost) and retry:
+                        broken += outcome.broken
+                        if broken >= MOST_TRIES:
+                            raise PermanentError(f"a large message broke the connection to Redis {broken} times")
+                    elif isinstance(outcome, BaseException):
+                        raise outcome
+                    if address is None or not isinstance(outcome, list):
+                        waiting += places
                         continue
-                    # it was not carried out
-                    waiting.append(n)
-            waiting.sort()
-            if len(waiting) > len(instead):
-                self.doubt()
+                    for n, reply in zip(places, outcome[asks :: 1 + asks], strict=True):
+                        code = reply.code if isinstance(reply, ReplyError) else ""
+                        if code == "ASK":
+                            instead[n] = _address(str(reply), address)
+                        elif code == "MOVED":
+                            self._owners[slots[n]] = _address(str(reply), address)
+                        elif code not in _NOT_NOW:
+                            replies[n] = reply
+                            continue
+                        # it was not carried out
+                        waiting.append(n)
+                        second_key = second_key or code == "TRYAGAIN"
+                waiting.sort()
+                if len(waiting) > len(instead):
+                    self.doubt()
+                    if second_key:
+                        self._let_by(slot, mine)
+                        mine = loop.create_future()
+                    elif slot is not None:
+                        self._again.setdefault(slot, mine)
+        finally:
+            self._let_by(slot, mine)
         return replies
+
+    def _let_by(self, slot: int | None, mine: asyncio.Future[None]) -> None:
+        if self._again.get(slot) is mine:
+            del self._again[slot]
+            mine.set_result(None)
 
     async def _try(
         self, address: Address | None, commands: Sequence[Command], block: float, until: float | None

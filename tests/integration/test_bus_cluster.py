@@ -18,6 +18,7 @@ from support.proxy import Proxy
 from support.waiting import always, eventually
 
 from shared.bus import Bell, Bus, BusFull, ConnectionLost, Delivery, Route, Script, Tail, open_bell
+from shared.bus.cluster import ClusterLink
 from shared.bus.hash_slots import slot_of_key
 from shared.bus.keys import journal_key
 from shared.contracts import DEAD_LETTER
@@ -134,6 +135,29 @@ async def test_nothing_is_acknowledged_behind_an_effect_that_a_full_node_refuses
             node.client.config_set("maxmemory", 0)
         replies = await bus.link.pipe_raw([("SET", "x", 1), ("XADD", "x", "*", "a", "b"), ("SET", "y", 2)])
         assert (replies[0], replies[1].code, replies[2]) == (b"OK", "WRONGTYPE", b"OK")
+
+
+async def test_nothing_overtakes_a_command_of_its_slot_that_is_sent_again(cluster: Cluster) -> None:
+    """A journal's next entry, say: Redis would refuse the one before, and its writer take it for somebody else's."""
+    node = cluster.master("ordered")
+    async with Bus(cluster.url, "test/1", timeout=0.3) as bus:
+        await bus.link.call("GET", "ordered")
+        assert isinstance(bus.link, ClusterLink)
+        (link,) = (link for address, link in bus.link.nodes.items() if address.port == node.port)
+        with stopped(node):
+            noticing = asyncio.create_task(bus.link.call("GET", "ordered"))
+            await eventually(lambda: not link.connected.is_set())
+            first = asyncio.create_task(bus.link.call("RPUSH", "ordered", 1))
+            # it is tried at longer and longer intervals
+            await asyncio.sleep(0.3)
+            # who must not wait for long does not
+            until = asyncio.get_running_loop().time() + 0.05
+            with pytest.raises(ConnectionLost, match="in time"):
+                await bus.link.submit([("RPUSH", "ordered", "late")], True, until=until)
+        await link.connected.wait()
+        assert await asyncio.wait_for(bus.link.call("RPUSH", "ordered", 2), 5) == 2
+        assert (await noticing, await first) == (None, 1)
+    assert cluster.ask("LRANGE", "ordered", 0, -1) == ["1", "2"]
 
 
 async def test_what_a_node_does_not_take_ends_with_a_reason(cluster: Cluster) -> None:
