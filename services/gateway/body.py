@@ -142,14 +142,14 @@ class AskRoute(JsonRoute):
 
     async def _answer(self, given: Request) -> Response:
         request = self.request(given.scope, given.receive)
-        if not await request.body():
-            raise RequestValidationError([{"type": "missing", "loc": ("body",), "msg": "Field required"}])
         try:
-            said = await request.json()
+            said = await request.json() if await request.body() else None
         except orjson.JSONDecodeError as exc:
             wrong = {"type": "json_invalid", "loc": ("body", exc.pos), "msg": exc.msg, "ctx": {"error": exc.msg}}
             raise RequestValidationError([wrong]) from exc
         user = await authenticated(request)
+        if not await request.body():
+            raise RequestValidationError([{"type": "missing", "loc": ("body",), "msg": "Field required"}])
         try:
             # as FastAPI does it, so that it says the same of what is wrong
             body = self._body.model_validate(said, from_attributes=True)

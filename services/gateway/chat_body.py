@@ -72,7 +72,7 @@ class Call(Wire):
             return ChatToolCall(id=self.id or otherwise, name=self.custom.name, args=args_of_text(self.custom.input))
         if self.function is None:
             raise bad("messages: a call in tool_calls must have its function")
-        return ChatToolCall(id=self.id or otherwise, name=self.function.name, args=arguments(self.function))
+        return ChatToolCall(id=self.id or otherwise, name=self.function.name, args=arguments(self.function.arguments))
 
 
 class ChatMessage(Wire):
@@ -217,7 +217,7 @@ def _messages(messages: Sequence[ChatMessage]) -> list[ChatTurnMessage]:
         calls = [call.told(f"call_{place}_{n}") for n, call in enumerate(message.tool_calls or ())]
         if message.function_call is not None:
             calls.append(ChatToolCall(id=f"call_{place}", name=message.function_call.name,
-                                      args=arguments(message.function_call)))  # fmt: skip
+                                      args=arguments(message.function_call.arguments)))  # fmt: skip
         answers = message.tool_call_id
         if message.role == "function":
             # the older form has no ids: a result belongs to the call before it
@@ -260,15 +260,13 @@ def parts_of(content: Any) -> list[str | Part]:
         raise bad(f"content: {sentence(exc.errors()[0])}") from exc
 
 
-def arguments(called: CalledFunction) -> dict[str, Any]:
+def arguments(told: Any) -> dict[str, Any]:
     """The arguments of a call that the client tells of; what is no JSON object is kept as it is."""
-    if isinstance(called.arguments, dict):
-        return called.arguments
     try:
-        value = orjson.loads(called.arguments or "{}")
+        value = orjson.loads(told or "{}") if told is None or isinstance(told, str) else told
     except orjson.JSONDecodeError:
         value = None
-    return value if isinstance(value, dict) else {"unparsed": called.arguments}
+    return value if isinstance(value, dict) else {"unparsed": told}
 
 
 def text_of(content: str | Sequence[str | Part] | None, place: int, role: str) -> str:
@@ -365,11 +363,13 @@ def check_schema(schema: dict[str, Any], what: str) -> None:
     """Raises ApiError 400 for what is no JSON schema."""
     import jsonschema
 
-    kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     try:
-        kind.check_schema(schema)
+        jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator).check_schema(schema)
     except jsonschema.exceptions.SchemaError as exc:
         raise bad(f"{what}: is no JSON schema: {exc.message[:200]}") from exc
+    except Exception as exc:
+        # what calls itself a kind of schema that cannot be, a pattern beyond what the reader of patterns reads
+        raise bad(f"{what}: is no JSON schema: {str(exc)[:200]}") from exc
 
 
 def _think(body: ChatBody) -> bool | None:

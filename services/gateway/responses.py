@@ -15,7 +15,6 @@ from pydantic import Field
 from services.gateway.accept import Ask
 from services.gateway.chat_body import (
     DEFAULT_MODEL,
-    CalledFunction,
     Wire,
     answer_schema,
     arguments,
@@ -135,7 +134,7 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[ChatTurnMessage]:
     agent's own; what was thought is left out. Raises ApiError 400."""
     found: list[ChatTurnMessage] = []
     for place, item in enumerate(items):
-        match item.get("type", "message"):
+        match str(item.get("type", "message")):
             case "message":
                 role = {"developer": "system"}.get(str(item.get("role")), str(item.get("role")))
                 if role not in ("system", "user", "assistant"):
@@ -152,7 +151,7 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[ChatTurnMessage]:
                 if kind == "custom_tool_call":
                     args = args_of_text(item.get("input"))
                 else:
-                    args = arguments(CalledFunction(name=name, arguments=item.get("arguments")))
+                    args = arguments(item.get("arguments"))
                 call = ChatToolCall(id=str(item.get("call_id", "")), name=name, args=args)
                 if found and found[-1].role == "assistant":
                     last = found.pop()
@@ -167,7 +166,7 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[ChatTurnMessage]:
             case kind if kind in _OF_OTHERS:
                 pass
             case kind:
-                raise bad(f"input.{place}: items of type {str(kind)[:50]} are not supported", "unsupported")
+                raise bad(f"input.{place}: items of type {kind[:50]} are not supported", "unsupported")
     return found
 
 

@@ -142,6 +142,11 @@ def _chat(request: Request, user: Principal, body: ChatBody | ResponseBody) -> s
     return next((name for name in named if isinstance(name, str) and name), None) if user.trusted else None
 
 
+async def _asked(reading: Callable[[], Ask], *schemas: object) -> Ask:
+    """The query in a request. Large schemas take seconds to look at, and would hold up everybody."""
+    return await asyncio.to_thread(reading) if any(schemas) else reading()
+
+
 async def _taken(
     gateway: Gateway, orphans: Orphans, origin: Origin, ask: Ask, behind: str | None = None
 ) -> QueryRecord:
@@ -208,7 +213,8 @@ async def create_chat_completion(request: Request, body: ChatBody, user: UserDep
     chat = _chat(request, user, body)
     user = _spoken_for(request, user, body)
     body = await in_chat(gateway, user.user_id, body, len(await request.body()))
-    ask = replace(asked(body, await _models(gateway), request.headers.get(TASK_HEADER, "")), chat=chat)
+    reading = partial(asked, body, await _models(gateway), request.headers.get(TASK_HEADER, ""))
+    ask = replace(await _asked(reading, body.tools, body.functions, body.response_format), chat=chat)
     record = await _taken(gateway, orphans, Origin.of(user, request.headers), ask)
     left = partial(orphans.leave, record, ask.model)
     name = body.model or DEFAULT_MODEL
@@ -262,7 +268,8 @@ async def create_response(request: Request, body: ResponseBody, user: UserDep) -
     user = _spoken_for(request, user, body)
     body = await in_response(gateway, user.user_id, body, len(await request.body()))
     items, behind = await _conversation(gateway, user, body)
-    ask = replace(asked_of_items(body, items, await _models(gateway), request.headers.get(TASK_HEADER, "")), chat=chat)
+    reading = partial(asked_of_items, body, items, await _models(gateway), request.headers.get(TASK_HEADER, ""))
+    ask = replace(await _asked(reading, body.tools, body.text), chat=chat)
     kept = {"items": items, "repeated": body.repeated(), "whole": ask.whole, "stored": body.store is not False}
     ask = replace(ask, given=orjson.dumps(kept).decode())
     record = await _taken(gateway, orphans, Origin.of(user, request.headers), ask, behind)

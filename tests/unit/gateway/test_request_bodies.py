@@ -200,6 +200,7 @@ async def test_a_route_reads_its_body_with_its_own_limits(
         (b'{"n": 1}', {"Content-Type": "text/plain"}),
         (b'{"n": "one"}', {"Authorization": "Bearer wrong"}),
         (b'{"n": 1', {"Authorization": "Bearer wrong"}),
+        (b"", {"Authorization": "Bearer wrong"}),
         (b"[" * 100 + b"]" * 100, {}),
     ],
 )
