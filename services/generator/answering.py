@@ -11,6 +11,7 @@ from services.generator.attachments import AttachmentMissing, AttachmentsUnavail
 from services.generator.identities import UnknownPersona
 from services.generator.opening import has_turn, open_response, open_turn, wait_for_turn
 from services.generator.run import Cancelled, Ending, Failure, Parts, Response
+from services.generator.terms import UnusableForm
 from services.generator.watch import Watch, watched_answer
 from shared.contracts import QueryReceived
 from shared.envelope import Message
@@ -31,6 +32,7 @@ log = get_logger()
 
 _CODES: tuple[tuple[type[ModelError], str], ...] = (
     (UnknownPersona, "unknown_persona"),
+    (UnusableForm, "bad_request"),
     (AttachmentMissing, "attachment_missing"),
     (AttachmentsUnavailable, "memory_unavailable"),
     (ModelMissing, "model_missing"),

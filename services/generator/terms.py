@@ -1,21 +1,29 @@
-"""A client's terms: tools that it runs itself, and the form that the answer must have. Pure."""
+"""A client's terms: tools that it runs itself, and the form that the answer must have."""
 
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from shared.contracts import ClientTools
+from shared.errors import ModelError
 from shared.llm.port import ToolCall
 
 Placed = tuple[int, ToolCall]
 
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _SHOWN = 300
+_MOST_SECONDS = 1.0
+
+
+class UnusableForm(ModelError):
+    """No value can be compared with the JSON schema of a form: it refers to what is not there, or takes too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +78,22 @@ class Terms:
         forms = {function["function"]["name"]: _parameters(function) for function in self.functions}
         if self._only is not None:
             return forms[self._only]
-        return {
-            "anyOf": [
-                {
-                    "type": "object",
-                    "properties": {"name": {"const": name}, "arguments": form},
-                    "required": ["name", "arguments"],
-                    "additionalProperties": False,
-                }
-                for name, form in forms.items()
-            ]
-        }
+        # what refers to a place in itself stands where model servers can follow it: they know no places in lists
+        moved = {name: _moved(form, f"#/$defs/{name}") for name, form in forms.items()}
+        defined = {name: form for name, form in moved.items() if form != forms[name]}
+        either = [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": name},
+                    "arguments": {"$ref": f"#/$defs/{name}"} if name in defined else form,
+                },
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for name, form in forms.items()
+        ]
+        return {"anyOf": either, "$defs": defined} if defined else {"anyOf": either}
 
     @property
     def instruction(self) -> str:
@@ -99,7 +112,8 @@ class Terms:
         return f"Call a tool now. The tools:\n{known}\nAnswer with one JSON value, {what}, in this form:\n{form}"
 
     def fitting(self, text: str) -> Any:
-        """The value that a reply is, when it fits the form. Raises ValueError in words for the model."""
+        """The value that a reply is, when it fits the form. Raises ValueError in words for the model, and
+        UnusableForm."""
         trouble = "it is not JSON"
         for candidate in _candidates(text):
             try:
@@ -126,12 +140,54 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
     return function["function"].get("parameters") or {"type": "object"}
 
 
+def _moved(schema: Any, place: str) -> Any:
+    """A schema as part of another one, `place` in it: what refers to a place in itself still does."""
+    match schema:
+        case {"$id": str()}:
+            # its references begin here, wherever it stands
+            return schema
+        case dict():
+            found = {name: _moved(value, place) for name, value in schema.items()}
+            if isinstance(to := schema.get("$ref"), str) and (to == "#" or to.startswith("#/")):
+                found["$ref"] = place + to[1:]
+            return found
+        case list():
+            return [_moved(value, place) for value in schema]
+        case _:
+            return schema
+
+
+@contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in what computes for longer: nothing else of this process runs meanwhile, and a pattern or
+    references of a client's choice can take for ever."""
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"it takes more than {seconds:g} s to compare a value with it")
+
+    before = signal.signal(signal.SIGVTALRM, late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
 def _misfit(value: Any, schema: Mapping[str, Any]) -> str:
+    """What is wrong with a value, in words; empty when it fits. Raises UnusableForm."""
     # imported when it is needed: most queries have no form
     import jsonschema
+    from jsonschema_specifications import REGISTRY
 
-    validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
-    error = jsonschema.exceptions.best_match(validator.iter_errors(value))
+    kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    try:
+        with _within(_MOST_SECONDS):
+            # with a registry of its own, nothing is fetched from where a client's schema refers to
+            error = jsonschema.exceptions.best_match(kind(schema, registry=REGISTRY).iter_errors(value))
+    except Exception as exc:
+        # what it refers to may be anything, a schema or not, and itself: nobody has looked at that before
+        raise UnusableForm(f"the JSON schema cannot be used: {exc}"[:_SHOWN]) from exc
     if error is None:
         return ""
     place = "/".join(str(part) for part in error.absolute_path)

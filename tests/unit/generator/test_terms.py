@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from services.generator.loop import Answer, HandedCall, Message, Reply, run_agent
-from services.generator.terms import Terms
+from services.generator.terms import Terms, UnusableForm
 from shared.contracts import ClientTools, ToolCallRecord
 from shared.llm.port import ModelError, ToolCall
 
@@ -186,3 +186,51 @@ async def test_an_answer_that_was_cut_off_is_told_as_far_as_it_goes(reason: str)
     model = Model(Reply('{"n": ', "", [], reason, "m"))
     answer = await answered(model, Terms(schema=SCHEMA))
     assert (answer.text, answer.finish_reason) == ('{"n": ', reason)
+
+
+def of_place(kind: str) -> dict[str, Any]:
+    """The parameters of a tool, as pydantic writes them."""
+    place = {"type": "object", "properties": {"at": {"type": kind}, "in": {"$ref": "#/$defs/Place"}}}
+    return {"type": "object", "properties": {"place": {"$ref": "#/$defs/Place"}}, "$defs": {"Place": place}}
+
+
+async def test_each_of_several_tools_has_the_definitions_that_its_arguments_refer_to() -> None:
+    functions = [function("walk", parameters=of_place("integer")), function("drive", parameters=of_place("string"))]
+    terms = Terms(tools=ClientTools(functions=[*functions, CLOCK], choice="required"))
+    args = {"place": {"at": "home", "in": {"at": "town"}}}
+    model = Model(orjson.dumps({"name": "walk", "arguments": args}).decode(), '{"name": "clock", "arguments": {}}')
+    assert (await answered(model, terms)).handed == [HandedCall(1, 0, ToolCall("", "clock", {}))]
+    driven = await answered(Model(orjson.dumps({"name": "drive", "arguments": args}).decode()), terms)
+    assert driven.handed == [HandedCall(0, 0, ToolCall("", "drive", args))]
+    # a schema with a name of its own keeps what it refers to
+    named = {"$id": "https://example.org/drive", **of_place("string")}
+    terms = Terms(tools=ClientTools(functions=[function("drive", parameters=named), CLOCK], choice="required"))
+    assert terms.call_of(orjson.dumps({"name": "drive", "arguments": args}).decode()).args == args
+
+
+TWICE = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "trouble"),
+    [
+        ({"$ref": "#/nowhere"}, "'/nowhere' does not exist"),
+        ({"$ref": "#nobody"}, "'nobody' does not exist"),
+        ({"$ref": "#"}, "recursion"),
+        ({"$ref": "#/other", "other": 5}, "'int'"),
+        ({"$ref": "http://127.0.0.1:1/schema"}, "Unresolvable"),
+        ({"$ref": "file:///etc/hostname"}, "Unresolvable"),
+        ({"$id": "a", "$ref": "http://["}, "Invalid"),
+        ({"$ref": "#/$defs/d0", "$defs": {**TWICE, "d40": {}}}, "more than 1 s"),
+        ({"properties": {"n": {"pattern": "^(a+)+$"}}}, "more than 1 s"),
+    ],
+)
+async def test_a_form_that_nothing_can_be_compared_with_ends_the_answer(
+    schema: dict[str, Any], trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[Any] = []
+    monkeypatch.setattr("urllib.request.urlopen", fetched.append)
+    model = Model(f'{{"n": "{"a" * 60}b"}}')
+    with pytest.raises(UnusableForm, match=f"^the JSON schema cannot be used: .*{trouble}"):
+        await answered(model, Terms(schema=schema))
+    assert fetched == []
