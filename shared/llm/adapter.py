@@ -46,7 +46,7 @@ _REMEMBERED = 600.0
 # How long text is kept back that may be a call, in seconds.
 HELD_SECONDS = 30.0
 # How long the end of a connection is waited for behind that of the answer, in seconds.
-_BEHIND = 1.0
+BEHIND = 1.0
 # Of thoughts, how much of the end is looked through for a call.
 _THOUGHTS_READ = 8_000
 # What a call's id may take, in characters: it goes back to the model server with each later request.
@@ -247,7 +247,7 @@ class WiredChatModel:
                 if isinstance(event, Finish):
                     # the answer is whole, whatever becomes of its connection: of use again when it ends in time
                     with contextlib.suppress(ModelError, TimeoutError):
-                        async with asyncio.timeout(_BEHIND):
+                        async with asyncio.timeout(BEHIND):
                             async for _ in events:
                                 pass
                     return

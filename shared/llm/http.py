@@ -410,6 +410,8 @@ class _Connection(asyncio.Protocol):
     # ── called by the parser ─────────────────────────────────────────────────────────────────────────────────
 
     def on_message_begin(self) -> None:
+        if self.complete:
+            raise ValueError("a second answer")
         self.headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:

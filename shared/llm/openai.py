@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from base64 import b64encode
@@ -12,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from shared.llm.adapter import RawCall, WireEvent, merged
+from shared.llm.adapter import BEHIND, RawCall, WireEvent, merged
 from shared.llm.address import openai_url
 from shared.llm.discovery import is_llama, of_openai, same_model
 from shared.llm.failures import ThinkingUnsupported, error_text, failure
@@ -40,6 +41,8 @@ EMBED_TIMEOUT = 120.0
 # Ollama's names of options that have another one here.
 _RENAMED = {"num_predict": "max_tokens"}
 _NEW_LIMIT = "max_completion_tokens"
+# Reasons behind which nothing more comes of an answer but counts of its tokens.
+_WHOLE = ("stop", "length", "tool_calls", "function_call")
 # What an answer begins with: a stream, one as a whole, or an error line of llama.cpp.
 _BEGINS = (*SSE, b"{", b"error:")
 # Options that an answer can do without; the switch for thinking has a fall-back of its own.
@@ -76,9 +79,12 @@ class OpenAIWire:
             try:
                 lines = self._server.lines("chat/completions", asked, bound, _BEGINS, missing)
                 async with contextlib.aclosing(lines) as arrived:
-                    async for some in arrived:
+                    until: float | None = None
+                    while (some := await _next(arrived, until)) is not None:
                         for event in merged(reading.events(some)):
                             yield event
+                        if until is None and reading.reason in _WHOLE:
+                            until = asyncio.get_running_loop().time() + BEHIND
             except ThinkingUnsupported as exc:
                 raise exc if wish else ModelRejected(str(exc)) from exc
             except ModelRejected as exc:
@@ -133,6 +139,17 @@ class OpenAIEmbeddings:
 
     async def aclose(self) -> None:
         await self._server.aclose()
+
+
+async def _next(arrived: AsyncGenerator[list[bytes], None], until: float | None) -> list[bytes] | None:
+    """The next lines, or None at their end. until: loop time up to which that is waited for, of an answer that is
+    whole: counts of its tokens come in time or not at all, and its connection ends as it will."""
+    if until is None:
+        return await anext(arrived, None)
+    with contextlib.suppress(TimeoutError, StreamInterrupted):
+        async with asyncio.timeout_at(until):
+            return await anext(arrived, None)
+    return None
 
 
 def root_of(url: str) -> str:
@@ -213,7 +230,10 @@ def _word(name: str) -> re.Pattern[str]:
 
 
 class _Reading:
-    """One answer's events; the Finish waits for the usage, which comes in an event of its own after the last choice."""
+    """One answer's events; the Finish waits for the usage, which comes in an event of its own after the last choice.
+
+    reason: why the answer ended, once it has.
+    """
 
     def __init__(self, request: ChatRequest, missing: str, strange: Callable[[], ModelError]) -> None:
         self._model = request.model
@@ -221,7 +241,7 @@ class _Reading:
         self._strange = strange
         self._whole: list[bytes] = []
         self._calls = _Calls(frozenset(tool["function"]["name"] for tool in request.tools))
-        self._reason = ""
+        self.reason = ""
         self._usage: Mapping[str, Any] = {}
         self._ended = False
 
@@ -236,9 +256,11 @@ class _Reading:
             if kind not in (b"data", b"error"):
                 continue
             data = data.strip()
+            if not data:
+                continue
             if data == b"[DONE]":
                 # not everybody says why
-                self._reason = self._reason or "stop"
+                self.reason = self.reason or "stop"
                 yield from self.end()
                 continue
             try:
@@ -253,10 +275,10 @@ class _Reading:
         if isinstance(usage := part.get("usage"), dict):
             self._usage = usage
         self._model = part.get("model") or self._model
-        choices = part.get("choices")
-        choice = choices[0] if choices else {}
+        # one answer was asked for
+        choice: Mapping[str, Any] = next((one for one in part.get("choices") or () if not one.get("index")), {})
         delta = choice.get("delta") or choice.get("message") or {}
-        self._reason = choice.get("finish_reason") or self._reason
+        self.reason = choice.get("finish_reason") or self.reason
         # Both names are in use, and some servers send the same text under both.
         thinking = delta.get("reasoning") or delta.get("reasoning_content")
         if isinstance(thinking, str):
@@ -276,15 +298,15 @@ class _Reading:
         """The calls and the Finish, when the answer is complete; once."""
         if self._whole:
             yield from self._as_a_whole(b"\n".join(self._whole))
-        if not self._reason or self._ended:
+        if not self.reason or self._ended:
             return
         self._ended = True
-        if self._reason == "content_filter":
+        if self.reason == "content_filter":
             raise ModelRejected("the model backend withheld the answer (content filter)")
         # Fragments are complete only now; a call that the length limit cut off must not run.
-        yield from self._calls.complete(cut=self._reason == "length")
+        yield from self._calls.complete(cut=self.reason == "length")
         yield Finish(
-            reason="length" if self._reason == "length" else "stop",
+            reason="length" if self.reason == "length" else "stop",
             prompt_tokens=self._usage.get("prompt_tokens"),
             completion_tokens=self._usage.get("completion_tokens"),
             model=self._model,

@@ -209,13 +209,18 @@ async def test_an_answer_tells_what_can_be_written_of_it_or_ends_in_a_sentence(
     assert min(usage.prompt_tokens, usage.completion_tokens) >= 0
 
 
-@pytest.mark.parametrize("backend", ["ollama", "openai"])
+# The protocol's last line; some servers say why an answer ended, and no more.
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(("backend", "end"), [("ollama", b""), ("openai", b""), ("openai", DONE)])
 @pytest.mark.parametrize("length", [None, 5_000], ids=["the connection stays", "the connection is cut"])
 async def test_an_answer_is_whole_whatever_becomes_of_its_connection_behind_the_end(
-    backend: Backend, length: int | None
+    backend: Backend, end: bytes, length: int | None
 ) -> None:
     request = ChatRequest(model="m", messages=[{"role": "user", "content": "Hello"}])
     odd = whole(backend, "7")
+    odd = replace(odd, body=odd.body.removesuffix(DONE) + end)
     # a comment, or a blank line, is a sign of life and nothing else
     odd = replace(odd, length=length, again=b"" if length else b":\n" if backend == "openai" else b"\n")
     async with answering(odd) as (url, _):

@@ -97,6 +97,14 @@ async def test_a_connection_that_is_closed_in_the_moment_of_its_use_costs_no_ans
         assert server.connections == 2
 
 
+async def test_an_answer_that_nobody_asked_for_is_thrown_away() -> None:
+    async with serving(OK + OK.replace(b"200", b"500"), OK) as server, open_http(server.url, None) as http:
+        for _ in range(2):
+            answer = await http.get("/")
+            assert (answer.status_code, answer.content) == (200, b"ok")
+        assert server.connections == 2
+
+
 async def test_a_server_that_only_closes_is_an_error() -> None:
     async with serving(b"") as server, open_http(server.url, None) as http:
         with pytest.raises(httpx.RemoteProtocolError):

@@ -174,6 +174,19 @@ async def test_either_of_finish_reason_and_done_ends_the_answer() -> None:
         assert await answer(server) == [TextDelta("yes"), Finish("stop", None, None, "m")]
 
 
+async def test_of_several_answers_the_first_is_told() -> None:
+    others = [{"index": n, "delta": {"content": "no"}, "finish_reason": "stop"} for n in (1, 2)]
+    first = chunk(content="yes")
+    async with Server({**first, "choices": [*others, *first["choices"]]}, {**first, "choices": others}) as server:
+        assert await answer(server) == [TextDelta("yes"), Finish("stop", None, None, "m")]
+
+
+async def test_an_event_without_data_says_nothing() -> None:
+    body = b"data:\n\n" + sse(chunk(content="yes")) + b"data: \n\n" + sse(chunk("stop"))
+    async with Server(body=body) as server:
+        assert await answer(server) == [TextDelta("yes"), Finish("stop", None, None, "m")]
+
+
 @pytest.mark.parametrize("index", [0, None])
 @pytest.mark.parametrize("pieces", [1, 3])
 async def test_parallel_calls_without_ids_and_numbers_are_told_apart(index: int | None, pieces: int) -> None:
