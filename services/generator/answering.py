@@ -41,8 +41,6 @@ _CODES: tuple[tuple[type[ModelError], str], ...] = (
     (ModelUnavailable, "model_unavailable"),
 )
 
-_TOO_LATE = Failure("deadline_exceeded", "the answer was not ready before the query's deadline")
-
 
 @dataclass(slots=True)
 class _Running:
@@ -50,6 +48,11 @@ class _Running:
 
     scope: asyncio.Timeout
     cancelled: bool = False
+
+
+def _too_late(response: Response | None) -> Failure:
+    waited = f": it waited for the model ({response.waits})" if response is not None and response.waits else ""
+    return Failure("deadline_exceeded", f"the answer was not ready before the query's deadline{waited}")
 
 
 class Answering:
@@ -105,7 +108,7 @@ class Answering:
         except TimeoutError:
             if not running.scope.expired():
                 raise
-            ending = Cancelled() if running.cancelled else _TOO_LATE
+            ending = Cancelled() if running.cancelled else _too_late(response)
         except ModelError as exc:
             code = next((code for kind, code in _CODES if isinstance(exc, kind)), "model_error")
             ending = Failure(code, str(exc))

@@ -133,6 +133,11 @@ class Response:
         self._ports = ports
         self._settings = ports.context.settings
 
+    @property
+    def waits(self) -> str:
+        """Why the model cannot be asked, while it is waited for."""
+        return self._ports.waits
+
     # ── the answer ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def generate(self, past: Past) -> Finished:

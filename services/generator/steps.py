@@ -69,7 +69,7 @@ _NOTICES = {
 
 @dataclass(slots=True)
 class Ports:
-    """What a run touches outside itself."""
+    """What a run touches outside itself. waits: why the model cannot be asked, while it is waited for."""
 
     context: Context[GeneratorSettings]
     model: ChatModel
@@ -84,6 +84,7 @@ class Ports:
     beat: Beat = field(default_factory=Beat)
     shown: int = 0
     spoken: bool = False
+    waits: str = ""
 
 
 @dataclass(slots=True)
@@ -139,6 +140,7 @@ class JournalSteps:
             try:
                 reply = await self._call(step, request, fitted, facts.context(request.num_ctx))
                 self.ports.recall.replies[self.scope, step] = reply
+                self.ports.waits = ""
                 return reply
             except ModelRejected:
                 if request.response_schema is None:
@@ -159,6 +161,7 @@ class JournalSteps:
                 if not longer and not smaller and not self.conversation.halve():
                     raise ContextOverflow(f"{exc}; {_advice(facts, request.num_ctx)}") from exc
             except (ModelOverloaded, ModelUnavailable) as exc:
+                self.ports.waits = str(exc)
                 log.warning("model.waiting", step=step, reason=str(exc), seconds=pause)
                 await self._notice("model_waiting", f"waiting for the model: {exc}")
                 await asyncio.sleep(pause * random.uniform(0.8, 1.2))

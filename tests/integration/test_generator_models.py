@@ -219,6 +219,16 @@ async def test_a_query_completes_when_the_model_server_comes_back(redis_url: str
         assert (await on.types(query_id)).count("notice") == 1
 
 
+async def test_an_answer_that_is_too_late_says_what_it_waited_for(redis_url: str) -> None:
+    busy, there = {"respond": {"status": 503, "error": "all is taken"}}, {"respond": {"text": "slow", "delay": 9}}
+    async with stage(redis_url, [{**busy, "when": {"user": "busy"}}, there]) as on:
+        waiting, slow = await on.ask("busy", deadline=0.5), await on.ask("slow", deadline=0.5)
+        said = [(await on.ended(query_id)).value() for query_id in (waiting, slow)]
+    assert {one["code"] for one in said} == {"deadline_exceeded"}
+    assert "it waited for the model (the model backend is busy: all is taken)" in said[0]["message"]
+    assert said[1]["message"] == "the answer was not ready before the query's deadline"
+
+
 async def test_a_cut_of_the_history_is_announced_and_takes_whole_turns(redis_url: str) -> None:
     # a summary in the place of the oldest turns would come at any moment
     async with stage(redis_url, num_ctx=1_500, compact=False) as on:

@@ -32,6 +32,7 @@ class Response:
     def __init__(self, generate: Callable[[], Awaitable[Ending]]) -> None:
         self._generate = generate
         self.ended: list[Ending] = []
+        self.waits = ""
 
     async def generate(self, past: Past) -> Ending:
         assert past is PAST
@@ -266,7 +267,10 @@ async def test_a_query_that_has_its_turn_does_not_ask_for_it(
     assert (bench.asked_for_turn, bench.ended, bench.began) == (asked, [DONE], [True])
 
 
-async def test_an_answer_that_is_too_late_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("waits", "told"), [("", ""), ("it is busy", ": it waited for the model (it is busy)")])
+async def test_an_answer_that_is_too_late_says_so_and_what_it_waited_for(
+    monkeypatch: pytest.MonkeyPatch, waits: str, told: str
+) -> None:
     bench = Bench(monkeypatch, left=0.0)
 
     async def endless() -> Ending:
@@ -274,8 +278,9 @@ async def test_an_answer_that_is_too_late_says_so(monkeypatch: pytest.MonkeyPatc
         raise AssertionError
 
     bench.response = Response(endless)
+    bench.response.waits = waits
     await bench.answering.answer(message())
-    assert bench.ended == [Failure("deadline_exceeded", "the answer was not ready before the query's deadline")]
+    assert bench.ended == [Failure("deadline_exceeded", f"the answer was not ready before the query's deadline{told}")]
 
 
 # ── the shadow ───────────────────────────────────────────────────────────────────────────────────────────────────

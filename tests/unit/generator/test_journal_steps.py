@@ -348,6 +348,7 @@ async def test_what_broke_off_is_asked_again_and_what_was_seen_of_it_taken_back(
         assert len(run.journal.of(EntryType.RESTARTED)) == 2
         return
     assert (await run.asks()).content == "whole"
+    assert run.ports.waits == ""
     # doubled each time
     assert pauses == pytest.approx([0.25 * 1.2, 0.5 * 1.2, 1.2])
     (notice,) = run.journal.of(EntryType.NOTICE)
