@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
 
-from shared.bus import Bus, BusFull, Command, Consumer, Delivery, Limit, Route, Tail
+from shared.bus import Bus, BusFull, Command, Consumer, Delivery, Limit, ReplyError, Route, Tail
 from shared.bus.keys import inbox_key, settings_key
 from shared.contracts import SETTINGS_UPDATE, AnyPayload, Outgoing, Subject
 from shared.envelope import Envelope, Message, now_ms
@@ -168,7 +168,8 @@ class Context(Generic[S]):
     async def _running(self, patient: bool, since: str) -> AsyncIterator[None]:
         """Announced and listening, with everything that goes on in the background. since: the newest change of settings
         when the kept ones were read."""
-        await self.presence.arrive(patient=patient)
+        with _allowed(self.participant):
+            await self.presence.arrive(patient=patient)
         async with asyncio.TaskGroup() as background:
             self.background = background
             for running in (
@@ -186,6 +187,18 @@ class Context(Generic[S]):
                 for task in list(background._tasks):
                     task.cancel()
                 await self.presence.leave()
+
+
+@contextlib.contextmanager
+def _allowed(participant: str) -> Iterator[None]:
+    """What a participant begins with. Raises SettingsError where its user of Redis may not do that."""
+    try:
+        yield
+    except ReplyError as exc:
+        raise SettingsError(
+            f"Redis refuses what {participant} needs ({exc}): see whose user LOCAL2_REDIS_URL names, and what that may "
+            "do (deploy/redis/users.acl)"
+        ) from exc
 
 
 async def _kept_values(bus: Bus, participant: str) -> dict[str, Any]:
@@ -227,9 +240,10 @@ async def open_context(
         observing(participant, replica, settings, metrics) as address,
         Bus(settings.redis_url, source, timeout=settings.redis_timeout, retention=settings.retention) as bus,
     ):
-        # before the kept ones are read: a change in between is in them, or heard afterwards, or both
-        since = await bus.newest(SETTINGS_UPDATE.stream)
-        stored = await _stored_settings(bus, participant, settings)
+        with _allowed(participant):
+            # before the kept ones are read: a change in between is in them, or heard afterwards, or both
+            since = await bus.newest(SETTINGS_UPDATE.stream)
+            stored = await _stored_settings(bus, participant, settings)
         context = Context(participant, stored, bus, replica, settings)
         context.tools = list(tools)
         if address is not None:

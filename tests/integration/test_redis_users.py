@@ -30,7 +30,9 @@ from shared.bus import Bell, Bus, open_bell
 from shared.bus.keys import journal_key
 from shared.contracts import DEAD_LETTER, QUERY_CANCEL, TOOL_REQUEST, TOOL_RESULT, QueryCancel, ToolRequest
 from shared.envelope import Envelope
+from shared.errors import SettingsError
 from shared.participant import health
+from shared.participant.service import open_context
 from shared.records.journal import EntryType, JournalWriter
 from shared.testing.model_server import ScriptedModelServer
 
@@ -356,6 +358,13 @@ def test_the_core_user_has_this_products_keys_only(core: redis.Redis) -> None:
     assert refused(core, "SPUBLISH", "anything", "x")
     assert refused(core, "SSUBSCRIBE", "anything")
     assert refused(core, "PSUBSCRIBE", "local2:journal:*")
+
+
+async def test_a_participant_that_comes_as_another_user_ends_with_a_sentence(users: AclRedis, tmp_path: Path) -> None:
+    settings = GeneratorSettings(redis_url=users.web_search, data_dir=tmp_path)
+    with pytest.raises(SettingsError, match=r"Redis refuses what generator needs \(NOPERM .*LOCAL2_REDIS_URL"):
+        async with asyncio.timeout(20), open_context("generator", settings):
+            pass
 
 
 def test_nobody_comes_in_without_a_name(users: AclRedis) -> None:
