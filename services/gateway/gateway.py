@@ -27,6 +27,8 @@ from shared.records.sessions import Sessions
 R = TypeVar("R")
 
 _BACKLOG_SECONDS = 0.25
+# How a Redis begins that does not take a connection's user or password.
+_NOT_LET_IN = ("WRONGPASS", "NOAUTH", "NOPERM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,14 @@ class _Connected:
     bell: Bell
     sessions: Sessions
     tools: ToolClient
+
+
+def _away(trouble: str) -> str:
+    """What to say of a bus that did not answer in time. trouble: what became of the connection to it."""
+    if trouble.startswith(_NOT_LET_IN):
+        return f"the bus does not let this gateway in ({trouble.rstrip('.')}): see to its LOCAL2_REDIS_URL"
+    what = "is kept busy by a script" if "BUSY " in trouble else "does not answer"
+    return f"the bus {what}; try again in a moment"
 
 
 class Gateway:
@@ -99,9 +109,7 @@ class Gateway:
             async with asyncio.timeout(self.settings.bus_wait + extra):
                 yield
         except TimeoutError as exc:
-            busy = "BUSY " in self.bus.link.trouble
-            what = "is kept busy by a script" if busy else "does not answer"
-            raise BusUnavailable(f"the bus {what}; try again in a moment") from exc
+            raise BusUnavailable(_away(self.bus.link.trouble)) from exc
 
     async def full(self) -> str | None:
         """Why the bus takes no writes, as of the last heartbeat; None while it does. Raises BusUnavailable."""

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from support.acl_redis import AclRedis, acl_redis, start
+from support.acl_redis import PASSWORDS, AclRedis, acl_redis, start
 from support.http_gateway import Site, gateway_settings, serving
 from support.loopback import listening
 from support.services import announced, running
@@ -363,8 +363,27 @@ def test_the_core_user_has_this_products_keys_only(core: redis.Redis) -> None:
 async def test_a_participant_that_comes_as_another_user_ends_with_a_sentence(users: AclRedis, tmp_path: Path) -> None:
     settings = GeneratorSettings(redis_url=users.web_search, data_dir=tmp_path)
     with pytest.raises(SettingsError, match=r"Redis refuses what generator needs \(NOPERM .*LOCAL2_REDIS_URL"):
-        async with asyncio.timeout(20), open_context("generator", settings):
+        # the core's connection brings the scripts of the bus
+        async with asyncio.timeout(20), Bus(users.core, "test/1"), open_context("generator", settings):
             pass
+
+
+async def test_a_gateway_whose_password_was_changed_says_so_until_it_is_right_again(tmp_path: Path) -> None:
+    with acl_redis(tmp_path / "redis", admin=True) as users, redis.Redis.from_url(users.admin) as admin:
+        async with serving(gateway_settings(users.core, tmp_path, bus_wait=0.5)) as site:
+            for password, told in (
+                ("another1", "does not let this gateway in (WRONGPASS"),
+                (PASSWORDS["LOCAL2_REDIS_PASSWORD"], ""),
+            ):
+                admin.execute_command("ACL", "SETUSER", "core", "resetpass", f">{password}")
+                admin.execute_command("CLIENT", "KILL", "USER", "core")
+
+                async def says(expected: str = told) -> bool:
+                    reply = await site.http.get("/sessions")
+                    assert reply.status_code in (200, 503)
+                    return expected in reply.json()["error"]["message"] if expected else reply.status_code == 200
+
+                await eventually(says, 20, f"it says {told or 'nothing'}")
 
 
 def test_nobody_comes_in_without_a_name(users: AclRedis) -> None:
