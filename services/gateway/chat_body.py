@@ -7,6 +7,7 @@ What matters and cannot be done is refused with a sentence. Source: the API refe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import orjson
@@ -24,6 +25,8 @@ DEFAULT_MODEL = "local2"
 UTILITY_MODEL = "local2-utility"
 _MOST_TOOLS = 128
 _SEEDS = 2**32
+# Bytes of a schema that is remembered once it was looked at.
+_SHORT = 8_192
 # A part that stands for an image or a file which the memory keeps; its text is the id.
 STORED = "local2_file"
 # What somebody says who only shows an image.
@@ -361,15 +364,28 @@ def answer_schema(response_format: Mapping[str, Any] | None) -> dict[str, Any] |
 
 def check_schema(schema: dict[str, Any], what: str) -> None:
     """Raises ApiError 400 for what is no JSON schema."""
+    said = orjson.dumps(schema)
+    if trouble := (_trouble_again if len(said) <= _SHORT else _trouble)(said):
+        raise bad(f"{what}: is no JSON schema: {trouble}")
+
+
+def _trouble(said: bytes) -> str:
+    """Why that is no JSON schema; empty where it is one."""
     import jsonschema
 
+    schema = orjson.loads(said)
     try:
         jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator).check_schema(schema)
     except jsonschema.exceptions.SchemaError as exc:
-        raise bad(f"{what}: is no JSON schema: {exc.message[:200]}") from exc
+        return str(exc.message)[:200]
     except Exception as exc:
         # what calls itself a kind of schema that cannot be, a pattern beyond what the reader of patterns reads
-        raise bad(f"{what}: is no JSON schema: {str(exc)[:200]}") from exc
+        return str(exc)[:200] or type(exc).__name__
+    return ""
+
+
+# a client's tools come again with every request, and take longer to look at than all the rest of it
+_trouble_again = lru_cache(maxsize=1_024)(_trouble)
 
 
 def _think(body: ChatBody) -> bool | None:
