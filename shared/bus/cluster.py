@@ -18,7 +18,7 @@ from shared.bus.endpoint import Address, Endpoint
 from shared.bus.hash_slots import SLOTS, slot_of, slot_of_key, stages
 from shared.bus.link import CONDITIONS, MOST_TRIES, Link, ended
 from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, checked
-from shared.bus.wire import Server
+from shared.bus.wire import Server, Wire
 from shared.errors import BusUnavailable, PermanentError
 from shared.telemetry.logging import get_logger
 
@@ -34,6 +34,9 @@ _ASKING: tuple[tuple[Command, ...], ...] = ((), (("ASKING",),))
 _UNEASY = 0.2
 _ROUTINE = 30.0
 _SOON = 0.05
+# Seconds that a read stays where a stream is only on its way to: a move that is broken off takes it back.
+_VISIT = 2.0
+_VISITED = "the visit is over"
 
 
 class NodeLink(Link):
@@ -72,8 +75,10 @@ class StreamLink(Link):
         # where it is, and where it has been sent
         self.address: Address | None = None
         self._sent: Address | None = None
+        self._visiting = False
 
     async def server(self) -> Server:
+        self._visiting = self._sent is not None
         self.address, self._sent = self._sent or self._cluster.owner(self._slot), None
         if self.address is None:
             raise ConnectionError("the stream has no master")
@@ -83,8 +88,19 @@ class StreamLink(Link):
         if self.address is not None and reason.startswith(("MOVED ", "ASK ")):
             self._sent = _address(reason, self.address)
             self._cluster.doubt()
-        else:
+        elif reason != _VISITED:
             self._cluster.lost(f"{self.address}: {reason}")
+
+    async def _serve(self, wire: Wire, client_id: int) -> None:
+        leaving = self._loop.call_later(_VISIT, self._leave, wire)
+        try:
+            await super()._serve(wire, client_id)
+        finally:
+            leaving.cancel()
+
+    def _leave(self, wire: Wire) -> None:
+        if self._visiting and not wire.lost.done():
+            wire.lost.set_result(ConnectionError(_VISITED))
 
     def read(self, command: Command, block: float) -> asyncio.Future[list[Reply]]:
         """The reply to come, behind another one: that lets it in where the stream is on its way to."""

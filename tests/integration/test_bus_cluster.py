@@ -137,6 +137,36 @@ async def test_nothing_is_acknowledged_behind_an_effect_that_a_full_node_refuses
         assert (replies[0], replies[1].code, replies[2]) == (b"OK", "WRONGTYPE", b"OK")
 
 
+async def test_a_stream_that_goes_back_from_where_it_was_on_its_way_to_is_read_on(cluster: Cluster) -> None:
+    """A move was broken off, and its target still believes that it is to come."""
+    recorder, slot = Recorder(), slot_of_key(STREAM)
+    source = cluster.master(STREAM)
+    target = next(node for node in cluster.masters() if node is not source)
+    ids = {node: node.client.execute_command("CLUSTER", "MYID") for node in (source, target)}
+
+    def move(there: Node, back: Node) -> None:
+        auth = ("AUTH", "secret")
+        there.client.execute_command("MIGRATE", "127.0.0.1", back.port, "", 0, 5000, "REPLACE", *auth, "KEYS", STREAM)
+
+    async with consuming(cluster.url, recorder, timeout=0.5), Bus(cluster.url, "test/1", timeout=0.5) as bus:
+        await eventually(lambda: cluster.ask("EXISTS", STREAM))
+        target.client.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
+        source.client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
+        try:
+            move(source, target)
+            await bus.link.call("XADD", STREAM, "*", "payload", "1")
+            await eventually(lambda: len(recorder.seen) == 1)
+            # it is settled, and the next read waits there
+            await eventually(lambda: target.client.execute_command("INFO", "clients")["blocked_clients"] == 1)
+            source.client.execute_command("CLUSTER", "SETSLOT", slot, "STABLE")
+            move(target, source)
+            await bus.link.call("XADD", STREAM, "*", "payload", "2")
+            await eventually(lambda: len(recorder.seen) == 2, 5)
+            await eventually(lambda: pending(cluster) == 0, 5)
+        finally:
+            target.client.execute_command("CLUSTER", "SETSLOT", slot, "STABLE")
+
+
 async def test_nothing_overtakes_a_command_of_its_slot_that_is_sent_again(cluster: Cluster) -> None:
     """A journal's next entry, say: Redis would refuse the one before, and its writer take it for somebody else's."""
     node = cluster.master("ordered")
