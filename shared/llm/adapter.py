@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from shared.llm.clean import Cleaner, Piece, asks_for_code, thought_calls
 from shared.llm.discovery import Discovered, tokens_of
@@ -70,6 +70,7 @@ class Alive:
     """The backend is there and works on the answer, but no token of it has come."""
 
 
+P = TypeVar("P")
 WireEvent = TextDelta | ThinkingDelta | RawCall | Finish | Alive
 _EMPTY = (TextDelta(""), ThinkingDelta(""))
 
@@ -103,6 +104,17 @@ def merged(events: Iterable[WireEvent]) -> Iterator[WireEvent]:
         yield kind(text)
     if broken is not None:
         raise broken
+
+
+async def following(parts: AsyncIterator[P], until: float | None, *broken: type[Exception]) -> P | None:
+    """The next part of an answer, or None at its end. until: loop time up to which that is waited for, of an answer
+    that is whole: counts of its tokens come in time or not at all, and its connection ends as it will (`broken`)."""
+    if until is None:
+        return await anext(parts, None)
+    with contextlib.suppress(TimeoutError, *broken):
+        async with asyncio.timeout_at(until):
+            return await anext(parts, None)
+    return None
 
 
 class Wire(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import ssl
 import uuid
@@ -19,7 +20,7 @@ from google.genai import types
 from google.genai.errors import APIError
 
 from shared.errors import SettingsError
-from shared.llm.adapter import RawCall, WireEvent
+from shared.llm.adapter import BEHIND, RawCall, WireEvent, following
 from shared.llm.address import google_url, shown
 from shared.llm.failures import ThinkingUnsupported, error_text, failure, what
 from shared.llm.http import Bound, Bounded, open_http, refuse_compressed
@@ -129,7 +130,8 @@ class GoogleWire:
     async def _read(self, chunks: AsyncIterator[Any], model: str) -> AsyncGenerator[WireEvent, None]:
         reason = ""
         usage: Any = None
-        async for chunk in chunks:
+        until: float | None = None
+        while (chunk := await following(chunks, until, *_FOREIGN)) is not None:
             usage = chunk.usage_metadata or usage
             model = chunk.model_version or model
             blocked = chunk.prompt_feedback.block_reason if chunk.prompt_feedback else None
@@ -148,6 +150,7 @@ class GoogleWire:
                     yield (ThinkingDelta if part.thought else TextDelta)(text_of(part.text))
             if candidate and candidate.finish_reason:
                 reason = _name(candidate.finish_reason)
+                until = until or asyncio.get_running_loop().time() + BEHIND
         if not reason:
             return
         if reason in _WITHHELD:

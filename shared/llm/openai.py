@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from shared.llm.adapter import BEHIND, RawCall, WireEvent, merged
+from shared.llm.adapter import BEHIND, RawCall, WireEvent, following, merged
 from shared.llm.address import openai_url
 from shared.llm.discovery import is_llama, of_openai, same_model
 from shared.llm.failures import ThinkingUnsupported, error_text, failure
@@ -80,7 +80,7 @@ class OpenAIWire:
                 lines = self._server.lines("chat/completions", asked, bound, _BEGINS, missing)
                 async with contextlib.aclosing(lines) as arrived:
                     until: float | None = None
-                    while (some := await _next(arrived, until)) is not None:
+                    while (some := await following(arrived, until, StreamInterrupted)) is not None:
                         for event in merged(reading.events(some)):
                             yield event
                         if until is None and reading.reason in _WHOLE:
@@ -139,17 +139,6 @@ class OpenAIEmbeddings:
 
     async def aclose(self) -> None:
         await self._server.aclose()
-
-
-async def _next(arrived: AsyncGenerator[list[bytes], None], until: float | None) -> list[bytes] | None:
-    """The next lines, or None at their end. until: loop time up to which that is waited for, of an answer that is
-    whole: counts of its tokens come in time or not at all, and its connection ends as it will."""
-    if until is None:
-        return await anext(arrived, None)
-    with contextlib.suppress(TimeoutError, StreamInterrupted):
-        async with asyncio.timeout_at(until):
-            return await anext(arrived, None)
-    return None
 
 
 def root_of(url: str) -> str:

@@ -213,7 +213,9 @@ async def test_an_answer_tells_what_can_be_written_of_it_or_ends_in_a_sentence(
 DONE = b"data: [DONE]\n\n"
 
 
-@pytest.mark.parametrize(("backend", "end"), [("ollama", b""), ("openai", b""), ("openai", DONE)])
+@pytest.mark.parametrize(
+    ("backend", "end"), [("ollama", b""), ("openai", b""), ("openai", DONE), ("google_genai", b"")]
+)
 @pytest.mark.parametrize("length", [None, 5_000], ids=["the connection stays", "the connection is cut"])
 async def test_an_answer_is_whole_whatever_becomes_of_its_connection_behind_the_end(
     backend: Backend, end: bytes, length: int | None
@@ -222,7 +224,7 @@ async def test_an_answer_is_whole_whatever_becomes_of_its_connection_behind_the_
     odd = whole(backend, "7")
     odd = replace(odd, body=odd.body.removesuffix(DONE) + end)
     # a comment, or a blank line, is a sign of life and nothing else
-    odd = replace(odd, length=length, again=b"" if length else b":\n" if backend == "openai" else b"\n")
+    odd = replace(odd, length=length, again=b"" if length else b"\n" if backend == "ollama" else b":\n")
     async with answering(odd) as (url, _):
         model = open_model(backend, url)
         try:
