@@ -27,6 +27,8 @@ _MOST_TOOLS = 128
 _SEEDS = 2**32
 # Bytes of a schema that is remembered once it was looked at.
 _SHORT = 8_192
+# Of seven types that there are. Whether those of a list differ is looked at by comparing each with each.
+_MOST_TYPES = 100
 # A part that stands for an image or a file which the memory keeps; its text is the id.
 STORED = "local2_file"
 # What somebody says who only shows an image.
@@ -374,6 +376,8 @@ def _trouble(said: bytes) -> str:
     import jsonschema
 
     schema = orjson.loads(said)
+    if _types(schema) > _MOST_TYPES:
+        return f"a type in it is a list with more than {_MOST_TYPES} entries"
     try:
         jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator).check_schema(schema)
     except jsonschema.exceptions.SchemaError as exc:
@@ -382,6 +386,16 @@ def _trouble(said: bytes) -> str:
         # what calls itself a kind of schema that cannot be, a pattern beyond what the reader of patterns reads
         return str(exc)[:200] or type(exc).__name__
     return ""
+
+
+def _types(value: Any) -> int:
+    """The number of entries of the longest list of types."""
+    if isinstance(value, list):
+        return max(map(_types, value), default=0)
+    if not isinstance(value, dict):
+        return 0
+    named = value.get("type")
+    return max(len(named) if isinstance(named, list) else 0, *map(_types, value.values()), 0)
 
 
 # a client's tools come again with every request, and take longer to look at than all the rest of it

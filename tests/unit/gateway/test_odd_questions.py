@@ -51,6 +51,7 @@ def test_a_call_that_a_client_tells_of_is_taken_with_whatever_arguments(told: An
         {"$schema": {}},
         {"$schema": ["https://json-schema.org/draft/2020-12/schema"]},
         {"$schema": 5},
+        {"anyOf": [{"properties": {"a": {"type": [{"a": n} for n in range(100_000)]}}}]},
     ],
 )
 def test_what_is_no_json_schema_is_refused(schema: dict[str, Any]) -> None:
