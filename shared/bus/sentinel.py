@@ -109,8 +109,13 @@ class SentinelLink(Link):
     async def _leave(self, wire: Wire) -> None:
         """Ends the connection to one that is no master any more. Until it is told, which takes the sentinels ten
         seconds, it confirms what will be lost."""
-        while not wire.lost.done():
-            await asyncio.sleep(self._timeout / 10)
-            await self._sentinels.look(self._patience)
-            if self._sentinels.master != self._at and not wire.lost.done():
-                wire.lost.set_result(ConnectionError("the sentinels have another master"))
+        why: Exception = ConnectionError("the sentinels have another master")
+        try:
+            while self._sentinels.master == self._at:
+                await asyncio.sleep(self._timeout / 10)
+                await self._sentinels.look(self._patience)
+        except Exception as exc:
+            # whatever a sentinel answers, the connection that is made anew says it
+            why = exc
+        if not wire.lost.done():
+            wire.lost.set_result(why)
