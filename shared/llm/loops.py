@@ -17,6 +17,8 @@ _EVERY = 512
 # A part as long as this, three times in a row and to the letter, is a loop; longer ones are not looked for.
 _PART, _LONGEST_PART = 1_024, 4_096
 _LONGEST = 3 * _LONGEST_PART
+# Of a text that comes at once so much of the end is looked at; a megabyte takes more than a second.
+_AT_ONCE = 64_000
 # Numbers of a list's points: they change while the model goes in circles.
 _NUMBERING = re.compile(r"^[ \t]*(?:[-*+]|\(?\d+[.):])[ \t]*(?:\d+[.)][ \t]*)?", re.MULTILINE)
 _FEWEST_LETTERS = 0.5
@@ -47,6 +49,7 @@ class LoopWatch:
 
     def feed(self, text: str) -> bool:
         """Whether the text goes in circles by now."""
+        text = text[-_AT_ONCE:]
         # in steps, so that the verdict does not depend on how the text is cut
         while text and not self.looping and not self._patient:
             step, text = text[: _EVERY - self._new], text[_EVERY - self._new :]
