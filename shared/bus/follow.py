@@ -174,8 +174,8 @@ class Follower:
 
     @property
     def reading(self) -> bool:
-        """A page of the stream is on its way."""
-        return self._reading is not None
+        """A page of the stream is on its way; not while Redis is away."""
+        return self._reading is not None and not self._tail.bus.link.trouble
 
     def offer(self, at: Id, entry: Entry, size: int) -> None:
         """Called with an entry as it is added, where ids are dense (see Bell). `size`: its bytes."""

@@ -19,7 +19,7 @@ _LOOK = 1.0
 
 
 class _Named(NamedTuple):
-    """A master, and the how manyth it is by what a sentinel says."""
+    """A master, as a sentinel names it. epoch: its `config-epoch`, which grows with every fail-over."""
 
     epoch: int
     address: Address

@@ -12,6 +12,7 @@ import redis
 from support.proxy import Proxy
 from support.waiting import eventually
 
+from services.gateway.sse import KEEP_ALIVE, Ending, journal_events
 from shared.bus import START, Bell, Bus, Entry, Follower, open_bell
 from shared.bus.keys import journal_key
 from shared.bus.wire import Server
@@ -175,6 +176,22 @@ async def test_nothing_is_missed_or_repeated_over_a_bad_network(fault: str, redi
             if fault == "cut" and number % 20 == 0:
                 proxy.cut()
         assert await asyncio.gather(*tasks) == [[f"1-{n}" for n in range(1, 202)]] * 5
+
+
+async def test_a_stream_ends_at_its_deadline_though_redis_went_away_over_a_read(redis_url: str) -> None:
+    async def never() -> bool:
+        return False
+
+    async with Proxy(redis_url) as proxy, Bus(proxy.url, "test/far", timeout=0.3) as far, open_bell(far) as bell:
+        await asyncio.wait_for(far.link.connected.wait(), SOON)
+        proxy.freeze()
+        ending = Ending(asyncio.get_running_loop().time() + 0.5, False, 1.0, answered=False)
+        try:
+            async with asyncio.timeout(2 * SOON):
+                events = [event async for event in journal_events(bell.follow(KEY), ending, 0.1, never)]
+        finally:
+            proxy.thaw()
+    assert set(events) == {KEEP_ALIVE}
 
 
 async def test_a_connection_that_says_nothing_more_is_replaced(

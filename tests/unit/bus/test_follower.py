@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ class Feed:
         self.left: list[Follower] = []
         self.failing: list[Exception] = []
         self.bus: Any = self
+        self.link = SimpleNamespace(trouble="")
 
     async def range(self, stream: str, start: str, *, count: int) -> list[Entry]:
         self.reads.append((start, count))
@@ -309,6 +311,10 @@ async def test_a_page_that_takes_longer_than_its_reader_waits_is_read_once() -> 
     for _ in range(3):
         assert await follower.next(within=0.02) == []
         assert follower.reading
+    # nobody knows when Redis is back
+    feed.link.trouble = "the connection was lost"
+    assert not follower.reading
+    feed.link.trouble = ""
     # what is told meanwhile comes behind it, once
     offer(follower, 2, 3, 4)
     there.set()
