@@ -46,6 +46,8 @@ _LOOKS_LIKE_HTML = re.compile(
     r"\s*+(?:(?><!--.*?-->)\s*+)*+<(?:!doctype html|html|head|body)", re.IGNORECASE | re.DOTALL
 )
 _CONTROLS = dict.fromkeys([*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0)])
+# Few texts have any, and finding none is quicker than looking each character up.
+_CONTROL = re.compile(f"[{''.join(map(chr, _CONTROLS))}]")
 _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 # Thai, Lao, Burmese, Khmer, Japanese and Chinese are written without spaces.
 _SPACELESS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u9fff"
@@ -92,7 +94,9 @@ def extract(body: str, content_type: str, *, plain: bool = False) -> Extract:
 
 def tidy(text: str) -> str:
     """No control characters, no spaces at the ends of lines, at most one blank line in a row."""
-    plain = text.replace("\r\n", "\n").replace("\r", "\n").translate(_CONTROLS)
+    plain = text.replace("\r\n", "\n").replace("\r", "\n")
+    if _CONTROL.search(plain):
+        plain = plain.translate(_CONTROLS)
     lines = "\n".join(line.rstrip() for line in plain.split("\n"))
     return _BLANK_LINES.sub("\n\n", lines).strip()
 
