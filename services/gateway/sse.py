@@ -59,10 +59,12 @@ class Ending:
     answered: bool
 
 
-def within(left: float, pause: float) -> float:
-    """Seconds for the next entries, `left` before nothing more is waited for. Nothing within them, when none are left:
-    there is nothing more."""
-    return min(pause, left if left > 0 else _READING)
+async def heard(follower: Follower, until: float, pause: float) -> list[Entry] | None:
+    """The next entries; none after a silence of `pause` seconds; None when there is nothing more: the loop's time
+    `until` is behind, and nothing is on its way."""
+    left = until - asyncio.get_running_loop().time()
+    found = await follower.next(min(pause, left if left > 0 else _READING))
+    return None if not found and left <= 0 and not follower.reading else found
 
 
 # Asked when nothing came for a while: whether nothing will ever come, because the query itself is gone.
@@ -76,11 +78,9 @@ async def journal_events(
     now = asyncio.get_running_loop().time
     until = now() + ending.follow_seconds if ending.answered else ending.until
     try:
-        while True:
-            left = until - now()
-            found = await follower.next(within(left, keepalive))
+        while (found := await heard(follower, until, keepalive)) is not None:
             if not found:
-                if (left <= 0 and not follower.reading) or await lost():
+                if await lost():
                     return
                 yield KEEP_ALIVE
                 continue
@@ -108,15 +108,13 @@ async def ended(follower: Follower, until: float, pause: float, lost: Lost) -> b
 
     pause: seconds of silence after which it is asked whether the query is lost.
     """
-    now = asyncio.get_running_loop().time
     try:
-        while True:
-            left = until - now()
-            found = await follower.next(within(left, pause))
-            if not found and ((left <= 0 and not follower.reading) or await lost()):
+        while (found := await heard(follower, until, pause)) is not None:
+            if not found and await lost():
                 return False
             if any(parts(entry)[0] in _TERMINAL for entry in found):
                 return True
+        return False
     finally:
         follower.close()
 

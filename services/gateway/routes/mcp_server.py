@@ -33,7 +33,7 @@ from services.gateway.orphans import Orphans
 from services.gateway.records import QueryRecord, forgotten, is_session_id, own_session
 from services.gateway.routes.queries import failure, loop_time_of, shown_result
 from services.gateway.schemas import QueryBody
-from services.gateway.sse import parts, within
+from services.gateway.sse import heard, parts
 from shared.bus.keys import journal_key
 from shared.errors import TransientError
 from shared.participant.settings import describe
@@ -200,16 +200,12 @@ class McpServer:
     async def _answered(self, ctx: Context, record: QueryRecord) -> dict[str, Any]:
         """The result, once it is there; meanwhile the client is told what is going on. Raises ApiError 504."""
         gateway = self._gateway
-        now, until = asyncio.get_running_loop().time, loop_time_of(gateway, record)
+        until = loop_time_of(gateway, record)
         follower = gateway.bell.follow(journal_key(record.query_id, "A"), new=True)
         progress = _Progress()
         try:
             ended = False
-            while not ended:
-                left = until - now()
-                found = await follower.next(within(left, gateway.settings.keepalive))
-                if not found and left <= 0 and not follower.reading:
-                    break
+            while not ended and (found := await heard(follower, until, gateway.settings.keepalive)) is not None:
                 if not found and await forgotten(gateway, record.query_id):
                     raise not_found("query: it was deleted before it was answered")
                 for kind, data in map(parts, found):

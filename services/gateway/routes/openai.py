@@ -40,7 +40,7 @@ from services.gateway.shapes.openai import (
     ResponseEvent,
     ResponseObject,
 )
-from services.gateway.sse import KEEP_ALIVE, EventStream, within
+from services.gateway.sse import KEEP_ALIVE, EventStream, heard
 from services.gateway.telling import Said, Telling
 from shared.bus.keys import journal_key
 from shared.records.journal import JournalEntry, pages
@@ -175,17 +175,12 @@ def _stream(gateway: Gateway, record: QueryRecord, teller: Teller, left: Callabl
 
 
 async def _events(gateway: Gateway, record: QueryRecord, teller: Teller) -> AsyncGenerator[bytes, None]:
-    now = asyncio.get_running_loop().time
     until = loop_time_of(gateway, record)
     follower = gateway.bell.follow(journal_key(record.query_id, "A"), new=True)
     try:
         yield teller.opening()
-        while True:
-            left = until - now()
-            found = await follower.next(within(left, gateway.settings.keepalive))
+        while (found := await heard(follower, until, gateway.settings.keepalive)) is not None:
             if not found:
-                if left <= 0 and not follower.reading:
-                    break
                 if await forgotten(gateway, record.query_id):
                     yield teller.broken("not_found", "the query was deleted before it was answered")
                     return
