@@ -142,13 +142,13 @@ record_key = _family(f"query:{_IN_QUERIES}:<query_id>", "hash",
 queries_key = _family(f"queries:{_IN_QUERIES}:<session>", "sorted set",
     "the session's queries of which something may still be kept, by the time (ms) until when",
     owner="gateway", expires="with the last of them")
-_LANE = _family(f"lane:{_IN_QUERIES}:<respondent>:<session>", "sorted set",
+lane_key = _family(f"lane:{_IN_QUERIES}:<respondent>:<session>", "sorted set",
     "the session's unfinished queries in their order",
     owner=f"gateway, {_RESPONDENTS}", expires="a day after its last use")
 CHORES = _family(f"chores:{_IN_QUERIES}", "sorted set",
     "queries of programs, not of people, that are being answered, by the time (ms) until when",
     owner="generator", expires="a day after its last use")()
-_WAITING = _family(f"waiting:{_IN_QUERIES}:<respondent>:<session>", "hash", "whose inbox to wake, per waiting query",
+waiting_key = _family(f"waiting:{_IN_QUERIES}:<respondent>:<session>", "hash", "whose inbox to wake, per waiting query",
     owner=_RESPONDENTS, expires="a day after its last use")
 cancel_key = _family("cancel:<query_id>", "string",
     "the query is cancelled: for whoever was away when that was announced, or takes it later",
@@ -244,14 +244,6 @@ def subject_of(stream: str) -> str:
 def nothing_key(stream: str) -> str:
     """A key that is never there. Whoever reads the stream may write it: under such a one he sets entries aside."""
     return once_key(DEAD_LETTER.stream, f"{stream}:nothing")
-
-
-def lane_key(session_id: str, respondent_id: str) -> str:
-    return _LANE(respondent_id, session_id)
-
-
-def waiting_key(session_id: str, respondent_id: str) -> str:
-    return _WAITING(respondent_id, session_id)
 
 
 def taken_back_key(user_id: str, query_id: str) -> str:

@@ -213,7 +213,7 @@ async def accept(
     assert message.once is not None
     keys = [_STREAM, once_key(_STREAM, message.once), _RECORDS]
     if session_id is not None:
-        keys += [queries_key(session_id), *(lane_key(session_id, respondent) for respondent in respondents)]
+        keys += [queries_key(session_id), *(lane_key(respondent, session_id) for respondent in respondents)]
     words = [part for pair in record.items() for part in pair]
     entry = message.envelope.fields(bus.source)
     argv = (limit, seconds, GROUPS["A"], int(left * 1000), len(words), *words, *entry)
@@ -243,14 +243,14 @@ def number(values: Mapping[str, str], name: str) -> int:
 
 async def turn(bus: Bus, session_id: str, respondent_id: str, query_id: str, inbox: str) -> str | None:
     """None when it is this query's turn; else the query before it. `inbox` is told when that has left."""
-    keys = (lane_key(session_id, respondent_id), waiting_key(session_id, respondent_id), _STREAM)
+    keys = (lane_key(respondent_id, session_id), waiting_key(respondent_id, session_id), _STREAM)
     first = await bus.link.call(*_TURN(keys, padded(query_id), inbox, GROUPS[respondent_id]))
     return plain(first) if first else None
 
 
 async def leave(bus: Bus, session_id: str, respondent_id: str, query_id: str) -> None:
     """Leaves the lane and wakes whoever waits next."""
-    keys = (lane_key(session_id, respondent_id), waiting_key(session_id, respondent_id))
+    keys = (lane_key(respondent_id, session_id), waiting_key(respondent_id, session_id))
     inbox = await bus.link.call(*_LEAVE(keys, padded(query_id)))
     if inbox:
         wake: tuple[Any, ...] = ("type", "wake", "session", session_id, "respondent", respondent_id)
@@ -264,7 +264,7 @@ async def unfinished(bus: Bus, session_id: str, respondent_id: str) -> list[str]
 
 async def unfinished_of(bus: Bus, session_ids: Sequence[str], respondent_id: str) -> list[str]:
     """The same of several sessions."""
-    keys = [lane_key(session_id, respondent_id) for session_id in session_ids]
+    keys = [lane_key(respondent_id, session_id) for session_id in session_ids]
     lanes = await bus.link.pipe([("ZRANGE", key, 0, -1) for key in keys])
     found: set[str] = set()
     for key, members in zip(keys, lanes, strict=True):
@@ -278,5 +278,5 @@ async def unfinished_of(bus: Bus, session_ids: Sequence[str], respondent_id: str
 
 async def running(bus: Bus, session_id: str) -> bool:
     """Whether a respondent is at work on one of the session's queries."""
-    counts = await bus.link.pipe([("ZCOUNT", lane_key(session_id, r), "-inf", -1) for r in RESPONDENTS])
+    counts = await bus.link.pipe([("ZCOUNT", lane_key(r, session_id), "-inf", -1) for r in RESPONDENTS])
     return any(counts)

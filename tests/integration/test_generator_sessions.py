@@ -120,7 +120,7 @@ async def test_whoever_waits_for_its_turn_does_not_ask_without_a_pause(redis_url
         holding = await on.ask("hold", "s1")
         await on.seen(holding, EntryType.STATE, action="START_GENERATION")
         later = await on.ask("later", "s1")
-        (inbox,) = await eventually(lambda: raw.hvals(waiting_key("s1", "A")))
+        (inbox,) = await eventually(lambda: raw.hvals(waiting_key("A", "s1")))
         # woken though it is not its turn: it looks once, and waits again
         raw.xadd(inbox, {"type": "wake", "session": "s1"})
         before = raw.info("commandstats")["cmdstat_zrange"]["calls"]

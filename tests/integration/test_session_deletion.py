@@ -215,7 +215,7 @@ async def test_what_a_respondent_that_is_away_has_not_read_comes_to_nothing(
             await on.idle("respondent-b")
         assert len(on.server.requests) == before
         assert await on.journal(asked, "B") == []
-        assert not raw.exists(lane_key("s", "B"))
+        assert not raw.exists(lane_key("B", "s"))
         await town.clean()
 
 

@@ -86,7 +86,7 @@ async def test_no_interleaving_grants_two_at_once_or_out_of_order(seed: int, bus
         await asyncio.gather(*readers)
     assert granted == sorted(granted, key=order)
     assert len(granted) == count
-    assert not raw.exists(lane_key("s", "A"))
+    assert not raw.exists(lane_key("A", "s"))
 
 
 async def test_all_of_an_accepted_query_is_there_at_once(bus: Bus, raw: redis.Redis) -> None:
@@ -96,7 +96,7 @@ async def test_all_of_an_accepted_query_is_there_at_once(bus: Bus, raw: redis.Re
     assert raw.hgetall(record_key(query_id))[b"query"] == b"q"
     assert raw.zrange(queries_key("s"), 0, -1) == [query_id.encode()]
     assert [await lanes.unfinished(bus, "s", respondent) for respondent in "AB"] == [[query_id], [query_id]]
-    for key in (once_key(QUERY_RECEIVED.stream, "o"), record_key(query_id), queries_key("s"), lane_key("s", "A")):
+    for key in (once_key(QUERY_RECEIVED.stream, "o"), record_key(query_id), queries_key("s"), lane_key("A", "s")):
         assert raw.ttl(key) > 500, key
 
 
@@ -113,7 +113,7 @@ async def test_the_same_once_gives_the_earlier_query_and_leaves_nothing(bus: Bus
     assert again is not None
     assert again.query_id == query_id
     assert raw.xlen(STREAM) == 1
-    assert not raw.exists(lane_key("s", "A"))
+    assert not raw.exists(lane_key("A", "s"))
 
 
 async def test_lost_replies_accept_nothing_twice_and_lose_nothing(redis_url: str, raw: redis.Redis) -> None:
@@ -125,11 +125,11 @@ async def test_lost_replies_accept_nothing_twice_and_lose_nothing(redis_url: str
     assert {entry_id.decode() for entry_id, _ in raw.xrange(STREAM)} == ids
     assert all(raw.exists(record_key(query_id)) for query_id in ids)
     for n in range(40):
-        assert raw.zcard(lane_key(f"s{n}", "A")) == 1
+        assert raw.zcard(lane_key("A", f"s{n}")) == 1
 
 
 async def test_what_redis_refuses_is_refused_whole(bus: Bus, raw: redis.Redis) -> None:
-    for key in (queries_key("s"), lane_key("s", "B")):
+    for key in (queries_key("s"), lane_key("B", "s")):
         raw.set(key, "no sorted set")
         with pytest.raises(ReplyError, match="WRONGTYPE"):
             await accept(bus, once="o", respondents=("A", "B"))
@@ -142,7 +142,7 @@ async def test_a_slow_shadow_refuses_nobody(bus: Bus, raw: redis.Redis) -> None:
         query_id = await accepted(bus, respondents=("A", "B"), limit=2)
         assert await lanes.turn(bus, "s", "A", query_id, "inbox") is None
         await lanes.leave(bus, "s", "A", query_id)
-    assert raw.zcard(lane_key("s", "B")) == 5
+    assert raw.zcard(lane_key("B", "s")) == 5
 
 
 async def test_the_limit_counts_what_is_not_answered_and_a_refusal_leaves_nothing(bus: Bus, raw: redis.Redis) -> None:
@@ -188,7 +188,7 @@ async def test_what_is_finished_is_told_by_ids_as_numbers_and_by_what_is_still_h
         raw.xadd(STREAM, {"payload": "{}"}, id=query_id)
     group(raw)
     raw.xgroup_create(STREAM, "another", "$")
-    raw.zadd(lane_key("s", "A"), {lanes.padded(query_id): 0 for query_id in ids} | {"no id": 0, b"\xff": 0})
+    raw.zadd(lane_key("A", "s"), {lanes.padded(query_id): 0 for query_id in ids} | {"no id": 0, b"\xff": 0})
     raw.xreadgroup("generator", "c", {STREAM: ">"}, count=3)
     raw.xack(STREAM, "generator", "900-9", "1000-2")
     assert await lanes.turn(bus, "s", "A", "2000-0", "inbox") == "1000-1"
@@ -241,7 +241,7 @@ async def test_an_entry_that_is_in_no_lane_takes_its_place(bus: Bus, raw: redis.
     for query_id in (early, late, later):
         assert await lanes.turn(bus, "s", "A", query_id, "inbox") is None
         await lanes.leave(bus, "s", "A", query_id)
-    assert not raw.exists(lane_key("s", "A"))
+    assert not raw.exists(lane_key("A", "s"))
 
 
 async def test_a_query_that_is_accepted_into_an_empty_lane_has_the_turn_and_its_entry_says_so(
@@ -306,12 +306,12 @@ async def test_a_query_with_its_own_history_has_no_place_and_no_session(bus: Bus
 
 async def test_what_waits_in_a_lane_goes_by_itself_when_nobody_comes_back(bus: Bus, raw: redis.Redis) -> None:
     first, second = [await accepted(bus) for _ in range(2)]
-    raw.delete(lane_key("s", "A"), lane_key("s", "B"))
+    raw.delete(lane_key("A", "s"), lane_key("B", "s"))
     # places that are taken late: by an entry that was in no lane, and by whoever waits behind it
     for respondent in ("A", "B"):
         assert await lanes.turn(bus, "s", respondent, first, "inbox") is None
         assert await lanes.turn(bus, "s", respondent, second, "inbox") is not None
-        assert raw.hlen(waiting_key("s", respondent)) == 1
+        assert raw.hlen(waiting_key(respondent, "s")) == 1
     assert unending(raw) == []
 
 
@@ -333,12 +333,12 @@ async def test_whoever_leaves_is_neither_waiting_nor_running(bus: Bus, raw: redi
     for waiting in (second, third):
         assert await lanes.turn(bus, "s", "A", waiting, "inbox-2") == first
     await lanes.leave(bus, "s", "A", second)
-    assert raw.hkeys(waiting_key("s", "A")) == [lanes.padded(third).encode()]
+    assert raw.hkeys(waiting_key("A", "s")) == [lanes.padded(third).encode()]
     assert await lanes.running(bus, "s")
     await lanes.leave(bus, "s", "A", first)
     assert not await lanes.running(bus, "s")
     assert await lanes.turn(bus, "s", "A", third, "inbox-2") is None
-    assert not raw.exists(waiting_key("s", "A"))
+    assert not raw.exists(waiting_key("A", "s"))
 
 
 async def test_who_waited_and_is_gone_is_cleared_with_its_place(bus: Bus, raw: redis.Redis) -> None:
@@ -351,7 +351,7 @@ async def test_who_waited_and_is_gone_is_cleared_with_its_place(bus: Bus, raw: r
     finish(raw, second)
     third = await accepted(bus)
     assert await lanes.turn(bus, "s", "A", third, "inbox-3") is None
-    assert not raw.exists(waiting_key("s", "A"))
+    assert not raw.exists(waiting_key("A", "s"))
 
 
 async def test_what_is_unfinished_is_told_of_several_sessions_in_its_order(bus: Bus) -> None:

@@ -102,8 +102,8 @@ def test_what_stands_in_redis_is_found_by_the_next_release_too() -> None:
         keys.gone_key("a:b"): "local2:memory:gone:a%3Ab",
         keys.gone_key("a:b", "s:1"): "local2:memory:gone:a%3Ab:s:1",
         keys.taken_back_key("a%", "1-1"): "local2:memory:taken-back:a%25:1-1",
-        keys.lane_key("s:1", "A"): f"local2:lane:{queries}:A:s:1",
-        keys.waiting_key("s:1", "A"): f"local2:waiting:{queries}:A:s:1",
+        keys.lane_key("A", "s:1"): f"local2:lane:{queries}:A:s:1",
+        keys.waiting_key("A", "s:1"): f"local2:waiting:{queries}:A:s:1",
         keys.nothing_key("local2:x"): f"local2:once:{dead}:local2:x:nothing",
         keys.result_key("git__log", "1-1"): "local2:result:{local2:tool.request.git__log}:1-1",
         keys.turns_key("s:1", "A"): "local2:session:{s:1}:history:A",
@@ -163,7 +163,7 @@ def test_a_part_that_would_move_a_key_to_another_slot_is_refused(part: str) -> N
     with pytest.raises(DecodeError):
         keys.once_key(part, "x")
     # behind the tag it moves nothing
-    assert slot_of_key(keys.lane_key(part, "A")) == slot_of_key("local2:query.received")
+    assert slot_of_key(keys.lane_key("A", part)) == slot_of_key("local2:query.received")
 
 
 def test_nobody_else_builds_keys() -> None:

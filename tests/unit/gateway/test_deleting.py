@@ -63,7 +63,7 @@ async def asked(gateway: Gateway, *query_ids: str, session: str = "s", read: boo
                 ("XADD", journal_key(query_id, "A"), "1-1", "type", "claimed"),
                 *([("ZADD", queries_key(session), 9e12, query_id)] if listed else []),
                 *([] if read else [("XADD", QUERY_RECEIVED.stream, query_id, "session_id", session)]),
-                *([] if read else [("ZADD", lane_key(session, "A"), 0, padded(query_id))]),
+                *([] if read else [("ZADD", lane_key("A", session), 0, padded(query_id))]),
             ]
         )
 
@@ -138,8 +138,8 @@ async def test_whatever_names_a_query_of_the_session_it_is_stopped_and_erased(ga
     await bus.link.pipe(
         [
             ("ZADD", queries_key("s"), 9e12, queries[0], 9e12, queries[5], 9e12, queries[6]),
-            ("ZADD", lane_key("s", "A"), 0, padded(queries[1])),
-            ("ZADD", lane_key("s", "B"), 0, padded(queries[2])),
+            ("ZADD", lane_key("A", "s"), 0, padded(queries[1])),
+            ("ZADD", lane_key("B", "s"), 0, padded(queries[2])),
             *gateway.sessions.appending("s", "A", Turn(queries[3], "q", "a", 1)),
             *gateway.sessions.appending("s", "B", Turn(queries[4], "q", "a", 1)),
         ]

@@ -132,7 +132,7 @@ async def waiting(gateway: Gateway, *query_ids: str) -> None:
         await gateway.bus.link.pipe(
             [
                 ("XADD", QUERY_RECEIVED.stream, query_id, "session_id", "s"),
-                ("ZADD", lane_key("s", "A"), 0, padded(query_id)),
+                ("ZADD", lane_key("A", "s"), 0, padded(query_id)),
                 ("ZADD", queries_key("s"), 9e12, query_id),
             ]
         )
