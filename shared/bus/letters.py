@@ -62,13 +62,9 @@ async def replay(bus: Bus, dead_id: str) -> str | None:
     letter = DEAD_LETTER.decode(Envelope.parse(DEAD_LETTER.name, *found[0]))
     if await forged(bus, found):
         raise DecodeError(f"nobody who may read {letter.stream} has set an entry of it aside so: it is forged")
-    fields: list[str | bytes]
-    if letter.raw is not None:
-        fields = [base64.b64decode(field) for field in letter.raw]
-    else:
-        fields = [part for pair in letter.fields.items() for part in pair]
+    raw = [base64.b64decode(field) for field in letter.raw or ()]
+    pairs = letter.fields.items() if letter.raw is None else zip(raw[::2], raw[1::2], strict=False)
     # a query that is put back has no turn before it asks
-    pairs = zip(fields[::2], fields[1::2], strict=False)
     fields = [part for pair in pairs if pair[0] not in ("turn", b"turn") for part in pair]
     key = once_key(letter.stream, f"replay:{dead_id}")
     entry_id = await bus.link.call(*PUBLISH_ONCE((letter.stream, key), RETENTION, "*", *fields))
