@@ -340,7 +340,7 @@ async def open_transfer(host: str, port: int, redis_url: str, address: str | Non
 def towards(redis_url: str) -> str:
     """This host's address as the bus sees it."""
     endpoint = Endpoint.parse(redis_url)
-    place = next(iter(endpoint.addresses), endpoint.server)
+    place = next(iter(endpoint.several), endpoint.server)
     try:
         family, _, _, _, target = socket.getaddrinfo(place.host, place.port or 6379, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

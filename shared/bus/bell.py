@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NoReturn
 
-from shared.bus.cluster import ClusterLink
-from shared.bus.endpoint import Address
+from shared.bus.endpoint import Server
 from shared.bus.follow import Follower, Tail, directly_before
 from shared.bus.link import Link
 from shared.bus.port import Reply
 from shared.bus.streams import Bus, order
-from shared.bus.wire import Server, Wire
+from shared.bus.wire import Wire
 
 # The end of a script that adds an entry to KEYS[1]. What is large is announced only: Redis would keep a copy of it for
 # every listener. A user who may not publish has written all the same.
@@ -42,8 +42,7 @@ class Bell(Tail):
 
     def __init__(self, bus: Bus) -> None:
         super().__init__(bus)
-        # one server has no address: it may be another one with every connection
-        self._lines: dict[Address | None, _Line] = {}
+        self._lines: dict[Server, _Line] = {}
 
     # ── who follows what ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -53,22 +52,24 @@ class Bell(Tail):
         if line is not None and line.listen(follower.stream):
             follower.look()
 
-    def _left(self, stream: str) -> None:
-        for line in self._lines.values():
-            line.forget(stream)
+    def leave(self, follower: Follower) -> None:
+        super().leave(follower)
+        if follower.stream not in self._followers:
+            for line in self._lines.values():
+                line.forget(follower.stream)
 
     def streams_of(self, line: _Line) -> list[str]:
         """What is followed over a connection."""
         return [stream for stream in self._followers if self._line(stream) is line]
 
     def _line(self, stream: str) -> _Line | None:
-        """The connection on which a stream rings; None while its slot has no master."""
-        address = self._place(stream)
-        if address is None and isinstance(self.bus.link, ClusterLink):
+        """The connection on which a stream rings; None while nobody is known to have it."""
+        server = self.bus.link.server_of(stream)
+        if server is None:
             return None
-        line = self._lines.get(address)
+        line = self._lines.get(server)
         if line is None:
-            line = self._lines[address] = _Line(self, address)
+            line = self._lines[server] = _Line(self, server)
             line.open()
         return line
 
@@ -100,40 +101,35 @@ class Bell(Tail):
         for follower in followers:
             follower.offer(at, entry, len(message))
 
-    def moved(self) -> None:
-        """A slot has another master than the map says."""
-        if isinstance(self.bus.link, ClusterLink):
-            self.bus.link.doubt()
-
     async def _look_around(self) -> None:
-        """Every stream is listened to where its slot is now; what was not rung is found."""
+        """Every stream is listened to where it is now; what was not rung is found."""
         for stream in list(self._followers):
             line = self._line(stream)
             if line is not None:
                 line.listen(stream)
-        if isinstance(self.bus.link, ClusterLink):
-            for address in self._lines.keys() - self.bus.link.masters.keys():
-                await self._lines.pop(address).__aexit__()
+        for server, line in list(self._lines.items()):
+            # one that answers may be needed again
+            if line.trouble and not self.streams_of(line):
+                await self._lines.pop(server).__aexit__()
         await super()._look_around()
 
 
 class _Line(Link):
     """The connection to one server. It carries subscriptions alone, and asks for them anew whenever it is opened."""
 
-    def __init__(self, bell: Bell, address: Address | None) -> None:
-        super().__init__(Server(), name=f"{bell.bus.source}:bell", timeout=bell.bus.timeout)
+    def __init__(self, bell: Bell, server: Server) -> None:
+        super().__init__(server, name=f"{bell.bus.source}:bell", timeout=bell.bus.timeout)
         self._bell = bell
-        self._address = address
         # streams that ring here, as the server has confirmed
         self._listening: set[str] = set()
 
     def listen(self, stream: str) -> bool:
         """Asks for a stream's rings; True when they come already."""
-        if stream in self._listening:
-            return True
-        if self._wire is not None:
+        if self._wire is None:
+            return False
+        if stream not in self._listening:
             self._wire.send([("SSUBSCRIBE", stream)])
-        return False
+        return stream in self._listening
 
     def forget(self, stream: str) -> None:
         if stream in self._listening and self._wire is not None:
@@ -141,24 +137,12 @@ class _Line(Link):
             self._listening.discard(stream)
             self._wire.send([("SUNSUBSCRIBE", stream)])
 
-    async def server(self) -> Server:
-        link = self._bell.bus.link
-        if isinstance(link, ClusterLink):
-            assert self._address is not None
-            return link.at(self._address)
-        assert isinstance(link, Link)
-        return await link.server()
-
-    async def _serve(self, wire: Wire, client_id: int) -> None:
+    async def _watch(self, wire: Wire) -> NoReturn:
+        """Asks for what rings here. Raises TimeoutError when a server that is asked whether it lives does not say
+        so."""
+        # what rang meanwhile is found in the streams
+        self._listening.clear()
         wire.send([("SSUBSCRIBE", stream) for stream in self._bell.streams_of(self)])
-        try:
-            await super()._serve(wire, client_id)
-        finally:
-            # what rings meanwhile is found in the streams
-            self._listening.clear()
-
-    async def _watch(self, wire: Wire) -> None:
-        """Returns when a server that was asked whether it lives does not say so."""
         asked = wire.heard
         while wire.heard >= asked:
             await asyncio.sleep(_SILENCE)
@@ -166,6 +150,7 @@ class _Line(Link):
                 asked = self._loop.time()
                 wire.send([("PING",)])
                 await asyncio.sleep(self._patience)
+        raise TimeoutError(f"Redis has not answered for {self._patience:g} s")
 
     def _receive(self, replies: list[Reply]) -> None:
         self._useful = True
@@ -185,7 +170,8 @@ class _Line(Link):
                 # also when the slot goes to another master
                 self._listening.discard(stream.decode())
             case Exception() if str(reply).startswith("MOVED"):
-                self._bell.moved()
+                # a look finds out where it is now
+                pass
             case Exception():
                 # a user who may not listen: the streams are looked at
                 self._report(str(reply), self.generation)

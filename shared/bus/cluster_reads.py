@@ -10,7 +10,8 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any
 
-from shared.bus.cluster import ClusterLink, StreamLink
+from shared.bus.cluster import ClusterLink
+from shared.bus.cluster_map import StreamLink
 from shared.bus.port import ConnectionLost, Reply, ReplyError, checked
 from shared.errors import BusUnavailable, Local2Error
 
@@ -21,10 +22,9 @@ _UNBLOCK_PATIENCE = 0.25
 class ClusterReader:
     """The group reads of a consumer. Entries may have been lost on their way whenever `generation` has changed."""
 
-    def __init__(self, cluster: ClusterLink, *, name: str, timeout: float) -> None:
+    def __init__(self, cluster: ClusterLink, *, name: str) -> None:
         self._cluster = cluster
         self._name = name
-        self._timeout = timeout
         self._links: dict[str, StreamLink] = {}
         # those of the read in progress
         self._reads: dict[asyncio.Future[list[Reply]], StreamLink] = {}
@@ -71,9 +71,8 @@ class ClusterReader:
     def _link(self, stream: str) -> StreamLink:
         link = self._links.get(stream)
         if link is None:
-            link = StreamLink(self._cluster, stream, name=self._name, timeout=self._timeout)
+            link = self._links[stream] = self._cluster.line(stream, self._name)
             link.open()
-            self._links[stream] = link
         return link
 
     async def unblock(self) -> bool:
@@ -84,8 +83,8 @@ class ClusterReader:
     async def _end(self, link: StreamLink) -> bool:
         with contextlib.suppress(TimeoutError, ConnectionLost, ReplyError, BusUnavailable):
             async with asyncio.timeout(_UNBLOCK_PATIENCE):
-                if link.connected.is_set() and link.address is not None:
-                    return bool(await self._cluster.to(link.address).call("CLIENT", "UNBLOCK", link.client_id))
+                if link.connected.is_set() and link.node is not None:
+                    return bool(await link.node.call("CLIENT", "UNBLOCK", link.client_id))
         return False
 
 

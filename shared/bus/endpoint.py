@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+import ssl
 from dataclasses import dataclass, replace
-from typing import Literal, Self
-from urllib.parse import parse_qsl, urlencode
+from typing import Any, Literal
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from shared.bus.wire import Server
 from shared.errors import SettingsError
 
 Kind = Literal["single", "cluster", "sentinel"]
@@ -19,41 +19,111 @@ FORMS = (
 _SCHEME = re.compile(r"(rediss?)\+(cluster|sentinel)")
 _PLAIN = frozenset({"redis", "rediss", "unix"})
 _PORTS = {"cluster": 6379, "sentinel": 26379}
+_CERTIFICATES = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+_SSL_OPTIONS = frozenset(
+    f"ssl_{name}" for name in ("cert_reqs", "ca_certs", "ca_path", "certfile", "keyfile", "password", "check_hostname")
+)
+# What other clients take in a URL and what makes no difference here.
+_IGNORED = frozenset(
+    {"protocol", "socket_timeout", "socket_connect_timeout", "max_connections", "health_check_interval", "client_name"}
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    host: str
-    port: int
+class Server:
+    """Where a server listens, and as whom it is spoken to. `path`: a unix socket, instead of host and port."""
+
+    host: str = "localhost"
+    port: int = 6379
+    path: str | None = None
+    username: str | None = None
+    password: str | None = None
+    database: int = 0
+    tls: ssl.SSLContext | None = None
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @classmethod
-    def parse(cls, text: str, port: int) -> Self:
-        """`host:port` or `[v6]:port`; `port` when it has none. Raises ValueError."""
-        host, colon, number = text.rpartition(":")
-        if not colon or number.endswith("]"):
-            host, number = text, ""
-        number = number or str(port)
-        if not number.isdecimal() or not 0 < int(number) < 65_536:
-            raise ValueError("a port is no number from 1 to 65535")
-        return cls(host.removeprefix("[").removesuffix("]"), int(number))
+    def parse(cls, url: str) -> Server:
+        """`redis://`, `rediss://` or `unix://`, as redis-py and redis-cli write them. Raises ValueError."""
+        parts = urlsplit(url)
+        try:
+            port = parts.port or 6379
+        except ValueError:
+            # its own words show what stands there, which may be a password with its server left out
+            raise ValueError("the port is no number from 0 to 65535") from None
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        database = options.pop("db", "")
+        username = options.pop("username", None) or (unquote(parts.username) if parts.username else None)
+        password = options.pop("password", None) or (unquote(parts.password) if parts.password else None)
+        if parts.scheme == "unix":
+            host, port, path = "localhost", 0, unquote(parts.path)
+        else:
+            host, port, path = unquote(parts.hostname or "localhost"), port, None
+            database = database or parts.path.strip("/")
+        if database and not database.isdecimal():
+            raise ValueError(f"the database must be a number, not {database!r}")
+        tls = _context(options) if parts.scheme == "rediss" else None
+        unknown = options.keys() - _IGNORED - (_SSL_OPTIONS if tls else frozenset())
+        if unknown:
+            raise ValueError(f"unknown options: {', '.join(sorted(unknown))}")
+        return cls(host, port, path, username, password, int(database or 0), tls)
+
+    def at(self, host: str, port: int) -> Server:
+        """Another one that is spoken to alike."""
+        return replace(self, host=host, port=port)
+
+    def greeting(self) -> list[tuple[Any, ...]]:
+        """The commands that a new connection begins with."""
+        commands: list[tuple[Any, ...]] = []
+        if self.password is not None:
+            commands.append(("AUTH", *([self.username] if self.username else []), self.password))
+        if self.database:
+            commands.append(("SELECT", self.database))
+        return commands
+
+
+def _context(options: dict[str, str]) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"), capath=options.get("ssl_ca_path"))
+    wanted = options.get("ssl_cert_reqs", "required").lower()
+    if wanted not in _CERTIFICATES:
+        raise ValueError(f"ssl_cert_reqs must be one of {', '.join(_CERTIFICATES)}")
+    # Python 3.13 wants of certificates what those of one's own authority often lack, and what 3.12 takes
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    checked = options.get("ssl_check_hostname", "true").lower() not in ("0", "false", "no")
+    context.check_hostname = checked and wanted != "none"
+    context.verify_mode = _CERTIFICATES[wanted]
+    if certificate := options.get("ssl_certfile"):
+        context.load_cert_chain(certificate, options.get("ssl_keyfile"), options.get("ssl_password"))
+    return context
+
+
+def _place(text: str, port: int) -> tuple[str, int]:
+    """`host:port` or `[v6]:port`; `port` when it has none. Raises ValueError."""
+    host, colon, number = text.rpartition(":")
+    if not colon or number.endswith("]"):
+        host, number = text, ""
+    number = number or str(port)
+    if not number.isdecimal() or not 0 < int(number) < 65_536:
+        raise ValueError("a port is no number from 1 to 65535")
+    if not host:
+        raise ValueError("an address has no host")
+    return host.removeprefix("[").removesuffix("]"), int(number)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A parsed URL.
 
-    server: the one; or any of a cluster or behind sentinels, which `at` gives an address. sentinel: any of these.
-    addresses: nodes to begin with, or sentinels. master: the name by which the sentinels know it.
+    server: the one; or how any of a cluster or behind sentinels is spoken to. several: nodes to begin with, or
+    sentinels. master: the name by which the sentinels know it.
     """
 
     kind: Kind
     server: Server
-    addresses: tuple[Address, ...] = ()
+    several: tuple[Server, ...] = ()
     master: str = ""
-    sentinel: Server | None = None
 
     @classmethod
     def parse(cls, url: str) -> Endpoint:
@@ -76,29 +146,19 @@ class Endpoint:
         # urlsplit knows one address only, and refuses two in brackets
         rest, _, query = rest.partition("?")
         netloc, _, rest = rest.partition("/")
-        userinfo, at, places = netloc.rpartition("@")
-        addresses = tuple(Address.parse(place, _PORTS[kind]) for place in places.split(","))
-        if not all(address.host for address in addresses):
-            raise ValueError("an address has no host")
+        userinfo, at, texts = netloc.rpartition("@")
+        places = [_place(text, _PORTS[kind]) for text in texts.split(",")]
         options = dict(parse_qsl(query, keep_blank_values=True))
         username, password = options.pop("sentinel_username", None), options.pop("sentinel_password", None)
-        server = Server.parse(f"{scheme}://{userinfo}{at}{addresses[0]}/?{urlencode(options)}")
+        server = Server.parse(f"{scheme}://{userinfo}{at}localhost/?{urlencode(options)}")
         path = [part for part in rest.split("/") if part]
         if kind == "cluster":
             if server.database or path not in ([], ["0"]):
                 raise ValueError("a Redis Cluster has database 0 only: leave the rest of the URL away, or write /0")
-            return cls("cluster", server, addresses)
+            return cls("cluster", server, tuple(server.at(*place) for place in places))
         database = path[1] if len(path) > 1 else str(server.database)
         if not 0 < len(path) < 3 or not database.isdecimal():
             raise ValueError("a sentinel URL ends with the name of the master and a database: …/mymaster/0")
         sentinel = replace(server, username=username, password=password, database=0)
-        return cls("sentinel", replace(server, database=int(database)), addresses, path[0], sentinel)
-
-    @property
-    def named(self) -> bool:
-        """Whether it says which of the server's users this is."""
-        return self.server.username not in (None, "default")
-
-    def at(self, address: Address) -> Server:
-        """The server at an address."""
-        return replace(self.server, host=address.host, port=address.port)
+        several = tuple(sentinel.at(*place) for place in places)
+        return cls("sentinel", replace(server, database=int(database)), several, path[0])

@@ -9,9 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NoReturn
 
-from shared.bus.cluster import ClusterLink
-from shared.bus.endpoint import Address
-from shared.bus.hash_slots import slot_of_key
+from shared.bus.endpoint import Server
 from shared.bus.port import ConnectionLost, ReplyError
 from shared.bus.streams import BEFORE_TOO_LATE, Bus, Entry, entries, order, size_of
 from shared.errors import BusUnavailable
@@ -71,12 +69,8 @@ class Tail:
             followers.remove(follower)
             if not followers:
                 del self._followers[follower.stream], self._told[follower.stream]
-                self._left(follower.stream)
         if not self._followers:
             self._followed.clear()
-
-    def _left(self, stream: str) -> None:
-        """Nobody follows the stream any more."""
 
     def look(self, stream: str) -> bool:
         """There may be something new in the stream; False when nobody follows it."""
@@ -87,7 +81,7 @@ class Tail:
 
     async def run(self) -> NoReturn:
         """Reads until cancelled."""
-        if isinstance(self.bus.link, ClusterLink):
+        if not self.bus.link.one_server:
             await self.watch()
         async with self.bus.line("", "tail") as line:
             while True:
@@ -116,16 +110,11 @@ class Tail:
             await self._look_around()
 
     async def _look_around(self) -> None:
-        places: dict[Address | None, list[str]] = {}
+        servers: dict[Server | None, list[str]] = {}
         for stream in self._told:
-            places.setdefault(self._place(stream), []).append(stream)
+            servers.setdefault(self.bus.link.server_of(stream), []).append(stream)
         # a node that does not answer must not keep the others from being asked
-        await asyncio.gather(*(self._ask(streams) for streams in places.values()))
-
-    def _place(self, stream: str) -> Address | None:
-        """Which node of a cluster has a stream, if one has just now."""
-        link = self.bus.link
-        return link.owner(slot_of_key(stream)) if isinstance(link, ClusterLink) else None
+        await asyncio.gather(*(self._ask(streams) for streams in servers.values()))
 
     async def _ask(self, streams: Sequence[str]) -> None:
         with contextlib.suppress(TimeoutError, BusUnavailable, ConnectionLost):

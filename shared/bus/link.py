@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 from shared.bus.clock import BusClock
+from shared.bus.endpoint import Server
 from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, committed, load_scripts
-from shared.bus.wire import Desync, Server, Wire, open_wire, packed
+from shared.bus.wire import Desync, Wire, open_wire, packed
 from shared.errors import BusUnavailable, Local2Error, PermanentError
 from shared.telemetry.logging import get_logger
 
@@ -28,7 +29,7 @@ _NO_SCRIPTS = (
     "the next participant that may (a gateway or generator of this release, say) does"
 )
 # Errors that speak of the server's condition, not of the command: a new connection and another try will help.
-CONDITIONS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOSCRIPT", "UNBLOCKED", "BUSY ")
+CONDITIONS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOSCRIPT", "UNBLOCKED", "BUSY")
 _FIRST_BACKOFF = 0.02
 _MAX_BACKOFF = 0.5
 # Seconds; a server that answers later than this is of no use.
@@ -90,14 +91,14 @@ class _Batch:
 
 
 class Link(Port):
-    """A self-healing connection to one server (see Port and Reader).
+    """A self-healing connection to one server (see Port).
 
     timeout: seconds without a sign of progress after which the connection is replaced. Where each answer takes longer,
     as on a machine that has too much to do, no connection would ever be of use: the next one is given twice the time.
     clock: is told the server's time with every new connection.
     """
 
-    transactions: ClassVar[bool] = True
+    one_server: ClassVar[bool] = True
     # Error replies that mean: replace the connection and send what it carried again.
     conditions: ClassVar[tuple[str, ...]] = CONDITIONS
     # Further commands of the handshake, behind CLIENT ID.
@@ -163,6 +164,12 @@ class Link(Port):
     @property
     def trouble(self) -> str:
         return "" if self.connected.is_set() else self._reason
+
+    def server_of(self, stream: str) -> Server | None:
+        return self._server
+
+    def line(self, stream: str, name: str) -> Link:
+        return Link(self._server, name=name, timeout=self._timeout, clock=self._clock)
 
     async def places(self) -> Sequence[int]:
         return (0,)
@@ -335,20 +342,24 @@ class Link(Port):
         self.generation += 1
         self.connected.set()
         self._flush()
-        watchdog = asyncio.create_task(self._watch(wire))
+        watches: list[asyncio.Future[Any]] = [asyncio.create_task(watch) for watch in self._watches(wire)]
         try:
-            either: set[asyncio.Future[Any]] = {wire.lost, watchdog}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if watchdog.done():
+            await asyncio.wait([wire.lost, *watches], return_when=asyncio.FIRST_COMPLETED)
+            for watch in watches:
                 # one that failed can watch no more, and nothing goes on unwatched
-                watchdog.result()
-                raise TimeoutError(f"Redis has not answered for {self._patience:g} s")
+                if watch.done():
+                    watch.result()
             raise wire.lost.result()
         finally:
-            watchdog.cancel()
+            for watch in watches:
+                watch.cancel()
 
-    async def _watch(self, wire: Wire) -> None:
-        """Returns when a reply is overdue and nothing moves in either direction."""
+    def _watches(self, wire: Wire) -> list[Coroutine[Any, Any, NoReturn]]:
+        """What goes on beside a connection; each raises why the connection has to end."""
+        return [self._watch(wire)]
+
+    async def _watch(self, wire: Wire) -> NoReturn:
+        """Raises TimeoutError when a reply is overdue and nothing moves in either direction."""
         suspect: _Batch | None = None
         unsent, moved = 0, self._loop.time()
         while True:
@@ -360,7 +371,7 @@ class Link(Port):
             oldest = self._inflight[0] if self._inflight else None
             if oldest is not None and now > oldest.expires and now - moved > self._patience + oldest.block:
                 if oldest is suspect:
-                    return
+                    raise TimeoutError(f"Redis has not answered for {self._patience:g} s")
                 # after a pause of our own the answer may wait in the socket: it is read before the second look
                 suspect = oldest
             else:
@@ -408,7 +419,7 @@ class Link(Port):
         """Raises ConnectionError when a reply speaks of the server's condition."""
         if ReplyError in map(type, replies):
             for reply in replies:
-                if isinstance(reply, ReplyError) and str(reply).startswith(self.conditions):
+                if isinstance(reply, ReplyError) and reply.code in self.conditions:
                     raise ConnectionError(str(reply))
 
     def _requeue(self) -> None:

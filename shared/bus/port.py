@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from hashlib import sha1
 from typing import Any, ClassVar, Protocol
 
+from shared.bus.endpoint import Server
 from shared.errors import BusUnavailable, Local2Error, TransientError
 
 Command = tuple[Any, ...]
@@ -17,9 +18,10 @@ Reply = Any
 # while the next ones are prepared.
 TOGETHER = 32
 
-# A server that has no room in its memory, or none on its disk (MISCONF), or fewer replicas than its configuration wants
-# for a write, refuses writes and goes on reading.
-FULL = ("OOM", "MISCONF", "NOREPLICAS")
+# A server that has no room on its disk (MISCONF), or fewer replicas than its configuration wants for a write, refuses
+# all writes and goes on reading; one that has none in its memory those that may need more of it.
+NO_WRITES = ("MISCONF", "NOREPLICAS")
+FULL = ("OOM", *NO_WRITES)
 
 
 class ReplyError(Local2Error):
@@ -83,15 +85,22 @@ class Port(AbstractAsyncContextManager[Any], Protocol):
     """Sends commands in their order. After a lost connection they are sent again, unless `retry` is off: then
     ConnectionLost is raised, and whether they were carried out is not known.
 
-    transactions: whether `commit` is all or nothing. connected: set while there is somebody to send to.
+    one_server: whether all keys are on one: then `commit` is all or nothing, and one read may wait for all streams.
+    connected: set while there is somebody to send to.
     """
 
-    transactions: ClassVar[bool]
+    one_server: ClassVar[bool]
     connected: asyncio.Event
 
     @property
     def trouble(self) -> str:
         """Why a connection was lost or could not be made, the last time; empty while that is not so."""
+
+    def server_of(self, stream: str) -> Server | None:
+        """The master that has a stream, if it is known just now."""
+
+    def line(self, stream: str, name: str) -> Port:
+        """A further connection to whoever has a stream, for a read that waits; it is opened by `async with`."""
 
     def submit(
         self,
@@ -147,11 +156,10 @@ def checked(reply: Reply) -> Reply:
     """The reply. Raises the error that it is, as what its caller can do about it."""
     if not isinstance(reply, ReplyError):
         return reply
-    text = str(reply)
-    if text.startswith("BUSY "):
-        raise BusUnavailable(text)
+    if reply.code == "BUSY":
+        raise BusUnavailable(str(reply))
     # a new one: the reply itself would refer to this frame, which refers to it
-    raise BusFull(text) if text.startswith(FULL) else ReplyError(text)
+    raise BusFull(str(reply)) if reply.code in FULL else ReplyError(str(reply))
 
 
 def committed(replies: Sequence[Reply]) -> list[Reply]:

@@ -5,24 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import replace
-from typing import ClassVar, NamedTuple
+from collections.abc import Coroutine
+from typing import Any, ClassVar, NoReturn
 
 from shared.bus.clock import BusClock
-from shared.bus.endpoint import Address, Endpoint
+from shared.bus.endpoint import Endpoint, Server
 from shared.bus.link import Link
 from shared.bus.port import Command, Reply, ReplyError
-from shared.bus.wire import Desync, Server, Wire, open_wire
+from shared.bus.wire import Desync, Wire, open_wire
 
 # Seconds between two looks whether there is another master.
 _LOOK = 1.0
-
-
-class _Named(NamedTuple):
-    """A master, as a sentinel names it. epoch: its `config-epoch`, which grows with every fail-over."""
-
-    epoch: int
-    address: Address
 
 
 class Sentinels:
@@ -30,12 +23,10 @@ class Sentinels:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._newest: _Named | None = None
         self._asked = 0.0
-
-    @property
-    def master(self) -> Server | None:
-        return self._newest and self._endpoint.at(self._newest.address)
+        self.master: Server | None = None
+        # grows with every fail-over
+        self._epoch = -1
 
     async def look(self, patience: float) -> None:
         """Asks now and then. Nobody knows better where no sentinel answers."""
@@ -46,30 +37,29 @@ class Sentinels:
 
     async def ask(self, patience: float) -> Server:
         """Asks one sentinel after the other. Raises ConnectionError when none knows a master that is up."""
-        reasons, behind = [], None
-        for place in self._endpoint.addresses:
+        reasons, behind = list[str](), list[tuple[int, Server]]()
+        for sentinel in self._endpoint.several:
             try:
                 # one that does not answer must not use up the time of the others
-                async with asyncio.timeout(patience / (len(self._endpoint.addresses) + 1)):
-                    named = await self._named(place)
+                async with asyncio.timeout(patience / (len(self._endpoint.several) + 1)):
+                    epoch, master = await self._named(sentinel)
             except (OSError, TimeoutError, Desync) as exc:
-                reasons.append(f"{place}: {str(exc) or type(exc).__name__}")
+                reasons.append(f"{sentinel}: {str(exc) or type(exc).__name__}")
                 continue
-            if self._newest is None or named.epoch >= self._newest.epoch:
-                self._newest = named
+            if epoch >= self._epoch:
                 break
             # one that was cut off knows an earlier master
-            behind = behind or named
+            behind.append((epoch, master))
         else:
-            if behind is None:
+            if not behind:
                 raise ConnectionError(f"no sentinel knows a master that is up ({'; '.join(reasons)})")
             # or all of them have been set up anew
-            self._newest = behind
-        return self._endpoint.at(self._newest.address)
+            epoch, master = behind[0]
+        self._epoch, self.master = epoch, master
+        return master
 
-    async def _named(self, place: Address) -> _Named:
-        assert self._endpoint.sentinel is not None, "its URL names sentinels"
-        sentinel = replace(self._endpoint.sentinel, host=place.host, port=place.port)
+    async def _named(self, sentinel: Server) -> tuple[int, Server]:
+        """The epoch of the master that a sentinel names, and where it is."""
         wire, (told,) = await open_wire(sentinel, [("SENTINEL", "MASTER", self._endpoint.master)])
         wire.abort()
         if isinstance(told, ReplyError):
@@ -78,7 +68,7 @@ class Sentinels:
         flags = set(state["flags"].split(","))
         if "master" not in flags or flags & {"s_down", "o_down", "disconnected"}:
             raise ConnectionError(f"the master is {state['flags']}")
-        return _Named(int(state["config-epoch"]), Address(state["ip"], int(state["port"])))
+        return int(state["config-epoch"]), self._endpoint.server.at(state["ip"], int(state["port"]))
 
 
 class SentinelLink(Link):
@@ -91,6 +81,12 @@ class SentinelLink(Link):
         super().__init__(Server(), name=name, timeout=timeout, clock=clock)
         self._sentinels = sentinels
 
+    def server_of(self, stream: str) -> Server | None:
+        return self._sentinels.master
+
+    def line(self, stream: str, name: str) -> SentinelLink:
+        return SentinelLink(self._sentinels, name=name, timeout=self._timeout, clock=self._clock)
+
     async def server(self) -> Server:
         return await self._sentinels.ask(self._patience)
 
@@ -99,23 +95,14 @@ class SentinelLink(Link):
         if replies[1][0] != b"master":
             raise ConnectionError(f"the sentinels' master is a {replies[1][0].decode()} just now")
 
-    async def _serve(self, wire: Wire, client_id: int) -> None:
-        leaving = asyncio.create_task(self._leave(wire))
-        try:
-            await super()._serve(wire, client_id)
-        finally:
-            leaving.cancel()
+    def _watches(self, wire: Wire) -> list[Coroutine[Any, Any, NoReturn]]:
+        return [*super()._watches(wire), self._replaced()]
 
-    async def _leave(self, wire: Wire) -> None:
+    async def _replaced(self) -> NoReturn:
         """Ends the connection to one that is no master any more. Until it is told, which takes the sentinels ten
         seconds, it confirms what will be lost."""
-        why: Exception = ConnectionError("the sentinels have another master")
-        try:
-            while self._sentinels.master == self._at:
-                await asyncio.sleep(self._timeout / 10)
-                await self._sentinels.look(self._patience)
-        except Exception as exc:
-            # whatever a sentinel answers, the connection that is made anew says it
-            why = exc
-        if not wire.lost.done():
-            wire.lost.set_result(why)
+        # whatever a sentinel answers ends it, too: the connection that is made anew says it
+        while self._sentinels.master == self._at:
+            await asyncio.sleep(self._timeout / 10)
+            await self._sentinels.look(self._patience)
+        raise ConnectionError("the sentinels have another master")

@@ -47,7 +47,7 @@ class Settling:
     def _flush(self) -> None:
         items, self._waiting = self._waiting, []
         # what has broken a connection takes nothing else along
-        alone = [item for item in items if item[0].broken or not self._bus.link.transactions]
+        alone = [item for item in items if item[0].broken or not self._bus.link.one_server]
         if together := [item for item in items if item not in alone]:
             self._write(together)
         self._write_each(alone)

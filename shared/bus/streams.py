@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from shared.bus.clock import BusClock
-from shared.bus.cluster import ClusterLink, StreamLink
+from shared.bus.cluster import ClusterLink
 from shared.bus.cluster_reads import ClusterReader
 from shared.bus.endpoint import Endpoint
 from shared.bus.keys import KNOWN_TOOLS, once_key, stream_key
@@ -67,17 +67,21 @@ class Bus:
         # seconds that a blocking read waits: a lost reply to one is noticed this much later than another's
         self.block = min(2.0, 2 * timeout)
         self._clock = BusClock()
-        self._endpoint = Endpoint.parse(url)
-        self._sentinels = Sentinels(self._endpoint)
-        # a server without users lets everybody do everything
-        self.users = self._endpoint.named
-        if self._endpoint.kind == "cluster":
-            link, self.pulse = (
-                ClusterLink(self._endpoint, name=f"{source}:{kind}", timeout=timeout) for kind in ("commands", "pulse")
-            )
-            self.link, self.reader = link, ClusterReader(link, name=f"{source}:groups", timeout=timeout)
+        endpoint = Endpoint.parse(url)
+        # whether the URL says which of the server's users this is; one without users lets everybody do everything
+        self.users = endpoint.server.username not in (None, "default")
+        commands, pulse, groups = (f"{source}:{kind}" for kind in ("commands", "pulse", "groups"))
+        if endpoint.kind == "cluster":
+            cluster = ClusterLink(endpoint, name=commands, timeout=timeout)
+            self.link, self.pulse = cluster, ClusterLink(endpoint, name=pulse, timeout=timeout)
+            self.reader = ClusterReader(cluster, name=groups)
         else:
-            self.link, self.pulse, self.reader = map(self._connection, ("commands", "pulse", "groups"))
+            link = (
+                SentinelLink(Sentinels(endpoint), name=commands, timeout=timeout, clock=self._clock)
+                if endpoint.kind == "sentinel"
+                else Link(endpoint.server, name=commands, timeout=timeout, clock=self._clock)
+            )
+            self.link, self.pulse, self.reader = link, link.line("", pulse), link.line("", groups)
         # event stream → entries since this process cut it, a large one counted as several; its first always cuts
         self._uncut: dict[str, int] = {}
         self._stack = AsyncExitStack()
@@ -96,17 +100,9 @@ class Bus:
             return await self.reader.unblock()
         return bool(await self.pulse.call("CLIENT", "UNBLOCK", self.reader.client_id))
 
-    def line(self, stream: str, kind: str) -> Link:
-        """A further connection to whoever has a stream, for a read that waits; it is opened by `async with`."""
-        if isinstance(self.link, ClusterLink):
-            return StreamLink(self.link, stream, name=f"{self.source}:{kind}", timeout=self.timeout)
-        return self._connection(kind)
-
-    def _connection(self, kind: str) -> Link:
-        name, timeout, clock = f"{self.source}:{kind}", self.timeout, self._clock
-        if self._endpoint.kind == "sentinel":
-            return SentinelLink(self._sentinels, name=name, timeout=timeout, clock=clock)
-        return Link(self._endpoint.server, name=name, timeout=timeout, clock=clock)
+    def line(self, stream: str, kind: str) -> Port:
+        """See Port.line."""
+        return self.link.line(stream, f"{self.source}:{kind}")
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────
 

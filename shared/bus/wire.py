@@ -8,102 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import hiredis
 
+from shared.bus.endpoint import Server
 from shared.bus.port import Command, Reply, ReplyError
-
-_CERTIFICATES = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
-_SSL_OPTIONS = frozenset(
-    {
-        "ssl_cert_reqs",
-        "ssl_ca_certs",
-        "ssl_ca_path",
-        "ssl_certfile",
-        "ssl_keyfile",
-        "ssl_password",
-        "ssl_check_hostname",
-    }
-)
-# What other clients take in a URL and what makes no difference here.
-_IGNORED = frozenset(
-    {"protocol", "socket_timeout", "socket_connect_timeout", "max_connections", "health_check_interval", "client_name"}
-)
 
 
 class Desync(Exception):
     """Replies do not belong to the commands that wait for them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """Where a server listens, and as whom it is spoken to. `path`: a unix socket, instead of host and port."""
-
-    host: str = "localhost"
-    port: int = 6379
-    path: str | None = None
-    username: str | None = None
-    password: str | None = None
-    database: int = 0
-    tls: ssl.SSLContext | None = None
-
-    @classmethod
-    def parse(cls, url: str) -> Server:
-        """`redis://`, `rediss://` or `unix://`, as redis-py and redis-cli write them. Raises ValueError."""
-        parts = urlsplit(url)
-        try:
-            port = parts.port or 6379
-        except ValueError:
-            # its own words show what stands there, which may be a password with its server left out
-            raise ValueError("the port is no number from 0 to 65535") from None
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        database = options.pop("db", "")
-        username = options.pop("username", None) or (unquote(parts.username) if parts.username else None)
-        password = options.pop("password", None) or (unquote(parts.password) if parts.password else None)
-        if parts.scheme == "unix":
-            host, port, path = "localhost", 0, unquote(parts.path)
-        else:
-            host, port, path = unquote(parts.hostname or "localhost"), port, None
-            database = database or parts.path.strip("/")
-        if database and not database.isdecimal():
-            raise ValueError(f"the database must be a number, not {database!r}")
-        if parts.scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("the URL of one server begins with redis://, rediss:// or unix://")
-        tls = _context(options) if parts.scheme == "rediss" else None
-        unknown = options.keys() - _IGNORED - (_SSL_OPTIONS if tls else frozenset())
-        if unknown:
-            raise ValueError(f"unknown options: {', '.join(sorted(unknown))}")
-        return cls(host, port, path, username, password, int(database or 0), tls)
-
-    def greeting(self) -> list[Command]:
-        """The commands that a new connection begins with."""
-        commands: list[Command] = []
-        if self.password is not None:
-            commands.append(("AUTH", *([self.username] if self.username else []), self.password))
-        if self.database:
-            commands.append(("SELECT", self.database))
-        return commands
-
-
-def _context(options: dict[str, str]) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"), capath=options.get("ssl_ca_path"))
-    wanted = options.get("ssl_cert_reqs", "required").lower()
-    if wanted not in _CERTIFICATES:
-        raise ValueError(f"ssl_cert_reqs must be one of {', '.join(_CERTIFICATES)}")
-    # Python 3.13 wants of certificates what those of one's own authority often lack, and what 3.12 takes
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    checked = options.get("ssl_check_hostname", "true").lower() not in ("0", "false", "no")
-    context.check_hostname = checked and wanted != "none"
-    context.verify_mode = _CERTIFICATES[wanted]
-    if certificate := options.get("ssl_certfile"):
-        context.load_cert_chain(certificate, options.get("ssl_keyfile"), options.get("ssl_password"))
-    return context
 
 
 def packed(commands: Sequence[Command]) -> bytes:

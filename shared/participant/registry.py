@@ -15,7 +15,7 @@ import orjson
 from shared.bus import Bus, Command, Port, ReplyError, grouping
 from shared.bus.claims import Watch
 from shared.bus.keys import KNOWN_TOOLS, REPLICAS, replica_key
-from shared.bus.port import checked
+from shared.bus.port import NO_WRITES, checked
 from shared.contracts import TOOL_REQUEST
 from shared.errors import TransientError
 from shared.telemetry.logging import get_logger
@@ -197,7 +197,7 @@ class Registry:
         nothing, *replies = await self._bus.link.pipe_raw(
             [("ZADD", REPLICAS, "XX", 0, ""), ("ZRANGE", REPLICAS, 0, -1), ("TIME",)]
         )
-        mute = isinstance(nothing, ReplyError) and nothing.code in ("MISCONF", "NOREPLICAS")
+        mute = isinstance(nothing, ReplyError) and nothing.code in NO_WRITES
         index, (seconds, micros) = map(checked, replies)
         now = int(seconds) * 1000 + int(micros) // 1000
         raw = [member.decode(errors="replace") for member in index]

@@ -23,9 +23,10 @@ from services.cli.launch.supervisor import Supervisor
 from services.gateway import tap
 from services.gateway.sse import KEEP_ALIVE
 from shared.bus import Bus
+from shared.bus.endpoint import Server
 from shared.bus.keys import settings_key
 from shared.bus.link import Link
-from shared.bus.wire import Server, Wire
+from shared.bus.wire import Wire
 from shared.contracts import QUERY_CANCEL, SETTINGS_UPDATE, QueryCancel, SettingsUpdate
 from shared.envelope import Message
 from shared.errors import BusUnavailable

@@ -285,6 +285,38 @@ async def test_slots_that_move_under_load_lose_and_repeat_nothing(cluster: Clust
     assert sorted(first.seen + second.seen) == sorted(accepted)
 
 
+async def test_what_is_written_one_behind_the_other_stays_in_its_order_while_its_slot_moves(cluster: Cluster) -> None:
+    """Under ids of its own, as a journal is: Redis refuses what comes behind a later one."""
+    keys, counts = [f"dense{n}" for n in range(4)], dict[str, int]()
+    working = True
+
+    async def write(bus: Bus, key: str) -> None:
+        entries: set[asyncio.Task[Any]] = set()
+        while working:
+            counts[key] = counts.get(key, 0) + 1
+            entries.add(asyncio.create_task(bus.link.pipe_raw([("XADD", key, f"1-{counts[key]}", "a", "b")])))
+            await asyncio.sleep(0.002)
+            while len(entries) > 5:
+                _, entries = await asyncio.wait(entries, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.gather(*entries)
+
+    def move() -> None:
+        """From node to node and back, with a key on its way longer than a command."""
+        for _ in range(6):
+            for key in keys:
+                target = next(node for node in cluster.masters() if node is not cluster.master(key))
+                cluster.migrate(slot_of_key(key), target, pause=0.03)
+
+    async with Bus(cluster.url, "test/1", timeout=0.5) as bus, asyncio.timeout(40):
+        writing = [asyncio.create_task(write(bus, key)) for key in keys]
+        await eventually(lambda: len(counts) == len(keys))
+        await asyncio.to_thread(move)
+        working = False
+        await asyncio.gather(*writing)
+    written = {key: [entry_id for entry_id, _ in cluster.ask("XRANGE", key, "-", "+")] for key in keys}
+    assert written == {key: [f"1-{n}" for n in range(1, counts[key] + 1)] for key in keys}
+
+
 def _lines_to(bell: Bell, port: int) -> list[Any]:
     return [line for address, line in bell._lines.items() if address is not None and address.port == port]
 

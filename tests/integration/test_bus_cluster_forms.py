@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from shared.bus.endpoint import Address, Endpoint
+from shared.bus.endpoint import Endpoint, Server
 from shared.bus.hash_slots import slot_of, slot_of_key, stages
-from shared.bus.wire import Server
 from shared.errors import SettingsError
 
 
 def test_a_cluster_url_names_any_number_of_nodes() -> None:
     found = Endpoint.parse("redis+cluster://user:p%40ss@one:7001,two,[::1]:7003/?socket_timeout=5")
     assert found.kind == "cluster"
-    assert found.addresses == (Address("one", 7001), Address("two", 6379), Address("::1", 7003))
-    assert found.at(Address("::1", 1)) == Server("::1", 1, username="user", password="p@ss")
-    tls = Endpoint.parse("rediss+cluster://one/?ssl_check_hostname=no").at(Address("x", 1)).tls
+    user = {"username": "user", "password": "p@ss"}
+    places = (("one", 7001), ("two", 6379), ("::1", 7003))
+    assert found.several == tuple(Server(*place, **user) for place in places)  # type: ignore[arg-type]
+    assert found.several[0].at("::1", 1) == Server("::1", 1, **user)  # type: ignore[arg-type]
+    tls = Endpoint.parse("rediss+cluster://one/?ssl_check_hostname=no").several[0].at("x", 1).tls
     assert tls is not None
     assert not tls.check_hostname
 
@@ -23,20 +24,17 @@ def test_a_cluster_url_names_any_number_of_nodes() -> None:
 def test_a_sentinel_url_names_the_master_and_may_have_a_password_for_the_sentinels() -> None:
     found = Endpoint.parse("redis+sentinel://:secret@a:1,b/mymaster/3?sentinel_password=other%2F")
     assert (found.kind, found.master) == ("sentinel", "mymaster")
-    assert found.addresses == (Address("a", 1), Address("b", 26379))
-    assert found.at(Address("m", 5)) == Server("m", 5, password="secret", database=3)
-    assert found.sentinel is not None
-    assert found.sentinel.greeting() == [("AUTH", "other/")]
+    assert found.several == (Server("a", 1, password="other/"), Server("b", 26379, password="other/"))
+    assert found.server.at("m", 5) == Server("m", 5, password="secret", database=3)
     found = Endpoint.parse("redis+sentinel://:secret@a/mymaster?db=2")
-    assert found.sentinel is not None
-    assert found.sentinel.greeting() == []
+    assert found.several == (Server("a", 26379),)
     assert found.server.database == 2
 
 
 @pytest.mark.parametrize("url", ["redis://h:1/2", "rediss://h", "unix:///run/redis.sock?db=1"])
 def test_a_url_of_one_server_is_read_as_such(url: str) -> None:
     found, server = Endpoint.parse(url), Server.parse(url)
-    assert (found.kind, found.addresses) == ("single", ())
+    assert (found.kind, found.several) == ("single", ())
     assert found.server.greeting() == server.greeting()
     assert (found.server.host, found.server.path) == (server.host, server.path)
 

@@ -24,9 +24,10 @@ from support.waiting import always, eventually
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus, BusFull, Consumer, Delivery, Link, Route
 from shared.bus.claims import Claims
+from shared.bus.endpoint import Server
 from shared.bus.scripts import PUBLISH_ONCE
 from shared.bus.slots import Slots
-from shared.bus.wire import Server, open_wire
+from shared.bus.wire import open_wire
 from shared.participant.service import open_context
 from shared.participant.tool_client import Caller, ToolClient
 

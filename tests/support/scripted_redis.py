@@ -13,7 +13,7 @@ import hiredis
 from support.loopback import listening
 
 from shared.bus import ReplyError
-from shared.bus.wire import Server
+from shared.bus.endpoint import Server
 
 
 class HangUp(Exception):

@@ -13,6 +13,7 @@ from support.waiting import eventually
 from shared.bus import Command, Link, ReplyError
 from shared.bus import bell as module
 from shared.bus.bell import Bell, _Line, open_bell
+from shared.bus.endpoint import Server as Place
 from shared.bus.follow import directly_before
 
 JOURNAL = "local2:journal:7-0:A"
@@ -23,8 +24,10 @@ class Line:
 
     made: list[Line]
 
-    def __init__(self, _bell: Bell, address: Any) -> None:
-        self.address = address
+    trouble = ""
+
+    def __init__(self, _bell: Bell, server: Any) -> None:
+        self.server = server
         self.listening: set[str] = set()
         self.asked: list[str] = []
         self.forgotten: list[str] = []
@@ -50,6 +53,9 @@ class Server:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
+
+    def server_of(self, _stream: str) -> Server:
+        return self
 
     async def submit(self, commands: list[Command], _retry: bool, *, until: float) -> list[Any]:
         self.asked += [(command[1], command[3]) for command in commands]
@@ -90,7 +96,7 @@ async def test_one_connection_is_opened_for_all_and_who_joins_what_rings_already
     first, second, other = Follower(), Follower(), Follower("other")
     join(bell, first, other)
     (line,) = Line.made
-    assert (line.state, line.address, line.asked) == ("open", None, [JOURNAL, "other"])
+    assert (line.state, line.server, line.asked) == ("open", bell.bus.link, [JOURNAL, "other"])
     # what was written before its rings come is looked for when they do
     assert (first.looks, other.looks) == (0, 0)
     line.listening = {JOURNAL}
@@ -109,12 +115,14 @@ async def test_a_stream_rings_until_its_last_follower_has_gone(bell: Bell) -> No
     bell.rang(JOURNAL, b"1-1 kind 5 {}")
     assert (len(first.offered), len(second.offered), line.forgotten) == (0, 1, [])
     assert bell._followed.is_set()
-    leave(bell, second, second, Follower("never"))
+    leave(bell, second)
     assert line.forgotten == [JOURNAL]
     assert bell._followed.is_set()
     leave(bell, other)
     assert (line.forgotten, bell._followed.is_set()) == ([JOURNAL, "other"], False)
     assert (bell.look("other"), bell._followers) == (False, {})
+    # once more harms nobody, nor one who never came
+    leave(bell, second, Follower("never"))
     # who is rung and not there any more
     bell.rang(JOURNAL, b"1-2 kind 5 {}")
     assert not bell.look(JOURNAL)
@@ -182,19 +190,19 @@ class Told:
     def rang(self, stream: str, message: bytes) -> None:
         self.heard.append(("rang", stream, message))
 
+    def streams_of(self, _line: _Line) -> list[str]:
+        return [JOURNAL]
+
     def look(self, stream: str) -> bool:
         self.heard.append(("look", stream))
         return stream in self.followed
-
-    def moved(self) -> None:
-        self.heard.append(("moved",))
 
 
 async def test_a_connection_listens_to_what_was_confirmed_and_forgets_what_nobody_follows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told, wire, said = Told(), Wire(), list[str]()
-    line = _Line(cast(Any, told), None)
+    line = _Line(cast(Any, told), Place())
     monkeypatch.setattr(line, "_report", lambda text, _generation: said.append(text))
     # not connected yet: it is asked for when it is
     assert not line.listen(JOURNAL)
@@ -218,7 +226,8 @@ async def test_a_connection_listens_to_what_was_confirmed_and_forgets_what_nobod
     assert not line.listen(JOURNAL)
     told.heard.clear()
     line._receive([ReplyError("MOVED 1 x:1"), ReplyError("NOPERM no"), b"PONG", [b"something", b"else"]])
-    assert (told.heard, said) == ([("moved",)], ["NOPERM no"])
+    # where a stream is now, a look finds out
+    assert (told.heard, said) == ([], ["NOPERM no"])
     line._wire = None
 
 
@@ -234,14 +243,16 @@ async def test_a_silent_server_is_asked_after_a_while_and_given_up_when_it_says_
         waited.append(seconds)
         now += seconds
         # it says something once, when it was asked for the first time
-        if len(wire.sent) == 1 and wire.heard < 1_001:
+        if len(wire.sent) == 2 and wire.heard < 1_001:
             wire.heard = now
 
     monkeypatch.setattr(module.asyncio, "sleep", sleep)
-    line = _Line(cast(Any, Told()), None)
+    line = _Line(cast(Any, Told()), Place())
     monkeypatch.setattr(line, "_loop", SimpleNamespace(time=lambda: now), raising=False)
-    await line._watch(cast(Any, wire))
-    assert wire.sent == [[("PING",)], [("PING",)]]
+    with pytest.raises(TimeoutError, match="has not answered"):
+        await line._watch(cast(Any, wire))
+    # what rings here is asked for first
+    assert wire.sent == [[("SSUBSCRIBE", JOURNAL)], [("PING",)], [("PING",)]]
     assert waited == [module._SILENCE, line._patience, module._SILENCE, line._patience]
 
 
@@ -259,11 +270,12 @@ async def test_a_server_that_says_something_all_the_time_is_not_asked(monkeypatc
             wire.heard = now - 0.5
 
     monkeypatch.setattr(module.asyncio, "sleep", sleep)
-    line = _Line(cast(Any, Told()), None)
+    line = _Line(cast(Any, Told()), Place())
     monkeypatch.setattr(line, "_loop", SimpleNamespace(time=lambda: now), raising=False)
-    await line._watch(cast(Any, wire))
+    with pytest.raises(TimeoutError, match="has not answered"):
+        await line._watch(cast(Any, wire))
     # four rounds in which it said something, one in which it did not, and the time for an answer
-    assert (waited, wire.sent) == (6, [[("PING",)]])
+    assert (waited, wire.sent[1:]) == (6, [[("PING",)]])
 
 
 def confirmed(what: bytes, stream: bytes) -> list[Any]:

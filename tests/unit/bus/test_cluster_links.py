@@ -11,34 +11,33 @@ from support.waiting import eventually
 
 from shared.bus import Bell, Bus, ConnectionLost, ReplyError
 from shared.bus.bell import _Line
-from shared.bus.cluster import ClusterLink, NodeLink, StreamLink, _address
-from shared.bus.endpoint import Address, Endpoint
+from shared.bus.cluster import ClusterLink
+from shared.bus.cluster_map import NodeLink, StreamLink
+from shared.bus.endpoint import Endpoint, Server
 from shared.bus.hash_slots import slot_of, slot_of_key
 from shared.bus.link import _Batch, _Unit
 from shared.errors import BusUnavailable, PermanentError
 
-ONE, TWO = Address("one", 1), Address("two", 2)
+ONE, TWO = Server("one", 1), Server("two", 2)
 
 
-def cluster(*masters: Address) -> ClusterLink:
+def cluster(*masters: Server) -> ClusterLink:
     link = ClusterLink(Endpoint.parse("redis+cluster://one:1/"), name="test")
-    link.masters = {address: number for number, address in enumerate(masters)}
+    link.masters = {node(link, server): number for number, server in enumerate(masters)}
     link.connected.set()
     return link
 
 
-def node(link: ClusterLink, address: Address, *, there: bool = False) -> NodeLink:
-    """A connection that never begins to connect. there: it is taken for connected."""
-    made = NodeLink(link, address, name="test", timeout=60.0)
+def node(link: ClusterLink, server: Server) -> NodeLink:
+    """A connection that never begins to connect."""
+    made = NodeLink(server, name="test", timeout=60.0, lost=link.lost)
     made._loop = asyncio.get_running_loop()
-    if there:
-        made.connected.set()
-    link.nodes[address] = made
+    link.nodes[server] = made
     return made
 
 
 async def test_nothing_waits_for_a_node_that_is_lost() -> None:
-    link = node(cluster(ONE), ONE)
+    link = cluster(ONE).nodes[ONE]
     unsent, sent, heard = (asyncio.get_running_loop().create_future() for _ in range(3))
     heard.set_result([])
     link._queue += [_Unit(b"", 1, one, False, 0.0, None, False) for one in (heard, unsent)]
@@ -49,7 +48,7 @@ async def test_nothing_waits_for_a_node_that_is_lost() -> None:
 
 
 async def test_a_node_whose_connection_failed_says_so() -> None:
-    failing = node(cluster(ONE), ONE)
+    failing = cluster(ONE).nodes[ONE]
 
     async def fail() -> None:
         raise RuntimeError("a fault")
@@ -64,7 +63,7 @@ async def test_a_node_whose_connection_failed_says_so() -> None:
 
 async def test_a_read_that_waits_goes_to_where_its_stream_is_or_where_it_was_sent() -> None:
     link = cluster(ONE)
-    link.at = lambda address: cast(Any, address)  # type: ignore[method-assign]
+    one, two = link.nodes[ONE], node(link, Server("one", 2))
     doubts: list[int] = []
     link.doubt = lambda: doubts.append(1)  # type: ignore[method-assign]
     line = StreamLink(link, "s", name="test", timeout=60.0)
@@ -72,36 +71,52 @@ async def test_a_read_that_waits_goes_to_where_its_stream_is_or_where_it_was_sen
         await line.server()
     # whom it is sent to by nobody does not matter
     line._report("MOVED 1 one:1", 0)
-    link._owners[slot_of_key("s")] = ONE
-    assert await line.server() == line.address == cast(Any, ONE)
+    link._owners[slot_of_key("s")] = one
+    assert (await line.server(), line.node) == (ONE, one)
     for word in ("MOVED", "ASK"):
         before = len(doubts)
         line._report(f"{word} {slot_of_key('s')} :2", 0)
-        assert (await line.server(), len(doubts)) == (cast(Any, Address("one", 2)), before + 1)
+        assert (await line.server(), line.node, len(doubts)) == (two.at, two, before + 1)
         # once: when nobody is there the map says where it is
-        assert await line.server() == cast(Any, ONE)
+        assert await line.server() == ONE
     line._report("it went away", 0)
-    assert (await line.server(), link.trouble, len(doubts)) == (cast(Any, ONE), "one:1: it went away", 4)
+    assert (await line.server(), link.trouble, len(doubts)) == (ONE, "one:1: it went away", 4)
 
 
-async def test_a_slot_that_has_moved_is_told_to_the_map() -> None:
-    doubts: list[int] = []
-    for url in ("redis+cluster://one:1/", "redis://one:1"):
-        bus = Bus(url, "test/1")
-        if isinstance(bus.link, ClusterLink):
-            bus.link.doubt = lambda: doubts.append(1)  # type: ignore[method-assign]
-        Bell(bus).moved()
-    assert doubts == [1]
+async def test_a_stream_is_with_the_master_of_its_slot_and_with_nobody_as_long_as_there_is_none() -> None:
+    link = cluster(ONE)
+    assert link.server_of("s") is None
+    link._owners[slot_of_key("s")] = link.nodes[ONE]
+    assert link.server_of("s") == ONE
+    line = link.line("s", "test/1:inbox")
+    assert (type(line), line._name, line._timeout, line._slot) == (StreamLink, "test/1:inbox", 5.0, slot_of_key("s"))
+
+
+async def test_a_node_without_slots_is_given_up_when_it_is_lost_and_not_while_it_is_first_connected_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    link = cluster(ONE)
+    coming, gone = node(link, TWO), node(link, Server("three", 3))
+    closed: list[NodeLink] = []
+
+    async def close(self: NodeLink, *_exc: object) -> None:
+        closed.append(self)
+
+    monkeypatch.setattr(NodeLink, "__aexit__", close)
+    for lost in (link.nodes[ONE], gone):
+        lost._report("it went away", 0)
+    await link._forget()
+    assert (closed, list(link.nodes.values())) == ([gone], [link.nodes[ONE], coming])
 
 
 async def test_the_map_is_asked_of_connected_nodes_in_turn_and_where_there_is_none_those_of_the_url_are_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    link, tried = cluster(ONE, TWO), list[Address]()
-    links = [node(link, at) for at in (ONE, TWO, Address("three", 3))]
+    link, tried = cluster(ONE, TWO), list[Server]()
+    links = [*link.nodes.values(), node(link, Server("three", 3))]
     monkeypatch.setattr(link, "to", tried.append)
     assert link._someone() is None
-    assert tried == list(link._endpoint.addresses) == [ONE]
+    assert tried == list(link._endpoint.several) == [ONE]
     for one in links[1:]:
         one.connected.set()
     asked = [link._someone() for _ in range(4)]
@@ -110,8 +125,8 @@ async def test_the_map_is_asked_of_connected_nodes_in_turn_and_where_there_is_no
 
 async def test_who_is_lost_makes_the_map_be_read_again_once_for_each_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_UNEASY", "_ROUTINE", "_SOON"):
-        monkeypatch.setattr(f"shared.bus.cluster.{name}", 3_600.0)
-    link = cluster(ONE)
+        monkeypatch.setattr(f"shared.bus.cluster_map.{name}", 3_600.0)
+    link = cluster()
     read = 0
 
     async def slots(_asked: Any) -> list[Any]:
@@ -140,27 +155,31 @@ async def test_a_node_that_cannot_tell_the_map_ends_nothing(error: Exception) ->
         assert (command, retry) == (("CLUSTER", "SLOTS"), False)
         raise error
 
-    assert await link._slots(cast(NodeLink, SimpleNamespace(call=call, address=ONE))) == []
+    assert await link._slots(cast(NodeLink, SimpleNamespace(call=call, at=ONE))) == []
     assert ("ERR x" in link.trouble) == isinstance(error, ReplyError)
 
 
 async def test_what_is_sent_through_a_cluster_is_said_again_unless_the_caller_says_otherwise() -> None:
     link = cluster(ONE)
-    staged: list[tuple[bool, dict[str, Any]]] = []
+    given: list[tuple[bool, dict[str, Any]]] = []
 
-    async def _staged(_commands: Any, retry: bool, **options: Any) -> list[Any]:
-        staged.append((retry, options))
+    async def submit(_commands: Any, retry: bool, **options: Any) -> list[Any]:
+        given.append((retry, options))
         return []
 
-    link._staged = _staged  # type: ignore[method-assign]
+    link.submit = submit  # type: ignore[method-assign]
     await link.commit([("SET", "x", "y")], until=7.0)
     await link.commit([("SET", "x", "y")], retry=False)
-    await link.submit([("SET", "x", "y")], False, block=3.0)
-    assert staged == [
-        (True, {"until": 7.0, "all_or_error": True}),
-        (False, {"until": None, "all_or_error": True}),
-        (False, {"until": None, "block": 3.0}),
-    ]
+    assert given == [(True, {"until": 7.0, "all_or_error": True}), (False, {"until": None, "all_or_error": True})]
+    given.clear()
+
+    async def carry(_commands: Any, _slots: Any, *, retry: bool, **options: Any) -> list[Any]:
+        given.append((retry, options))
+        return [b"OK"]
+
+    link.carry = carry  # type: ignore[method-assign, assignment]
+    assert await ClusterLink.submit(link, [("SET", "x", "y")], False, block=3.0) == [b"OK"]
+    assert given == [(False, {"block": 3.0, "until": None})]
 
 
 async def test_a_cluster_that_ends_ends_its_connections_and_tells_whoever_waits_for_its_map() -> None:
@@ -190,6 +209,9 @@ class Wire:
         self._answers = answers
 
     def send(self, commands: Any) -> None:
+        if not commands:
+            # nothing is followed
+            return
         assert commands == [("PING",)]
         self.asked += 1
         if self.asked <= self._answers:
@@ -204,10 +226,11 @@ async def test_a_bell_that_is_silent_is_asked_and_given_up_when_it_does_not_answ
     answers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shared.bus.bell._SILENCE", 0.01)
-    line = _Line(Bell(Bus("redis://one:1", "test/1", timeout=0.5)), None)
+    line = _Line(Bell(Bus("redis://one:1", "test/1", timeout=0.5)), ONE)
     line._loop = asyncio.get_running_loop()
     wire = Wire(answers)
-    await asyncio.wait_for(line._watch(cast(Any, wire)), 60)
+    with pytest.raises(TimeoutError, match=r"has not answered for 0\.5 s"):
+        await line._watch(cast(Any, wire))
     assert wire.asked == answers + 1
 
 
@@ -237,8 +260,8 @@ async def test_every_master_is_asked_by_one_of_its_slots_and_tells_what_it_refus
 
 
 async def test_a_map_that_cannot_be_used_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.bus.cluster._UNEASY", 0.01)
-    link = cluster(ONE)
+    monkeypatch.setattr("shared.bus.cluster_map._UNEASY", 0.01)
+    link = cluster()
     maps = ["no map", "a map"]
     applied: list[str] = []
 
@@ -260,15 +283,15 @@ async def test_a_map_that_cannot_be_used_is_read_again(monkeypatch: pytest.Monke
 class Scripted:
     """A connection whose units get the outcomes that the test gives, in their order; `given`: what they were."""
 
-    def __init__(self, address: Address, outcomes: list[Any], given: list[tuple[Any, ...]]) -> None:
-        self.address = address
+    def __init__(self, at: Server, outcomes: list[Any], given: list[tuple[Any, ...]]) -> None:
+        self.at = at
         self.connected = asyncio.Event()
         self.connected.set()
         self._outcomes = outcomes
         self._given = given
 
     async def submit(self, commands: Any, retry: bool, *, block: float, until: float | None) -> Any:
-        self._given.append((self.address.host, *commands, retry, block, until))
+        self._given.append((self.at.host, *commands, retry, block, until))
         outcome = self._outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
@@ -284,16 +307,19 @@ class Carried:
     """What became of some commands: `pauses` between the tries, and how often there was doubt about the map."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> None:
-        self.link = cluster(ONE, TWO)
+        self.link = cluster()
         self.given: list[tuple[Any, ...]] = []
         left = list(outcomes)
-        for key, address in KEYS.items():
-            self.link._owners[slot_of_key(key)] = address
-            self.link.nodes.setdefault(address, cast(NodeLink, Scripted(address, left, self.given)))
+        self.link.nodes = {at: cast(NodeLink, Scripted(at, left, self.given)) for at in (ONE, TWO)}
+        for key, at in KEYS.items():
+            self.move(key, at)
         self.pauses: list[float] = []
         self.doubts = 0
         monkeypatch.setattr("shared.bus.cluster.asyncio.sleep", self._sleep)
         monkeypatch.setattr(self.link, "doubt", self._doubt)
+
+    def move(self, key: str, at: Server | None) -> None:
+        self.link._owners[slot_of_key(key)] = at and self.link.nodes[at]
 
     async def _sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -329,7 +355,7 @@ async def test_what_a_node_cannot_do_is_tried_after_ever_longer_pauses_and_in_th
 
     async def moved(seconds: float) -> None:
         await sleep(seconds)
-        carried.link._owners[slot_of_key("b")] = ONE
+        carried.move("b", ONE)
 
     monkeypatch.setattr("shared.bus.cluster.asyncio.sleep", moved)
     assert await carried() == [b"1", b"2", b"3"]
@@ -366,6 +392,143 @@ async def test_only_what_was_sent_elsewhere_asks_to_be_let_in(monkeypatch: pytes
     assert carried.doubts == 1
 
 
+class Held:
+    """A connection whose answers the test gives when it likes: `sent` are whose they are to be, in their order."""
+
+    def __init__(self, at: Server, sent: list[tuple[str, Any, asyncio.Future[Any]]]) -> None:
+        self.at = at
+        self.connected = asyncio.Event()
+        self.connected.set()
+        self._sent = sent
+
+    async def submit(self, commands: Any, _retry: bool, **_limits: Any) -> Any:
+        answer = asyncio.get_running_loop().create_future()
+        self._sent.append((self.at.host, commands, answer))
+        return await answer
+
+
+class InOrder(Carried):
+    """Commands of one slot whose answers the test gives."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        self.sent: list[tuple[str, Any, asyncio.Future[Any]]] = []
+        self.link.nodes = {at: cast(NodeLink, Held(at, self.sent)) for at in (ONE, TWO)}
+        self.slept: list[asyncio.Future[None]] = []
+        self.move("a", ONE)
+
+    async def _sleep(self, _seconds: float) -> None:
+        self.slept.append(asyncio.get_running_loop().create_future())
+        await self.slept[-1]
+
+    async def say(self, value: int, **options: Any) -> asyncio.Task[list[Any]]:
+        task = asyncio.create_task(self(("SET", "a", value), **options))
+        await turns()
+        return task
+
+    async def answer(self, n: int, *replies: Any) -> None:
+        self.sent[n][2].set_result(list(replies))
+        await turns()
+
+    async def wake(self, n: int) -> None:
+        self.slept[n].set_result(None)
+        await turns()
+
+    def heard(self) -> list[tuple[str, int]]:
+        """Who was sent which values so far."""
+        return [(host, command[2]) for host, commands, _ in self.sent for command in commands if command[0] == "SET"]
+
+
+async def turns() -> None:
+    """Lets everything run that can."""
+    loop, seen = asyncio.get_running_loop(), asyncio.Event()
+    for _ in range(10):
+        seen.clear()
+        loop.call_soon(seen.set)
+        await seen.wait()
+
+
+ASK = ReplyError(f"ASK {slot_of_key('a')} two:2")
+ELSEWHERE = ReplyError(f"MOVED {slot_of_key('a')} two:2")
+
+
+@pytest.mark.parametrize("refusal", [ASK, ELSEWHERE, ReplyError("CLUSTERDOWN no")], ids=lambda one: one.code)
+async def test_what_has_to_be_sent_again_is_not_overtaken_by_what_comes_later(
+    refusal: ReplyError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carried = InOrder(monkeypatch)
+    first, second = await carried.say(1), await carried.say(2)
+    # as long as all is well nothing waits for an answer
+    assert carried.heard() == [("one", 1), ("one", 2)]
+    for n in range(2):
+        await carried.answer(n, refusal)
+    # the move is over meanwhile, and everybody knows
+    carried.move("a", TWO)
+    third = await carried.say(3)
+    # whoever wakes up first
+    await carried.wake(1)
+    assert len(carried.sent) == 2
+    await carried.wake(0)
+    assert carried.heard()[2:] == [("two", 1), ("two", 2), ("two", 3)]
+    for n in range(3):
+        await carried.answer(2 + n, *[b"OK"] * len(carried.sent[2 + n][1]))
+    assert [await one for one in (first, second, third)] == [[b"OK"]] * 3
+    # and nothing is left of it
+    assert not carried.link._queues
+
+
+async def test_what_is_on_its_way_to_another_node_is_answered_before_anything_is_sent_to_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    carried = InOrder(monkeypatch)
+    first = await carried.say(1)
+    carried.move("a", TWO)
+    second, third = await carried.say(2), await carried.say(3)
+    # of other slots nothing waits for it
+    carried.move("b", TWO)
+    other = asyncio.create_task(carried(("GET", "b")))
+    await turns()
+    assert [host for host, *_ in carried.sent] == ["one", "two"]
+    await carried.answer(1, b"2")
+    assert await other == [b"2"]
+    await carried.answer(0, ELSEWHERE)
+    # who has left is waited for by nobody
+    second.cancel()
+    await carried.wake(0)
+    assert carried.heard() == [("one", 1), ("two", 1), ("two", 3)]
+    for n in (2, 3):
+        await carried.answer(n, b"OK")
+    assert [await one for one in (first, third)] == [[b"OK"]] * 2
+
+
+async def test_what_is_given_up_on_its_way_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    carried = InOrder(monkeypatch)
+    until = asyncio.get_running_loop().time() + 0.05
+    first = await carried.say(1)
+    carried.move("a", TWO)
+    second, third = await carried.say(2, until=until), await carried.say(3)
+    with pytest.raises(ConnectionLost, match="in time"):
+        await second
+    first.cancel()
+    await turns()
+    assert carried.heard() == [("one", 1), ("two", 3)]
+    await carried.answer(1, b"OK")
+    assert await third == [b"OK"]
+
+
+async def test_what_waits_for_its_second_key_lets_everything_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    carried = InOrder(monkeypatch)
+    first = await carried.say(1)
+    await carried.answer(0, LATER)
+    second = await carried.say(2)
+    assert carried.heard() == [("one", 1), ("one", 2)]
+    await carried.wake(0)
+    assert carried.heard() == [("one", 1), ("one", 2), ("one", 1)]
+    for n in (1, 2):
+        await carried.answer(n, b"OK")
+    assert [await one for one in (first, second)] == [[b"OK"]] * 2
+
+
 @pytest.mark.parametrize("alone", [True, False])
 async def test_what_is_lost_is_said_again_if_it_may_be(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     commands, beside = (GETS[:1], []) if alone else (GETS[:2], [[b"2"]])
@@ -382,12 +545,12 @@ async def test_what_is_lost_is_said_again_if_it_may_be(alone: bool, monkeypatch:
 
 async def test_what_has_no_master_waits_for_one_and_keeps_nothing_else_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     carried = Carried(monkeypatch, [b"1"], [b"2"])
-    carried.link._owners[slot_of_key("b")] = None
+    carried.move("b", None)
     sleep = carried._sleep
 
     async def found(seconds: float) -> None:
         await sleep(seconds)
-        carried.link._owners[slot_of_key("b")] = TWO
+        carried.move("b", TWO)
 
     monkeypatch.setattr("shared.bus.cluster.asyncio.sleep", found)
     assert await carried(*GETS[:2]) == [b"1", b"2"]
@@ -400,32 +563,30 @@ async def test_what_has_no_master_waits_for_one_and_keeps_nothing_else_waiting(m
 )
 async def test_a_node_that_does_not_know_its_own_name_is_where_it_was_asked(place: str, host: str) -> None:
     link = cluster(ONE)
-    assert _address(f"ASK 3 {place}", ONE) == Address(host, 7)
+    link.to = lambda server: cast(Any, server)  # type: ignore[method-assign]
+    assert link.named(f"ASK 3 {place}", link.nodes[ONE]) == cast(Any, Server(host, 7))
 
     async def call(*_command: Any, retry: bool) -> Any:
         told = host if host != "one" else place.removesuffix(":7")
         return [[0, 5, [told.encode(), 7], [b"replica", 9]], [6, 9, [None, 8]]]
 
-    found = await link._slots(cast(NodeLink, SimpleNamespace(call=call, address=ONE)))
-    assert found == [(0, 5, Address(host, 7)), (6, 9, Address("one", 8))]
+    found = await link._slots(cast(NodeLink, SimpleNamespace(call=call, at=ONE)))
+    assert found == [(0, 5, Server(host, 7)), (6, 9, Server("one", 8))]
 
 
-async def test_each_slot_has_the_master_that_the_map_says_in_whatever_order_it_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_each_slot_has_the_master_that_the_map_says_in_whatever_order_it_does() -> None:
     link = ClusterLink(Endpoint.parse("redis+cluster://one:1/"), name="test")
-    wanted: list[Address] = []
-    monkeypatch.setattr(link, "to", wanted.append)
-    link._apply([(12_000, 16_383, TWO), (8_192, 11_999, ONE), (0, 8_000, TWO)])
-    edges = {0: TWO, 8_000: TWO, 8_001: None, 8_191: None, 8_192: ONE, 11_999: ONE, 12_000: TWO, 16_383: TWO}
+    one, two = node(link, ONE), node(link, TWO)
+    link._apply([(12_000, 16_383, two), (8_192, 11_999, one), (0, 8_000, two)])
+    edges = {0: two, 8_000: two, 8_001: None, 8_191: None, 8_192: one, 11_999: one, 12_000: two, 16_383: two}
     assert {slot: link.owner(slot) for slot in edges} == edges
     # with one of the slots of each
-    assert ({link.owner(slot): slot for slot in link.masters.values()}, wanted) == (link.masters, [TWO, ONE])
-    assert list(link.masters) == [TWO, ONE]
+    assert {link.owner(slot): slot for slot in link.masters.values()} == link.masters
+    assert list(link.masters) == [two, one]
     assert link.connected.is_set()
     # what is not said any more has none
-    link._apply([(0, 1, ONE)])
-    assert (link.owner(2), list(link.masters)) == (None, [ONE])
+    link._apply([(0, 1, one)])
+    assert (link.owner(2), list(link.masters)) == (None, [one])
 
 
 async def test_whoever_waits_for_a_map_that_never_comes_is_told_when_the_cluster_is_closed() -> None:

@@ -15,11 +15,10 @@ from shared.errors import BusUnavailable
 
 
 class Line:
-    """The connection of one stream; its reads are answered by the test."""
+    """The connection of one stream, and of its node; its reads are answered by the test."""
 
-    def __init__(self, cluster: Cluster, stream: str, *, name: str, timeout: float) -> None:
-        assert (name, timeout) == ("test/1:groups", 3.0)
-        self.address = self
+    def __init__(self, cluster: Cluster, stream: str) -> None:
+        self.node = self
         self.stream = stream
         self.connected = asyncio.Event()
         self.generation = 0
@@ -42,6 +41,15 @@ class Line:
         self.reply: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
         return self.reply
 
+    async def call(self, *command: Any) -> int:
+        assert command == ("CLIENT", "UNBLOCK", self.client_id)
+        self.unblocked += 1
+        if self._cluster.early:
+            raise self._cluster.early.pop()
+        if not self.reply.done():
+            self.answer(None)
+        return 1
+
     def answer(self, reply: Reply) -> None:
         self.reply.set_result([b"OK", reply])
 
@@ -59,32 +67,17 @@ class Cluster:
         # what the next ones that want to end a read are told
         self.early: list[Exception] = []
 
-    def to(self, line: Line) -> Cluster:
-        self._to = line
-        return self
-
-    async def call(self, *command: Any) -> int:
-        line = self._to
-        assert command == ("CLIENT", "UNBLOCK", line.client_id)
-        line.unblocked += 1
-        if self.early:
-            raise self.early.pop()
-        if not line.reply.done():
-            line.answer(None)
-        return 1
+    def line(self, stream: str, name: str) -> Line:
+        assert name == "test/1:groups"
+        return Line(self, stream)
 
     @property
     def given_up(self) -> list[str]:
         return [name for name, line in self.lines.items() if line.reply.cancelled()]
 
 
-@pytest.fixture(autouse=True)
-def lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "StreamLink", Line)
-
-
 def reader_of(cluster: Cluster) -> ClusterReader:
-    return ClusterReader(cast(ClusterLink, cluster), name="test/1:groups", timeout=3.0)
+    return ClusterReader(cast(ClusterLink, cluster), name="test/1:groups")
 
 
 async def reading(*sent: str, streams: tuple[str, ...] = ("one", "two", "three")) -> tuple[Cluster, ClusterReader, Any]:
@@ -172,7 +165,7 @@ async def test_a_read_that_is_not_on_its_way_cannot_be_ended_and_one_that_hangs_
     assert await reader.unblock() is False
     cluster.lines["one"].connected.set()
     monkeypatch.setattr(module, "_UNBLOCK_PATIENCE", 0.01)
-    monkeypatch.setattr(cluster, "call", lambda *_: asyncio.Event().wait())
+    monkeypatch.setattr(cluster.lines["one"], "call", lambda *_: asyncio.Event().wait())
     assert await asyncio.wait_for(reader.unblock(), 30) is False
     cluster.lines["one"].answer(None)
     assert await asyncio.wait_for(task, 60) is None

@@ -13,9 +13,10 @@ from support.scripted_redis import HangUp, ScriptedRedis
 from support.waiting import eventually
 
 from shared.bus import ConnectionLost, ReplyError, Script, open_bell
-from shared.bus import cluster as module
-from shared.bus.cluster import ClusterLink, NodeLink, StreamLink
-from shared.bus.endpoint import Address, Endpoint
+from shared.bus import cluster_map as module
+from shared.bus.cluster import ClusterLink
+from shared.bus.cluster_map import NodeLink, StreamLink
+from shared.bus.endpoint import Endpoint, Server
 from shared.bus.hash_slots import slot_of_key
 
 # The first is of the one node, the second and the third of the other.
@@ -90,10 +91,10 @@ async def test_commands_go_to_the_masters_of_their_slots_and_their_replies_stand
         with pytest.raises(ConnectionLost, match="in time"):
             await link.commit([("SET", FOO, 3)], until=asyncio.get_running_loop().time() - 1)
         first, second = link.masters
-        assert (first, second) == (Address("127.0.0.1", nodes.one.port), Address("127.0.0.1", nodes.two.port))
+        assert [node.at for node in link.masters] == [Server("127.0.0.1", node.port) for node in nodes.both]
         assert [link.owner(slot) for slot in (0, HALF - 1, HALF, 16_383)] == [first, first, second, second]
-        assert link.at(second).port == nodes.two.port
-        assert not link.transactions
+        assert (link.server_of(BAR), link.server_of(FOO)) == (first.at, second.at)
+        assert not link.one_server
     assert nodes.asked() == [
         [(b"GET", b"bar"), (b"SET", b"bar", b"1"), (b"GET", b"bar")],
         [
@@ -129,7 +130,7 @@ async def test_a_slot_that_has_moved_is_followed_and_the_map_is_read_again(host:
         assert await link.call("GET", BAR, retry=False) == b"2:bar"
         # from now on it is asked there at once, and the first has no slot any more
         assert await link.pipe([("GET", BAR)]) == [b"2:bar"]
-        await eventually(lambda: list(link.masters) == [Address("127.0.0.1", nodes.two.port)])
+        await eventually(lambda: [node.at for node in link.masters] == [Server("127.0.0.1", nodes.two.port)])
         assert [link.owner(0)] == list(link.masters)
     assert nodes.asked() == [[(b"GET", b"bar")], [(b"GET", b"bar")] * 2]
 
@@ -213,7 +214,7 @@ async def test_a_read_that_waits_follows_its_stream_from_node_to_node() -> None:
         for node, other, word in ((nodes.one, nodes.two, "ASK"), (nodes.two, nodes.one, "MOVED")):
             node.answers["XREAD"] = page
             assert await line.call(*read, retry=False, block=2.0) == page
-            assert line.address == Address("127.0.0.1", node.port)
+            assert line.node is link.nodes[Server("127.0.0.1", node.port)]
             generation, maps = line.generation, nodes.maps()
             node.answers["XREAD"] = ReplyError(f"{word} {slot_of_key(BAR)} {at(other)}")
             other.answers["XREAD"] = page
@@ -221,7 +222,8 @@ async def test_a_read_that_waits_follows_its_stream_from_node_to_node() -> None:
                 await line.call(*read)
             # the next one goes there, let in where the stream is on its way to
             assert await line.call(*read) == page
-            assert (line.address, line.generation) == (Address("127.0.0.1", other.port), generation + 1)
+            assert line.node is link.nodes[Server("127.0.0.1", other.port)]
+            assert line.generation == generation + 1
             await eventually(lambda before=maps: nodes.maps() > before)
         assert [node.connections for node in nodes.both] == [2, 1]
     for asked, reads in zip(nodes.asked(), (3, 3), strict=True):
@@ -246,7 +248,7 @@ async def test_a_node_without_slots_is_kept_as_long_as_it_answers() -> None:
         nodes.rows = [[0, 16_383, [b"127.0.0.1", nodes.two.port, b"id"]]]
         await read_again()
         assert list(link.masters) == [second]
-        assert set(link.nodes) == {first, second}
+        assert set(link.nodes.values()) == {first, second}
         # it comes back with its slots
         nodes.share()
         await read_again()
@@ -256,7 +258,7 @@ async def test_a_node_without_slots_is_kept_as_long_as_it_answers() -> None:
         nodes.one.cut()
         await eventually(lambda: link.trouble)
         nodes.rows = [[0, 16_383, [b"127.0.0.1", nodes.two.port, b"id"]]]
-        await eventually(lambda: set(link.nodes) == {second})
+        await eventually(lambda: set(link.nodes.values()) == {second})
 
 
 async def test_a_node_that_is_lost_is_told_by_its_name_until_it_is_there_again() -> None:
@@ -303,14 +305,12 @@ async def test_every_connection_to_a_node_is_given_the_time_that_there_is(monkey
     assert {seconds for seconds in given if seconds is not None and 1 < seconds != module._ROUTINE} == {77.0}
 
 
-async def test_a_node_that_speaks_of_its_condition_is_only_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_speaks_of_its_condition_is_only_heard() -> None:
     redis = ScriptedRedis(GET=ReplyError("READONLY a replica"))
     said: list[str] = []
     async with redis.listening() as server:
-        place = Address("127.0.0.1", server.port)
-        cluster = ClusterLink(Endpoint.parse("redis+cluster://one:1/"), name="x")
-        monkeypatch.setattr(cluster, "lost", said.append)
-        async with NodeLink(cluster, place, name="x", timeout=60.0) as link:
+        place = Server("127.0.0.1", server.port)
+        async with NodeLink(place, name="x", timeout=60.0, lost=said.append) as link:
             with pytest.raises(ReplyError, match="READONLY"):
                 await link.call("GET", "x")
             assert (said, link.generation) == ([], 1)
@@ -369,12 +369,10 @@ async def test_a_journal_rings_where_its_slot_is_and_nowhere_as_long_as_that_has
         assert [bell.streams_of(line) for line in bell._lines.values()] == [[BAR], [FOO, OOF]]
         assert [node.connections for node in nodes.both] == [2, 2]
         # the slots of the one go to the other, but for one that nobody has
-        one = next(iter(link.masters))
-        slot = slot_of_key(BAR)
+        one, slot = next(iter(link.masters)).at, slot_of_key(BAR)
         nodes.rows = [[0, slot - 1, [b"127.0.0.1", nodes.two.port]], [slot + 1, 16_383, [b"127.0.0.1", nodes.two.port]]]
-        bell.moved()
-        await eventually(lambda: one not in bell._lines)
-        assert (len(bell._lines), link.owner(slot)) == (1, None)
+        link.doubt()
+        await eventually(lambda: link.owner(slot) is None)
         # who comes now is not in the way of anybody
         bell.join(cast(Any, Reader(BAR)))
         looked = readers[0].looks
@@ -382,4 +380,9 @@ async def test_a_journal_rings_where_its_slot_is_and_nowhere_as_long_as_that_has
         link.doubt()
         await eventually(lambda: rings(nodes.two) == {b"bar", b"foo", b"{foo}2"})
         await eventually(lambda: readers[0].looks > looked)
-        assert rings(nodes.one) == {b"bar"}
+        assert (rings(nodes.one), len(bell._lines)) == ({b"bar"}, 2)
+        # one that has nothing to ring is given up when it goes away
+        nodes.one.answers["CLIENT"] = ReplyError("ERR no")
+        nodes.one.cut()
+        await eventually(lambda: one not in bell._lines)
+        assert len(bell._lines) == 1

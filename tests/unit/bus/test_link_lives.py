@@ -18,8 +18,9 @@ from support.waiting import eventually
 from shared.bus import BusFull, ConnectionLost, Link, ReplyError, Script
 from shared.bus import link as module
 from shared.bus.clock import BusClock
+from shared.bus.endpoint import Server
 from shared.bus.link import MOST_PATIENCE, MOST_TRIES, _Unit
-from shared.bus.wire import Desync, Server
+from shared.bus.wire import Desync
 from shared.errors import BusUnavailable, PermanentError
 
 
@@ -56,7 +57,7 @@ async def test_a_connection_introduces_itself_and_loads_the_scripts_that_the_ser
         async with Link(me, name="test/1", timeout=60.0, clock=clock) as link:
             assert await link.call("GET", "x") == b"1"
             assert (link.client_id, link.generation, link.connected.is_set(), link.trouble) == (1, 1, True, "")
-            assert link.transactions
+            assert link.one_server
         assert not link.connected.is_set()
         await eventually(lambda: not redis.connections)
         await eventually(lambda: len(asyncio.all_tasks()) == 1)
@@ -330,9 +331,10 @@ class Watching:
         self.now += seconds
         self.happens()
 
-    async def returned(self) -> float:
+    async def given_up(self) -> float:
         """When it gave the connection up; RuntimeError when it did not."""
-        await self.link._watch(cast(Any, self))
+        with pytest.raises(TimeoutError, match="Redis has not answered for 1 s"):
+            await self.link._watch(cast(Any, self))
         return self.now
 
 
@@ -343,11 +345,11 @@ def batch(expires: float, block: float = 0.0) -> module._Batch:
 async def test_a_connection_is_given_up_when_a_reply_is_overdue_and_nothing_moves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert 1.0 < await Watching(monkeypatch, batch(1.0), batch(9.0)).returned() < 1.5
-    assert 4.0 < await Watching(monkeypatch, batch(4.0)).returned() < 4.5
-    assert 3.0 < await Watching(monkeypatch, batch(0.5, block=2.0)).returned() < 3.5
+    assert 1.0 < await Watching(monkeypatch, batch(1.0), batch(9.0)).given_up() < 1.5
+    assert 4.0 < await Watching(monkeypatch, batch(4.0)).given_up() < 4.5
+    assert 3.0 < await Watching(monkeypatch, batch(0.5, block=2.0)).given_up() < 3.5
     with pytest.raises(RuntimeError, match="for ever"):
-        await Watching(monkeypatch).returned()
+        await Watching(monkeypatch).given_up()
 
 
 @pytest.mark.parametrize("until", [3.0, 7.0])
@@ -360,7 +362,7 @@ async def test_what_still_moves_in_either_direction_is_no_silence(
         hears.heard = min(hears.now, until)
 
     hears.happens = hear
-    assert until + 2.0 < await hears.returned() < until + 2.5
+    assert until + 2.0 < await hears.given_up() < until + 2.5
     sends = Watching(monkeypatch, batch(1.0, block=1.0))
     sends.unsent = 1_000
 
@@ -368,7 +370,7 @@ async def test_what_still_moves_in_either_direction_is_no_silence(
         sends.unsent = 1_000 - int(100 * min(sends.now, until))
 
     sends.happens = send
-    assert until + 2.0 < await sends.returned() < until + 2.5
+    assert until + 2.0 < await sends.given_up() < until + 2.5
     # one that only grows says nothing
     grows = Watching(monkeypatch, batch(1.0))
 
@@ -376,7 +378,7 @@ async def test_what_still_moves_in_either_direction_is_no_silence(
         grows.unsent += 1
 
     grows.happens = grow
-    assert 1.0 < await grows.returned() < 1.5
+    assert 1.0 < await grows.given_up() < 1.5
 
 
 async def test_an_answer_that_was_only_not_read_yet_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +390,7 @@ async def test_an_answer_that_was_only_not_read_yet_is_no_silence(monkeypatch: p
 
     watching.happens = answered
     with pytest.raises(RuntimeError, match="for ever"):
-        await watching.returned()
+        await watching.given_up()
 
 
 def test_a_flush_may_take_as_long_as_its_longest_read_and_its_bytes_do() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from shared.bus import Bus, Command, Link, Reply, ReplyError
 from shared.bus.clock import BusClock
+from shared.bus.endpoint import Server
 from shared.bus.link import _Batch, _Unit, ended
 from shared.bus.wire import Wire
 from shared.errors import BusUnavailable, PermanentError
@@ -200,3 +201,11 @@ async def test_what_comes_up_beside_an_unanswered_flush_leaves_when_that_is_answ
     assert not third.done()
     assert slow._useful
     slow.close()
+
+
+def test_a_further_connection_goes_to_the_same_server_and_tells_the_same_clock() -> None:
+    clock, server = BusClock(), Server("one", 7)
+    link = Link(server, name="test/1:commands", timeout=3.0, clock=clock)
+    line = link.line("s", "test/1:inbox")
+    assert (line._server, line._name, line._timeout, line._clock) == (server, "test/1:inbox", 3.0, clock)
+    assert link.server_of("s") == server

@@ -69,6 +69,9 @@ class Connection:
         self.told.append(command)
         return 1
 
+    def line(self, stream: str, name: str) -> Connection:
+        return type(self)(stream, name=name)
+
 
 class Reader(Connection):
     """One that ends its reads itself."""
@@ -98,10 +101,14 @@ async def test_a_bus_on_one_server_has_three_connections_and_the_second_ends_rea
     # and one for each further read that waits, whatever it reads
     line = bus.line("s", "inbox")
     assert made[3:] == [line]
-    clock = made[0].options["clock"]
-    # what one hears from the sentinels, all know
-    assert [one.given for one in made] == [(Endpoint.parse(url).server if kind == "Link" else bus._sentinels,)] * 4
-    assert [one.options for one in made] == [{"name": name, "timeout": 3.0, "clock": clock} for name in NAMES]
+    assert [one.options["name"] for one in made] == NAMES
+    clock, ((where,), *others) = link.options["clock"], [one.given for one in made]
+    assert link.options == {"name": NAMES[0], "timeout": 3.0, "clock": clock}
+    assert others == [("",), ("",), ("s",)]
+    if kind == "Link":
+        assert where == Endpoint.parse(url).server
+    else:
+        assert where._endpoint == Endpoint.parse(url)
     # what the server says to any of them is the bus's time
     clock.learn([b"1000", b"0"], time.monotonic())
     assert 1_000_000 <= bus.now_ms() < 1_600_000
@@ -116,14 +123,15 @@ async def test_a_bus_on_one_server_has_three_connections_and_the_second_ends_rea
 async def test_a_bus_on_a_cluster_reads_where_its_streams_are(
     made: list[Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for kind in ("ClusterLink", "ClusterReader", "StreamLink"):
+    for kind in ("ClusterLink", "ClusterReader"):
         monkeypatch.setattr(f"shared.bus.streams.{kind}", Reader if kind == "ClusterReader" else Connection)
     bus = Bus("redis+cluster://a:1", "s/1", timeout=3.0)
     link, pulse, reader = made
     assert [bus.link, bus.pulse, bus.reader, bus.line("s", "inbox")] == made
     endpoint = Endpoint.parse("redis+cluster://a:1")
-    assert [one.given for one in made] == [(endpoint,), (endpoint,), (link,), (link, "s")]
-    assert [one.options for one in made] == [{"name": name, "timeout": 3.0} for name in NAMES]
+    assert [one.given for one in made] == [(endpoint,), (endpoint,), (link,), ("s",)]
+    assert [one.options for one in made[:2]] == [{"name": name, "timeout": 3.0} for name in NAMES[:2]]
+    assert [one.options for one in made[2:]] == [{"name": name} for name in NAMES[2:]]
     async with bus:
         assert await bus.unblock()
     assert link.told == pulse.told == ["opened", "closed"]

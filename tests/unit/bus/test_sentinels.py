@@ -14,9 +14,9 @@ from support.waiting import eventually
 from shared.bus import ReplyError
 from shared.bus import sentinel as module
 from shared.bus.clock import BusClock
-from shared.bus.endpoint import Endpoint
+from shared.bus.endpoint import Endpoint, Server
 from shared.bus.sentinel import SentinelLink, Sentinels
-from shared.bus.wire import Desync, Server
+from shared.bus.wire import Desync
 
 
 def state(port: int, flags: str, epoch: int = 0) -> list[bytes]:
@@ -160,3 +160,15 @@ async def test_a_connection_leaves_a_master_that_the_sentinels_have_replaced(mon
         sentinel.answers["SENTINEL"] = state(ports[1], "master", 2)
         await eventually(lambda: all(link.generation > n for link, n in zip(links, generations, strict=True)))
         assert [await link.call("GET", "x") for link in links] == [b"new", b"new"]
+
+
+async def test_what_one_connection_hears_from_the_sentinels_all_know() -> None:
+    clock = BusClock()
+    async with AsyncExitStack() as stack:
+        _, url = await sentinels(stack, state(7, "master"))
+        link = SentinelLink(Sentinels(Endpoint.parse(url)), name="test/1:commands", timeout=3.0, clock=clock)
+        line = link.line("s", "test/1:inbox")
+        assert (line._name, line._timeout, line._clock, line.server_of("s")) == ("test/1:inbox", 3.0, clock, None)
+        await link.server()
+        master = Server("127.0.0.1", 7, username="me", password="p", database=3)
+        assert (link.server_of("s"), line.server_of("s")) == (master, master)

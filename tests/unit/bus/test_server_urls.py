@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shared.bus.endpoint import Address, Endpoint
+from shared.bus import Bus
+from shared.bus.endpoint import Endpoint, Server, _place
 from shared.bus.sentinel import SentinelLink, Sentinels
-from shared.bus.wire import Server
 from shared.errors import SettingsError
 
 
@@ -43,7 +43,6 @@ def test_a_url_is_read_as_other_clients_write_it(url: str, wanted: dict[str, Any
     [
         ("redis://there/first", "must be a number, not 'first'"),
         ("redis://there?db=-1", "must be a number"),
-        ("http://there", "begins with redis://"),
         ("redis://there?colour=red&shape=round", "unknown options: colour, shape"),
         ("redis://there?colour=", "unknown options: colour"),
         # of TLS, though there is none
@@ -117,15 +116,15 @@ def test_a_connection_introduces_itself(server: Server, greeting: list[Any]) -> 
      ("one:1", ("one", 1)), ("one:65535", ("one", 65_535))],
 )  # fmt: skip
 def test_an_address_may_leave_its_port_out(text: str, wanted: tuple[str, int]) -> None:
-    found = Address.parse(text, 9)
-    assert (found.host, found.port) == wanted
-    assert Address.parse(str(found), 8) == found
+    assert _place(text, 9) == wanted
+    # as a server it is written in full
+    assert _place(str(Server(*wanted)), 8) == wanted
 
 
 @pytest.mark.parametrize("text", ["one:0", "one:65536", "one:x", "one:-1"])
 def test_a_port_is_between_1_and_65535(text: str) -> None:
     with pytest.raises(ValueError):
-        Address.parse(text, 9)
+        _place(text, 9)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,7 @@ def test_a_port_is_between_1_and_65535(text: str) -> None:
     ],
 )
 def test_a_url_may_say_which_of_the_users_this_is(url: str, named: bool) -> None:
-    assert Endpoint.parse(url).named is named
+    assert Bus(url, "test/1").users is named
 
 
 async def test_where_no_sentinel_knows_a_master_each_of_them_is_told_with_its_reason(closed_ports: list[int]) -> None:

@@ -28,7 +28,7 @@ def delivery(entry_id: str = "1-1", stream: str = STREAM, broken: int = 0) -> De
 class Writing:
     """The connection, as settling sees it: each commit is answered by the test."""
 
-    transactions = True
+    one_server = True
 
     def __init__(self) -> None:
         self.commits: list[tuple[list[Command], asyncio.Future[list[Reply]]]] = []
@@ -169,16 +169,16 @@ async def test_what_became_of_a_write_that_was_cut_off_is_not_known_of_any() -> 
         assert await on.commits() == []
 
 
-@pytest.mark.parametrize("transactions", [True, False])
-async def test_what_has_broken_a_connection_takes_nothing_else_along(transactions: bool) -> None:
+@pytest.mark.parametrize("one_server", [True, False])
+async def test_what_has_broken_a_connection_takes_nothing_else_along(one_server: bool) -> None:
     on = Settler()
-    on.bus.link.transactions = transactions
+    on.bus.link.one_server = one_server
     on.settles("1-1", A)
     on.settles("2-1", B, broken=1)
     on.settles("3-1", C)
     alone = [[command, ("XACK", STREAM, "g", name)] for name, command in (("1-1", A), ("2-1", B), ("3-1", C))]
     together = [[A, C, ("XACK", STREAM, "g", "1-1", "3-1")], alone[1]]
-    assert await on.commits() == (together if transactions else alone)
+    assert await on.commits() == (together if one_server else alone)
 
 
 async def test_a_full_redis_refuses_a_script_with_all_that_it_stands_in() -> None:

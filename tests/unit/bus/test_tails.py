@@ -14,7 +14,8 @@ from support.waiting import eventually
 from shared.bus import Bus, Command, ConnectionLost, ReplyError, Tail, order
 from shared.bus import follow as module
 from shared.bus.cluster import ClusterLink
-from shared.bus.endpoint import Address, Endpoint
+from shared.bus.endpoint import Endpoint
+from shared.bus.endpoint import Server as Place
 from shared.bus.hash_slots import slot_of_key
 from shared.errors import BusUnavailable
 
@@ -26,6 +27,9 @@ class Server:
         self.answers: dict[str, Any] = {}
         self.asked: list[dict[str, str]] = []
         self.fails: list[BaseException] = []
+
+    def server_of(self, _stream: str) -> None:
+        return None
 
     async def submit(self, commands: list[Command], retry: bool, *, until: float) -> list[Any]:
         # nothing of an entry behind which none would ever come
@@ -139,7 +143,7 @@ JUNK = "100000000000000-0"
 async def test_a_read_waits_behind_what_was_told_and_not_at_once_where_nothing_can_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tail = Tail(cast(Any, SimpleNamespace(link=SimpleNamespace(), block=2.0)))
+    tail = Tail(cast(Any, SimpleNamespace(link=SimpleNamespace(one_server=True), block=2.0)))
     one, two, gone = Follower("one", "1-1"), Follower("two"), Follower("gone")
     slept: list[float] = []
 
@@ -217,8 +221,8 @@ async def test_a_node_that_says_nothing_keeps_no_other_from_being_asked() -> Non
     tail = tail_of(link)
     tail.bus.block = 0.05
     followers = {stream: Follower(stream) for stream in ("silent", "nobody's", "there")}
-    link._owners[slot_of_key("silent")] = Address("one", 1)
-    link._owners[slot_of_key("there")] = Address("two", 2)
+    link._owners[slot_of_key("silent")] = cast(Any, SimpleNamespace(at=Place("one", 1)))
+    link._owners[slot_of_key("there")] = cast(Any, SimpleNamespace(at=Place("two", 2)))
     asked: list[str] = []
 
     async def submit(commands: list[Command], _retry: bool, *, until: float) -> list[Any]:

@@ -17,7 +17,8 @@ from support.scripted_redis import HangUp, ScriptedRedis
 from support.waiting import eventually
 
 from shared.bus import ReplyError
-from shared.bus.wire import Desync, Server, Wire, open_wire
+from shared.bus.endpoint import Server
+from shared.bus.wire import Desync, Wire, open_wire
 
 
 @pytest.fixture(scope="module")
