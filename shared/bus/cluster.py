@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
 from math import inf
 from typing import ClassVar
-from weakref import WeakValueDictionary
 
 from shared.bus.cluster_map import ClusterMap, NodeLink, StreamLink
 from shared.bus.endpoint import Endpoint, Server
@@ -33,8 +33,9 @@ _Part = tuple[NodeLink | None, bool]
 class _Errand:
     """Commands on their way to the masters of their slots.
 
-    ticket: the smaller, the earlier it came. instead: to whom a command is sent, once, in the place of a master.
-    broken: how often a large message broke the connection. called: done when it may be its turn.
+    ticket: the smaller, the earlier it came. left: what no node has carried out yet. instead: to whom some of that is
+    sent, once, in the place of a master. broken: how often a large message broke the connection. called: done when it
+    may be its turn.
     """
 
     def __init__(self, commands: Sequence[Command], slots: Sequence[int], ticket: float) -> None:
@@ -42,14 +43,10 @@ class _Errand:
         self.slots = slots
         self.ticket = ticket
         self.replies: list[Reply] = [_UNANSWERED] * len(commands)
+        self.left = list(range(len(commands)))
         self.instead: dict[int, NodeLink] = {}
         self.broken = 0
         self.called: asyncio.Future[None] | None = None
-
-    @property
-    def left(self) -> list[int]:
-        """What no node has carried out yet."""
-        return [n for n, reply in enumerate(self.replies) if reply is _UNANSWERED]
 
     def parts(self, owner: Callable[[int], NodeLink | None]) -> dict[_Part, list[int]]:
         """Who is sent what is left. What was sent elsewhere asks to be let in, and nothing else does: a slot may be on
@@ -85,11 +82,13 @@ class _Queue:
         self._call()
         return True
 
-    def leave(self, errand: _Errand) -> None:
+    def leave(self, errand: _Errand) -> bool:
+        """True when it was the last."""
         if errand in self._waiting:
             self._waiting.remove(errand)
         self._sent.discard(errand)
         self._call()
+        return not self._waiting and not self._sent
 
     def _call(self) -> None:
         if self._waiting and (called := self._waiting[0].called) is not None and not called.done():
@@ -105,7 +104,7 @@ class ClusterLink(ClusterMap, Port):
         super().__init__(endpoint, name=name, timeout=timeout)
         self._tickets = count()
         # of slots for which something is under way
-        self._queues: WeakValueDictionary[int, _Queue] = WeakValueDictionary()
+        self._queues: defaultdict[int | _Errand, _Queue] = defaultdict(_Queue)
 
     def server_of(self, stream: str) -> Server | None:
         node = self.owner(slot_of_key(stream))
@@ -162,32 +161,21 @@ class ClusterLink(ClusterMap, Port):
         """
         errand, pause = _Errand(commands, slots, next(self._tickets)), _FIRST_PAUSE
         # what is for several slots has no order
-        queue = self._queues.setdefault(slots[0], _Queue()) if len(set(slots)) == 1 else _Queue()
+        key = slots[0] if len(set(slots)) == 1 else errand
+        queue = self._queues[key]
         queue.join(errand)
         try:
             while True:
                 parts = await self._turn(errand, queue, until)
-                tries = [self._try(errand, part, places, block, until) for part, places in parts.items()]
-                outcomes = [await tries[0]] if len(tries) == 1 else await asyncio.gather(*tries, return_exceptions=True)
-                errand.instead = {}
-                for ((node, _), places), outcome in zip(parts.items(), outcomes, strict=True):
-                    if isinstance(outcome, ConnectionLost) and retry:
-                        errand.broken += outcome.broken
-                    elif isinstance(outcome, BaseException):
-                        raise outcome
-                    elif outcome and node is not None:
-                        self._sort(errand, node, places, outcome)
-                if not (left := errand.left):
+                await self._ask(errand, parts, retry, block, until)
+                if not errand.left:
                     return errand.replies
-                if errand.broken >= MOST_TRIES:
-                    raise PermanentError(f"a large message broke the connection to Redis {errand.broken} times")
-                if len(left) > len(errand.instead):
-                    self.doubt()
                 queue.join(errand)
                 await asyncio.sleep(pause)
                 pause = min(_LONGEST_PAUSE, 2 * pause)
         finally:
-            queue.leave(errand)
+            if queue.leave(errand):
+                self._queues.pop(key, None)
 
     async def _turn(self, errand: _Errand, queue: _Queue, until: float | None) -> dict[_Part, list[int]]:
         """Waits until an errand may be sent; to whom. Raises ConnectionLost when that is too late."""
@@ -203,6 +191,27 @@ class ClusterLink(ClusterMap, Port):
             errand.called = loop.create_future()
             await asyncio.wait((errand.called,), timeout=left)
 
+    async def _ask(
+        self, errand: _Errand, parts: dict[_Part, list[int]], retry: bool, block: float, until: float | None
+    ) -> None:
+        """Has nodes carry out their parts, and takes what they answer. Raises ConnectionLost for what must not be sent
+        again, PermanentError for what breaks every connection."""
+        tries = [self._try(errand, part, places, block, until) for part, places in parts.items()]
+        outcomes = [await tries[0]] if len(tries) == 1 else await asyncio.gather(*tries, return_exceptions=True)
+        errand.instead = {}
+        for ((node, _), places), outcome in zip(parts.items(), outcomes, strict=True):
+            if isinstance(outcome, ConnectionLost) and retry:
+                errand.broken += outcome.broken
+                if errand.broken >= MOST_TRIES:
+                    raise PermanentError(f"a large message broke the connection to Redis {errand.broken} times")
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            elif outcome and node is not None:
+                self._sort(errand, node, places, outcome)
+        errand.left = [n for n in errand.left if errand.replies[n] is _UNANSWERED]
+        if len(errand.left) > len(errand.instead):
+            self.doubt()
+
     async def _try(
         self, errand: _Errand, part: _Part, places: Sequence[int], block: float, until: float | None
     ) -> list[Reply] | ConnectionLost:
@@ -210,12 +219,14 @@ class ClusterLink(ClusterMap, Port):
         node, asks = part
         if node is None or not node.connected.is_set():
             return []
-        lead: Sequence[Command] = (("ASKING",),) if asks else ()
-        commands = [one for n in places for one in (*lead, errand.commands[n])]
+        commands = [errand.commands[n] for n in places]
+        if asks:
+            commands = [one for command in commands for one in (("ASKING",), command)]
         try:
-            return (await node.submit(commands, False, block=block, until=until))[len(lead) :: len(lead) + 1]
+            replies = await node.submit(commands, False, block=block, until=until)
         except ConnectionLost as exc:
             return exc
+        return replies[1::2] if asks else replies
 
     def _sort(self, errand: _Errand, node: NodeLink, places: Sequence[int], replies: Sequence[Reply]) -> None:
         """Takes the replies; those that only say who is to be asked, or not now, mean that a command is left."""
