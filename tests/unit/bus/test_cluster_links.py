@@ -83,6 +83,27 @@ async def test_a_read_that_waits_goes_to_where_its_stream_is_or_where_it_was_sen
     assert (await line.server(), link.trouble, len(doubts)) == (ONE, "one:1: it went away", 4)
 
 
+async def test_a_read_stays_with_the_master_and_leaves_who_is_none_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shared.bus.cluster_map._VISIT", 0.01)
+    link = cluster(ONE, TWO)
+    one, two = link.nodes.values()
+    line = link.line("s", "test/1:inbox")
+    line.node = one
+    # as long as nobody is known to be it, whoever was asked may be
+    for owner in (one, None):
+        link._owners[slot_of_key("s")] = owner
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(line._visit(), 0.05)
+    link._owners[slot_of_key("s")] = two
+    with pytest.raises(ConnectionError, match="the visit is over"):
+        await asyncio.wait_for(line._visit(), 30)
+    # which is no trouble
+    line._report("the visit is over", 1)
+    assert link.trouble == ""
+
+
 async def test_a_stream_is_with_the_master_of_its_slot_and_with_nobody_as_long_as_there_is_none() -> None:
     link = cluster(ONE)
     assert link.server_of("s") is None
