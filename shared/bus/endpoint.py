@@ -6,7 +6,7 @@ import re
 import ssl
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from shared.errors import SettingsError
 
@@ -16,9 +16,8 @@ FORMS = (
     "redis://, rediss:// or unix:// for one server; redis+cluster://HOST:PORT[,HOST:PORT…]/ for a Redis Cluster; "
     "redis+sentinel://HOST:PORT[,HOST:PORT…]/MASTER[/DB] for sentinels; rediss+… with TLS"
 )
-_SCHEME = re.compile(r"(rediss?)\+(cluster|sentinel)")
-_PLAIN = frozenset({"redis", "rediss", "unix"})
-_PORTS = {"cluster": 6379, "sentinel": 26379}
+_SCHEME = re.compile(r"unix|rediss?(?:\+(cluster|sentinel))?")
+_PORTS = {"single": 6379, "cluster": 6379, "sentinel": 26379}
 _CERTIFICATES = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _SSL_OPTIONS = frozenset(
     f"ssl_{name}" for name in ("cert_reqs", "ca_certs", "ca_path", "certfile", "keyfile", "password", "check_hostname")
@@ -43,32 +42,6 @@ class Server:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @classmethod
-    def parse(cls, url: str) -> Server:
-        """`redis://`, `rediss://` or `unix://`, as redis-py and redis-cli write them. Raises ValueError."""
-        parts = urlsplit(url)
-        try:
-            port = parts.port or 6379
-        except ValueError:
-            # its own words show what stands there, which may be a password with its server left out
-            raise ValueError("the port is no number from 0 to 65535") from None
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        database = options.pop("db", "")
-        username = options.pop("username", None) or (unquote(parts.username) if parts.username else None)
-        password = options.pop("password", None) or (unquote(parts.password) if parts.password else None)
-        if parts.scheme == "unix":
-            host, port, path = "localhost", 0, unquote(parts.path)
-        else:
-            host, port, path = unquote(parts.hostname or "localhost"), port, None
-            database = database or parts.path.strip("/")
-        if database and not database.isdecimal():
-            raise ValueError(f"the database must be a number, not {database!r}")
-        tls = _context(options) if parts.scheme == "rediss" else None
-        unknown = options.keys() - _IGNORED - (_SSL_OPTIONS if tls else frozenset())
-        if unknown:
-            raise ValueError(f"unknown options: {', '.join(sorted(unknown))}")
-        return cls(host, port, path, username, password, int(database or 0), tls)
 
     def at(self, host: str, port: int) -> Server:
         """Another one that is spoken to alike."""
@@ -109,7 +82,7 @@ def _place(text: str, port: int) -> tuple[str, int]:
         raise ValueError("a port is no number from 1 to 65535")
     if not host:
         raise ValueError("an address has no host")
-    return host.removeprefix("[").removesuffix("]"), int(number)
+    return unquote(host).removeprefix("[").removesuffix("]"), int(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,38 +100,53 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str) -> Endpoint:
-        """Raises SettingsError, which never shows a password."""
-        scheme, _, rest = url.partition("://")
+        """Reads it as redis-py and redis-cli write it, or in another of the FORMS. Raises SettingsError, which never
+        shows a password."""
+        scheme, there, rest = url.partition("://")
         found = _SCHEME.fullmatch(scheme)
         try:
-            if scheme in _PLAIN:
-                return cls("single", Server.parse(url))
-            if found is None or not rest:
+            if found is None or not there or (found[1] and not rest):
                 raise ValueError("it is none of these")
-            return cls._of_several(found[1], found[2], rest)
+            return cls._read(scheme, found[1] or "single", rest)
         except OSError as exc:
             raise SettingsError(f"the URL of Redis names certificates that cannot be read: {exc}") from exc
         except ValueError as exc:
             raise SettingsError(f"the URL of Redis is wrong: {exc}; expected: {FORMS}") from exc
 
     @classmethod
-    def _of_several(cls, scheme: str, kind: str, rest: str) -> Endpoint:
+    def _read(cls, scheme: str, kind: str, rest: str) -> Endpoint:
         # urlsplit knows one address only, and refuses two in brackets
         rest, _, query = rest.partition("?")
-        netloc, _, rest = rest.partition("/")
-        userinfo, at, texts = netloc.rpartition("@")
-        places = [_place(text, _PORTS[kind]) for text in texts.split(",")]
+        netloc, _, path = rest.partition("/")
+        userinfo, _, addresses = netloc.rpartition("@")
+        if kind == "single" and addresses[:1] in ("", ":"):
+            addresses = f"localhost{addresses}"
+        # first: where its server was left out, a password stands there, and what is told of the rest would show it
+        texts = [addresses] if kind == "single" else addresses.split(",")
+        places = [_place(text, _PORTS[kind]) for text in texts]
+        username, _, password = map(unquote, userinfo.partition(":"))
         options = dict(parse_qsl(query, keep_blank_values=True))
-        username, password = options.pop("sentinel_username", None), options.pop("sentinel_password", None)
-        server = Server.parse(f"{scheme}://{userinfo}{at}localhost/?{urlencode(options)}")
-        path = [part for part in rest.split("/") if part]
+        login = [options.pop(f"sentinel_{name}", None) for name in ("username", "password") if kind == "sentinel"]
+        username, password = options.pop("username", "") or username, options.pop("password", "") or password
+        database = options.pop("db", "") or (path.strip("/") if kind == "single" and scheme != "unix" else "")
+        if database and not database.isdecimal():
+            raise ValueError(f"the database must be a number, not {database!r}")
+        tls = _context(options) if scheme.startswith("rediss") else None
+        if unknown := options.keys() - _IGNORED - (_SSL_OPTIONS if tls else frozenset()):
+            raise ValueError(f"unknown options: {', '.join(sorted(unknown))}")
+        server = Server(username=username or None, password=password or None, database=int(database or 0), tls=tls)
+        if scheme == "unix":
+            return cls("single", replace(server, path=f"/{unquote(path)}", port=0))
+        several = tuple(server.at(*place) for place in places)
+        if kind == "single":
+            return cls("single", several[0])
+        parts = [part for part in path.split("/") if part]
         if kind == "cluster":
-            if server.database or path not in ([], ["0"]):
+            if server.database or parts not in ([], ["0"]):
                 raise ValueError("a Redis Cluster has database 0 only: leave the rest of the URL away, or write /0")
-            return cls("cluster", server, tuple(server.at(*place) for place in places))
-        database = path[1] if len(path) > 1 else str(server.database)
-        if not 0 < len(path) < 3 or not database.isdecimal():
+            return cls("cluster", server, several)
+        database = parts[1] if len(parts) > 1 else str(server.database)
+        if not 0 < len(parts) < 3 or not database.isdecimal():
             raise ValueError("a sentinel URL ends with the name of the master and a database: …/mymaster/0")
-        sentinel = replace(server, username=username, password=password, database=0)
-        several = tuple(sentinel.at(*place) for place in places)
-        return cls("sentinel", replace(server, database=int(database)), several, path[0])
+        several = tuple(replace(one, username=login[0], password=login[1], database=0) for one in several)
+        return cls("sentinel", replace(server, database=int(database)), several, parts[0])

@@ -23,7 +23,7 @@ from services.cli.launch.supervisor import Supervisor
 from services.gateway import tap
 from services.gateway.sse import KEEP_ALIVE
 from shared.bus import Bus
-from shared.bus.endpoint import Server
+from shared.bus.endpoint import Endpoint
 from shared.bus.keys import settings_key
 from shared.bus.link import Link
 from shared.bus.wire import Wire
@@ -177,7 +177,7 @@ async def test_a_connection_whose_watchdog_fails_is_replaced(redis_url: str, mon
         await watched(self, wire)
 
     monkeypatch.setattr(Link, "_watch", failing_once)
-    async with Link(Server.parse(redis_url), name="t") as link:
+    async with Link(Endpoint.parse(redis_url).server, name="t") as link:
         await eventually(lambda: link.generation == 2)
         assert await link.call("PING") == b"PONG"
 

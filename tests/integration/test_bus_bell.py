@@ -14,7 +14,7 @@ from support.waiting import eventually
 
 from services.gateway.sse import KEEP_ALIVE, Ending, journal_events
 from shared.bus import START, Bell, Bus, Entry, Follower, open_bell
-from shared.bus.endpoint import Server
+from shared.bus.endpoint import Endpoint
 from shared.bus.keys import journal_key
 from shared.errors import Fenced
 from shared.records.journal import (
@@ -200,7 +200,7 @@ async def test_a_connection_that_says_nothing_more_is_replaced(
     async with Proxy(redis_url) as proxy, Bus(redis_url, "test/near", timeout=0.3) as near, open_bell(near) as bell:
         # commands go the short way, the bell's connection through what stops
         await asyncio.wait_for(near.link.connected.wait(), SOON)
-        monkeypatch.setattr(near.link, "server_of", lambda _stream: Server.parse(proxy.url))
+        monkeypatch.setattr(near.link, "server_of", lambda _stream: Endpoint.parse(proxy.url).server)
         follower = bell.follow(KEY)
         writer = await claim(bus)
         await take(follower, "1-1")

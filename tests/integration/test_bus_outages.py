@@ -24,7 +24,7 @@ from support.waiting import always, eventually
 from services.cli.launch.embedded_redis import EmbeddedRedis
 from shared.bus import Bus, BusFull, Consumer, Delivery, Link, Route
 from shared.bus.claims import Claims
-from shared.bus.endpoint import Server
+from shared.bus.endpoint import Endpoint, Server
 from shared.bus.scripts import PUBLISH_ONCE
 from shared.bus.slots import Slots
 from shared.bus.wire import open_wire
@@ -438,7 +438,7 @@ def test_a_connection_that_fell_silent_is_replaced_as_often_as_it_does(
     """The event loops differ in what becomes of a connection that is given up; participants run on uvloop."""
 
     async def main() -> None:
-        async with Proxy(redis_url) as proxy, Link(Server.parse(proxy.url), name="test", timeout=0.1) as link:
+        async with Proxy(redis_url) as proxy, Link(Endpoint.parse(proxy.url).server, name="test", timeout=0.1) as link:
             for round_ in range(2):
                 await link.call("SET", "round", round_)
                 used = proxy.connections
@@ -452,7 +452,10 @@ def test_a_connection_that_fell_silent_is_replaced_as_often_as_it_does(
 
 
 async def test_a_redis_that_takes_longer_than_the_time_out_for_everything_is_used_all_the_same(redis_url: str) -> None:
-    async with Proxy(redis_url, latency=0.3) as proxy, Link(Server.parse(proxy.url), name="test", timeout=0.05) as link:
+    async with (
+        Proxy(redis_url, latency=0.3) as proxy,
+        Link(Endpoint.parse(proxy.url).server, name="test", timeout=0.05) as link,
+    ):
         for _ in range(2):
             assert await asyncio.wait_for(link.call("PING"), 30) == b"PONG"
 
@@ -502,7 +505,7 @@ async def test_a_server_that_ends_every_connection_is_not_stormed(said: bytes) -
             writer.write(said * 100)
             await writer.drain()
 
-    async with serving(answer) as url, Link(Server.parse(url), name="test", timeout=0.5) as link:
+    async with serving(answer) as url, Link(Endpoint.parse(url).server, name="test", timeout=0.5) as link:
         asking = asyncio.create_task(link.call("GET", "x"))
         await eventually(lambda: connections >= 3)
         await asyncio.sleep(3.0)
@@ -520,7 +523,7 @@ async def test_a_server_that_answers_nonsense_is_left_for_the_next() -> None:
         writer.write(b"+OK\r\n" * 100)
         await writer.drain()
 
-    async with serving(answer) as url, Link(Server.parse(url), name="test", timeout=0.5):
+    async with serving(answer) as url, Link(Endpoint.parse(url).server, name="test", timeout=0.5):
         await eventually(lambda: came >= 3)
 
 

@@ -21,6 +21,8 @@ from shared.errors import SettingsError
         ("redis://", {}),
         ("redis://there", {"host": "there"}),
         ("redis://there:7000/3", {"host": "there", "port": 7000, "database": 3}),
+        ("redis://:7000", {"port": 7000}),
+        ("redis://me:p%3A@:7000/", {"port": 7000, "username": "me", "password": "p:"}),
         ("redis://[::1]:7000", {"host": "::1", "port": 7000}),
         ("redis://there?db=4", {"host": "there", "database": 4}),
         ("redis://there/3?db=4", {"host": "there", "database": 4}),
@@ -35,7 +37,7 @@ from shared.errors import SettingsError
     ],
 )  # fmt: skip
 def test_a_url_is_read_as_other_clients_write_it(url: str, wanted: dict[str, Any]) -> None:
-    assert Server.parse(url) == Server(**wanted)
+    assert Endpoint.parse(url).server == Server(**wanted)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +53,8 @@ def test_a_url_is_read_as_other_clients_write_it(url: str, wanted: dict[str, Any
     ],
 )
 def test_what_a_url_cannot_say_is_refused_in_a_sentence(url: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Server.parse(url)
+    with pytest.raises(SettingsError, match=said):
+        Endpoint.parse(url)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,7 @@ def test_what_a_url_cannot_say_is_refused_in_a_sentence(url: str, said: str) -> 
         ("redis+cluster://me:secret@there/?colour=", "unknown options: colour"),
         ("redis+sentinel://there/", "ends with the name of the master and a database"),
         ("nothing", "the URL of Redis is wrong"),
+        ("redis", "it is none of these"),
         ("rediss://me:secret@there?ssl_ca_certs=/no/such/file", "certificates that cannot be read"),
     ],
 )
@@ -86,15 +89,15 @@ def test_a_wrong_setting_is_told_with_what_is_expected_and_without_the_password(
     ],
 )
 def test_tls_checks_everything_unless_told_otherwise(options: str, mode: ssl.VerifyMode, checks: bool) -> None:
-    tls = Server.parse(f"rediss://there{options}").tls
+    tls = Endpoint.parse(f"rediss://there{options}").server.tls
     assert tls is not None
     assert (tls.verify_mode, tls.check_hostname) == (mode, checks)
 
 
 def test_a_file_of_certificates_that_is_not_there_is_an_error() -> None:
     for option in ("ssl_ca_certs", "ssl_certfile"):
-        with pytest.raises(OSError, match="No such file"):
-            Server.parse(f"rediss://there?{option}=/nowhere.pem")
+        with pytest.raises(SettingsError, match="No such file"):
+            Endpoint.parse(f"rediss://there?{option}=/nowhere.pem")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from support.scripted_redis import HangUp, ScriptedRedis
 from support.waiting import eventually
 
 from shared.bus import ReplyError
-from shared.bus.endpoint import Server
+from shared.bus.endpoint import Endpoint
 from shared.bus.wire import Desync, Wire, open_wire
 
 
@@ -62,14 +62,16 @@ async def test_a_connection_may_be_one_of_tls_to_whoever_has_the_certificate_of_
     redis, own = ScriptedRedis(), f"&ssl_certfile={chain}&ssl_keyfile={key}&ssl_password=p"
     async with redis.listening(tls=context) as server:
         url = f"rediss://127.0.0.1:{server.port}/?ssl_ca_certs={chain}{own}"
-        wire, replies = await open_wire(Server.parse(url), [("PING",)])
+        wire, replies = await open_wire(Endpoint.parse(url).server, [("PING",)])
         assert replies == [b"PONG"]
         wire.abort()
         # nobody vouches for it, or it has another name
         for odd in (url.replace(f"ssl_ca_certs={chain}", ""), url.replace("127.0.0.1", "localhost")):
             with pytest.raises(ssl.SSLCertVerificationError):
-                await open_wire(Server.parse(odd))
-        wire, _ = await open_wire(Server.parse(url.replace("127.0.0.1", "localhost") + "&ssl_check_hostname=no"))
+                await open_wire(Endpoint.parse(odd).server)
+        wire, _ = await open_wire(
+            Endpoint.parse(url.replace("127.0.0.1", "localhost") + "&ssl_check_hostname=no").server
+        )
         wire.abort()
         await eventually(lambda: not redis.connections)
     # the loop closes what was aborted in its next rounds
