@@ -138,8 +138,7 @@ class _Line(Link):
             self._wire.send([("SUNSUBSCRIBE", stream)])
 
     async def _watch(self, wire: Wire) -> NoReturn:
-        """Asks for what rings here. Raises TimeoutError when a server that is asked whether it lives does not say
-        so."""
+        """Asks for what rings here. Raises TimeoutError when a server that was asked does not say that it lives."""
         # what rang meanwhile is found in the streams
         self._listening.clear()
         wire.send([("SSUBSCRIBE", stream) for stream in self._bell.streams_of(self)])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from math import inf
 from typing import ClassVar
@@ -26,7 +26,8 @@ _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 0.25
 _UNANSWERED = object()
 
-# Who is sent some of an errand's commands, and whether it is asked to let them in.
+# Who is sent some of an errand's commands, and whether it is asked to let them in: what was sent elsewhere, and nothing
+# else, for a slot may be on its way back to where an old map says that it is.
 _Part = tuple[NodeLink | None, bool]
 
 
@@ -47,14 +48,6 @@ class _Errand:
         self.instead: dict[int, NodeLink] = {}
         self.broken = 0
         self.called: asyncio.Future[None] | None = None
-
-    def parts(self, owner: Callable[[int], NodeLink | None]) -> dict[_Part, list[int]]:
-        """Who is sent what is left. What was sent elsewhere asks to be let in, and nothing else does: a slot may be on
-        its way back to where an old map says that it is."""
-        parts: dict[_Part, list[int]] = {}
-        for n in self.left:
-            parts.setdefault((self.instead.get(n) or owner(self.slots[n]), n in self.instead), []).append(n)
-        return parts
 
 
 class _Queue:
@@ -185,7 +178,10 @@ class ClusterLink(ClusterMap, Port):
             left = None if until is None else until - loop.time()
             if left is not None and left < 0:
                 raise ConnectionLost("there was no connection to the Redis Cluster in time", errand.broken)
-            parts = errand.parts(self.owner)
+            parts: dict[_Part, list[int]] = {}
+            for n in errand.left:
+                node = errand.instead.get(n)
+                parts.setdefault((node or self.owner(errand.slots[n]), node is not None), []).append(n)
             if queue.goes(errand, {node for node, _ in parts}):
                 return parts
             errand.called = loop.create_future()

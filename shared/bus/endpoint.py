@@ -10,8 +10,6 @@ from urllib.parse import parse_qsl, unquote
 
 from shared.errors import SettingsError
 
-Kind = Literal["single", "cluster", "sentinel"]
-
 FORMS = (
     "redis://, rediss:// or unix:// for one server; redis+cluster://HOST:PORT[,HOST:PORT…]/ for a Redis Cluster; "
     "redis+sentinel://HOST:PORT[,HOST:PORT…]/MASTER[/DB] for sentinels; rediss+… with TLS"
@@ -93,7 +91,7 @@ class Endpoint:
     sentinels. master: the name by which the sentinels know it.
     """
 
-    kind: Kind
+    kind: Literal["single", "cluster", "sentinel"]
     server: Server
     several: tuple[Server, ...] = ()
     master: str = ""
