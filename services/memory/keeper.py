@@ -63,6 +63,8 @@ class Keeper:
             gone = [e.id for e, state in zip(engrams, before, strict=True) if state.gone(e)]
             if gone:
                 self._due(user_id)
+                # neither what was said of an answer waits for it, nor what comes later; a topic may come again
+                await self.states.delete([engram_id for engram_id in gone if open_items[engram_id][0].kind == "turn"])
                 await self.store.delete(user_id, gone)
                 for engram_id in gone:
                     open_items.pop(engram_id)

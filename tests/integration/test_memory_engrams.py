@@ -10,6 +10,7 @@ import pytest_asyncio
 from support.memories import MemoryClient, critique, new_query, remembering, response, reward, verdict
 from support.waiting import eventually
 
+from shared.bus.keys import engram_key
 from shared.contracts import MEMORY_FORGET, QUERY_FORGET, MemoryForget, QueryForget, ToolCallRecord
 from shared.envelope import now_ms
 
@@ -329,6 +330,25 @@ async def test_with_a_query_that_is_taken_back_go_its_engrams_also_one_that_come
     await memory.publish(other)
     await memory.idle()
     assert await gone()
+
+
+@pytest.mark.parametrize("first", ["the grade", "the deletion"])
+async def test_no_grade_waits_for_an_answer_that_was_deleted_before_it_came(memory: MemoryClient, first: str) -> None:
+    late = response(*CAPITAL)
+    grade = critique(late, 5, "Canberra it is.")
+    at = int(late.query_id.split("-")[0]) + 1
+    gone = MEMORY_FORGET.of(MemoryForget(user_id="ann", session_id="s1", at=at))
+    if first == "the grade":
+        await memory.publish(grade)
+        await memory.idle()
+    await memory.bus.publish(gone)
+    await memory.idle()
+    await memory.publish(late)
+    await memory.idle()
+    await memory.publish(grade)
+    await memory.idle()
+    assert await memory.bus.link.call("HGETALL", engram_key(late.response_id)) == [b"deleted", b"1"]
+    assert await memory.engrams() == {}
 
 
 async def test_a_whole_memory_is_exported_deleted_and_taken_in_again(memory: MemoryClient) -> None:
