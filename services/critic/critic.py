@@ -36,6 +36,7 @@ from shared.envelope import Message
 from shared.participant.machine import Machine
 from shared.participant.sampling import one_in
 from shared.participant.service import Context
+from shared.records.erasing import erase
 from shared.records.journal import Crossing, EntryType
 from shared.records.sessions import Sessions
 from shared.records.steps import tell_after
@@ -180,6 +181,7 @@ class Critic:
                     await self._skip(response)
                 else:
                     await self._judge_it(message)
+                    await self._deleted(response)
         return ()
 
     async def _skip(self, response: ResponseGeneration) -> None:
@@ -238,8 +240,12 @@ class Critic:
         return ()
 
     async def _deleted(self, response: ResponseGeneration) -> bool:
-        """Whether its session was deleted: then nothing may come of the answer any more."""
-        return await self._sessions.deleted(response.session_id, response.query_id)
+        """Whether its question was taken back, or its session deleted: then nothing may come of the answer any more,
+        and what has come of it is removed."""
+        if not await self._sessions.deleted(response.session_id, response.query_id):
+            return False
+        await erase(self._bus, [response.query_id])
+        return True
 
     # ── grading ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -258,7 +264,7 @@ class Critic:
 
     async def _graded(self, response: ResponseGeneration, asked: str, rubric: Rubric) -> Grade | None:
         """The grade, asked for once: a takeover after a crash finds it stored. None when there is nothing to
-        publish: its session was deleted while the judge was reading, or the judge is missing, as was said before."""
+        publish: it was deleted while the judge was reading, or the judge is missing, as was said before."""
         key = grade_key(response.response_id)
         if stored := _stored(Grade, await self._bus.link.call("GET", key)):
             return stored

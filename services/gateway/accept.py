@@ -44,6 +44,7 @@ class Ask:
     attachments: files, each with its id, and its name where that is known.
     chat: what the client calls the conversation. kept: the session that keeps the turn although the client has the
     history; empty: a fresh one.
+    about: the session that it is a chore of, and goes with.
     instead_of: the query of the session whose place it takes. system_prompt: instructions for this conversation, behind
     the operator's.
     material: what the client put before the user's words, for the model alone. given: what is to be kept of the request
@@ -70,6 +71,7 @@ class Ask:
     given: str = ""
     chat: str | None = None
     kept: str | None = None
+    about: str | None = None
     instead_of: str | None = None
     system_prompt: str | None = None
 
@@ -91,7 +93,7 @@ class Ask:
         return digest(orjson.dumps(said, default=BaseModel.model_dump, option=orjson.OPT_SORT_KEYS).decode())
 
 
-_SAID = [item.name for item in fields(Ask) if item.name not in ("model", "given", "kept")]
+_SAID = [item.name for item in fields(Ask) if item.name not in ("model", "given", "kept", "about")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +258,7 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
         {**record.kept(), "once": once},
         left=seconds,
         seconds=int(seconds) + max(settings.retention, _ONCE_AT_LEAST),
-        session_id=session_id if ask.messages is None or ask.kept is not None else None,
+        session_id=session_id if ask.messages is None or ask.kept is not None else ask.about,
         respondents=[] if ask.messages is not None else ["A", "B"] if shadows else ["A"],
         limit=settings.max_session_backlog,
         # a session of such a name is nobody else's: it is made in the same write

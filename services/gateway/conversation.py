@@ -10,7 +10,7 @@ from services.gateway.deletion import STEP, forget_queries, still_read
 from services.gateway.gateway import Gateway
 from services.gateway.history import Said, begins, change, queries_of, same, turns_of
 from services.gateway.keys import Principal, digest
-from services.gateway.records import is_session_id, open_session
+from services.gateway.records import is_session_id, open_session, own_session
 from shared.bus.keys import queries_key
 from shared.records.sessions import Turn, shown
 from shared.records.steps import read_unanswered
@@ -24,14 +24,18 @@ async def placed(gateway: Gateway, user: Principal, ask: Ask, behind: str | None
 
     Where the client does not name the conversation, its history tells which one it is; one that is nowhere is the
     client's alone, and one that is empty begins a session. `behind`: the session of the response that the query goes on
-    from; it keeps the turn when that response ends it, and nothing leaves it. Raises BusUnavailable.
+    from; it keeps the turn when that response ends it, and nothing leaves it. A chore is in none, and goes with the one
+    that it is about. Raises BusUnavailable.
     """
-    if ask.plain or ask.messages is None:
+    if ask.messages is None or (ask.plain and ask.chat is None):
         return ask
     sent = turns_of(ask.messages)
     async with gateway.reachable(extra=STEP):
         if ask.chat is not None:
             name = ask.chat if is_session_id(ask.chat) else f"chat-{digest(ask.chat)[:40]}"
+            if ask.plain:
+                info = await own_session(gateway, user, name)
+                return replace(ask, about=info.session_id if info else None)
             found: str | None = await open_session(gateway, user, name, ask.query)
         elif behind is not None:
             return replace(ask, kept=await _ending(gateway, user, behind, sent))

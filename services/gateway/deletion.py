@@ -67,7 +67,8 @@ async def forget_queries(gateway: Gateway, user_id: str, session_id: str, query_
             user_id=user_id, session_id=session_id, queries=queries[start : start + _PAGE], at=bus.now_ms()
         )
         await bus.publish(QUERY_FORGET.of(gone, user_id=user_id, session_id=session_id))
-    await _stop(gateway, queries)
+    await cancel_all(gateway, await still_read(bus, queries))
+    await gateway.sessions.take_back(queries)
     await erase(bus, queries)
     await bus.link.call("ZREM", queries_key(session_id), *queries)
     await erase_entries(bus, "correlation_id", queries, queries[0])
@@ -78,23 +79,17 @@ async def _forget(gateway: Gateway, session_id: str) -> list[str]:
     """Stops what is not finished, closes the session and removes what is kept of its queries; their ids."""
     bus = gateway.bus
     if queries := await _queries(gateway, session_id):
-        waiting = await _stop(gateway, queries)
+        waiting = await still_read(bus, queries)
+        await cancel_all(gateway, waiting)
+        await bus.link.pipe([("UNLINK", cancel_key(query_id)) for query_id in set(queries) - set(waiting)])
         # a client that follows the answer is told its end: whoever answers removes it at once in a closed session
         until = asyncio.get_running_loop().time() + STOPPING
         while waiting and await lanes.running(bus, session_id) and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(_LOOK)
+        await gateway.sessions.take_back(waiting)
     await gateway.sessions.close(session_id)
     await erase(bus, queries)
     return queries
-
-
-async def _stop(gateway: Gateway, queries: Sequence[str]) -> list[str]:
-    """Cancels the queries that a respondent may read, or is at work on; which these are."""
-    waiting = await still_read(gateway.bus, queries)
-    await cancel_all(gateway, waiting)
-    done = set(queries) - set(waiting)
-    await gateway.bus.link.pipe([("UNLINK", cancel_key(query_id)) for query_id in done])
-    return waiting
 
 
 async def _queries(gateway: Gateway, session_id: str) -> list[str]:

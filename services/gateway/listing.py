@@ -33,8 +33,9 @@ async def listed(
         info = await own_session(gateway, user, session_id) if is_session_id(session_id) else None
         if info is None:
             return []
+        session_id = info.session_id
         ids, kept = await _of(gateway, info, state)
-    shown = await asyncio.gather(*(_shown(gateway, user, query_id) for query_id in ids[-_MOST:]))
+    shown = await asyncio.gather(*(_shown(gateway, user, session_id, query_id) for query_id in ids[-_MOST:]))
     found = {one["query_id"]: one for one in [*kept, *shown] if one is not None and _is(one["state"], state)}
     return sorted(found.values(), key=lambda one: order(one["query_id"]))[-limit:]
 
@@ -57,10 +58,10 @@ async def _of(gateway: Gateway, info: SessionInfo, state: str | None) -> tuple[l
     return sorted(waiting, key=order), kept
 
 
-async def _shown(gateway: Gateway, user: Principal, query_id: str) -> dict[str, Any] | None:
-    """None of a query of which nothing is kept any more."""
+async def _shown(gateway: Gateway, user: Principal, session_id: str | None, query_id: str) -> dict[str, Any] | None:
+    """None of a query of which nothing is kept any more, and of a session's chores."""
     record, end = await asyncio.gather(load(gateway, query_id), read_end(gateway.bus, journal_key(query_id, "A")))
-    if record is None or record.user_id != user.user_id:
+    if record is None or record.user_id != user.user_id or session_id not in (None, record.session_id):
         return None
     shown = _told(record)
     if not end:

@@ -51,14 +51,15 @@ class Lanes:
                 del self._waiters[session_id]
 
     async def leave(self, session_id: str, query_id: str) -> None:
-        """Gives the turn to the next; its replica is woken. What was written for a session that was deleted meanwhile
-        is removed."""
+        """Gives the turn to the next; its replica is woken. What was written of a query that was deleted meanwhile is
+        removed."""
         await asyncio.gather(
             lanes.leave(self._bus, session_id, self._respondent, query_id), self.clear(session_id, query_id)
         )
 
     async def clear(self, session_id: str, query_id: str) -> None:
-        """Removes what was written for a session that was deleted meanwhile."""
+        """Removes what was written of a query that was taken back, or whose session was deleted, meanwhile."""
         if await self._sessions.deleted(session_id, query_id):
             await erase(self._bus, [query_id])
+            await self._sessions.bring(session_id, [query_id], [])
             await erase_entries(self._bus, "correlation_id", [query_id], query_id)

@@ -151,8 +151,8 @@ CHORES = _family(f"chores:{_IN_QUERIES}", "sorted set",
 waiting_key = _family(f"waiting:{_IN_QUERIES}:<respondent>:<session>", "hash", "whose inbox to wake, per waiting query",
     owner=_RESPONDENTS, expires="a day after its last use")
 cancel_key = _family("cancel:<query_id>", "string",
-    "the query is cancelled: for whoever was away when that was announced, or takes it later",
-    owner="gateway", expires="a day")
+    "the query is cancelled, or taken back: for whoever was away when that was announced, or takes it later",
+    owner="gateway", expires="a day; taken back: a week")
 
 # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 session_key = _family("session:{<session>}", "hash", "owner, title, times",

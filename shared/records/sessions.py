@@ -15,6 +15,7 @@ import orjson
 
 from shared.bus import Bus, Command, Script, order
 from shared.bus.keys import (
+    cancel_key,
     deleted_key,
     session_key,
     steps_key,
@@ -37,6 +38,8 @@ _LAST_NUMBER = 9_999_999_999
 _PINNED = 4_000_000_000_000_000
 # A query that waited in a queue for longer than this, while everything was off, is not known as deleted any more.
 _DELETED_SECONDS = 7 * 86_400
+# Why a query is cancelled.
+_TAKEN_BACK = b"taken back"
 
 # Whether a query belongs to a session that was deleted: `mark` is the last query that did. Both are ids of one stream.
 DELETED = (
@@ -359,13 +362,19 @@ class Sessions:
             ]
         )
 
+    async def take_back(self, query_ids: Sequence[str]) -> None:
+        """Nothing comes of these queries any more: whoever is at work on one, or on its answer, finds it `deleted`."""
+        await self._bus.link.pipe([("SET", cancel_key(one), _TAKEN_BACK, "EX", _DELETED_SECONDS) for one in query_ids])
+
     async def deleted(self, session_id: str, query_id: str) -> bool:
-        """Whether the session that a query belongs to was deleted."""
-        mark = await self._bus.link.call("GET", deleted_key(session_id))
+        """Whether a query was taken back, or the session deleted that it belongs to. Whoever writes something of a
+        query asks afterwards, and removes it then."""
+        mark, cancelled = await self._bus.link.pipe([("GET", deleted_key(session_id)), ("GET", cancel_key(query_id))])
         try:
-            return mark is not None and order(query_id) <= order(mark.decode())
+            gone = mark is not None and order(query_id) <= order(mark.decode())
         except ValueError:
-            return False
+            gone = False
+        return gone or cancelled == _TAKEN_BACK
 
     # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────
 

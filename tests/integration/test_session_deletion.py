@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ from support.services import announced, running
 from support.stack import Stage, respondent, stage
 from support.waiting import eventually
 
+from services.critic.judge import Judge
 from services.critic.service import app as critic
 from services.critic.settings import CriticSettings
 from services.generator.settings import GeneratorSettings
 from shared.bus import Bus
-from shared.bus.keys import journal_key, lane_key, record_key
+from shared.bus.keys import grade_key, journal_key, lane_key, record_key
 from shared.contracts import ANSWER_DIALOG, DEAD_LETTER, QUERY_RECEIVED, RESPONSE_GENERATION
 from shared.participant.presence import Presence
 from shared.records import lanes
@@ -47,8 +49,8 @@ class Town:
     stage: Stage
     raw: redis.Redis
 
-    async def ask(self, query: str, session: str = "s", **how: Any) -> str:
-        body = {"query": query, "session_id": session}
+    async def ask(self, query: str, session: str = "s", instead_of: str | None = None, **how: Any) -> str:
+        body = {"query": query, "session_id": session, "instead_of": instead_of}
         answer = await self.site.http.post("/query?wait=false", json=body, **how)
         assert answer.status_code == 202, answer.text
         return str(answer.json()["query_id"])
@@ -233,6 +235,58 @@ async def test_a_respondent_that_is_frozen_meanwhile_brings_nothing_back(
     await town.stage.idle()
     await town.clean()
     assert await town.stage.sessions.info("s") is None
+
+
+async def test_a_question_that_is_edited_away_before_it_was_graded_leaves_nothing(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may, grade = asyncio.Event(), Judge.grade
+
+    async def later(*asked: Any) -> Any:
+        found = await grade(*asked)
+        await may.wait()
+        return found
+
+    monkeypatch.setattr(Judge, "grade", later)
+    first = await town.ask("hello")
+    await town.stage.ended(first)
+    asked = await town.ask(f"say {WORD}")
+    for group in ("generator", "respondent-b"):
+        await town.stage.idle(group)
+    again = await town.ask("say it", instead_of=asked)
+    await town.stage.ended(again)
+    may.set()
+    await town.quiet()
+    # what the answers have in common
+    left = [place for place in town.traces() if asked in place]
+    assert left == []
+    assert town.raw.get(grade_key(f"{again}:A"))
+
+
+@pytest.mark.parametrize("how", ["ours", "a client's"])
+async def test_the_title_that_a_model_makes_leaves_nothing(town: Town, how: str) -> None:
+    first = await town.ask(f"say {WORD}")
+    await town.stage.ended(first)
+    http = town.site.http
+    if how == "ours":
+        made = await http.post("/sessions/s/title")
+    else:
+        key = await http.post("/keys", json={"name": "k", "user_id": "admin", "trusted": True})
+        assert key.status_code == 201, key.text
+        made = await http.post(
+            "/v1/chat/completions",
+            json={"model": "local2-utility", "messages": [{"role": "user", "content": f"A title for {WORD}."}]},
+            headers={"Authorization": f"Bearer {key.json()['key']}", "X-OpenWebUI-Chat-Id": "s"},
+        )
+    assert made.status_code == 200, made.text
+    of_the_title = [place for place in town.traces() if ":journal:" in place and first not in place]
+    assert len(of_the_title) == 1
+    # no question of the session
+    listed = (await http.get("/queries?session_id=s")).json()["queries"]
+    assert [one["query_id"] for one in listed] == [first]
+    await town.quiet()
+    await town.delete()
+    await town.clean()
 
 
 async def test_what_was_set_aside_of_the_session_goes_and_nothing_of_others(town: Town) -> None:

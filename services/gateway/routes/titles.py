@@ -12,6 +12,7 @@ from services.gateway.errors import ApiError
 from services.gateway.gateway import Gateway
 from services.gateway.keys import Principal
 from services.gateway.routes.queries import finished
+from shared.records.erasing import erase
 from shared.records.sessions import SessionInfo, Turn
 
 # Characters of the question and of the answer that a title is made of, and those that it may have itself.
@@ -51,10 +52,21 @@ async def title(request: Request, gateway: Gateway, user: Principal, info: Sessi
         raise ApiError(409, "not_answered", "the session has no answer yet that a title could be made of")
     # by its session and turn: several tabs ask at once, and one call is made
     once = Origin(user, f"title-{info.session_id}-{turns[0].query_id}")
-    chore = Ask(query=prompt(turns[0]), messages=[], plain=True, think=False, options={"num_predict": _TOKENS})
-    found = cleaned((await finished(request, gateway, await accept(gateway, once, chore)))["answer"])
+    chore = Ask(
+        query=prompt(turns[0]),
+        messages=[],
+        plain=True,
+        think=False,
+        options={"num_predict": _TOKENS},
+        about=info.session_id,
+    )
+    made = await accept(gateway, once, chore)
+    found = cleaned((await finished(request, gateway, made))["answer"])
     async with gateway.reachable():
         now = await gateway.sessions.info(info.session_id)
+        if now is None:
+            # its deletion may not have seen what had only just been asked
+            await erase(gateway.bus, [made.query_id])
         # its user may have been quicker, or have deleted it
         if now is None or now.named or not found:
             return (now or info).title, False

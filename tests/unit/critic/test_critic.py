@@ -58,6 +58,7 @@ class Bench:
         self.lined: list[tuple[Any, ...]] = []
         self.offered: list[tuple[Any, ...]] = []
         self.closed: list[str] = []
+        self.erased: list[str] = []
         self.turns: list[Turn] = []
         self.asked_turns: list[tuple[Any, ...]] = []
         self.left: LeftOut | None = None
@@ -71,6 +72,7 @@ class Bench:
         monkeypatch.setattr(module, "Sessions", lambda _bus: SimpleNamespace(deleted=self._deleted, turns=self._turns))
         monkeypatch.setattr(module, "Pairs", self._pairs)
         monkeypatch.setattr(module, "tell_after", self._tell)
+        monkeypatch.setattr(module, "erase", self._erase)
         meter = {name: self._counts(name) for name in ("grade", "verdict", "left_ungraded")}
         monkeypatch.setattr(metrics, "_meter", SimpleNamespace(**meter))
         judge = SimpleNamespace(grade=self._grade, compare=self._compare)
@@ -103,6 +105,9 @@ class Bench:
         assert (session_id, query_id) == ("s", "50-0")
         self.there -= 1
         return self.there < 0
+
+    async def _erase(self, _bus: Any, query_ids: list[str]) -> None:
+        self.erased += query_ids
 
     async def _turns(self, *what: Any) -> list[Turn]:
         self.asked_turns.append(what)
@@ -320,6 +325,19 @@ async def test_nothing_comes_of_an_answer_whose_session_was_deleted(
     await bench.gets(answer())
     assert (bench.states, bench.closed, len(bench.graded)) == (states, closed, there)
     assert bench.set == bench.told == bench.offered == bench.of(CRITIQUE_RESULT.name) == []
+    assert set(bench.erased) == {"50-0"}
+
+
+async def test_what_came_of_an_answer_that_was_deleted_meanwhile_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    await bench.gets(answer())
+    assert len(bench.offered) == 1
+    assert bench.erased == []
+    bench = Bench(monkeypatch)
+    bench.there = 2
+    await bench.gets(answer())
+    assert len(bench.offered) == 1
+    assert bench.erased == ["50-0"]
 
 
 async def test_a_judge_that_is_missing_grades_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

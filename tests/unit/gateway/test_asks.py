@@ -25,8 +25,8 @@ OTHER: dict[str, Any] = {
     "client_tools": ClientTools(functions=[]), "answer_schema": {"type": "object"}, "think": True, "plain": True,
     "given": "responses", "chat": "c", "instead_of": "1-0", "system_prompt": "Be brief.",
 }  # fmt: skip
-# Which models there are, and under which name the turn is kept, may change before a repeat.
-NO_PART: dict[str, Any] = {"model": "other:1b", "kept": "s9"}
+# Which models there are, under which name the turn is kept, and of which a chore is, may change before a repeat.
+NO_PART: dict[str, Any] = {"model": "other:1b", "kept": "s9", "about": "s9"}
 
 
 def test_a_request_that_says_anything_else_is_another_one() -> None:

@@ -139,7 +139,8 @@ async def waiting(gateway: Gateway, *query_ids: str) -> None:
 
 
 async def cancelled(gateway: Gateway, numbers: Iterable[int]) -> list[int]:
-    return [n for n in numbers if await gateway.bus.link.call("EXISTS", cancel_key(f"{n}-0"))]
+    """Those that are stopped, without those that are taken back."""
+    return [n for n in numbers if await gateway.bus.link.call("GET", cancel_key(f"{n}-0")) == b"1"]
 
 
 @pytest.mark.parametrize("instead_of", ["3-0", "4-0"], ids=["of a turn", "of what nobody knows any more"])

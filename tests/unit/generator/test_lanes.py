@@ -101,8 +101,12 @@ async def test_who_leaves_wakes_the_next_and_removes_what_a_deleted_session_woul
     monkeypatch.setattr(lane, "erase", noted("erase"))
     monkeypatch.setattr(lane, "erase_entries", noted("erase_entries"))
     context = SimpleNamespace(bus="bus", inbox="inbox", on_inbox=lambda *_: None)
-    sessions = SimpleNamespace(deleted=noted("deleted", deleted))
+    sessions = SimpleNamespace(deleted=noted("deleted", deleted), bring=noted("bring"))
     await Lanes(cast(Any, context), cast(Any, sessions), "B").leave("s", "5-0")
-    erased = [("erase", "bus", ["5-0"]), ("erase_entries", "bus", "correlation_id", ["5-0"], "5-0")]
+    erased = [
+        ("erase", "bus", ["5-0"]),
+        ("bring", "s", ["5-0"], []),
+        ("erase_entries", "bus", "correlation_id", ["5-0"], "5-0"),
+    ]
     told = [("leave", "bus", "s", "B", "5-0"), ("deleted", "s", "5-0"), *(erased if deleted else ())]
     assert sorted(done, key=str) == sorted(told, key=str)
