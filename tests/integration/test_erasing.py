@@ -159,6 +159,22 @@ async def test_what_streams_hold_of_a_session_goes_and_all_else_stays(bus: Bus, 
         assert raw.xlen(stream) == 124
 
 
+async def test_no_more_is_read_at_once_than_others_can_wait_for(bus: Bus, raw: redis.Redis) -> None:
+    stream, calls = ANSWER_DIALOG.stream, []
+    for large in (10, 100_000):
+        for number in range(120):
+            # small ones before large ones, too
+            payload = "x" * (large if number % 50 > 20 else 10)
+            raw.xadd(stream, {"session_id": "s" if number % 3 else "t", "payload": payload})
+        raw.config_resetstat()
+        await erase_entries(bus, "session_id", ["s"], "0-1")
+        calls.append(raw.info("commandstats")["cmdstat_evalsha"]["calls"])
+        assert sessions(raw, stream) == ["t"] * 40
+        raw.delete(stream)
+    # six megabytes in pages of a quarter to a half
+    assert calls[1] - calls[0] > 10
+
+
 @pytest.mark.parametrize(("since", "goes"), [("100001-0", False), ("100000-7", True), ("5-0", True)])
 async def test_what_was_said_before_a_query_can_hold_nothing_of_it(
     since: str, goes: bool, bus: Bus, raw: redis.Redis
