@@ -27,7 +27,7 @@ from shared.records.sessions import Sessions
 R = TypeVar("R")
 
 _BACKLOG_SECONDS = 0.25
-# How a Redis begins that does not take a connection's user or password.
+# What a Redis says that does not take a connection's user or password.
 _NOT_LET_IN = ("WRONGPASS", "NOAUTH", "NOPERM")
 
 
@@ -39,10 +39,17 @@ class _Connected:
     tools: ToolClient
 
 
+def _not_let_in(trouble: str) -> str:
+    """What to say where that is what became of the connection to the bus; else nothing."""
+    if not any(sign in trouble for sign in _NOT_LET_IN):
+        return ""
+    return f"the bus does not let this gateway in ({trouble.rstrip('.')}): see to its LOCAL2_REDIS_URL"
+
+
 def _away(trouble: str) -> str:
     """What to say of a bus that did not answer in time. trouble: what became of the connection to it."""
-    if trouble.startswith(_NOT_LET_IN):
-        return f"the bus does not let this gateway in ({trouble.rstrip('.')}): see to its LOCAL2_REDIS_URL"
+    if said := _not_let_in(trouble):
+        return said
     what = "is kept busy by a script" if "BUSY " in trouble else "does not answer"
     return f"the bus {what}; try again in a moment"
 
@@ -54,6 +61,7 @@ class Gateway:
         self._start_settings = settings
         self._begun = time.monotonic()
         self._connected: _Connected | None = None
+        self._awaited: Bus | None = None
         self._open: set[asyncio.Timeout] = set()
         self._backlog = 0
         self._uncounted = False
@@ -67,6 +75,10 @@ class Gateway:
     def settling(self) -> bool:
         """Whether the stack around it may still be starting."""
         return time.monotonic() - self._begun < SETTLING
+
+    def waits_for(self, bus: Bus) -> None:
+        """The bus that has not answered yet, and says why."""
+        self._awaited = bus
 
     def attach(self, context: Context[GatewaySettings], bell: Bell) -> None:
         """The bus is there."""
@@ -91,7 +103,8 @@ class Gateway:
 
     def _on_the_bus(self) -> _Connected:
         if self._connected is None:
-            raise BusUnavailable("the bus has not answered yet")
+            trouble = self._awaited.link.trouble if self._awaited else ""
+            raise BusUnavailable(_not_let_in(trouble) or f"the bus has not answered yet{trouble and f' ({trouble})'}")
         return self._connected
 
     @property

@@ -97,7 +97,9 @@ def _tell(sentence: str) -> None:
 async def _attached(gateway: Gateway, settings: GatewaySettings, port: int) -> None:
     """The gateway on the bus, until cancelled."""
     async with (
-        open_context(PARTICIPANT, settings, metrics=gateway.metrics_text, patient=False) as context,
+        open_context(
+            PARTICIPANT, settings, metrics=gateway.metrics_text, patient=False, opened=gateway.waits_for
+        ) as context,
         open_bell(context.bus) as bell,
     ):
         gateway.attach(context, bell)

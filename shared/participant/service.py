@@ -228,11 +228,13 @@ async def open_context(
     tools: Sequence[dict[str, Any]] = (),
     metrics: Text | None = None,
     patient: bool = True,
+    opened: Callable[[Bus], None] = lambda _bus: None,
 ) -> AsyncIterator[Context[S]]:
     """A process on the bus: connected, announced, listening. Waits for Redis as long as it takes.
 
     metrics: what the metrics' port shows, in place of this process's counters alone.
     patient: waits for a Redis that is full, too; off for whoever can be of use by reading alone.
+    opened: told the bus before it has answered.
     """
     replica = new_replica_name()
     source = f"{participant}/{replica}"
@@ -240,6 +242,7 @@ async def open_context(
         observing(participant, replica, settings, metrics) as address,
         Bus(settings.redis_url, source, timeout=settings.redis_timeout, retention=settings.retention) as bus,
     ):
+        opened(bus)
         with _allowed(participant):
             # before the kept ones are read: a change in between is in them, or heard afterwards, or both
             since = await bus.newest(SETTINGS_UPDATE.stream)

@@ -386,6 +386,21 @@ async def test_a_gateway_whose_password_was_changed_says_so_until_it_is_right_ag
                 await eventually(says, 20, f"it says {told or 'nothing'}")
 
 
+async def test_a_gateway_that_was_never_let_in_says_why_from_its_start(users: AclRedis, tmp_path: Path) -> None:
+    wrong = users.core.replace(PASSWORDS["LOCAL2_REDIS_PASSWORD"], "another1")
+    for url, told in (
+        (wrong, "does not let this gateway in (WRONGPASS"),
+        ("redis://127.0.0.1:9", "has not answered yet ([Errno 111] Connect"),
+    ):
+        async with serving(gateway_settings(url, tmp_path), ready=False) as site:
+
+            async def says(expected: str = told, site: Site = site) -> bool:
+                part = (await site.http.get("/ready")).json()["parts"]["bus"]
+                return not part["ok"] and expected in part["reason"]
+
+            await eventually(says, 20, f"it says {told}")
+
+
 def test_nobody_comes_in_without_a_name(users: AclRedis) -> None:
     with redis.Redis.from_url(users.nobody) as client, pytest.raises(redis.exceptions.AuthenticationError):
         client.ping()
