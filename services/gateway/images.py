@@ -43,6 +43,8 @@ class _Sent:
 
 async def in_chat(gateway: Gateway, user_id: str, body: ChatBody, size: int) -> ChatBody:
     """The request with ids in the place of its images. `size`: of its body, in bytes. Raises ApiError."""
+    if size <= MAX_BODY and not any(message.parts for message in body.messages):
+        return body
     contents = await _stored(gateway, user_id, [message.parts for message in body.messages], size, "messages")
     messages = [
         message.model_copy(update={"content": parts}) if parts else message

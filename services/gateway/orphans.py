@@ -11,6 +11,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from services.gateway.accept import Ask
 from services.gateway.cancel import cancel_all
 from services.gateway.gateway import Gateway
 from services.gateway.records import QueryRecord
@@ -44,9 +45,10 @@ class Orphans:
         timer = asyncio.get_running_loop().call_later(seconds, self._over, key)
         self._waiting[key] = record, timer
 
-    def take(self, user_id: str, asked: str, model: str | None) -> QueryRecord | None:
+    def take(self, user_id: str, ask: Ask) -> QueryRecord | None:
         """The run of the same request that somebody has just left; it is somebody's again."""
-        found = self._waiting.pop((user_id, asked, model), None)
+        # what makes two requests the same is all that they say
+        found = self._waiting.pop((user_id, ask.digest(), ask.model), None) if self._waiting else None
         if found is None:
             return None
         found[1].cancel()

@@ -51,6 +51,8 @@ asking_router = APIRouter(route_class=ImageAskRoute, prefix="/v1", tags=["openai
 
 # What a client of several chores calls this one; Open WebUI sends it where it is told to.
 TASK_HEADER = "X-OpenWebUI-Task"
+# Bytes of a request that is read beside the loop.
+_LARGE = 262_144
 # With `status`: a stream also has events that are none of OpenAI's, for clients that show them.
 EVENTS_HEADER = "X-LoCAL2-Events"
 _MODEL = {"id": DEFAULT_MODEL, "object": "model", "created": 1700000000, "owned_by": "local2"}
@@ -142,9 +144,10 @@ def _chat(request: Request, user: Principal, body: ChatBody | ResponseBody) -> s
     return next((name for name in named if isinstance(name, str) and name), None) if user.trusted else None
 
 
-async def _asked(reading: Callable[[], Ask], *schemas: object) -> Ask:
-    """The query in a request. Large schemas take seconds to look at, and would hold up everybody."""
-    return await asyncio.to_thread(reading) if any(schemas) else reading()
+async def _asked(reading: Callable[[], Ask], size: int, *schemas: object) -> Ask:
+    """The query in a request. Large schemas take seconds to look at, many messages a part of one, and would hold up
+    everybody. size: bytes of the body."""
+    return await asyncio.to_thread(reading) if size > _LARGE or any(schemas) else reading()
 
 
 async def _taken(
@@ -153,7 +156,7 @@ async def _taken(
     """The run of a request: a new one, or that of the same request whose client has just gone. `behind` as for
     `placed`."""
     if origin.idempotency_key is None:
-        known = orphans.take(origin.principal.user_id, ask.digest(), ask.model)
+        known = orphans.take(origin.principal.user_id, ask)
     else:
         known = await asked_before(gateway, origin, ask)
     if known is not None:
@@ -207,9 +210,10 @@ async def create_chat_completion(request: Request, body: ChatBody, user: UserDep
     gateway, orphans = _places(request)
     chat = _chat(request, user, body)
     user = _spoken_for(request, user, body)
-    body = await in_chat(gateway, user.user_id, body, len(await request.body()))
+    size = len(await request.body())
+    body = await in_chat(gateway, user.user_id, body, size)
     reading = partial(asked, body, await _models(gateway), request.headers.get(TASK_HEADER, ""))
-    ask = replace(await _asked(reading, body.tools, body.functions, body.response_format), chat=chat)
+    ask = replace(await _asked(reading, size, body.tools, body.functions, body.response_format), chat=chat)
     record = await _taken(gateway, orphans, Origin.of(user, request.headers), ask)
     left = partial(orphans.leave, record, ask.model)
     name = body.model or DEFAULT_MODEL
@@ -261,10 +265,11 @@ async def create_response(request: Request, body: ResponseBody, user: UserDep) -
     gateway, orphans = _places(request)
     chat = _chat(request, user, body)
     user = _spoken_for(request, user, body)
-    body = await in_response(gateway, user.user_id, body, len(await request.body()))
+    size = len(await request.body())
+    body = await in_response(gateway, user.user_id, body, size)
     items, behind = await _conversation(gateway, user, body)
     reading = partial(asked_of_items, body, items, await _models(gateway), request.headers.get(TASK_HEADER, ""))
-    ask = replace(await _asked(reading, body.tools, body.text), chat=chat)
+    ask = replace(await _asked(reading, size, body.tools, body.text), chat=chat)
     kept = {"items": items, "repeated": body.repeated(), "whole": ask.whole, "stored": body.store is not False}
     ask = replace(ask, given=orjson.dumps(kept).decode())
     record = await _taken(gateway, orphans, Origin.of(user, request.headers), ask, behind)

@@ -62,13 +62,14 @@ def test_what_is_no_json_schema_is_refused(schema: dict[str, Any]) -> None:
         assert (caught.value.status_code, caught.value.code) == (400, "invalid_request")
 
 
-async def test_nobody_is_held_up_while_schemas_are_looked_at() -> None:
+async def test_nobody_is_held_up_while_schemas_or_many_messages_are_looked_at() -> None:
     threads: list[int] = []
 
     def reading() -> Ask:
         threads.append(threading.get_ident())
         return Ask("Well?")
 
-    for schemas in ([{}], None), (None, []):
-        assert await _asked(reading, *schemas) == Ask("Well?")
-    assert threads[0] != threads[1] == threading.get_ident()
+    for size, *schemas in (1, [{}], None), (300_000, None), (1, None, []):
+        assert await _asked(reading, size, *schemas) == Ask("Well?")
+    here = threading.get_ident()
+    assert [one == here for one in threads] == [False, False, True]
