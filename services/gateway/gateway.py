@@ -104,7 +104,8 @@ class Gateway:
     def _on_the_bus(self) -> _Connected:
         if self._connected is None:
             trouble = self._awaited.link.trouble if self._awaited else ""
-            raise BusUnavailable(_not_let_in(trouble) or f"the bus has not answered yet{trouble and f' ({trouble})'}")
+            # whoever may ask need not know where the bus is
+            raise BusUnavailable(_not_let_in(trouble) or "the bus has not answered yet")
         return self._connected
 
     @property
