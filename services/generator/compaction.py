@@ -35,6 +35,8 @@ _MOST_TURNS = 100
 _LEAST_TOKENS, _MOST_TOKENS = 128, 2_000
 # Characters of a long text that are read in any case.
 _LEAST_READ = 200
+# Of the requests behind one, so many are looked at.
+_LOOKED_AT = 200
 # A model that is away is waited for so long, in seconds.
 _PATIENCE = 600.0
 
@@ -132,7 +134,7 @@ class Compactor:
         """Makes the summary that is asked for, unless there is one, or nobody wants it any more. Of more turns than the
         model can read at once the oldest come first, and it is asked for again."""
         wish, settings = message.payload, self._context.settings
-        if not settings.compacts:
+        if not settings.compacts or await self._superseded(message):
             return ()
         known = await self._summaries.read(wish.session_id)
         said = await self._sessions.turns(wish.session_id, "A", after=wish.until, limit=_MOST_TURNS)
@@ -152,6 +154,12 @@ class Compactor:
         kept = await self._summaries.keep(wish.session_id, wish.user_id, before, told, text, known)
         log.info("compaction.kept" if kept else "compaction.outdated", turns=len(told), until=told[-1].query_id)
         return [SESSION_SUMMARISE.of(wish, **message.headers())] if kept and len(told) < len(turns) else ()
+
+    async def _superseded(self, message: Message[SessionSummarise]) -> bool:
+        """Whether a summary of the same session is asked for behind it, of more turns: in a quick conversation each
+        answer asks while the first summary is being made."""
+        behind = await self._context.bus.range(SESSION_SUMMARISE.stream, f"({message.entry_id}", count=_LOOKED_AT)
+        return any(message.payload.session_id.encode() in fields for _, fields in behind)
 
     async def _asked(
         self, model: CourteousChatModel, before: Summary | None, turns: Sequence[Turn]

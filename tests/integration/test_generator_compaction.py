@@ -154,6 +154,18 @@ async def test_more_than_the_model_can_read_at_once_is_summarised_in_parts(redis
         assert [told.count(f"User: {n} word") for n in range(10)] == [1] * 10
 
 
+async def test_of_several_requests_that_wait_the_newest_is_fulfilled(redis_url: str) -> None:
+    stalls = {**SUMS_UP, "respond": {"text": "They counted.", "delay": 0.5}}
+    async with stage(redis_url, [stalls, SHORT]) as on:
+        asked = await talk(on, 8)
+        for query_id in asked[2:7]:
+            wish = SessionSummarise(session_id="s1", user_id=on.user, until=query_id)
+            await on.bus.publish(SESSION_SUMMARISE.of(wish, session_id="s1"))
+            await on.server.wait_until(lambda server: any(r.rule == "summary" for r in server.requests), 10)
+        assert await settled(on) == Summary(asked[6], 7, "They counted.")
+        assert sum(r.rule == "summary" for r in on.server.requests) == 2
+
+
 async def test_a_summary_of_a_session_that_is_deleted_meanwhile_comes_to_nothing(redis_url: str) -> None:
     stalls = {**SUMS_UP, "respond": {"text": "They counted.", "delay": 0.5}}
     async with stage(redis_url, [stalls, SHORT], num_ctx=4_096) as on:
