@@ -72,38 +72,45 @@ class Alive:
 
 P = TypeVar("P")
 WireEvent = TextDelta | ThinkingDelta | RawCall | Finish | Alive
+# What one line says: text as it came, with what it is, because there is one for every token.
+Said = tuple[type[TextDelta] | type[ThinkingDelta], str] | RawCall | Finish
 _EMPTY = (TextDelta(""), ThinkingDelta(""))
 
 
-def merged(events: Iterable[WireEvent]) -> Iterator[WireEvent]:
-    """The same events, neighbouring texts as one: what has arrived together is handled together. At least one, so that
-    whatever has arrived tells that the backend is alive; what `events` raises comes after the text before it."""
-    idle = True
+def merged(said: Iterable[Said]) -> Iterator[WireEvent]:
+    """What lines say, neighbouring texts as one: what has arrived together is handled together. At least one, so that
+    whatever has arrived tells that the backend is alive; what `said` raises comes after the text before it."""
     kind: type[TextDelta] | type[ThinkingDelta] = TextDelta
     texts: list[str] = []
     spoken, broken = False, None
     try:
-        for event in events:
-            if type(event) is kind:
-                texts.append(event.text)
+        for what in said:
+            if type(what) is tuple and what[0] is kind:
+                texts.append(what[1])
                 continue
-            idle = False
-            if text := "".join(texts):
-                yield kind(text)
-            spoken, texts = spoken or bool(text), []
-            if isinstance(event, TextDelta | ThinkingDelta):
-                kind, texts = type(event), [event.text]
-            else:
+            if text := _joined(texts):
                 spoken = True
-                yield event
+                yield kind(text)
+            if isinstance(what, tuple):
+                kind, texts = what[0], [what[1]]
+            else:
+                spoken, texts = True, []
+                yield what
     except ModelError as exc:
         broken = exc
-    if idle and not texts:
-        yield Alive()
-    elif (text := "".join(texts)) or not spoken:
+    if text := _joined(texts):
         yield kind(text)
+    elif not spoken:
+        yield kind("") if texts else Alive()
     if broken is not None:
         raise broken
+
+
+def _joined(texts: Sequence[str]) -> str:
+    try:
+        return text_of("".join(texts))
+    except TypeError as exc:
+        raise StreamInterrupted(f"the server sent a text that cannot be read: {exc}") from exc
 
 
 async def following(parts: AsyncIterator[P], until: float | None, *broken: type[Exception]) -> P | None:

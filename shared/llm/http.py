@@ -308,8 +308,10 @@ class _Connection(asyncio.Protocol):
 
     async def ask(self, data: bytes, limit: float | None) -> bool:
         """Sends a request and reads the head of the answer; False when the connection was closed before one came."""
-        self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
+        # called by the parser, for every token
+        self.on_body = self._pieces.append
+        self._parser = httptools.HttpResponseParser(self)
         self._begun = self._headed = self.complete = self.reusable = self._paused = False
         self._beside = self._kept = 0
         self.status, self.headers = 0, []
@@ -328,7 +330,8 @@ class _Connection(asyncio.Protocol):
         """What has come of the body; empty at its end."""
         while not self._pieces and not self.complete:
             await self._more(limit)
-        body, self._pieces, self._kept = b"".join(self._pieces), [], 0
+        body, self._kept = b"".join(self._pieces), 0
+        self._pieces.clear()
         if self._paused:
             self._paused = False
             self._transport.resume_reading()
@@ -377,6 +380,7 @@ class _Connection(asyncio.Protocol):
             self.close()
             return
         self._begun = True
+        self._kept += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
@@ -421,10 +425,6 @@ class _Connection(asyncio.Protocol):
         self.status = self._parser.get_status_code()
         # an informational answer comes before the real one
         self._headed = self.status >= 200
-
-    def on_body(self, body: bytes) -> None:
-        self._pieces.append(body)
-        self._kept += len(body)
 
     def on_message_complete(self) -> None:
         if self._headed:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.llm.adapter import RawCall, WireEvent, merged
+from shared.llm.adapter import RawCall, Said, WireEvent, merged
 from shared.llm.failures import error_text, failure
 from shared.llm.http import Bound
 from shared.llm.ollama_admin import OllamaAdmin, keep_alive_value, missing
@@ -117,7 +117,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
             return {"role": role, "content": content, **({"images": images} if images else {})}
 
 
-def _events(lines: Iterable[bytes], model: str) -> Iterator[WireEvent]:
+def _events(lines: Iterable[bytes], model: str) -> Iterator[Said]:
     """What lines say; the last one of a stream may carry content too."""
     for line in lines:
         if not line.strip():
@@ -129,9 +129,9 @@ def _events(lines: Iterable[bytes], model: str) -> Iterator[WireEvent]:
             message = part.get("message") or {}
             thinking, text, calls = message.get("thinking"), message.get("content"), message.get("tool_calls")
             if thinking:
-                yield ThinkingDelta(text_of(thinking))
+                yield ThinkingDelta, thinking
             if text:
-                yield TextDelta(text_of(text))
+                yield TextDelta, text
             for call in calls or ():
                 function = call["function"]
                 call_id = text_of(call["id"]) if call.get("id") else None
@@ -139,7 +139,7 @@ def _events(lines: Iterable[bytes], model: str) -> Iterator[WireEvent]:
             if part.get("done"):
                 yield _finish(part, model)
             elif not (thinking or text or calls):
-                yield TextDelta("")
+                yield TextDelta, ""
         except (ValueError, AttributeError, KeyError, TypeError) as exc:
             raise StreamInterrupted(f"Ollama sent a line that cannot be read: {line[:80]!r}") from exc
 

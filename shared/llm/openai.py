@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from shared.llm.adapter import BEHIND, RawCall, WireEvent, following, merged
+from shared.llm.adapter import BEHIND, RawCall, Said, WireEvent, following, merged
 from shared.llm.address import openai_url
 from shared.llm.discovery import is_llama, of_openai, same_model
 from shared.llm.failures import ThinkingUnsupported, error_text, failure
@@ -92,7 +92,7 @@ class OpenAIWire:
                     raise
                 self._refused[request.model] = refused | {option}
                 continue
-            for event in reading.end():
+            for event in merged(reading.end()):
                 yield event
             return
 
@@ -234,7 +234,7 @@ class _Reading:
         self._usage: Mapping[str, Any] = {}
         self._ended = False
 
-    def events(self, lines: Iterable[bytes]) -> Iterator[WireEvent]:
+    def events(self, lines: Iterable[bytes]) -> Iterator[Said]:
         """What lines say; a comment, or the end of an event, says nothing."""
         for line in lines:
             kind, _, data = line.partition(b":")
@@ -260,7 +260,7 @@ class _Reading:
             except (ValueError, AttributeError, KeyError, TypeError, IndexError) as exc:
                 raise StreamInterrupted(f"the server sent an event that cannot be read: {data[:80]!r}") from exc
 
-    def _take(self, part: Mapping[str, Any]) -> Iterator[WireEvent]:
+    def _take(self, part: Mapping[str, Any]) -> Iterator[Said]:
         if isinstance(usage := part.get("usage"), dict):
             self._usage = usage
         self._model = part.get("model") or self._model
@@ -271,19 +271,19 @@ class _Reading:
         # Both names are in use, and some servers send the same text under both.
         thinking = delta.get("reasoning") or delta.get("reasoning_content")
         if isinstance(thinking, str):
-            yield ThinkingDelta(text_of(thinking))
+            yield ThinkingDelta, thinking
         yield from _content(delta.get("content"))
         if delta.get("refusal"):
-            yield TextDelta(text_of(delta["refusal"]))
+            yield TextDelta, delta["refusal"]
         fragments = list(delta.get("tool_calls") or ())
         if delta.get("function_call"):
             # what calls were named before there were several
             fragments.append({"function": delta["function_call"]})
         for fragment in fragments:
             self._calls.add(fragment)
-            yield TextDelta("")
+            yield TextDelta, ""
 
-    def end(self) -> Iterable[WireEvent]:
+    def end(self) -> Iterable[Said]:
         """The calls and the Finish, when the answer is complete; once."""
         if self._whole:
             yield from self._as_a_whole(b"\n".join(self._whole))
@@ -301,7 +301,7 @@ class _Reading:
             model=self._model,
         )
 
-    def _as_a_whole(self, content: bytes) -> Iterable[WireEvent]:
+    def _as_a_whole(self, content: bytes) -> Iterable[Said]:
         try:
             value = orjson.loads(content)
             if value.get("error"):
@@ -313,25 +313,25 @@ class _Reading:
             raise self._strange() from exc
 
 
-def _content(content: Any) -> list[WireEvent]:
+def _content(content: Any) -> list[Said]:
     """Texts and thoughts of a content: a text, or a list of parts of which each says what it is."""
     if not content:
         return []
     if isinstance(content, dict):
         content = [content]
     if not isinstance(content, list):
-        return [TextDelta(text_of(content))]
-    events: list[WireEvent] = []
+        return [(TextDelta, content)]
+    events: list[Said] = []
     for part in content:
         if isinstance(part, str):
-            events.append(TextDelta(text_of(part)))
+            events.append((TextDelta, part))
         elif part.get("type") == "thinking":
             thoughts = part.get("thinking") or part.get("text") or ""
             thoughts = thoughts if isinstance(thoughts, list) else [thoughts]
             said = (thought if isinstance(thought, str) else thought.get("text") or "" for thought in thoughts)
-            events.append(ThinkingDelta(text_of("".join(said))))
+            events.append((ThinkingDelta, "".join(said)))
         elif part.get("text") or part.get("refusal"):
-            events.append(TextDelta(text_of(part.get("text") or part["refusal"])))
+            events.append((TextDelta, part.get("text") or part["refusal"]))
     return events
 
 
