@@ -50,8 +50,8 @@ class Beat:
 
 
 class DeltaPump:
-    """Collects text between two writes, of which one is under way at a time. Nobody waits for them: `finish` writes the
-    rest, and whoever adds looks whether the journal has `refused` one.
+    """Collects text between two writes, of which one is under way at a time. Nobody waits for them: whoever adds looks
+    whether the journal has `refused` one, and writes the `rest`.
 
     extra: fields of every entry (persona and round in a committee).
     """
@@ -79,32 +79,28 @@ class DeltaPump:
             self._beat.next(self._send)
 
     def _send(self, *, now: bool = False) -> None:
-        if self._sent is not None or not self._pieces:
-            return
-        pieces, self._pieces = self._pieces, []
-        items = [(kind, {"text": "".join(texts), **self._extra}) for kind, texts in pieces]
-        self._sent = sent = self._writer.send(items, now=now)
-        sent.replies.add_done_callback(lambda _: self._answered(sent))
+        if self._sent is None and (items := self.rest()):
+            self._sent = sent = self._writer.send(items, now=now)
+            sent.replies.add_done_callback(lambda _: self._answered(sent))
 
     def _answered(self, sent: Sent) -> None:
-        if self._sent is not sent:
-            # `finish` has looked itself
-            return
-        if not sent.written:
-            self.refused = True
-            return
+        self.refused = not sent.written
+        if not self.refused:
+            self._go_on()
+
+    def _go_on(self) -> None:
         self._sent = None
         if self._pieces:
             self._beat.next(self._send)
 
-    async def finish(self) -> None:
-        """Returns when all of it is written. Raises what the journal raises."""
-        self._send()
-        while (sent := self._sent) is not None:
-            await self._writer.confirm(sent)
-            self._sent, self.refused = None, False
-            self._send()
+    async def settle(self) -> None:
+        """Returns when what was sent is written. Raises what the journal raises."""
+        if self._sent is not None:
+            await self._writer.confirm(self._sent)
+            self.refused = False
+            self._go_on()
 
-    def drop(self) -> None:
-        """What has not been sent is not wanted any more."""
-        self._pieces = []
+    def rest(self) -> Items:
+        """What has not been sent, and is not sent any more."""
+        pieces, self._pieces = self._pieces, []
+        return [(kind, {"text": "".join(texts), **self._extra}) for kind, texts in pieces]

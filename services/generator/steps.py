@@ -46,7 +46,7 @@ from shared.llm.port import (
 from shared.participant.machine import Machine, Transition
 from shared.participant.service import Context
 from shared.participant.tool_client import Caller, ToolClient, Trail, new_token
-from shared.records.journal import EntryType, JournalWriter
+from shared.records.journal import EntryType, Items, JournalWriter
 from shared.telemetry import metrics
 from shared.telemetry.logging import get_logger
 
@@ -238,8 +238,9 @@ class JournalSteps:
         writer = self.ports.writer
         before = writer.position
         taken = _Taken()
+        rest: Items = ()
         try:
-            await self._read(request, DeltaPump(writer, self.labels, self.ports.beat), taken)
+            rest = await self._read(request, DeltaPump(writer, self.labels, self.ports.beat), taken)
         except EmptyAnswer:
             log.warning("model.silent", step=step)  # a checkpoint like any other: what to do about it is the loop's
         except (StreamInterrupted, ModelOverloaded, ModelUnavailable, ContextOverflow):
@@ -248,8 +249,9 @@ class JournalSteps:
             raise
         finish, content, thinking = taken.finish, "".join(taken.text), "".join(taken.thinking)
         if finish.reason == "loop":
-            content = await self._cut_back(step, before, content, thinking)
-        self.conversation.measure(characters(request.messages, request.tools), finish.prompt_tokens)
+            content, rest = await self._cut_back(step, before, content, thinking), ()
+        sent = characters(request.messages, request.tools)
+        self.conversation.measure(sent, finish.prompt_tokens)
         data: dict[str, Any] = {
             "step": step,
             "role": "assistant",
@@ -262,7 +264,7 @@ class JournalSteps:
             "model": finish.model or request.model,
             "context": {
                 "window": window,
-                "tokens": _taken_of_window(request, fitted, finish),
+                "tokens": _taken_of_window(sent, fitted, finish),
                 "ratio": self.conversation.ratio,
                 **self.conversation.seen(fitted),
             },
@@ -270,7 +272,7 @@ class JournalSteps:
         }
         if self.scope:
             data["scope"] = self.scope
-        await writer.append(EntryType.MESSAGE, data)
+        await writer.append_all([*rest, (EntryType.MESSAGE, data)])
         return reply_of(data)
 
     async def _cut_back(self, step: int, before: str, content: str, thinking: str) -> str:
@@ -284,7 +286,8 @@ class JournalSteps:
         await self._notice("model_loops", _NOTICES["model_loops"])
         return kept
 
-    async def _read(self, request: ChatRequest, pump: DeltaPump, taken: _Taken) -> None:
+    async def _read(self, request: ChatRequest, pump: DeltaPump, taken: _Taken) -> Items:
+        """Takes what the model says; what is left to be written of it."""
         stream = self.ports.model.stream(request)
         try:
             async for delta in stream:
@@ -309,15 +312,17 @@ class JournalSteps:
                     case Finish():
                         taken.finish = delta
                 if pump.refused:
-                    await pump.finish()
+                    await pump.settle()
+            await pump.settle()
+            return pump.rest()
         except ModelError:
             # what was said before it failed was said
-            await pump.finish()
+            await pump.settle()
+            await self.ports.writer.append_all(pump.rest())
             raise
-        else:
-            await pump.finish()
         finally:
-            pump.drop()
+            # of what breaks off nothing more is written
+            pump.rest()
             await stream.aclose()  # type: ignore[attr-defined]
 
     def _speaking(self) -> None:
@@ -420,11 +425,10 @@ def _advice(facts: ModelFacts, wanted: int) -> str:
     return "ask for less at once or raise num_ctx"
 
 
-def _taken_of_window(request: ChatRequest, fitted: Fitted, finish: Finish) -> int:
-    """Tokens of a prompt and its answer: as the server counted them, or as estimated where it did not, or counted only
-    what was not in its cache."""
+def _taken_of_window(sent: int, fitted: Fitted, finish: Finish) -> int:
+    """Tokens of a prompt of `sent` characters and its answer: as the server counted them, or as estimated where it did
+    not, or counted only what was not in its cache."""
     counted = finish.prompt_tokens or 0
-    sent = characters(request.messages, request.tools)
     return (counted if sent <= MOST_RATIO * counted else fitted.tokens) + (finish.completion_tokens or 0)
 
 

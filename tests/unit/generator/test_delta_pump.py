@@ -37,6 +37,12 @@ class Journal:
         if self.reply is None:
             raise Fenced("somebody else's")
 
+    async def finish(self, pump: DeltaPump) -> None:
+        """Writes the rest, as whoever adds does."""
+        await pump.settle()
+        if rest := pump.rest():
+            await self.confirm(self.send(rest))
+
     def text(self, kind: EntryType) -> str:
         return "".join(data["text"] for _, items in self.writes for what, data in items if what is kind)
 
@@ -50,7 +56,7 @@ async def test_the_first_delta_is_written_at_once_and_the_next_after_the_interva
     for number in range(60):
         pump.add(EntryType.ANSWER, f"{number} ")
         await asyncio.sleep(0.002)
-    await pump.finish()
+    await journal.finish(pump)
     times = [at for at, _ in journal.writes]
     assert times[0] - began < INTERVAL * 0.9
     gaps = [later - earlier for earlier, later in pairwise(times)]
@@ -66,7 +72,7 @@ async def test_the_end_does_not_wait_for_the_interval() -> None:
     assert journal.text(EntryType.ANSWER) == "a"
     pump.add(EntryType.ANSWER, "b")
     before = asyncio.get_running_loop().time()
-    await pump.finish()
+    await journal.finish(pump)
     assert asyncio.get_running_loop().time() - before < INTERVAL * 0.9
     assert journal.text(EntryType.ANSWER) == "ab"
 
@@ -79,7 +85,7 @@ async def test_what_arrives_while_a_write_is_under_way_is_written_next() -> None
     pump.add(EntryType.THINKING, "u")
     pump.add(EntryType.ANSWER, "a")
     pump.add(EntryType.ANSWER, "b")
-    await pump.finish()
+    await journal.finish(pump)
     assert journal.at_once == [True, False]
     assert [items for _, items in journal.writes] == [
         [(EntryType.THINKING, {"text": "t", "persona": "p"})],
@@ -91,7 +97,7 @@ async def test_nothing_is_written_for_empty_text() -> None:
     journal = Journal()
     pump = DeltaPump(journal, {}, Beat())
     pump.add(EntryType.ANSWER, "")
-    await pump.finish()
+    await journal.finish(pump)
     assert journal.writes == []
 
 
@@ -104,7 +110,7 @@ async def test_a_refused_write_is_known_to_whoever_adds_and_raised() -> None:
     pump.add(EntryType.ANSWER, "b")
     assert pump.refused
     with pytest.raises(Fenced):
-        await pump.finish()
+        await journal.finish(pump)
     assert len(journal.writes) == 1
 
 
@@ -116,7 +122,7 @@ async def test_what_was_refused_because_it_is_there_already_is_no_end() -> None:
     pump.add(EntryType.ANSWER, "b")
     assert pump.refused
     journal.reply = b"1-1"
-    await pump.finish()
+    await journal.finish(pump)
     assert not pump.refused
     assert journal.text(EntryType.ANSWER) == "ab"
 
@@ -127,7 +133,7 @@ async def test_what_nobody_wants_any_more_is_not_written() -> None:
     pump.add(EntryType.ANSWER, "a")
     await asyncio.sleep(0.001)
     pump.add(EntryType.ANSWER, "b")
-    pump.drop()
+    pump.rest()
     await asyncio.sleep(2 * INTERVAL)
     assert journal.text(EntryType.ANSWER) == "a"
 
@@ -149,7 +155,7 @@ def test_every_byte_arrives_in_order(pieces: list[tuple[EntryType, str, float]])
         for kind, text, pause in pieces:
             pump.add(kind, text)
             await asyncio.sleep(pause)
-        await pump.finish()
+        await journal.finish(pump)
 
     asyncio.run(play())
     wanted: list[tuple[EntryType, str]] = []
@@ -184,6 +190,6 @@ async def test_answers_of_a_replica_write_together_and_each_begins_at_once() -> 
         await asyncio.sleep(0)
     assert journals[0].writes[2][0] - first >= INTERVAL * 0.95
     assert journals[0].writes[2][0] > journals[3].writes[0][0]
-    for pump in pumps:
-        await pump.finish()
+    for journal, pump in zip(journals, pumps, strict=True):
+        await journal.finish(pump)
     assert [journal.text(EntryType.ANSWER) for journal in journals] == ["abc", "ab", "a", "a"]
