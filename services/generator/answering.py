@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +13,7 @@ from services.generator.opening import has_turn, open_response, open_turn, wait_
 from services.generator.run import Cancelled, Ending, Failure, Parts, Response
 from services.generator.terms import UnusableForm
 from services.generator.watch import Watch, watched_answer
-from shared.contracts import QueryReceived
+from shared.contracts import Outgoing, QueryReceived
 from shared.envelope import Message
 from shared.llm.courtesy import chore
 from shared.llm.port import (
@@ -70,14 +70,15 @@ class Answering:
             running.cancelled = True
             running.scope.reschedule(asyncio.get_running_loop().time())
 
-    async def answer(self, message: Message[QueryReceived]) -> None:
+    async def answer(self, message: Message[QueryReceived]) -> Sequence[Outgoing]:
         """Answers a query, or continues where another replica stopped. Raises Fenced when one has taken over."""
         with watched_answer(self._parts.context.settings, message) as watch:
             if not message.payload.plain:
                 await self._answer(message, watch)
-                return
+                return ()
             async with chore(self._parts.context.bus, message.entry_id, self._deadline(message)):
                 await self._answer(message, watch)
+                return ()
 
     async def _answer(self, message: Message[QueryReceived], watch: Watch) -> None:
         query = message.payload
@@ -139,13 +140,14 @@ class Answering:
         if query.messages is None:
             await self._parts.lanes.leave(query.session_id, query_id)
 
-    async def abandon(self, message: Message[QueryReceived], reason: str) -> None:
+    async def abandon(self, message: Message[QueryReceived], reason: str) -> Sequence[Outgoing]:
         """Ends the journal of a query that is given up, so that nobody waits for it."""
         left = self._left(message)
         response = await open_response(self._parts, message, self._caller(message), left)
         if response is not None:
             await response.end(Failure("abandoned", reason))
         await self._leave(message.payload, message.entry_id)
+        return ()
 
     def _caller(self, message: Message[QueryReceived]) -> Caller:
         return Caller(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shared.bus import Reply
 from shared.participant.service import Context
 from shared.records import lanes
 from shared.records.erasing import erase, erase_entries
-from shared.records.sessions import Sessions
+from shared.records.sessions import Sessions, deletion, was_deleted
 
 # A look without being woken; a wake may be lost with its sender.
 _RECHECK = 1.0
@@ -53,13 +54,17 @@ class Lanes:
     async def leave(self, session_id: str, query_id: str) -> None:
         """Gives the turn to the next; its replica is woken. What was written of a query that was deleted meanwhile is
         removed."""
-        await asyncio.gather(
-            lanes.leave(self._bus, session_id, self._respondent, query_id), self.clear(session_id, query_id)
+        asked = deletion(session_id, query_id)
+        await self._clear(
+            session_id, query_id, await lanes.leave(self._bus, session_id, self._respondent, query_id, *asked)
         )
 
     async def clear(self, session_id: str, query_id: str) -> None:
         """Removes what was written of a query that was taken back, or whose session was deleted, meanwhile."""
-        if await self._sessions.deleted(session_id, query_id):
+        await self._clear(session_id, query_id, await self._bus.link.pipe(deletion(session_id, query_id)))
+
+    async def _clear(self, session_id: str, query_id: str, told: Sequence[Reply]) -> None:
+        if was_deleted(query_id, *told):
             await erase(self._bus, [query_id])
             await self._sessions.bring(session_id, [query_id], [])
             await erase_entries(self._bus, "correlation_id", [query_id], query_id)

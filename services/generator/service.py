@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from services.generator.lane import Lanes
 from services.generator.rewards import Rewards, follow_rewards
 from services.generator.run import Parts
 from services.generator.settings import GeneratorSettings
-from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, SESSION_SUMMARISE, Outgoing, QueryCancel, QueryReceived
+from shared.contracts import QUERY_CANCEL, QUERY_RECEIVED, SESSION_SUMMARISE, QueryCancel
 from shared.envelope import Message
 from shared.errors import SettingsError
 from shared.llm.address import is_loopback, origin
@@ -61,14 +61,6 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
         context, sessions, lambda waiting: CourteousChatModel(wired, queries, lambda: context.settings, waiting)
     )
 
-    async def handle(message: Message[QueryReceived]) -> Iterable[Outgoing]:
-        await answers.answer(message)
-        return ()
-
-    async def abandon(message: Message[QueryReceived], reason: str) -> Iterable[Outgoing]:
-        await answers.abandon(message, reason)
-        return ()
-
     async def cancel(message: Message[QueryCancel]) -> None:
         answers.cancel(message.payload.query_id)
 
@@ -83,7 +75,7 @@ async def build(context: Context[GeneratorSettings]) -> AsyncIterator[Sequence[W
             watch_backend=partial(_watch_backend, context, model),
             follow_rewards=partial(follow_rewards, context, rewards),
         ):
-            works: list[Work] = [Subscription(QUERY_RECEIVED, handle, abandon)]
+            works: list[Work] = [Subscription(QUERY_RECEIVED, answers.answer, answers.abandon)]
             if not shadow:
                 works.append(Subscription(SESSION_SUMMARISE, compactor.summarise, limit=1))
             yield works

@@ -312,10 +312,11 @@ class JournalWriter:
         """Gives a message whose place was kept its id. A place that turns out to be another one's is given up."""
         if expected.entry_id:
             return
-        if Crossing(expected.subject, entry_id) in self._noted:
+        crossing = Crossing(expected.subject, entry_id)
+        if crossing in self._noted:
             self._crossed = [one for one in self._crossed if one is not expected]
             return
-        self._noted.add(Crossing(expected.subject, entry_id))
+        self._noted.add(crossing)
         expected.entry_id = entry_id
         self._unwritten.append(expected)
 
@@ -365,11 +366,12 @@ class JournalWriter:
     def _count(self, kind: EntryType) -> None:
         self._number += 1
         if (meter := metrics.meter()) is not None:
-            meter.journal(kind.value)
+            meter.journal(kind)
 
     def _command(self, kind: EntryType, data: dict[str, Any], *extra: str | bytes) -> Command:
         self._count(kind)
-        self.on_entry(self.position, kind, data)
+        position = self.position
+        self.on_entry(position, kind, data)
         if kind is EntryType.COMPLETED:
             extra = ("told", orjson.dumps(self._told))
         if kind in TERMINAL:
@@ -378,7 +380,7 @@ class JournalWriter:
             named = [(one.subject, one.entry_id) for one in self._unwritten]
             extra = (*extra, "crossed", orjson.dumps(named))
             self._unwritten = []
-        return _WRITE((self.key,), self.position, kind.value, now_ms(), orjson.dumps(data), *extra)
+        return _WRITE((self.key,), position, kind, now_ms(), orjson.dumps(data), *extra)
 
     def _claim(self, items: Items, ttl: int, messages: Sequence[Outgoing] = ()) -> None:
         # claims of the same replica at the same time must not look like each other
@@ -388,7 +390,7 @@ class JournalWriter:
             self._count(kind)
             position = self.position
             self.begun.append((position, kind, data))
-            entries += (position, kind.value, now, orjson.dumps(data))
+            entries += (position, kind, now, orjson.dumps(data))
         publishing = [self._bus.publishing(message) for message in messages]
         command = _CLAIM((self.key,), ttl, claim, *entries)
         # what else a beginning answer asks comes before

@@ -15,7 +15,7 @@ from typing import Any
 
 from shared.bus import Bus, Command, Script, order
 from shared.bus.keys import lane_key, once_key, queries_key, record_key, waiting_key
-from shared.bus.port import checked
+from shared.bus.port import Reply, checked
 from shared.contracts import QUERY_RECEIVED, Outgoing, RespondentId
 from shared.telemetry.unread import not_understood
 
@@ -248,13 +248,14 @@ async def turn(bus: Bus, session_id: str, respondent_id: str, query_id: str, inb
     return plain(first) if first else None
 
 
-async def leave(bus: Bus, session_id: str, respondent_id: str, query_id: str) -> None:
-    """Leaves the lane and wakes whoever waits next."""
+async def leave(bus: Bus, session_id: str, respondent_id: str, query_id: str, *also: Command) -> list[Reply]:
+    """Leaves the lane and wakes whoever waits next. also: asked in the same write; what they are answered."""
     keys = (lane_key(respondent_id, session_id), waiting_key(respondent_id, session_id))
-    inbox = await bus.link.call(*_LEAVE(keys, padded(query_id)))
+    inbox, *replies = await bus.link.pipe([_LEAVE(keys, padded(query_id)), *also])
     if inbox:
         wake: tuple[Any, ...] = ("type", "wake", "session", session_id, "respondent", respondent_id)
         await bus.link.call("XADD", inbox, "NOMKSTREAM", "*", *wake)
+    return replies
 
 
 async def unfinished(bus: Bus, session_id: str, respondent_id: str) -> list[str]:

@@ -250,6 +250,19 @@ def object_or_nothing(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def deletion(session_id: str, query_id: str) -> Sequence[Command]:
+    """Asks whether a query was taken back, or its session deleted; see `was_deleted`."""
+    return ("GET", deleted_key(session_id)), ("GET", cancel_key(query_id))
+
+
+def was_deleted(query_id: str, mark: Reply, cancelled: Reply) -> bool:
+    """Whether it was, of what `deletion` was answered."""
+    try:
+        return cancelled == _TAKEN_BACK or (mark is not None and order(query_id) <= order(mark.decode()))
+    except ValueError:
+        return False
+
+
 class Sessions:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -369,12 +382,7 @@ class Sessions:
     async def deleted(self, session_id: str, query_id: str) -> bool:
         """Whether a query was taken back, or the session deleted that it belongs to. Whoever writes something of a
         query asks afterwards, and removes it then."""
-        mark, cancelled = await self._bus.link.pipe([("GET", deleted_key(session_id)), ("GET", cancel_key(query_id))])
-        try:
-            gone = mark is not None and order(query_id) <= order(mark.decode())
-        except ValueError:
-            gone = False
-        return gone or cancelled == _TAKEN_BACK
+        return was_deleted(query_id, *await self._bus.link.pipe(deletion(session_id, query_id)))
 
     # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────
 
