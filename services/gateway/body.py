@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
-from starlette.routing import request_response
+from starlette.types import Receive, Scope, Send
 
 from services.gateway.auth import authenticated, known, unauthorized
 from services.gateway.errors import ApiError
@@ -138,17 +138,18 @@ class AskRoute(JsonRoute):
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
         self._body: type[BaseModel] = get_type_hints(endpoint)["body"]
-        self.app = request_response(self._answer)
+        self.app = self._answer
 
-    async def _answer(self, given: Request) -> Response:
-        request = self.request(given.scope, given.receive)
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = self.request(scope, receive)
+        empty = not await request.body()
         try:
-            said = await request.json() if await request.body() else None
+            said = None if empty else await request.json()
         except orjson.JSONDecodeError as exc:
             wrong = {"type": "json_invalid", "loc": ("body", exc.pos), "msg": exc.msg, "ctx": {"error": exc.msg}}
             raise RequestValidationError([wrong]) from exc
         user = await authenticated(request)
-        if not await request.body():
+        if empty:
             raise RequestValidationError([{"type": "missing", "loc": ("body",), "msg": "Field required"}])
         try:
             # as FastAPI does it, so that it says the same of what is wrong
@@ -156,7 +157,7 @@ class AskRoute(JsonRoute):
         except ValidationError as exc:
             raise invalid("body", exc) from exc
         answer: Response = await self.endpoint(request, body, user)
-        return answer
+        await answer(scope, receive, send)
 
 
 class ImageAskRoute(AskRoute):
