@@ -129,9 +129,8 @@ def fit(
 
     history: turns, each a sequence of messages, oldest first. Raises ContextTooSmall.
     """
-    fixed = estimate([*system, *current], tools, ratio)
-    excess = fixed - (num_ctx - reserve(num_ctx))
-    if excess > 0:
+    fixed, room = estimate([*system, *current], tools, ratio), num_ctx - reserve(num_ctx)
+    if (excess := fixed - room) > 0:
         current = shortened(current, ceil(excess * ratio))
         fixed = estimate([*system, *current], tools, ratio)
     if fixed >= num_ctx:
@@ -139,7 +138,7 @@ def fit(
             f"the question, the system prompt and the tool results need about {fixed} tokens, "
             f"but the model's context is {num_ctx}"
         )
-    room = num_ctx - reserve(num_ctx) - fixed
+    room -= fixed
     kept: list[Sequence[Message]] = []
     for turn in reversed(history):
         cost = estimate(turn, (), ratio)

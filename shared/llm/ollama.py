@@ -70,8 +70,8 @@ class OllamaWire:
 
     def _body(self, request: ChatRequest, wish: bool) -> dict[str, Any]:
         options = {name: value for name, value in request.options.items() if name != "max_tokens"}
-        if request.length is not None:
-            options["num_predict"] = request.length
+        if (length := request.length) is not None:
+            options["num_predict"] = length
         body: dict[str, Any] = {
             "model": request.model,
             "messages": [_message(message) for message in request.messages],

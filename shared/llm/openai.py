@@ -148,8 +148,8 @@ def root_of(url: str) -> str:
 
 def _body(request: ChatRequest, wish: bool) -> dict[str, Any]:
     body: dict[str, Any] = {_RENAMED.get(name, name): value for name, value in request.options.items()}
-    if request.length is not None and "max_completion_tokens" not in body:
-        body["max_tokens"] = request.length
+    if (length := request.length) is not None and "max_completion_tokens" not in body:
+        body["max_tokens"] = length
     if wish:
         # How vLLM and llama.cpp are told; others ignore or refuse it (then we go on without).
         body["chat_template_kwargs"] = {"enable_thinking": request.think}

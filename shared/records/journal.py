@@ -205,7 +205,7 @@ class JournalWriter:
         # large results: the entry of each, by call id
         self.large: dict[str, str] = {}
         self._crossed: list[Expected] = []
-        self._noted: set[Crossing] = set()
+        self._noted: set[tuple[str, str]] = set()
         # those of them that no entry names yet
         self._unwritten: list[Expected] = []
         # the claim on its way: what it is answered, what it writes, the messages behind it
@@ -312,11 +312,10 @@ class JournalWriter:
         """Gives a message whose place was kept its id. A place that turns out to be another one's is given up."""
         if expected.entry_id:
             return
-        crossing = Crossing(expected.subject, entry_id)
-        if crossing in self._noted:
+        if (expected.subject, entry_id) in self._noted:
             self._crossed = [one for one in self._crossed if one is not expected]
             return
-        self._noted.add(crossing)
+        self._noted.add((expected.subject, entry_id))
         expected.entry_id = entry_id
         self._unwritten.append(expected)
 
@@ -374,11 +373,10 @@ class JournalWriter:
         self.on_entry(position, kind, data)
         if kind is EntryType.COMPLETED:
             extra = ("told", orjson.dumps(self._told))
-        if kind in TERMINAL:
-            extra = (*extra, "crossed", orjson.dumps([tuple(one) for one in self.crossed]))
-        elif self._unwritten and kind not in _DELTAS:
-            named = [(one.subject, one.entry_id) for one in self._unwritten]
-            extra = (*extra, "crossed", orjson.dumps(named))
+        if kind in TERMINAL or (self._unwritten and kind not in _DELTAS):
+            named = self._crossed if kind in TERMINAL else self._unwritten
+            crossed = [(one.subject, one.entry_id) for one in named if one.entry_id]
+            extra = (*extra, "crossed", orjson.dumps(crossed))
             self._unwritten = []
         return _WRITE((self.key,), position, kind, now_ms(), orjson.dumps(data), *extra)
 
