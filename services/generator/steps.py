@@ -293,13 +293,13 @@ class JournalSteps:
             async for delta in stream:
                 match delta:
                     case ThinkingDelta(text):
-                        self._speaking()
                         taken.thinking.append(text)
                         pump.add(EntryType.THINKING, text)
-                    case TextDelta(text):
                         self._speaking()
+                    case TextDelta(text):
                         taken.text.append(text)
                         pump.add(EntryType.ANSWER, text)
+                        self._speaking()
                     case ToolCall():
                         most = self.ports.context.settings.max_calls
                         refused = f"only the first {most} tool calls of a message are run"

@@ -290,6 +290,7 @@ class JournalWriter:
         messages: published behind it in the same way, and noted.
         """
         command = self._command(kind, data)
+        self.on_entry(self.position, kind, data)
         publishing = [self._bus.publishing(message) for message in messages]
         replies = await self._bus.link.pipe_raw([command, *also, *publishing])
         entry_id = await self._confirm(kind, data, command, replies[0])
@@ -355,7 +356,10 @@ class JournalWriter:
         if tokens is not None:
             extras = [("token", token) for token in tokens]
         commands = [self._command(kind, data, *extra) for (kind, data), extra in zip(items, extras, strict=True)]
-        return Sent(items, commands, asyncio.ensure_future(self._bus.link.submit(commands, True, now=now)))
+        sent = Sent(items, commands, asyncio.ensure_future(self._bus.link.submit(commands, True, now=now)))
+        for (kind, data), command in zip(items, commands, strict=True):
+            self.on_entry(command[_ARGUMENTS], kind, data)
+        return sent
 
     async def confirm(self, sent: Sent) -> None:
         """Returns when the entries are written. Raises as `append`."""
@@ -369,8 +373,6 @@ class JournalWriter:
 
     def _command(self, kind: EntryType, data: dict[str, Any], *extra: str | bytes) -> Command:
         self._count(kind)
-        position = self.position
-        self.on_entry(position, kind, data)
         if kind is EntryType.COMPLETED:
             extra = ("told", orjson.dumps(self._told))
         if kind in TERMINAL or (self._unwritten and kind not in _DELTAS):
@@ -378,7 +380,7 @@ class JournalWriter:
             crossed = [(one.subject, one.entry_id) for one in named if one.entry_id]
             extra = (*extra, "crossed", orjson.dumps(crossed))
             self._unwritten = []
-        return _WRITE((self.key,), position, kind, now_ms(), orjson.dumps(data), *extra)
+        return _WRITE((self.key,), self.position, kind, now_ms(), orjson.dumps(data), *extra)
 
     def _claim(self, items: Items, ttl: int, messages: Sequence[Outgoing] = ()) -> None:
         # claims of the same replica at the same time must not look like each other
