@@ -76,6 +76,14 @@ class Envelope:
         fields += ("payload", self.payload)
         return fields
 
+    def ids(self) -> dict[str, str]:
+        """What every event logged while it is handled is told with."""
+        return {
+            "query_id": self.correlation_id or self.id,
+            "session_id": self.session_id,
+            "respondent_id": self.respondent_id,
+        }
+
     @staticmethod
     def parse(subject: str, entry_id: str, fields: Sequence[bytes]) -> Envelope:
         """The envelope of a stored entry; only `payload` must be there, so that any client can write one.
@@ -83,7 +91,7 @@ class Envelope:
         Raises DecodeError when a field is missing or malformed.
         """
         parts = iter(fields)
-        raw = dict(zip(parts, parts, strict=True))
+        raw = dict(zip(parts, parts))  # noqa: B905 (Redis gives pairs)
         payload = raw.get(b"payload")
         if payload is None:
             raise DecodeError("the entry has no field 'payload'")
@@ -114,7 +122,7 @@ class Envelope:
 def _number(text: bytes | str) -> int:
     """One that Redis' scripts can count with. Raises ValueError."""
     value = int(text)
-    if not -_LARGEST < value < _LARGEST:
+    if abs(value) >= _LARGEST:
         raise ValueError(f"{value} is no number of anything here")
     return value
 
@@ -133,15 +141,6 @@ class Message(Generic[P]):
     payload: P
     deliveries: int = 1
     parked: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-
-    def ids(self) -> dict[str, str]:
-        """What every event logged while it is handled is told with."""
-        e = self.envelope
-        return {
-            "query_id": e.correlation_id or self.entry_id,
-            "session_id": e.session_id,
-            "respondent_id": e.respondent_id,
-        }
 
     def headers(self) -> dict[str, Any]:
         """The envelope fields that a message caused by this one inherits."""

@@ -19,7 +19,7 @@ from shared.bus.link import MOST_TRIES
 from shared.bus.port import BusFull, Command, ConnectionLost, ReplyError
 from shared.bus.settling import EffectRefused, Settling
 from shared.bus.slots import Delivery, Limit, Slots
-from shared.bus.streams import Bus, Entry, entries
+from shared.bus.streams import Bus
 from shared.errors import Fenced, Local2Error, PermanentError, TransientError
 from shared.telemetry.logging import get_logger
 
@@ -202,8 +202,8 @@ class Consumer:
             self.slots.changed.set()
         for name, items in reply or ():
             stream = name.decode()
-            for entry in entries(items):
-                self._start(stream, entry, 1)
+            for entry_id, fields in items:
+                self._start(stream, entry_id.decode(), fields, 1)
         if reply:
             # whose work has just begun comes before the next read
             await asyncio.sleep(0)
@@ -216,7 +216,7 @@ class Consumer:
             while after is not None and not self._stopping:
                 found, after = await self._claims.unseen(stream, after, await self._room() or 1, self.slots)
                 for one in found:
-                    self._start(*one)
+                    self._start(one.stream, *one.entry, one.deliveries)
 
     async def _adopt(self) -> None:
         """Takes over what nobody keeps, as far as there is room; the rest is found again with the next heartbeat."""
@@ -229,10 +229,10 @@ class Consumer:
                 continue
             for one in await self._claims.orphans(stream, watched, count, self.slots):
                 log.info("bus.claimed", stream=stream, entry_id=one.entry[0], deliveries=one.deliveries)
-                self._start(*one)
+                self._start(one.stream, *one.entry, one.deliveries)
 
-    def _start(self, stream: str, entry: Entry, deliveries: int) -> None:
-        delivery = Delivery(stream, *entry, deliveries, self.slots)
+    def _start(self, stream: str, entry_id: str, fields: list[bytes], deliveries: int) -> None:
+        delivery = Delivery(stream, entry_id, fields, deliveries, self.slots)
         if not self._stopping and self.slots.take(delivery):
             delivery.task = self._loop.create_task(self._handle(delivery))
 

@@ -84,8 +84,10 @@ class _Batch:
         self.units = units
         self.marker = marker
         self.replies: list[Reply] = []
-        self.expected = sum([unit.count for unit in units]) + 1
-        self.atomic = any(unit.atomic for unit in units)
+        self.expected, self.atomic = 1, False
+        for unit in units:
+            self.expected += unit.count
+            self.atomic = self.atomic or unit.atomic
         self.block = block
         self.expires = expires
 
@@ -253,9 +255,13 @@ class Link(Port):
     def _send(self, wire: Wire, units: list[_Unit]) -> None:
         self._counter += 1
         marker = b"%d" % self._counter
-        block = max([unit.block for unit in units], default=0.0)
+        block, size = 0.0, 0
+        for unit in units:
+            size += len(unit.packed)
+            if unit.block > block:
+                block = unit.block
         data = [*[unit.packed for unit in units], b"*2\r\n$4\r\nECHO\r\n$%d\r\n%b\r\n" % (len(marker), marker)]
-        patience = self._patience + block + sum(map(len, data)) / _SLOWEST
+        patience = self._patience + block + size / _SLOWEST
         self._inflight.append(_Batch(units, marker, block, self._loop.time() + patience))
         wire.write(data)
         if units and not block and self._late is None:

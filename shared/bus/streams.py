@@ -18,7 +18,6 @@ from shared.bus.port import Command, ConnectionLost, Port, Reply, ReplyError, ch
 from shared.bus.scripts import PUBLISH_ONCE, REAP, UNREAD
 from shared.bus.sentinel import SentinelLink, Sentinels
 from shared.contracts import DEAD_LETTER, SUBJECTS, TOOL_REQUEST, TOOL_RESULT, Outgoing, Subject
-from shared.envelope import Envelope
 from shared.telemetry.logging import get_logger
 
 log = get_logger()
@@ -67,6 +66,8 @@ class Bus:
         # seconds that a blocking read waits: a lost reply to one is noticed this much later than another's
         self.block = min(2.0, 2 * timeout)
         self._clock = BusClock()
+        # milliseconds since the epoch by Redis' clock: for what processes compare with each other
+        self.now_ms = self._clock.now_ms
         endpoint = Endpoint.parse(url)
         # whether the URL says which of the server's users this is; one without users lets everybody do everything
         self.users = endpoint.server.username not in (None, "default")
@@ -105,10 +106,6 @@ class Bus:
         return self.link.line(stream, f"{self.source}:{kind}")
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def now_ms(self) -> int:
-        """Milliseconds since the epoch by Redis' clock: for what processes compare with each other."""
-        return self._clock.now_ms()
 
     def left(self, deadline: int, stamped: str | int) -> float:
         """Seconds until a deadline (ms, by Redis' clock); also after that clock went forward. stamped: an id, or a time
@@ -153,17 +150,16 @@ class Bus:
     def publishing(self, message: Outgoing) -> Command:
         """The command that publishes a message, to be sent together with others."""
         envelope = message.envelope
-        stream = _stream(envelope.subject)
-        entry = (*self._cutting(stream, envelope), "*", *envelope.fields(self.source))
+        stream, keep = _where(envelope.subject)
+        cut = () if keep is None else self._cutting(stream, keep, len(envelope.payload))
+        fields = envelope.fields(self.source)
         if message.once is None:
-            return ("XADD", stream, *entry)
-        return PUBLISH_ONCE((stream, once_key(stream, message.once)), self._once_seconds(message), *entry)
+            return ("XADD", stream, *cut, "*", *fields)
+        keys = (stream, once_key(stream, message.once))
+        return PUBLISH_ONCE(keys, self._once_seconds(message), *cut, "*", *fields)
 
-    def _cutting(self, stream: str, envelope: Envelope) -> Command:
+    def _cutting(self, stream: str, keep: int, size: int) -> Command:
         """The part of an XADD that cuts an event stream, by length and by bytes, when that is due."""
-        keep, size = event_length(envelope.subject), len(envelope.payload)
-        if keep is None:
-            return ()
         self._uncut[stream] = uncut = self._uncut.get(stream, _UNCUT) + 1 + size // _UNCUT_BYTES
         if uncut < _UNCUT:
             return ()
@@ -355,7 +351,12 @@ def event_length(subject: str) -> int | None:
     return TOOL_RESULT.keep if subject.startswith(_OF_A_TOOL) else _EVENTS.get(subject)
 
 
-_stream = lru_cache(maxsize=4096)(stream_key)
+@lru_cache(maxsize=4096)
+def _where(subject: str) -> tuple[str, int | None]:
+    """A subject's stream, and how many entries that keeps."""
+    return stream_key(subject), event_length(subject)
+
+
 _OF_A_TOOL = TOOL_RESULT.name + "."
 _EVENTS = {subject.name: subject.keep for subject in SUBJECTS if subject.kind == "event"}
 

@@ -257,12 +257,16 @@ class Registry:
         await self.replicas()
         return self._offered
 
+    def at_hand(self, tool: str) -> dict[str, Any] | None:
+        """What `served` says, where that is known without asking."""
+        return None if self._stale else self._served.get(tool)
+
     async def served(self, tool: str) -> dict[str, Any] | None:
         """The schema that a live worker of this tool announced, be it internal or not; None when there is none.
 
         Nobody is told that a tool is not there because its worker came a moment ago.
         """
-        if self._stale or tool not in self._served:
+        if self.at_hand(tool) is None:
             await self.replicas(fresh=tool not in self._served)
         return self._served.get(tool)
 

@@ -51,6 +51,7 @@ class Context(Generic[S]):
     """A running process on the bus.
 
     settings: the current ones; replaced when an operator changes them.
+    inbox: the stream to which answers for this replica are written.
     facts: what this replica says of itself in the registry.
     tools: the schemas of the tools that it serves.
     """
@@ -61,7 +62,8 @@ class Context(Generic[S]):
         self.settings = start_settings
         self._use(settings)
         self.bus = bus
-        self._inbox = Inbox(inbox_key(participant, replica))
+        self.inbox = inbox_key(participant, replica)
+        self._inbox = Inbox(self.inbox)
         self.tail = Tail(bus)
         self.registry = Registry(bus, freshness=settings.heartbeat / 2)
         self.facts: dict[str, Any] = {}
@@ -76,11 +78,6 @@ class Context(Generic[S]):
             bus, participant, replica, self.inbox, lambda: self._inbox.read, self._told, orjson.dumps(described)
         )
         self._on_settings: list[Callable[[S], Awaitable[None]]] = []
-
-    @property
-    def inbox(self) -> str:
-        """The stream to which answers for this replica are written."""
-        return self._inbox.stream
 
     def on_inbox(self, kind: str, notify: Notify) -> None:
         """Entries of this replica's inbox whose `type` is `kind` go to `notify`."""
@@ -284,11 +281,8 @@ class Subscription(Generic[T]):
     def route(self, context: Context[Any]) -> Route:
         async def handler(delivery: Delivery) -> Sequence[Command]:
             message = receive(self.subject, delivery)
-            bound = bound_ids.set(message.ids)
-            try:
-                return [context.bus.publishing(out) for out in await self.handle(message)]
-            finally:
-                bound_ids.reset(bound)
+            bound_ids.set(message.envelope.ids)
+            return [context.bus.publishing(out) for out in await self.handle(message)]
 
         async def undertaker(delivery: Delivery, reason: str) -> Sequence[Command]:
             if self.abandon is None:

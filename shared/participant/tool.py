@@ -59,6 +59,9 @@ RUNNING = b"running:"
 # A first request that needed longer (ms) to come here was held up, and may have been asked for again meanwhile.
 _AT_ONCE = 1_000
 
+# Seconds between two looks whether the last call of tools that were replaced has ended.
+_GLANCE = 0.05
+
 A = TypeVar("A", bound=BaseModel)
 S = TypeVar("S", bound=Settings)
 
@@ -170,18 +173,10 @@ class Tools:
         self.stack = AsyncExitStack()
         self.runs: dict[str, RunFor[Any]] = {}
         self.calls = 0
-        self._idle = asyncio.Event()
-
-    def ended(self) -> None:
-        """A call has ended."""
-        self.calls -= 1
-        if not self.calls:
-            self._idle.set()
 
     async def close(self) -> None:
         while self.calls:
-            self._idle.clear()
-            await self._idle.wait()
+            await asyncio.sleep(_GLANCE)
         await self.stack.aclose()
 
 
@@ -214,6 +209,9 @@ class ToolWork(Generic[A]):
         self._loop = asyncio.get_running_loop()
         # whoever counts and traces says so as the participant starts
         self._watching = watching()
+        # seconds for which a result is stored, unless it is large
+        retention: int = context.settings.retention
+        self._kept = min(_INTERNAL_SECONDS, retention) if self._internal else retention
         # the calls that are running, until when
         self._running: Deadlines[_Call] = Deadlines(lambda call: call.end(_TOO_LATE))
         return Route(self._handle, self._abandon)
@@ -226,24 +224,22 @@ class ToolWork(Generic[A]):
 
     async def _handle(self, delivery: Delivery) -> Sequence[Command]:
         message = receive(self._subject, delivery)
-        bound = bound_ids.set(message.ids)
+        bound_ids.set(message.envelope.ids)
+        if not _first(message) and (known := await self._known(message)) is not None:
+            return known
+        request, started, run = message.payload, self._loop.time(), True
         try:
-            if not _first(message) and (known := await self._known(message)) is not None:
-                return known
-            request, started, run = message.payload, self._loop.time(), True
-            try:
-                running = self._bounded(message, delivery)
-                outcome = await (watched_call(request, running) if self._watching else running)
-                ms = self._elapsed(started)
-                result = _encoded(message, outcome, ms)
-                log.debug("tool.completed", tool=self._name, call_id=request.call_id, ms=ms)
-            except ToolError as exc:
-                run = not isinstance(exc, NotRun)
-                data = failure(request, str(exc), self._elapsed(started), message.entry_id)
-                result = encode(data)
-                log.info("tool.failed", tool=self._name, call_id=request.call_id, ms=data.duration_ms, error=data.error)
-        finally:
-            bound_ids.reset(bound)
+            running = self._bounded(message)
+            outcome = await (watched_call(request, running) if self._watching else running)
+            ms = round((self._loop.time() - started) * 1000)
+            result = _encoded(message, outcome, ms)
+            log.debug("tool.completed", tool=self._name, call_id=request.call_id, ms=ms)
+        except ToolError as exc:
+            run = not isinstance(exc, NotRun)
+            ms = round((self._loop.time() - started) * 1000)
+            data = failure(request, str(exc), ms, message.entry_id)
+            result = encode(data)
+            log.info("tool.failed", tool=self._name, call_id=request.call_id, ms=ms, error=data.error)
         # nobody asks again for what a cancelled query called, and its session may have been deleted meanwhile
         store = run and request.query_id not in self._cancelled
         return self._answering(message, result, new=True, store=store)
@@ -295,12 +291,9 @@ class ToolWork(Generic[A]):
             return False
         return other.call_id == request.call_id
 
-    def _elapsed(self, started: float) -> int:
-        return round((self._loop.time() - started) * 1000)
-
-    async def _bounded(self, message: Message[ToolRequest], delivery: Delivery) -> ToolResult:
+    async def _bounded(self, message: Message[ToolRequest]) -> ToolResult:
         """Runs the tool inside the call's deadline; a cancelled query stops it."""
-        request, task = message.payload, delivery.task
+        request, task = message.payload, asyncio.current_task(self._loop)
         assert task is not None
         if request.query_id in self._cancelled:
             raise NotRun("cancelled")
@@ -325,7 +318,7 @@ class ToolWork(Generic[A]):
             raise ToolError(call.ended) from exc
         finally:
             self._running.drop(call)
-            tools.ended()
+            tools.calls -= 1
 
     def _answering(
         self, message: Message[ToolRequest], result: bytes, *, new: bool = False, store: bool = False
@@ -334,17 +327,14 @@ class ToolWork(Generic[A]):
         bus, request, envelope = self._context.bus, message.payload, message.envelope
         commands: list[Command] = []
         if store:
-            commands.append(("SET", self._stored_under + request.call_id, result, "EX", self._kept(result)))
+            seconds = self._kept if len(result) <= _LARGE else min(_LARGE_SECONDS, self._kept)
+            commands.append(("SET", self._stored_under + request.call_id, result, "EX", seconds))
         if request.reply_to:
             # a large one is read where it is stored: all else in the inbox, and every cancel, would wait behind it
             said = ("payload", result) if len(result) <= _LARGE else ()
-            size = len(result) if said else 0
-            commands.append(
-                (
-                    *("XADD", request.reply_to, "NOMKSTREAM", *inbox_bound(size), "*"),
-                    *("type", "tool.result", "call_id", request.call_id, "token", request.token, *said),
-                )
-            )
+            bound = inbox_bound(len(result) if said else 0)
+            known = ("*", "type", "tool.result", "call_id", request.call_id, "token", request.token)
+            commands.append(("XADD", request.reply_to, "NOMKSTREAM", *bound, *known, *said))
         if new and not self._internal:
             # nobody looks at the request's envelope any more: it goes on with the result
             envelope.subject, envelope.payload, envelope.time = self._results.name, result, bus.now_ms()
@@ -352,13 +342,6 @@ class ToolWork(Generic[A]):
             envelope.causation_id, envelope.deadline, envelope.attempt = envelope.id, None, None
             commands.append(bus.publishing(Outgoing(envelope)))
         return commands
-
-    def _kept(self, result: bytes) -> int:
-        """Seconds for which a result is stored."""
-        retention: int = self._context.settings.retention
-        if self._internal:
-            return min(_INTERNAL_SECONDS, retention)
-        return min(_LARGE_SECONDS, retention) if len(result) > _LARGE else retention
 
     async def _abandon(self, delivery: Delivery, reason: str) -> Sequence[Command]:
         """A call that is given up is still answered, so that nobody waits for it."""

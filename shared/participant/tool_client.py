@@ -91,7 +91,7 @@ class _Call:
     seconds: float
     until: float
     future: asyncio.Future[ToolResultMessage]
-    request: Outgoing
+    request: Envelope
     trail: Trail
     looked_for: bool = False
 
@@ -191,8 +191,10 @@ class ToolClient:
     ) -> ToolResultMessage:
         bus, registry = self._context.bus, self._context.registry
         # since when it is known that nobody has asked before
-        asked = bus.now_ms()
-        served = await registry.served(tool)
+        asked = now = bus.now_ms()
+        served = registry.at_hand(tool)
+        if served is None:
+            served, now = await registry.served(tool), bus.now_ms()
         if served is None or bool(served.get("internal")) is not internal:
             if served is None and await registry.known(tool):
                 return _refused(tool, call_id, caller, "[tool unavailable]", "tool unavailable")
@@ -212,29 +214,20 @@ class ToolClient:
         except PydanticSerializationError as exc:
             text = f"the arguments cannot be sent: {exc}"
             return _refused(tool, call_id, caller, f"[tool error: {exc}]", text)
-        now = bus.now_ms()
-        if caller.deadline is not None:
+        if caller.deadline is not None and (left := bus.left(caller.deadline, caller.query_id)) < timeout + grace:
             # behind it nobody waits for anything, and the tool would run on for nothing
-            left = max(0.0, bus.left(caller.deadline, caller.query_id))
-            timeout = min(timeout, left)
-            grace = min(grace, left - timeout)
-        request = Outgoing(
-            Envelope(
-                _subject(tool),
-                data,
-                time=asked,
-                correlation_id=caller.query_id,
-                session_id=caller.session_id,
-                user_id=caller.user_id,
-                respondent_id=caller.respondent_id,
-                traceparent=caller.traceparent,
-                deadline=now + int((timeout + grace + _AFTERWARDS) * 1000),
-                attempt=attempt,
-            )
-        )
+            timeout = min(timeout, max(0.0, left))
+            grace = max(0.0, left - timeout)
+        seconds = timeout + grace
+        deadline = now + int((seconds + _AFTERWARDS) * 1000)
+        # by their places: names would cost nearly as much again
+        envelope = Envelope(
+            _subject(tool), data, "", "", asked, caller.query_id, "", caller.session_id, caller.user_id,
+            caller.respondent_id, caller.traceparent, deadline, attempt,
+        )  # fmt: skip
         began = self._loop.time()
-        until = began + timeout + grace
-        call = _Call(tool, call_id, token.encode(), caller, timeout, until, self._loop.create_future(), request, trail)
+        until = began + seconds
+        call = _Call(tool, call_id, token.encode(), caller, timeout, until, self._loop.create_future(), envelope, trail)
         calls = self._waiting.setdefault(call_id, [])
         calls.append(call)
         # what is asked in one loop tick leaves together
@@ -243,7 +236,7 @@ class ToolClient:
         self._sending.append(call)
         if len(self._sending) == TOGETHER:
             self._flush()
-        self._deadlines.add(call, min(until, began + _PATIENCE))
+        self._deadlines.add(call, until if seconds < _PATIENCE else began + _PATIENCE)
         try:
             answer = await call.future
             if internal:
@@ -268,7 +261,7 @@ class ToolClient:
 
     def _post(self, asked: Sequence[_Call], *, retry: bool) -> None:
         bus = self._context.bus
-        writing = bus.link.commit([bus.publishing(call.request) for call in asked], retry=retry)
+        writing = bus.link.commit([bus.publishing(Outgoing(call.request)) for call in asked], retry=retry)
         writing.add_done_callback(partial(self._written, asked))
 
     def _written(self, asked: Sequence[_Call], writing: asyncio.Future[list[Any]]) -> None:
@@ -278,7 +271,7 @@ class ToolClient:
         if isinstance(error, ConnectionLost) or (error is not None and len(asked) > 1):
             for call in asked:
                 if not call.future.done():
-                    call.request = Outgoing(replace(call.request.envelope, attempt=None))
+                    call.request = replace(call.request, attempt=None)
                     # each by itself: one that cannot be sent, or is refused, takes no other along
                     self._post([call], retry=True)
         elif isinstance(error, PermanentError):

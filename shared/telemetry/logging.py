@@ -32,7 +32,7 @@ class _Shown:
 _shown = _Shown()
 # Tells the ids of what is being handled: asked only when an event is written.
 Ids = Callable[[], Mapping[str, str]]
-# Of the message being handled: set while it is, and reset afterwards.
+# Of the message being handled, for as long as its task lives: nothing that refers to that task, or both would stay.
 bound_ids: ContextVar[Ids] = ContextVar("ids", default=dict)
 
 

@@ -288,7 +288,7 @@ async def test_the_same_entry_is_set_aside_once_however_often_it_is_buried(bus: 
 
 
 async def test_the_dead_letter_stream_is_bounded(bus: Bus, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("shared.bus.streams", fromlist=["_EVENTS"])._EVENTS, "dead.letter", 100)
+    monkeypatch.setattr("shared.bus.streams._where", lambda _subject: (DEAD, 100))
     for start in range(0, 1000, 100):
         await bus.link.pipe(
             [burying(bus, STREAM, GROUP, f"1-{n}", [b"payload", b"x"], 5, "why") for n in range(start, start + 100)]

@@ -15,6 +15,8 @@ class Asked:
     command that was sent alone was to be sent.
     """
 
+    transactions = True
+
     def __init__(self, *replies: Reply) -> None:
         self.now = 100.0
         self.takes = 0.0

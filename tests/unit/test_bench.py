@@ -54,7 +54,7 @@ async def _sent_by_us(args: dict[str, Any], answer: str) -> list[Command]:
         asked.set_result(commands[0])
         return asyncio.get_running_loop().create_future()
 
-    async def served(tool: str) -> dict[str, Any]:
+    def served(tool: str) -> dict[str, Any]:
         return {"function": {"name": tool}}
 
     async def run(_args: _Asked, _request: object) -> ToolResult:
@@ -65,7 +65,7 @@ async def _sent_by_us(args: dict[str, Any], answer: str) -> list[Command]:
 
     bus.link.commit = commit  # type: ignore[method-assign, assignment]
     context: Any = SimpleNamespace(
-        bus=bus, inbox="PromisesBus:replies", registry=SimpleNamespace(served=served), on_inbox=lambda *_: None,
+        bus=bus, inbox="PromisesBus:replies", registry=SimpleNamespace(at_hand=served), on_inbox=lambda *_: None,
         participant="bench_echo", settings=SimpleNamespace(retention=86_400),
     )  # fmt: skip
     caller = Caller("1700000000000000000-0", "1700000000000000000", "bench", "A", bus.now_ms() + 15_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,11 @@ STREAM = "local2:tool.request.probe"
 
 
 async def nothing(_delivery: Delivery) -> list[Command]:
+    return []
+
+
+async def waits(_delivery: Delivery) -> list[Command]:
+    await asyncio.Event().wait()
     return []
 
 
@@ -514,7 +520,8 @@ async def test_what_is_noted_is_pending_again_before_it_is_set_aside(monkeypatch
 
 async def test_a_stream_without_room_keeps_no_other_from_being_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     full, free = "local2:full", "local2:free"
-    reader, _ = reading(monkeypatch, Reads(), {full: Route(nothing, limit=1), free: Route(nothing)}, 3)
+    reader, _ = reading(monkeypatch, Reads(), {full: Route(waits, limit=1), free: Route(waits)}, 3)
+    reader._claims.certain_until = math.inf
     assert reader.slots.take(Delivery(full, "1-1", [], 1, reader.slots))
     asked: list[tuple[str, int]] = []
 
@@ -527,6 +534,6 @@ async def test_a_stream_without_room_keeps_no_other_from_being_taken_over(monkey
     await reader._adopt()
     assert asked == [(free, 2)]
     assert [one.stream for one in reader.held.values()] == [full, free]
-    await asyncio.gather(*(one.task for one in reader.held.values() if one.task is not None))
+    await reader._interrupt(list(reader.held.values()))
     # what was looked at is found again by the next heartbeat
     assert reader._claims.orphaned == {}

@@ -24,6 +24,11 @@ async def nothing(_delivery: Delivery) -> list[Command]:
     return []
 
 
+async def waits(_delivery: Delivery) -> list[Command]:
+    await asyncio.Event().wait()
+    return []
+
+
 def consumer(heartbeat: float = 3_600.0) -> Consumer:
     bus = Bus("redis://127.0.0.1:1", "test/1")
     options: dict[str, Any] = {"concurrency": 1, "heartbeat": heartbeat, "max_deliveries": 3, "drain": 1}
@@ -305,8 +310,9 @@ async def test_everything_that_got_lost_is_taken_up_as_there_is_room_page_by_pag
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken = "local2:broken"
-    reader = asking(Asked(), {one: Route(nothing) for one in (STREAM, OTHER, broken)}, concurrency=2)
+    reader = asking(Asked(), {one: Route(waits) for one in (STREAM, OTHER, broken)}, concurrency=2)
     reader._claims.broken.add(broken)
+    reader._claims.certain_until = math.inf
     asked: list[tuple[str, str, int]] = []
     pages = {
         (STREAM, "-"): (["1-1"], "(1-1"),
@@ -377,16 +383,16 @@ async def test_what_nobody_keeps_is_taken_over_as_far_as_there_is_room_for_its_s
 
 
 async def test_nothing_is_begun_twice_or_by_who_is_about_to_leave() -> None:
-    reader = asking(Asked(), {STREAM: Route(nothing)})
-    found = Found(STREAM, ("1-1", [b"a", b"b"]), 2)
-    reader._start(*found)
+    reader = asking(Asked(), {STREAM: Route(waits)})
+    reader._claims.certain_until = math.inf
+    reader._start(STREAM, "1-1", [b"a", b"b"], 2)
     ((key, one),) = reader.held.items()
     assert key == (STREAM, "1-1")
     assert (one.fields, one.deliveries, one.task is not None) == ([b"a", b"b"], 2, True)
-    reader._start(*found)
+    reader._start(STREAM, "1-1", [b"a", b"b"], 2)
     assert list(reader.held.values()) == [one]
     reader._stopping = True
-    reader._start(STREAM, ("2-1", []), 1)
+    reader._start(STREAM, "2-1", [], 1)
     assert list(reader.held.values()) == [one]
     await reader._interrupt([one])
 

@@ -13,6 +13,7 @@ from shared.bus.keys import nothing_key
 from shared.bus.settling import EffectRefused, Settling
 from shared.bus.slots import Slots
 from shared.errors import PermanentError
+from shared.telemetry.logging import bound_ids
 
 STREAM = "local2:tool.request.probe"
 
@@ -177,7 +178,7 @@ async def test_what_has_broken_a_connection_takes_nothing_else_along(one_server:
     on.settles("2-1", B, broken=1)
     on.settles("3-1", C)
     alone = [[command, ("XACK", STREAM, "g", name)] for name, command in (("1-1", A), ("2-1", B), ("3-1", C))]
-    together = [[A, C, ("XACK", STREAM, "g", "1-1", "3-1")], alone[1]]
+    together = [alone[1], [A, C, ("XACK", STREAM, "g", "1-1", "3-1")]]
     assert await on.commits() == (together if one_server else alone)
 
 
@@ -191,3 +192,20 @@ async def test_a_full_redis_refuses_a_script_with_all_that_it_stands_in() -> Non
     alone.settles("1-1", script)
     assert await alone.commits() == [[script, nothing, ("XACK", STREAM, "g", "1-1")]]
     assert await on.commits() == [[A, script, nothing, ("XACK", STREAM, "g", "1-1", "2-1")]]
+
+
+@pytest.mark.parametrize("entries", [1, TOGETHER])
+async def test_what_one_entry_says_of_itself_in_what_it_logs_is_said_of_no_other(entries: int) -> None:
+    bus, ids = OneBus(), list[Any]()
+    settling = Settling(bus, "g", lambda *_: ids.append(dict(bound_ids.get()())))  # type: ignore[arg-type]
+
+    async def settles() -> None:
+        bound_ids.set(lambda: {"query_id": "7-0"})
+        for number in range(entries):
+            settling.settle(delivery(f"{number}-1"), [], 1.0)
+
+    await asyncio.create_task(settles())
+    await asyncio.sleep(0)
+    bus.link.commits[0][1].set_result([entries])
+    await asyncio.sleep(0)
+    assert ids == [{}] * entries

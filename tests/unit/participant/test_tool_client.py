@@ -26,6 +26,10 @@ from shared.participant.tool_watch import attributes_of
 Commit = tuple[list[Command], bool, asyncio.Future[list[Reply]]]
 
 
+def _nothing_at_hand(_tool: str) -> None:
+    """The registry has to be asked."""
+
+
 class Process:
     """What a client asks of its process: an inbox, a connection that the test answers for, tools that are served."""
 
@@ -40,7 +44,7 @@ class Process:
         self.says: dict[str, Any] = {}
         self.hear: Callable[[str, Mapping[bytes, bytes]], None] = lambda _id, _raw: None
         self.bus = SimpleNamespace(link=self, now_ms=lambda: 0, left=self.left, publishing=self.publishing)
-        self.registry = SimpleNamespace(served=self.served)
+        self.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=self.served)
 
     def left(self, deadline: int, _entry_id: str) -> float:
         return float(deadline - self.bus.now_ms()) / 1000
@@ -181,7 +185,7 @@ async def test_a_tool_that_nobody_serves_answers_for_whom_it_was_asked() -> None
     async def nobody(_tool: str) -> None:
         return None
 
-    process.registry = SimpleNamespace(served=nobody, known=nobody)
+    process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=nobody, known=nobody)
     caller = Caller("q", session_id="s", user_id="ann")
     result = await ToolClient(process).call(  # type: ignore[arg-type]
         "one", {}, call_id="c", caller=caller, timeout=5.0, attempt=1
@@ -232,7 +236,7 @@ async def test_who_waits_for_a_tool_asks_for_it_by_its_name_of_today_until_it_is
         assert tool == "search_memory"
         return True
 
-    monkeypatch.setattr(process, "registry", SimpleNamespace(served=served, known=known))
+    monkeypatch.setattr(process, "registry", SimpleNamespace(at_hand=_nothing_at_hand, served=served, known=known))
     monkeypatch.setattr("shared.participant.tool_client._BETWEEN", 0.0)
     await ToolClient(process).back("recall_memory", {"query": "x"}, 60.0)  # type: ignore[arg-type]
     assert asked == ["search_memory"] * (missing + 1)
@@ -244,7 +248,7 @@ async def test_who_waits_for_a_tool_that_nobody_has_ever_served_waits_no_longer(
     async def nothing(_tool: str) -> None:
         return None
 
-    process.registry = SimpleNamespace(served=nothing, known=nothing)
+    process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=nothing, known=nothing)
     await asyncio.wait_for(ToolClient(process).back("nonsense", {}, 3_600.0), 60)  # type: ignore[arg-type]
 
 
@@ -264,7 +268,7 @@ async def test_a_call_is_waited_for_as_long_as_its_tool_says_by_its_name_of_toda
         asked.append(tool)
         return {"timeout": announced}
 
-    process.registry = SimpleNamespace(served=served)
+    process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=served)
     client = ToolClient(process)  # type: ignore[arg-type]
     assert await client.patience("recall_memory", {"query": "x"}, usual) == waited
     assert await client.patience("recall_memory", {"topic": "x"}, usual) == waited
@@ -277,7 +281,7 @@ async def test_a_tool_that_nobody_serves_is_waited_for_as_usual() -> None:
     async def nobody(_tool: str) -> None:
         return None
 
-    process.registry = SimpleNamespace(served=nobody)
+    process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=nobody)
     assert await ToolClient(process).patience("one", {}, 15.0) == 15.0  # type: ignore[arg-type]
 
 
@@ -303,7 +307,7 @@ async def test_a_tool_that_is_not_there_is_not_asked(
     async def is_known(_tool: str) -> bool:
         return known
 
-    process.registry = SimpleNamespace(served=serving, known=is_known)
+    process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=serving, known=is_known)
     client = ToolClient(process)  # type: ignore[arg-type]
     caller = Caller("q", session_id="s")
     assert await client.call(
@@ -463,7 +467,7 @@ async def test_a_call_is_looked_for_every_second_and_given_up_at_its_end(
     )
     await sent(process, 1)
     # the tool itself is ended just behind it
-    assert loop.call.request.envelope.deadline == int((until + _AFTERWARDS) * 1000)
+    assert loop.call.request.deadline == int((until + _AFTERWARDS) * 1000)
     process.commits[0][2].set_result([b"1-1"])
     # what is only expected is none
     process.stored[result_key("one", "c")] = RUNNING + b"99"
@@ -642,7 +646,7 @@ async def test_who_has_no_time_waits_for_no_tool() -> None:
     async def served(tool: str) -> None:
         asked.append(tool)
 
-    process.registry = SimpleNamespace(served=served, known=served)
+    process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=served, known=served)
     client = ToolClient(process)  # type: ignore[arg-type]
     Loop(client)
     await client.back("one", {}, 0.0)

@@ -138,9 +138,7 @@ class Worker:
         return Delivery(STREAM, f"{NOW}-5", fields, deliveries, Slots(1, {STREAM: None}, 3, unblock))
 
     async def does(self, asked: ToolRequest | None = None, deliveries: int = 1, **how: Any) -> list[Command]:
-        delivery = self.delivery(asked or request(), deliveries, **how)
-        delivery.task = cast("asyncio.Task[None]", asyncio.current_task())
-        return list(await self.route.handler(delivery))
+        return list(await self.route.handler(self.delivery(asked or request(), deliveries, **how)))
 
 
 def answer(result: bytes, *, token: str = "secret") -> Command:
@@ -437,16 +435,12 @@ async def test_a_call_that_is_given_up_is_answered() -> None:
 async def test_tools_that_were_replaced_stay_open_until_their_last_call_has_ended() -> None:
     tools, closed = Tools(), list[str]()
     tools.stack.callback(closed.append, "closed")
-    # it had nothing to do before
-    tools.calls = 1
-    tools.ended()
     tools.calls = 2
     closing = asyncio.create_task(tools.close())
     for left in (1, 0):
         await asyncio.sleep(0)
         assert (closed, closing.done()) == ([], False)
-        tools.ended()
-        assert tools.calls == left
+        tools.calls = left
     await closing
     assert closed == ["closed"]
 
