@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shared.bus.claims import Claims
 from shared.bus.letters import burying
@@ -28,6 +30,8 @@ log = get_logger()
 _HAND_OVER_SECONDS = 2.0
 # A stream that holds as much as it may is left out of a read, which must not keep it waiting when it holds less again.
 _GLANCE = 0.05
+# A handler that waits for nothing is done before its task would have begun; Python 3.11 cannot do that.
+_EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
 
 # A handler returns the commands that make its effects visible; they are written together with the acknowledgement.
 Handler = Callable[[Delivery], Awaitable[Sequence[Command]]]
@@ -234,7 +238,7 @@ class Consumer:
     def _start(self, stream: str, entry_id: str, fields: list[bytes], deliveries: int) -> None:
         delivery = Delivery(stream, entry_id, fields, deliveries, self.slots)
         if not self._stopping and self.slots.take(delivery):
-            delivery.task = self._loop.create_task(self._handle(delivery))
+            delivery.task = asyncio.Task(self._handle(delivery), loop=self._loop, **_EAGER)
 
     async def _repair(self, exc: TransientError | ReplyError) -> None:
         if not isinstance(exc, ReplyError) or exc.code not in ("NOGROUP", "WRONGTYPE"):

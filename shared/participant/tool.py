@@ -293,6 +293,7 @@ class ToolWork(Generic[A]):
 
     async def _bounded(self, message: Message[ToolRequest]) -> ToolResult:
         """Runs the tool inside the call's deadline; a cancelled query stops it."""
+        # a task that begins at once is not known to its delivery yet
         request, task = message.payload, asyncio.current_task(self._loop)
         assert task is not None
         if request.query_id in self._cancelled:
