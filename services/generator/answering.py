@@ -73,19 +73,18 @@ class Answering:
     async def answer(self, message: Message[QueryReceived]) -> Sequence[Outgoing]:
         """Answers a query, or continues where another replica stopped. Raises Fenced when one has taken over."""
         with watched_answer(self._parts.context.settings, message) as watch:
-            if not message.payload.plain:
+            if await self._leaves_out(message):
+                await self._pass_by(message.payload, message.entry_id)
+            elif message.payload.plain:
+                async with chore(self._parts.context.bus, message.entry_id, self._deadline(message)):
+                    await self._answer(message, watch)
+            else:
                 await self._answer(message, watch)
-                return ()
-            async with chore(self._parts.context.bus, message.entry_id, self._deadline(message)):
-                await self._answer(message, watch)
-                return ()
+        return ()
 
     async def _answer(self, message: Message[QueryReceived], watch: Watch) -> None:
         query = message.payload
         caller = self._caller(message)
-        if message.deliveries == 1 and await self._leaves_out(query, caller.query_id):
-            await self._pass_by(query, caller.query_id)
-            return
         left = self._left(message)
         opening = partial(open_response, self._parts, message, caller, left)
         response: Response | None = None
@@ -121,15 +120,18 @@ class Answering:
             watch.ended(ending)
         await self._leave(query, caller.query_id)
 
-    async def _leaves_out(self, query: QueryReceived, query_id: str) -> bool:
+    async def _leaves_out(self, message: Message[QueryReceived]) -> bool:
         """The shadow answers a sample of the queries, and none while too many wait. It takes no part in what is no
         question to the agent, nor where a client's tools are: only one of two could be given their results."""
-        settings = self._parts.context.settings
+        settings, query = self._parts.context.settings, message.payload
         if settings.respondent_id == "A":
             return False
         if query.plain or query.client_tools is not None:
             return True
-        if not one_in(settings.answer_one_in, query_id):
+        if message.deliveries > 1:
+            # it may have been begun
+            return False
+        if not one_in(settings.answer_one_in, message.entry_id):
             return True
         most = settings.leave_out_above
         return most is not None and await self._queries() > most

@@ -66,8 +66,6 @@ class Bus:
         # seconds that a blocking read waits: a lost reply to one is noticed this much later than another's
         self.block = min(2.0, 2 * timeout)
         self._clock = BusClock()
-        # milliseconds since the epoch by Redis' clock: for what processes compare with each other
-        self.now_ms = self._clock.now_ms
         endpoint = Endpoint.parse(url)
         # whether the URL says which of the server's users this is; one without users lets everybody do everything
         self.users = endpoint.server.username not in (None, "default")
@@ -106,6 +104,10 @@ class Bus:
         return self.link.line(stream, f"{self.source}:{kind}")
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch by Redis' clock: for what processes compare with each other."""
+        return self._clock.now_ms()
 
     def left(self, deadline: int, stamped: str | int) -> float:
         """Seconds until a deadline (ms, by Redis' clock); also after that clock went forward. stamped: an id, or a time

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from support.stack import Client, stage
+from support.services import announced, running
+from support.stack import Client, respondent, stage
 from support.waiting import eventually
 
+from services.generator.settings import GeneratorSettings
 from shared.bus.keys import CHORES
 from shared.records.journal import EntryType
 
@@ -55,3 +57,17 @@ async def test_a_title_alone_is_made_at_once(redis_url: str) -> None:
     # nobody rests for it: whoever reads an answer may be waiting for it
     async with stage(redis_url, [TITLE], yield_rest=600) as on:
         assert await on.answer(await chore(on)) == "A title"
+
+
+async def test_a_shadow_that_passes_a_title_by_leaves_it_a_chore(redis_url: str) -> None:
+    # it would wait for itself, as for a question
+    async with stage(redis_url, [SLOW_TITLE]) as on:
+        shadow = GeneratorSettings(**on.settings.model_dump() | {"respondent_id": "B"})
+        async with running(respondent(shadow), shadow):
+            await announced(redis_url, "respondent-b")
+            title = await chore(on)
+            await on.idle("respondent-b")
+            await on.seen(title, EntryType.ANSWER)
+            assert await on.bus.link.call("ZRANGE", CHORES, 0, -1) == [title.encode()]
+            await on.cancel(title)
+            await on.ended(title)

@@ -15,7 +15,7 @@ class Asked:
     command that was sent alone was to be sent.
     """
 
-    transactions = True
+    one_server = True
 
     def __init__(self, *replies: Reply) -> None:
         self.now = 100.0
