@@ -2,9 +2,10 @@
 
 `EnvelopeBus` sends what a call and its answer are known by: the fields of both entries, the token, a transaction for
 what leaves together and the number behind every write. `PromisesBus` has every result stored and copied for observers
-besides. Both read and write the socket themselves, as LoCAL2 does. From the first to the second is what result and copy
-cost, from the second to LoCAL2 what its Python costs. What comes up in one loop tick is one transaction; nothing is
-claimed, limited in time or sent again.
+besides. Both read and write the socket themselves, as LoCAL2 does. `CheckedBus` has every entry read and checked as a
+participant must, and a task for every call. From the first to the second is what result and copy cost, from the second
+to the third what libraries take for what is not believed unseen, from there to LoCAL2 what its own Python costs. What
+comes up in one loop tick is one transaction; nothing is claimed, limited in time or sent again.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ import orjson
 from bus_bare import COUNT, GROUP, KEPT, BareBus
 from bus_port import tool_work
 
+from shared.contracts import TOOL_REQUEST, TOOL_RESULT
+from shared.envelope import Envelope
+
 # Every so many entries of a stream cut it.
 _CUT = 32
 _SENDER, _TOOL, _USER = "bench/host-1234-abcdef", "bench_echo", "bench"
 _STORED_UNDER = "local2:result:{local2:tool.request.bench_echo}:"
 _RETENTION = 86_400
+_READ = ("query_id", "call_id", "args", "session_id", "reply_to", "token")
 
 
 class _Wire(asyncio.Protocol):
@@ -165,6 +170,35 @@ class PromisesBus(EnvelopeBus):
         super()._answer(entry_id, request, answer)
         known = _fields(request["query_id"], request["session_id"], time.time_ns() // 1_000_000)
         self._add(self.observed, *known, "causation_id", entry_id, "payload", answer)
+
+
+class CheckedBus(PromisesBus):
+    name = "read and checked"
+    promises = "envelopes read, payloads checked by pydantic and a task for every call besides"
+
+    async def _work(self) -> None:
+        # what nobody refers to may be collected
+        running: set[asyncio.Task[None]] = set()
+        while True:
+            entries = await self._requests()
+            for entry_id, fields in entries:
+                task = asyncio.create_task(self._run(entry_id.decode(), fields))
+                running.add(task)
+                task.add_done_callback(running.discard)
+            self._writes.add("XACK", self.requests, GROUP, *(entry_id for entry_id, _ in entries))
+
+    async def _run(self, entry_id: str, fields: Sequence[bytes]) -> None:
+        asked = TOOL_REQUEST.decode(Envelope.parse(TOOL_REQUEST.name, entry_id, fields))
+        request = {name: getattr(asked, name) for name in _READ}
+        self._serve(entry_id, request)
+
+    async def _collect(self) -> None:
+        after: bytes | str = "0"
+        while True:
+            entries = await self._replies(after)
+            for _, number, payload in entries:
+                self._waiting.pop(number).set_result(TOOL_RESULT.read(payload).result)
+            after = entries[-1][0]
 
 
 def _fields(query: str, session: str, now: int) -> tuple[str, ...]:

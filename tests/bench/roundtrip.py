@@ -13,7 +13,7 @@ from tables import Target, middle, table
 
 LOCAL2, BARE, DIRECT = "bus_local2:Local2Bus", "bus_bare:BareBus", "bus_bare:DirectBus"
 # The bare loop with what the promises send: what lies between them and LoCAL2 is its Python.
-LADDER = ("bus_ladder:EnvelopeBus", "bus_ladder:PromisesBus")
+LADDER = ("bus_ladder:EnvelopeBus", "bus_ladder:PromisesBus", "bus_ladder:CheckedBus")
 LEVELS = (1, 64, 256)
 
 
