@@ -7,15 +7,16 @@ covers. It is asked for on the bus, once per stretch; whoever takes it up makes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from services.generator.context import DEFAULT_RATIO, estimate, reserve
 from services.generator.settings import GeneratorSettings
+from shared.bus import order
 from shared.contracts import SESSION_SUMMARISE, Outgoing, SessionSummarise
-from shared.envelope import Message
-from shared.errors import ModelError
+from shared.envelope import Envelope, Message
+from shared.errors import DecodeError, ModelError
 from shared.llm.courtesy import CourteousChatModel
 from shared.llm.port import ChatRequest
 from shared.participant.service import Context
@@ -158,8 +159,13 @@ class Compactor:
     async def _superseded(self, message: Message[SessionSummarise]) -> bool:
         """Whether a summary of the same session is asked for behind it, of more turns: in a quick conversation each
         answer asks while the first summary is being made."""
-        behind = await self._context.bus.range(SESSION_SUMMARISE.stream, f"({message.entry_id}", count=_LOOKED_AT)
-        return any(message.payload.session_id.encode() in fields for _, fields in behind)
+        wish = message.payload
+        for found in await self._context.bus.range(SESSION_SUMMARISE.stream, f"({message.entry_id}", count=_LOOKED_AT):
+            with suppress(DecodeError, ValueError):
+                later = SESSION_SUMMARISE.decode(Envelope.parse(SESSION_SUMMARISE.name, *found))
+                if later.session_id == wish.session_id and order(later.until) > order(wish.until):
+                    return True
+        return False
 
     async def _asked(
         self, model: CourteousChatModel, before: Summary | None, turns: Sequence[Turn]

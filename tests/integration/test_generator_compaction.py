@@ -10,7 +10,7 @@ from support.stack import Stage, stage
 from support.waiting import eventually
 
 from services.generator.context import DEFAULT_RATIO
-from shared.contracts import SESSION_SUMMARISE, SessionSummarise
+from shared.contracts import SESSION_SUMMARISE, Outgoing, SessionSummarise
 from shared.records.journal import EntryType
 from shared.records.summaries import Summaries, Summary
 
@@ -158,10 +158,16 @@ async def test_of_several_requests_that_wait_the_newest_is_fulfilled(redis_url: 
     stalls = {**SUMS_UP, "respond": {"text": "They counted.", "delay": 0.5}}
     async with stage(redis_url, [stalls, SHORT]) as on:
         asked = await talk(on, 8)
-        for query_id in asked[2:7]:
-            wish = SessionSummarise(session_id="s1", user_id=on.user, until=query_id)
-            await on.bus.publish(SESSION_SUMMARISE.of(wish, session_id="s1"))
-            await on.server.wait_until(lambda server: any(r.rule == "summary" for r in server.requests), 10)
+
+        def wish(query_id: str, session: str = "s1") -> Outgoing:
+            return SESSION_SUMMARISE.of(SessionSummarise(session_id=session, user_id=on.user, until=query_id))
+
+        await on.bus.publish(wish(asked[2]))
+        await on.server.wait_until(lambda server: any(r.rule == "summary" for r in server.requests), 10)
+        # one of another session, of fewer turns or that nobody can read supersedes none
+        await on.bus.link.call("XADD", SESSION_SUMMARISE.stream, "*", "payload", b"s1")
+        newest = (wish(asked[6]), wish(asked[7], "s2"), wish(asked[1]))
+        await on.bus.publish(*map(wish, asked[3:6]), *newest)
         assert await settled(on) == Summary(asked[6], 7, "They counted.")
         assert sum(r.rule == "summary" for r in on.server.requests) == 2
 
