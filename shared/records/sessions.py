@@ -75,16 +75,17 @@ return made
 """
 )
 
-# Keeps a turn, unless its session was deleted meanwhile. KEYS: session, turns, deleted. ARGV: query id, turn, now ms.
+# Keeps a turn, unless its session was deleted meanwhile. KEYS: session, turns, deleted. ARGV: query id, turn, now ms,
+# whether its answer is shown.
 _APPEND = Script(
     DELETED
     + KEEP
     + """
 if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[3]), ARGV[1]) then return end
-keep(KEYS[2], ARGV[1], ARGV[2])
+local new = keep(KEYS[2], ARGV[1], ARGV[2]) > 0
 redis.call('HSET', KEYS[1], 'updated', ARGV[3])
--- what was said last is shown
-redis.call('HDEL', KEYS[1], 'tip')
+-- what was said last is shown, until its user chooses
+if new and ARGV[4] == '1' then redis.call('HDEL', KEYS[1], 'tip') end
 """
 )
 
@@ -489,7 +490,7 @@ class Sessions:
     def appending(self, session_id: str, respondent_id: str, turn: Turn) -> list[Command]:
         """Stores a turn under its query's id: a repeat changes nothing."""
         keys = (session_key(session_id), turns_key(session_id, respondent_id), deleted_key(session_id))
-        return [_APPEND(keys, turn.query_id, turn.dump(), now_ms())]
+        return [_APPEND(keys, turn.query_id, turn.dump(), now_ms(), int(respondent_id == "A"))]
 
 
 def _listing(session_id: str, user_id: str, now: int) -> Command:

@@ -371,6 +371,13 @@ async def test_what_was_said_last_is_shown_and_is_when_a_session_was_used(
     info = await sessions.info("s")
     assert info is not None
     assert (info.tip, info.updated) == ("", 9_000)
+    # neither a second respondent's answer nor the same one once more takes back what is chosen then
+    await sessions.change(info, tip=turn(1).query_id)
+    await store(bus, sessions, turn(1), turn(2), respondent="B")
+    await store(bus, sessions, turn(2))
+    info = await sessions.info("s")
+    assert info is not None
+    assert info.tip == turn(1).query_id
 
 
 async def test_a_session_is_closed_up_to_the_newest_query_there_is_and_for_a_week(bus: Bus, raw: redis.Redis) -> None:
