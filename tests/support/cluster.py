@@ -21,7 +21,8 @@ from services.cli.launch.redis_servers import server_binary
 from shared.bus.hash_slots import SLOTS, slot_of_key
 from tests.support.waiting import PATIENCE
 
-_LAST_PORT = 55_500
+# With 10,000 more they are still below the ports from which systems take those of outgoing connections.
+_PORTS = (10_000, 22_700)
 
 
 def wait_for(fact: Callable[[], Any], timeout: float, what: str) -> Any:
@@ -35,22 +36,29 @@ def wait_for(fact: Callable[[], Any], timeout: float, what: str) -> Any:
         time.sleep(0.02)
 
 
-def free_port() -> int:
-    """A port whose number plus 10,000, where nodes speak to each other, is free too."""
+def hold_port() -> tuple[int, list[socket.socket]]:
+    """A port whose number plus 10,000, where nodes speak to each other, is free too; nobody else is given either until
+    the sockets are closed, and only a server that reuses addresses, as Redis does, can listen there."""
     while True:
-        port = random.randint(20_000, _LAST_PORT)
-        with socket.socket() as one, socket.socket() as two, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            two.bind(("127.0.0.1", port + 10_000))
-            return port
+        port = random.randint(*_PORTS)
+        held = [socket.socket(), socket.socket()]
+        try:
+            for one, number in zip(held, (port, port + 10_000), strict=True):
+                one.bind(("127.0.0.1", number))
+                # after the bind: before it, it would take what another one holds
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            return port, held
+        except OSError:
+            for one in held:
+                one.close()
 
 
 class Node:
     """One server process. `start` after `kill` or `stop` keeps its port and data."""
 
-    def __init__(self, folder: Path, *, port: int | None = None, sentinel: bool = False, **config: str) -> None:
+    def __init__(self, folder: Path, *, sentinel: bool = False, **config: str) -> None:
         self.folder = folder
-        self.port = port or free_port()
+        self.port, self._held = hold_port()
         self._sentinel = sentinel
         self._config = {name.replace("_", "-"): value for name, value in config.items()}
         self._process: subprocess.Popen[bytes] | None = None
@@ -100,6 +108,8 @@ class Node:
     def close(self) -> None:
         self.kill()
         self.client.close()
+        for one in self._held:
+            one.close()
 
 
 class Cluster:
@@ -146,9 +156,7 @@ class Cluster:
             first, last = SLOTS * n // len(masters), SLOTS * (n + 1) // len(masters) - 1
             node.client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
             node.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", n + 1)
-        for node in self.nodes[1:]:
-            node.client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
-        wait_for(lambda: all(len(self._known(node)) == len(self.nodes) for node in self.nodes), 20, "all have met")
+        wait_for(self._met, 20, "all have met")
         for n, node in enumerate(replicas):
             master = masters[n % len(masters)]
             master_id = master.client.execute_command("CLUSTER", "MYID")
@@ -156,6 +164,15 @@ class Cluster:
         wait_for(lambda: all(self._ok(node) for node in self.nodes), 20, "the cluster is whole")
         for node in replicas:
             wait_for(lambda node=node: node.client.info("replication")["master_link_status"] == "up", 20, "replicas")
+
+    def _met(self) -> bool:
+        strangers = [node for node in self.nodes if len(self._known(node)) < len(self.nodes)]
+        for node in strangers:
+            # an introduction that takes longer than a second is forgotten: it is made again
+            for other in self.nodes:
+                if other is not node:
+                    node.client.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port)
+        return not strangers
 
     def _known(self, node: Node) -> list[str]:
         raw = node.client.execute_command("CLUSTER", "NODES")
