@@ -82,10 +82,11 @@ _APPEND = Script(
     + KEEP
     + """
 if redis.call('EXISTS', KEYS[1]) == 0 or deleted(redis.call('GET', KEYS[3]), ARGV[1]) then return end
-local new = keep(KEYS[2], ARGV[1], ARGV[2]) > 0
-redis.call('HSET', KEYS[1], 'updated', ARGV[3])
--- what was said last is shown, until its user chooses
-if new and ARGV[4] == '1' then redis.call('HDEL', KEYS[1], 'tip') end
+if keep(KEYS[2], ARGV[1], ARGV[2]) > 0 and ARGV[4] == '1' then
+  redis.call('HSET', KEYS[1], 'updated', ARGV[3])
+  -- what was said last is shown, until its user chooses
+  redis.call('HDEL', KEYS[1], 'tip')
+end
 """
 )
 
@@ -107,23 +108,24 @@ _BRING = Script(
 if redis.call('EXISTS', KEYS[1]) == 0 then return end
 local number = tonumber(ARGV[1])
 local reach = redis.call('HGET', KEYS[2], 'until')
-for k = 4, #KEYS do
-  for i = 2, 1 + number do
-    local ms, seq = string.match(ARGV[i], '^(%d+)-(%d+)$')
-    local front = string.format('%015.0f-%010.0f ', ms, seq)
-    redis.call('ZREMRANGEBYLEX', KEYS[k], '[' .. front, '(' .. front .. '\\255')
-  end
+-- of what is shown; whoever comes late, or with what nobody sees, changes nothing of what was chosen since
+local function changed(id)
+  redis.call('HDEL', KEYS[1], 'tip')
+  if reach and deleted(reach, id) then redis.call('DEL', KEYS[2]) end
 end
 for i = 2, 1 + number do
+  local ms, seq = string.match(ARGV[i], '^(%d+)-(%d+)$')
+  local front = string.format('%015.0f-%010.0f ', ms, seq)
+  for k = 4, #KEYS do
+    if redis.call('ZREMRANGEBYLEX', KEYS[k], '[' .. front, '(' .. front .. '\\255') > 0 and k == 4 then
+      changed(ARGV[i])
+    end
+  end
   redis.call('HDEL', KEYS[3], ARGV[i], ARGV[i] .. ' unanswered', ARGV[i] .. ' critique', ARGV[i] .. ' pairwise',
              ARGV[i] .. ' reward')
 end
-redis.call('HDEL', KEYS[1], 'tip')
-for i = 2 + number, #ARGV, 2 do keep(KEYS[4], ARGV[i], ARGV[i + 1]) end
-for i = 2, #ARGV do
-  -- behind the ids that leave, each second one is a turn
-  local id = i <= 1 + number or (i - number) % 2 == 0
-  if reach and id and deleted(reach, ARGV[i]) then redis.call('DEL', KEYS[2]) end
+for i = 2 + number, #ARGV, 2 do
+  if keep(KEYS[4], ARGV[i], ARGV[i + 1]) > 0 then changed(ARGV[i]) end
 end
 """
 )
@@ -289,7 +291,8 @@ class Sessions:
 
     def opening(self, session_id: str, user_id: str, title: str, query_id: str = "") -> list[Command]:
         """What `open` asks, to be sent together with others."""
-        now = now_ms()
+        # whoever comes late does not use it now
+        now = order(query_id)[0] if query_id else now_ms()
         keys = (session_key(session_id), deleted_key(session_id))
         return [_OPEN(keys, user_id, title[:80], now, query_id), _listing(session_id, user_id, now)]
 

@@ -210,7 +210,7 @@ async def test_a_session_is_opened_once_for_its_user_with_the_beginning_of_a_tit
     opened = {b"user_id": b"u", b"title": b"t" * 80, b"created": b"5000", b"updated": b"5000"}
     assert raw.hgetall(session_key("s")) == opened
     now[0] = 6_000
-    assert await sessions.open("s", "u", "other", "1-0") == "u"
+    assert await sessions.open("s", "u", "other") == "u"
     assert raw.hgetall(session_key("s")) == opened
     # it is listed by its last use
     assert raw.zrange(user_sessions_key("u"), 0, -1, withscores=True) == [(b"s", 6_000.0)]
@@ -371,13 +371,45 @@ async def test_what_was_said_last_is_shown_and_is_when_a_session_was_used(
     info = await sessions.info("s")
     assert info is not None
     assert (info.tip, info.updated) == ("", 9_000)
-    # neither a second respondent's answer nor the same one once more takes back what is chosen then
+    # neither a second respondent's answer nor the same one once more takes back what is chosen then, or is a use
     await sessions.change(info, tip=turn(1).query_id)
+    monkeypatch.setattr("shared.records.sessions.now_ms", lambda: 10_000)
     await store(bus, sessions, turn(1), turn(2), respondent="B")
     await store(bus, sessions, turn(2))
     info = await sessions.info("s")
     assert info is not None
-    assert info.tip == turn(1).query_id
+    assert (info.tip, info.updated) == (turn(1).query_id, 9_000)
+
+
+async def test_what_left_before_takes_back_nothing_that_was_chosen_since(bus: Bus, raw: redis.Redis) -> None:
+    sessions = Sessions(bus)
+    await sessions.open("s", "u", "t")
+    await store(bus, sessions, *(turn(n) for n in range(3)))
+    await store(bus, sessions, turn(1), respondent="B")
+    gone = turn(1).query_id
+    await sessions.bring("s", [gone], [])
+    raw.hset(session_key("s"), "tip", turn(0).query_id)
+    raw.hset(summary_key("s"), "until", turn(2).query_id)
+    # a second respondent finds late that its query was taken back, with its answer or without one
+    for _ in range(2):
+        await sessions.bring("s", [gone], [turn(2)])
+        await store(bus, sessions, turn(1), respondent="B")
+    assert raw.hget(session_key("s"), "tip") == turn(0).query_id.encode()
+    assert raw.exists(summary_key("s"))
+    await sessions.bring("s", [turn(2).query_id], [])
+    assert not raw.hexists(session_key("s"), "tip")
+    assert not raw.exists(summary_key("s"))
+
+
+async def test_whoever_comes_to_a_query_later_does_not_use_its_session_then(bus: Bus) -> None:
+    sessions = Sessions(bus)
+    await sessions.open("one", "u", "t", "2000-0")
+    await sessions.open("two", "u", "t", "3000-0")
+    await sessions.open("one", "u", "t", "2000-0")
+    found = await sessions.of_user("u", 9)
+    assert [(info.session_id, info.created, info.updated) for info in found] == [
+        ("two", 3_000, 3_000), ("one", 2_000, 2_000),
+    ]  # fmt: skip
 
 
 async def test_a_session_is_closed_up_to_the_newest_query_there_is_and_for_a_week(bus: Bus, raw: redis.Redis) -> None:
