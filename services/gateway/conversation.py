@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.gateway.accept import Ask
-from services.gateway.deletion import STEP, forget_queries, still_read
+from services.gateway.deletion import STEP, forget_queries
 from services.gateway.gateway import Gateway
 from services.gateway.history import Said, begins, change, queries_of, same, turns_of
 from services.gateway.keys import Principal, digest
 from services.gateway.records import is_session_id, open_session, own_session
 from shared.bus.keys import queries_key
+from shared.records import lanes
 from shared.records.sessions import Turn, shown
 from shared.records.steps import read_unanswered
 
@@ -93,7 +94,7 @@ async def _bring(gateway: Gateway, user: Principal, session_id: str, sent: Seque
     loose = {raw.decode() for raw in listed} | (await read_unanswered(bus, session_id)).keys()
     loose -= {turn.query_id for turn in whole} | used
     # somebody may be waiting for those that are not finished
-    loose -= set(await still_read(bus, sorted(loose)))
+    loose -= await lanes.awaited(bus, sorted(loose))
     if gone := [*needed.gone, *sorted(loose)]:
         await forget_queries(gateway, user.user_id, session_id, gone)
     if gone or needed.added:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 
 from services.gateway.cancel import cancel_all
-from services.gateway.deletion import STOPPING, forget_queries, still_read
+from services.gateway.deletion import STOPPING, forget_queries
 from services.gateway.errors import ApiError, not_found
 from services.gateway.gateway import Gateway
 from services.gateway.history import normal
@@ -112,7 +112,7 @@ async def give_way(gateway: Gateway, record: QueryRecord, instead_of: str) -> No
     listed = {raw.decode() for raw in await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)}
     listed |= (await read_unanswered(bus, session_id)).keys()
     loose = [one for one in listed - {turn.query_id for turn in turns} if between[0] <= order(one) < between[1]]
-    if leaving := [*gone, *(set(loose) - set(await still_read(bus, loose)))]:
+    if leaving := [*gone, *(set(loose) - await lanes.awaited(bus, loose))]:
         await forget_queries(gateway, record.user_id, session_id, leaving)
         # the turns go last: until then an interrupted change can be repeated
         await gateway.sessions.bring(session_id, leaving, [])

@@ -109,9 +109,12 @@ Ending = Finished | Failure | Cancelled
 
 
 async def check_owner(parts: Parts, query: QueryReceived, query_id: str) -> None:
-    """Raises PermanentError when the session is not the user's. One that was deleted after the query was accepted does
-    not come back."""
-    check_known(query, await parts.sessions.open(query.session_id, query.user_id, query.query, query_id))
+    """Raises PermanentError when the session is not the user's; makes it where it is not there, for an answer that is
+    shown. One that was deleted after the query was accepted does not come back."""
+    if parts.context.settings.respondent_id == "A":
+        check_known(query, await parts.sessions.open(query.session_id, query.user_id, query.query, query_id))
+    elif (info := await parts.sessions.info(query.session_id)) is not None:
+        check_known(query, info.user_id)
 
 
 def check_known(query: QueryReceived, owner: str | None) -> None:

@@ -152,6 +152,18 @@ return ''
 """
 )
 
+# Of some queries, those that a group has not finished. KEYS: stream. ARGV: group, ids.
+_OPEN = Script(
+    _FINISHED
+    + """
+local found = {}
+for i = 2, #ARGV do
+  if not finished(KEYS[1], ARGV[1], ARGV[i]) then found[#found + 1] = ARGV[i] end
+end
+return found
+"""
+)
+
 # Leaves the lane. KEYS: lane, waiting. ARGV: member. Returns the inbox of whoever is next, or the empty string.
 _LEAVE = Script("""
 redis.call('ZREM', KEYS[1], ARGV[1])
@@ -275,6 +287,12 @@ async def unfinished_of(bus: Bus, session_ids: Sequence[str], respondent_id: str
             except ValueError as exc:
                 not_understood(key, member.decode(errors="replace"), str(exc))
     return sorted(found, key=order)
+
+
+async def awaited(bus: Bus, query_ids: Sequence[str]) -> set[str]:
+    """Of some queries, in lanes or not, those whose answer somebody may be waiting for: what the shadow still does for
+    one nobody sees."""
+    return {raw.decode() for raw in await bus.link.call(*_OPEN((_STREAM,), GROUPS["A"], *query_ids))}
 
 
 async def running(bus: Bus, session_id: str) -> bool:
