@@ -370,14 +370,8 @@ class JournalSteps:
         recorded = self.ports.recall.results.get(call_id)
         if recorded is not None:
             return recorded
-        if self.allowed is not None and call.name not in self.allowed:
-            record = ToolCallRecord(
-                tool=call.name,
-                args=call.args,
-                result=f"[unknown tool: '{call.name}']",
-                error=f"unknown tool: '{call.name}'",
-                call_id=call_id,
-            )
+        if error := await self._barred(call):
+            record = ToolCallRecord(tool=call.name, args=call.args, result=f"[{error}]", error=error, call_id=call_id)
         else:
             outcome = await self._asked(call_id, call, token)
             record = ToolCallRecord(
@@ -391,6 +385,15 @@ class JournalSteps:
             )
         await self.ports.writer.append(EntryType.TOOL_RESULT, {**record.model_dump(mode="json"), **self.labels})
         return record
+
+    async def _barred(self, call: ToolCall) -> str:
+        """Why a call is not run, as its error; empty where it is."""
+        if self.allowed is not None and call.name not in self.allowed:
+            return f"unknown tool: '{call.name}'"
+        # it is offered all the same: what all requests begin with lies in the server's cache
+        if self.ports.caller.respondent_id != "A" and await self.ports.tools.lasting(call.name, call.args):
+            return "not run: it would change something, and this answer is there to be compared alone"
+        return ""
 
     async def _asked(self, call_id: str, call: ToolCall, token: str) -> ToolResultMessage:
         """What the tool says. What crossed the bus for it is noted, also of a call that is broken off."""

@@ -141,8 +141,8 @@ class MemoryTools:
     def tools(self) -> list[Tool[Any]]:
         return [
             Tool("search_memory", SearchMemory, self.search),
-            Tool("save_memory", SaveMemory, self.save),
-            Tool("save_topic", SaveTopic, self.save_topic),
+            Tool("save_memory", SaveMemory, self.save, lasting=True),
+            Tool("save_topic", SaveTopic, self.save_topic, lasting=True),
             Tool("recall_topic", RecallTopic, self.recall_topic),
         ]
 

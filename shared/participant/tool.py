@@ -88,6 +88,7 @@ class Tool(Generic[A]):
     result is kept only as long as its requester may still look for it.
     function: as models are told of it, where that is not made from `args`.
     timeout: seconds after which the tool itself ends a call; callers wait that long.
+    lasting: what it does outlasts the answer; it is not run for the second respondent, whose answer nobody sees.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Tool(Generic[A]):
     internal: bool = False
     function: ToolFunction | None = None
     timeout: float | None = None
+    lasting: bool = False
 
     def schema(self, participant: str) -> ToolSchema:
         return ToolSchema(
@@ -104,6 +106,7 @@ class Tool(Generic[A]):
             participant=participant,
             internal=self.internal or None,
             timeout=self.timeout,
+            lasting=self.lasting or None,
         )
 
 
@@ -519,15 +522,17 @@ def tool_service(
     args: type[A],
     settings_cls: type[S],
     build: Callable[[S], AbstractAsyncContextManager[Run[A]]],
+    *,
+    lasting: bool = False,
 ) -> Service[S]:
     """A participant that serves one tool of its own name. A setting `timeout` is how long a call may take, in seconds:
-    `build` sees to that, and callers are told."""
+    `build` sees to that, and callers are told. lasting: see Tool."""
 
     @contextlib.asynccontextmanager
     async def single(settings: S) -> AsyncIterator[Sequence[Tool[Any]]]:
         async with build(settings) as run:
             timeout = getattr(settings, "timeout", None)
-            yield [Tool(participant, args, lambda args, _request: run(args), timeout=timeout)]
+            yield [Tool(participant, args, lambda args, _request: run(args), timeout=timeout, lasting=lasting)]
 
     def opened(context: Context[S]) -> AbstractAsyncContextManager[Sequence[Work]]:
         return open_tools(context, single)

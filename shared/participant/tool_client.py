@@ -132,6 +132,11 @@ class ToolClient:
             return usual
         return min(announced, LONGEST_CALL)
 
+    async def lasting(self, name: str, args: dict[str, Any]) -> bool:
+        """Whether what a tool does outlasts the answer, as its worker says."""
+        served = await self._context.registry.served(canonical_tool(name, args)) or {}
+        return bool(served.get("lasting"))
+
     async def back(self, name: str, args: dict[str, Any], seconds: float) -> None:
         """Waits, for so many seconds at most, for a worker of a tool that there was when a call was asked for: in a
         stack that starts, whoever takes a query over may be there before the tools are."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from support.apps import Probe, ProbeSettings, open_probe
 from support.openai_place import Place, open_place
 from support.services import announced, running
 from support.stack import respondent
@@ -14,17 +15,25 @@ from support.waiting import eventually
 
 from services.generator.settings import GeneratorSettings
 from shared.bus.keys import cancel_key, turns_key
+from shared.contracts import RESPONSE_GENERATION
+from shared.participant.tool import tool_service
 
 # the second one has a model of its own
 FAILS = {"when": {"user": "^fail", "model": "^gemma"}, "respond": {"status": 400, "error": "no"}}
 SAYS = {"respond": {"text": "You asked: <<query>>"}}
+
+CALLS = {
+    "when": {"user": "^do", "tool_results": 0},
+    "respond": {"tool_calls": [{"name": name, "args": {"text": name}} for name in ("probe", "keeper")]},
+}
+keeper = tool_service("keeper", Probe, ProbeSettings, open_probe, lasting=True)
 
 
 @contextlib.asynccontextmanager
 async def beside(redis_url: str, folder: Path, **values: Any) -> AsyncIterator[Place]:
     """A gateway, a generator, and a second respondent with these settings."""
     async with open_place(redis_url, folder) as place:
-        place.rules(FAILS, SAYS)
+        place.rules(FAILS, CALLS, SAYS)
         settings = place.on.settings.model_dump() | {"respondent_id": "B", "model": "shadow:1b", **values}
         async with running(respondent(GeneratorSettings(**settings)), GeneratorSettings(**settings)):
             await announced(redis_url, "respondent-b")
@@ -90,3 +99,16 @@ async def test_a_session_does_not_begin_with_an_answer_that_nobody_sees(redis_ur
             return await place.on.bus.link.call("ZCARD", turns_key(session, "B")) == 1
 
         await eventually(stored)
+
+
+async def test_what_would_last_is_done_for_the_answer_that_is_shown(redis_url: str, tmp_path: Path) -> None:
+    async with beside(redis_url, tmp_path) as place:
+        settings = ProbeSettings(redis_url=redis_url, heartbeat=1.0, drain=0.2)
+        async with running(keeper, settings):
+            await announced(redis_url, "keeper")
+            asked = await place.site.http.post("/query", json={"query": "do it"})
+            assert asked.status_code == 200
+            await place.on.idle("respondent-b")
+            assert await place.on.effects() == {"probe": 2, "keeper": 1}
+        a, b = sorted(await place.on.published(RESPONSE_GENERATION), key=lambda one: one.respondent_id)
+        assert [[call.error is None for call in one.tool_calls] for one in (a, b)] == [[True, True], [True, False]]

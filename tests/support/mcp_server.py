@@ -38,6 +38,10 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 EVENTS = InMemorySubscriptionBus()
+_HINTS = {
+    "echo": types.ToolAnnotations(read_only_hint=True),
+    "fail": types.ToolAnnotations(read_only_hint=False, destructive_hint=False),
+}
 _TEXT = {"type": "object", "properties": {"text": {"type": "string"}}}
 _NUMBERS = {
     "type": "object",
@@ -61,7 +65,8 @@ def tools() -> list[types.Tool]:
     extra = more.get(read("fault"), [])
     return [
         types.Tool(name="add", description=f"Add two numbers.{version} Key {SECRET}", input_schema=_NUMBERS),
-        *(types.Tool(name=name, description=f"It can {name}.", input_schema=plain.get(name, _TEXT))
+        *(types.Tool(name=name, description=f"It can {name}.", input_schema=plain.get(name, _TEXT),
+                     annotations=_HINTS.get(name))
           for name in [*plain, *extra]),
     ]  # fmt: skip
 

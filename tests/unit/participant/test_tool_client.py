@@ -275,6 +275,20 @@ async def test_a_call_is_waited_for_as_long_as_its_tool_says_by_its_name_of_toda
     assert asked == ["search_memory", "recall_topic"]
 
 
+@pytest.mark.parametrize(("said", "lasts"), [({"lasting": True}, True), ({"lasting": None}, False), (None, False)])
+async def test_what_a_tool_does_lasts_where_its_worker_says_so(said: dict[str, Any] | None, lasts: bool) -> None:
+    process, asked = Process(), list[str]()
+
+    async def served(tool: str) -> dict[str, Any] | None:
+        asked.append(tool)
+        return said
+
+    process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=served)
+    client = ToolClient(process)  # type: ignore[arg-type]
+    assert await client.lasting("memory_save", {}) is lasts
+    assert asked == ["save_topic"]
+
+
 async def test_a_tool_that_nobody_serves_is_waited_for_as_usual() -> None:
     process = Process()
 
