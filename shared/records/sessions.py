@@ -97,6 +97,14 @@ if redis.call('EXISTS', KEYS[1]) == 0 then return {} end
 redis.call('HSET', KEYS[1], unpack(ARGV))
 return redis.call('HGETALL', KEYS[1])
 """)
+# Names a session after one of its turns, unless it has a name, or the turn has left. KEYS: session, turns.
+# ARGV: how the turn begins, title.
+_NAME = Script("""
+local there = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. ARGV[1], '(' .. ARGV[1] .. '\\255', 'LIMIT', 0, 1)
+if #there == 0 or redis.call('HGET', KEYS[1], 'named') == '1' then return 0 end
+redis.call('HSET', KEYS[1], 'title', ARGV[2], 'named', '1')
+return 1
+""")
 
 # Takes turns out of a session and adds others; what happened in those that leave, and a summary that covers one of
 # them, go too. KEYS: session, summary, steps, then each respondent's turns. ARGV: number of ids, the ids, then ids and
@@ -341,6 +349,12 @@ class Sessions:
             # XX: one that is deleted meanwhile does not come back
             await self._bus.link.call("ZADD", user_sessions_key(info.user_id), "XX", place, info.session_id)
         return changed
+
+    async def name(self, session_id: str, query_id: str, title: str) -> bool:
+        """Names a session after what was said in one of its turns; False where its user was quicker, or has taken back
+        what was said."""
+        keys = (session_key(session_id), turns_key(session_id, "A"))
+        return bool(await self._bus.link.call(*_NAME(keys, f"{padded(query_id)} ", title)))
 
     async def of_user(self, user_id: str, limit: int, offset: int = 0) -> list[SessionInfo]:
         """A user's sessions: the pinned ones, the one pinned last first; then the others, the one used last first."""

@@ -14,6 +14,8 @@ from support.waiting import eventually
 
 from services.gateway import finding
 from services.gateway.finding import excerpt, has_all, words_of
+from services.gateway.gateway import Gateway
+from services.gateway.records import QueryRecord
 from services.gateway.routes import titles
 from shared.bus import Bus
 from shared.records.sessions import Sessions
@@ -193,6 +195,27 @@ async def test_the_model_names_a_session_once_and_never_one_that_has_a_name(
     assert (await http.post("/sessions/none/title")).status_code == 404
     async with await site.key("ann") as ann:
         assert (await ann.post("/sessions/a/title")).status_code == 404
+
+
+async def test_no_session_is_named_after_what_was_taken_back_meanwhile(
+    site: Site, fake: FakeGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(titles, "prompt", lambda turn: "say Something else.")
+    asked = await say(site.http, "say something", "s")
+    made = titles.finished
+
+    async def meanwhile(request: Any, gateway: Gateway, record: QueryRecord) -> dict[str, Any]:
+        shown = await made(request, gateway, record)
+        await gateway.sessions.bring("s", [asked], [])
+        return shown
+
+    monkeypatch.setattr(titles, "finished", meanwhile)
+    named = await site.http.post("/sessions/s/title")
+    assert named.json() == {"session_id": "s", "title": "say something", "made": False}
+    # what stands there then has a title of its own
+    monkeypatch.setattr(titles, "finished", made)
+    await say(site.http, "say another", "s")
+    assert (await site.http.post("/sessions/s/title")).json()["made"]
 
 
 async def test_a_session_without_an_answer_has_nothing_to_be_named_after(site: Site, fake: FakeGenerator) -> None:

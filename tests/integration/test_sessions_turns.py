@@ -381,6 +381,19 @@ async def test_what_was_said_last_is_shown_and_is_when_a_session_was_used(
     assert (info.tip, info.updated) == (turn(1).query_id, 9_000)
 
 
+async def test_a_session_is_named_after_a_turn_that_is_there_and_once(bus: Bus) -> None:
+    sessions = Sessions(bus)
+    assert not await sessions.name("s", turn(0).query_id, "of nothing")
+    await sessions.open("s", "u", "t")
+    await store(bus, sessions, turn(0))
+    assert not await sessions.name("s", turn(1).query_id, "of what has left")
+    assert await sessions.name("s", turn(0).query_id, "first")
+    assert not await sessions.name("s", turn(0).query_id, "second")
+    info = await sessions.info("s")
+    assert info is not None
+    assert (info.title, info.named) == ("first", True)
+
+
 async def test_what_left_before_takes_back_nothing_that_was_chosen_since(bus: Bus, raw: redis.Redis) -> None:
     sessions = Sessions(bus)
     await sessions.open("s", "u", "t")

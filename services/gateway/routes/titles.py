@@ -63,14 +63,9 @@ async def title(request: Request, gateway: Gateway, user: Principal, info: Sessi
     made = await accept(gateway, once, chore)
     found = cleaned((await finished(request, gateway, made))["answer"])
     async with gateway.reachable():
+        named = bool(found) and await gateway.sessions.name(info.session_id, turns[0].query_id, found)
         now = await gateway.sessions.info(info.session_id)
         if now is None:
             # its deletion may not have seen what had only just been asked
             await erase(gateway.bus, [made.query_id])
-        # its user may have been quicker, or have deleted it
-        if now is None or now.named or not found:
-            return (now or info).title, False
-        try:
-            return (await gateway.sessions.change(now, title=found)).title, True
-        except KeyError:
-            return info.title, False
+        return (now or info).title, named and now is not None
