@@ -14,6 +14,7 @@ async def cancel_all(gateway: Gateway, query_ids: list[str]) -> None:
     bus = gateway.bus
     commands = []
     for query_id in query_ids:
-        commands.append(("SET", cancel_key(query_id), "1", "EX", _CANCEL_SECONDS))
+        # one that was taken back stays so
+        commands.append(("SET", cancel_key(query_id), "1", "NX", "EX", _CANCEL_SECONDS))
         commands.append(bus.publishing(QUERY_CANCEL.of(QueryCancel(query_id=query_id), correlation_id=query_id)))
     await bus.link.pipe(commands)

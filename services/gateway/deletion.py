@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from services.gateway.cancel import cancel_all
 from services.gateway.gateway import Gateway
@@ -56,9 +56,13 @@ async def _sweep(bus: Bus, session_id: str, queries: Sequence[str]) -> None:
     await erase_dead_letters(bus, "session_id", [session_id])
 
 
-async def forget_queries(gateway: Gateway, user_id: str, session_id: str, query_ids: Sequence[str]) -> None:
+async def forget_queries(
+    gateway: Gateway, user_id: str, session_id: str, query_ids: Sequence[str], late: Collection[str] = ()
+) -> None:
     """Removes everything of some queries of a session but its turns, and stops what is not finished of them. Whoever
-    keeps something of them hears of it first. A repeat changes nothing."""
+    keeps something of them hears of it first. A repeat changes nothing.
+
+    late: those of them that do not stop; whoever answers one removes it when he finds that it was taken back."""
     bus = gateway.bus
     queries = sorted(query_ids, key=order)
     # a page is a message that every store can take
@@ -69,10 +73,11 @@ async def forget_queries(gateway: Gateway, user_id: str, session_id: str, query_
         await bus.publish(QUERY_FORGET.of(gone, user_id=user_id, session_id=session_id))
     await cancel_all(gateway, await still_read(bus, queries))
     await gateway.sessions.take_back(queries)
-    await erase(bus, queries)
     await bus.link.call("ZREM", queries_key(session_id), *queries)
-    await erase_entries(bus, "correlation_id", queries, queries[0])
-    await erase_dead_letters(bus, "correlation_id", queries)
+    if ended := [query_id for query_id in queries if query_id not in late]:
+        await erase(bus, ended)
+        await erase_entries(bus, "correlation_id", ended, ended[0])
+        await erase_dead_letters(bus, "correlation_id", ended)
 
 
 async def _forget(gateway: Gateway, session_id: str) -> list[str]:

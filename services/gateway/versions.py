@@ -100,8 +100,10 @@ async def give_way(gateway: Gateway, record: QueryRecord, instead_of: str) -> No
         return
     # what had been written of an answer becomes a turn when it has stopped
     until = asyncio.get_running_loop().time() + STOPPING
-    while set(waiting) & set(await lanes.unfinished(bus, session_id, "A")):
+    while late := set(waiting) & set(await lanes.unfinished(bus, session_id, "A")):
         if asyncio.get_running_loop().time() >= until:
+            # first: whoever ends one of them from now on removes what he has written of it
+            await gateway.sessions.take_back(sorted(late))
             break
         await asyncio.sleep(_LOOK)
     # the question itself may be answered by now, and stands in that place too
@@ -112,7 +114,7 @@ async def give_way(gateway: Gateway, record: QueryRecord, instead_of: str) -> No
     listed = {raw.decode() for raw in await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)}
     listed |= (await read_unanswered(bus, session_id)).keys()
     loose = [one for one in listed - {turn.query_id for turn in turns} if between[0] <= order(one) < between[1]]
-    if leaving := [*gone, *(set(loose) - await lanes.awaited(bus, loose))]:
-        await forget_queries(gateway, record.user_id, session_id, leaving)
+    if leaving := [*gone, *(set(loose) - (await lanes.awaited(bus, loose) - late))]:
+        await forget_queries(gateway, record.user_id, session_id, leaving, late)
         # the turns go last: until then an interrupted change can be repeated
         await gateway.sessions.bring(session_id, leaving, [])

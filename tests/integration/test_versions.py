@@ -14,6 +14,7 @@ from support.http_gateway import gateway_settings, serving
 from support.openai_place import Place, open_place
 from support.waiting import eventually
 
+from services.gateway import versions
 from shared.bus import order
 from shared.bus.keys import journal_key, record_key, session_key
 from shared.contracts import QUERY_FORGET, RESPONSE_GENERATION
@@ -179,6 +180,25 @@ async def test_a_question_that_is_still_answered_stops(chat: Chat, words: str) -
     for stopped in (running, behind):
         state = await chat.http.get(f"/queries/{stopped}")
         assert state.status_code == 404 or state.json()["state"] == "cancelled"
+
+
+async def test_an_answer_that_does_not_stop_in_time_leaves_when_it_does(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # its generator was away for a moment
+    monkeypatch.setattr(versions, "STOPPING", -1.0)
+    stalls = {"text": "one two three", "fault": {"kind": "stall", "after": 2}}
+    chat.place.rules({"when": {"user": "^hold"}, "respond": stalls}, {"respond": {"text": "You asked: <<query>>"}})
+    await chat.ask("zero")
+    running = await chat.ask("hold", status=202, wait=False)
+    await chat.place.on.seen(running, EntryType.ANSWER)
+    again = await chat.ask("other words", instead_of=running)
+    await chat.place.on.idle()
+    assert [query for query, _ in await chat.held()] == ["zero", "other words"]
+    assert [one["query_id"] for one in await chat.listed() if one["state"] != "completed"] == []
+    assert (await chat.shown())["tip"] == again
+    assert await chat.forgotten() == [running]
+    assert await chat.place.on.bus.link.call("EXISTS", journal_key(running, "A"), record_key(running)) == 0
 
 
 async def test_a_question_that_failed_is_asked_again_in_its_place(chat: Chat) -> None:

@@ -138,22 +138,28 @@ async def waiting(gateway: Gateway, *query_ids: str) -> None:
         )
 
 
-async def cancelled(gateway: Gateway, numbers: Iterable[int]) -> list[int]:
+async def cancelled(gateway: Gateway, numbers: Iterable[int], how: bytes = b"1") -> list[int]:
     """Those that are stopped, without those that are taken back."""
-    return [n for n in numbers if await gateway.bus.link.call("GET", cancel_key(f"{n}-0")) == b"1"]
+    return [n for n in numbers if await gateway.bus.link.call("GET", cancel_key(f"{n}-0")) == how]
 
 
-@pytest.mark.parametrize("instead_of", ["3-0", "4-0"], ids=["of a turn", "of what nobody knows any more"])
-async def test_the_same_words_stop_what_waits_behind_them_and_remove_nothing(
-    gateway: Gateway, instead_of: str, monkeypatch: pytest.MonkeyPatch
+async def test_the_same_words_stop_what_waits_behind_them_and_remove_nothing(gateway: Gateway) -> None:
+    await opened(gateway, turn(3), turn(5, after=3))
+    await waiting(gateway, "2-0", "4-0", "6-0", "7-0", "8-0", "9-0")
+    await give_way(gateway, record("8-0", "  q3 "), "3-0")
+    assert await cancelled(gateway, range(1, 10)) == [4, 6, 7]
+    assert await left(gateway) == (["3-0", "5-0"], ["2-0", "4-0", "6-0", "7-0", "8-0", "9-0"])
+
+
+async def test_what_waits_behind_a_question_that_has_given_way_meanwhile_is_taken_back(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "STOPPING", 0.05)
     await opened(gateway, turn(3), turn(5, after=3))
-    await waiting(gateway, "2-0", "4-0", "6-0", "7-0", "8-0", "9-0")
-    again = record("8-0", "  q3 " if instead_of == "3-0" else "other")
-    await give_way(gateway, again, instead_of)
-    assert await cancelled(gateway, range(1, 10)) == [4, 6, 7]
-    assert await left(gateway) == (["3-0", "5-0"], ["2-0", "4-0", "6-0", "7-0", "8-0", "9-0"])
+    await waiting(gateway, "2-0", "4-0", "6-0", "8-0", "9-0")
+    await give_way(gateway, record("8-0", "other"), "4-0")
+    assert await cancelled(gateway, range(1, 10), b"taken back") == [4, 6]
+    assert await left(gateway) == (["3-0", "5-0"], ["2-0", "8-0", "9-0"])
 
 
 async def test_other_words_remove_what_stands_in_that_place_and_behind_it_and_nothing_else(
@@ -172,17 +178,18 @@ async def test_other_words_remove_what_stands_in_that_place_and_behind_it_and_no
     await recorded(gateway, "8-0")
     await recorded(gateway, "3-0", query="q3")
     await give_way(gateway, record("10-0"), "3-0")
-    # what still waits is stopped, and goes when it has been read
-    assert await cancelled(gateway, range(1, 13)) == [8]
-    assert await left(gateway) == (["2-0", "10-0", "12-0"], ["1-0", "10-0", "11-0", "2-0", "8-0"])
+    # what does not stop in time is taken back, and what is kept of it goes with its answer
+    assert await cancelled(gateway, range(1, 13), b"taken back") == [3, 4, 5, 6, 7, 8]
+    assert await left(gateway) == (["2-0", "10-0", "12-0"], ["1-0", "10-0", "11-0", "2-0"])
     (told,) = await gateway.bus.range(QUERY_FORGET.stream)
     gone = QUERY_FORGET.decode(Envelope.parse(QUERY_FORGET.name, *told))
-    assert (gone.user_id, gone.session_id, gone.queries) == ("ann", "s", [f"{n}-0" for n in (3, 4, 5, 6, 7)])
+    assert (gone.user_id, gone.session_id, gone.queries) == ("ann", "s", [f"{n}-0" for n in (3, 4, 5, 6, 7, 8)])
     records = [("EXISTS", record_key(f"{n}-0")) for n in (1, 3, 6, 8, 10)]
     assert await gateway.bus.link.pipe(records) == [1, 0, 0, 1, 1]
     # a repeat finds nothing more
     await give_way(gateway, record("10-0"), "3-0")
     assert len(await gateway.bus.range(QUERY_FORGET.stream)) == 1
+    assert await cancelled(gateway, range(1, 13), b"taken back") == [3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("words", ["other", "q6"])
