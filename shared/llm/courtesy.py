@@ -97,12 +97,10 @@ async def chore(bus: Bus, query_id: str, until: int) -> AsyncIterator[None]:
     until: when it is over in any case, in ms by the bus's clock.
     """
     await bus.link.pipe([("ZADD", CHORES, until, query_id), ("EXPIRE", CHORES, _A_DAY)])
-    try:
-        yield
-    finally:
-        # who is away for the moment leaves it to its time
-        with suppress(TransientError):
-            await bus.link.call("ZREM", CHORES, query_id)
+    yield
+    # who does not end it leaves it to its time: somebody else may have taken it over, and is at work on it
+    with suppress(TransientError):
+        await bus.link.call("ZREM", CHORES, query_id)
 
 
 def people(bus: Bus) -> Callable[[], Awaitable[int]]:

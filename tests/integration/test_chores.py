@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from support.services import announced, running
 from support.stack import Client, respondent, stage
 from support.waiting import eventually
 
 from services.generator.settings import GeneratorSettings
+from shared.bus import Bus
 from shared.bus.keys import CHORES
+from shared.errors import Fenced
+from shared.llm.courtesy import chore as chore_of
 from shared.records.journal import EntryType
 
 # not the same again and again: a model that goes in circles is stopped
@@ -57,6 +61,20 @@ async def test_a_title_alone_is_made_at_once(redis_url: str) -> None:
     # nobody rests for it: whoever reads an answer may be waiting for it
     async with stage(redis_url, [TITLE], yield_rest=600) as on:
         assert await on.answer(await chore(on)) == "A title"
+
+
+async def test_a_title_that_was_taken_over_stays_a_chore_when_its_first_owner_wakes_up(bus: Bus) -> None:
+    later = bus.now_ms() + 60_000
+
+    async def wakes_up() -> None:
+        async with chore_of(bus, "1-0", later), chore_of(bus, "2-0", later):
+            raise Fenced("it was taken over")
+
+    with pytest.raises(Fenced):
+        await wakes_up()
+    async with chore_of(bus, "2-0", later):
+        pass
+    assert await bus.link.call("ZRANGE", CHORES, 0, -1) == [b"1-0"]
 
 
 async def test_a_shadow_that_passes_a_title_by_leaves_it_a_chore(redis_url: str) -> None:
