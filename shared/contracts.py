@@ -116,8 +116,8 @@ LONGEST_CALL = 3_600.0
 
 
 class ToolSchema(Payload):
-    """`timeout`: seconds that a call may take, where its caller would wait for a shorter time by itself. `lasting`:
-    what it does outlasts the answer, so that it is done for an answer that is shown alone."""
+    """`timeout`: seconds that a call may take, where its caller would wait for a shorter time by itself. `read_only`:
+    false where it changes something, so that it is run for an answer that is shown alone."""
 
     type: Literal["function"] = "function"
     function: ToolFunction
@@ -127,7 +127,7 @@ class ToolSchema(Payload):
     # an operation for other participants, not for a model
     internal: bool | None = None
     timeout: float | None = Field(default=None, gt=0, le=LONGEST_CALL)
-    lasting: bool | None = None
+    read_only: bool | None = None
 
 
 class ToolSchemaRequest(Payload):

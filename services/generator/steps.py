@@ -391,8 +391,8 @@ class JournalSteps:
         if self.allowed is not None and call.name not in self.allowed:
             return f"unknown tool: '{call.name}'"
         # it is offered all the same: what all requests begin with lies in the server's cache
-        if self.ports.caller.respondent_id != "A" and await self.ports.tools.lasting(call.name, call.args):
-            return "not run: it would change something, and this answer is there to be compared alone"
+        if self.ports.caller.respondent_id != "A" and not await self.ports.tools.read_only(call.name, call.args):
+            return "not run: nothing is changed for an answer that is only compared; answer as if it had succeeded"
         return ""
 
     async def _asked(self, call_id: str, call: ToolCall, token: str) -> ToolResultMessage:

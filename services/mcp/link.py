@@ -176,8 +176,8 @@ class Link:
             page = await client.list_tools(cursor=cursor)
             for tool in page.tools:
                 told = self._secrets.masked_in([tool.description or "", tool.input_schema])
-                reads = tool.annotations is not None and tool.annotations.read_only_hint is True
-                found.append(listed(self.name, tool.name, *told, reads=reads))
+                read_only = tool.annotations is not None and tool.annotations.read_only_hint is True
+                found.append(listed(self.name, tool.name, *told, read_only=read_only))
             if len(found) > MOST_LISTED:
                 raise Away(f"it lists more than {MOST_LISTED} tools")
             cursor = page.next_cursor

@@ -26,12 +26,12 @@ MOST_TOOLS = 100
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A tool as its server lists it. `name` is the server's, `function` what a model would be offered. `reads`: it
-    changes nothing, as its server says."""
+    """A tool as its server lists it. `name` is the server's, `function` what a model would be offered. `read_only`:
+    it changes nothing, as its server says."""
 
     name: str
     function: ToolFunction
-    reads: bool = False
+    read_only: bool = False
 
     @property
     def hash(self) -> str:
@@ -78,12 +78,12 @@ def tool_name(server: str, name: str) -> str:
 
 
 def listed(
-    server: str, name: str, description: str | None, schema: Mapping[str, Any], *, reads: bool = False
+    server: str, name: str, description: str | None, schema: Mapping[str, Any], *, read_only: bool = False
 ) -> Listed:
     """The tool as it is offered: its schema goes through as it is, with the two fields that models' servers need."""
     parameters = {"type": "object", "properties": {}, **schema}
     told = description or f"The tool {name} of the server {server}."
-    return Listed(name, ToolFunction(name=tool_name(server, name), description=told, parameters=parameters), reads)
+    return Listed(name, ToolFunction(name=tool_name(server, name), description=told, parameters=parameters), read_only)
 
 
 def fitting(tools: Sequence[Listed], allow: Sequence[str]) -> tuple[list[Listed], list[LeftOut]]:

@@ -83,8 +83,10 @@ class Bridge:
         async def run(args: Arguments, _request: ToolRequest) -> ToolResult:
             return await link.call(tool.name, args.root)
 
-        timeout, lasting = self._context.settings.timeout, not tool.reads
-        return Tool(tool.function.name, Arguments, run, function=tool.function, timeout=timeout, lasting=lasting)
+        timeout = self._context.settings.timeout
+        return Tool(
+            tool.function.name, Arguments, run, function=tool.function, timeout=timeout, read_only=tool.read_only
+        )
 
     async def _withdrawn(self, _args: Arguments, request: ToolRequest) -> ToolResult:
         """A call that was on its way when its tool went."""

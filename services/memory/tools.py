@@ -141,8 +141,8 @@ class MemoryTools:
     def tools(self) -> list[Tool[Any]]:
         return [
             Tool("search_memory", SearchMemory, self.search),
-            Tool("save_memory", SaveMemory, self.save, lasting=True),
-            Tool("save_topic", SaveTopic, self.save_topic, lasting=True),
+            Tool("save_memory", SaveMemory, self.save, read_only=False),
+            Tool("save_topic", SaveTopic, self.save_topic, read_only=False),
             Tool("recall_topic", RecallTopic, self.recall_topic),
         ]
 

@@ -88,7 +88,7 @@ class Tool(Generic[A]):
     result is kept only as long as its requester may still look for it.
     function: as models are told of it, where that is not made from `args`.
     timeout: seconds after which the tool itself ends a call; callers wait that long.
-    lasting: what it does outlasts the answer; it is not run for the second respondent, whose answer nobody sees.
+    read_only: it changes nothing; else it is not run for the second respondent, whose answer nobody sees.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Tool(Generic[A]):
     internal: bool = False
     function: ToolFunction | None = None
     timeout: float | None = None
-    lasting: bool = False
+    read_only: bool = True
 
     def schema(self, participant: str) -> ToolSchema:
         return ToolSchema(
@@ -106,7 +106,7 @@ class Tool(Generic[A]):
             participant=participant,
             internal=self.internal or None,
             timeout=self.timeout,
-            lasting=self.lasting or None,
+            read_only=None if self.read_only else False,
         )
 
 
@@ -523,16 +523,16 @@ def tool_service(
     settings_cls: type[S],
     build: Callable[[S], AbstractAsyncContextManager[Run[A]]],
     *,
-    lasting: bool = False,
+    read_only: bool = True,
 ) -> Service[S]:
     """A participant that serves one tool of its own name. A setting `timeout` is how long a call may take, in seconds:
-    `build` sees to that, and callers are told. lasting: see Tool."""
+    `build` sees to that, and callers are told. read_only: see Tool."""
 
     @contextlib.asynccontextmanager
     async def single(settings: S) -> AsyncIterator[Sequence[Tool[Any]]]:
         async with build(settings) as run:
             timeout = getattr(settings, "timeout", None)
-            yield [Tool(participant, args, lambda args, _request: run(args), timeout=timeout, lasting=lasting)]
+            yield [Tool(participant, args, lambda args, _request: run(args), timeout=timeout, read_only=read_only)]
 
     def opened(context: Context[S]) -> AbstractAsyncContextManager[Sequence[Work]]:
         return open_tools(context, single)

@@ -132,10 +132,10 @@ class ToolClient:
             return usual
         return min(announced, LONGEST_CALL)
 
-    async def lasting(self, name: str, args: dict[str, Any]) -> bool:
-        """Whether what a tool does outlasts the answer, as its worker says."""
-        served = await self._context.registry.served(canonical_tool(name, args)) or {}
-        return bool(served.get("lasting"))
+    async def read_only(self, name: str, args: dict[str, Any]) -> bool:
+        """Whether a tool changes nothing: its worker does not say that it does. Of one that nobody serves, no."""
+        served = await self._context.registry.served(canonical_tool(name, args))
+        return served is not None and served.get("read_only") is not False
 
     async def back(self, name: str, args: dict[str, Any], seconds: float) -> None:
         """Waits, for so many seconds at most, for a worker of a tool that there was when a call was asked for: in a

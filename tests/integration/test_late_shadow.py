@@ -26,7 +26,7 @@ CALLS = {
     "when": {"user": "^do", "tool_results": 0},
     "respond": {"tool_calls": [{"name": name, "args": {"text": name}} for name in ("probe", "keeper")]},
 }
-keeper = tool_service("keeper", Probe, ProbeSettings, open_probe, lasting=True)
+keeper = tool_service("keeper", Probe, ProbeSettings, open_probe, read_only=False)
 
 
 @contextlib.asynccontextmanager

@@ -79,8 +79,8 @@ async def test_a_servers_tools_are_offered_and_run(asker: Asker, settings: Setti
         echoed = await asker.call("faulty__echo", text="hello")
         assert echoed.result == "echo: hello"
         # of what does not say that it only reads, anything may be true
-        lasting = {name: await asker.tools.lasting(f"faulty__{name}", {}) for name in ("echo", "fail", "add")}
-        assert lasting == {"echo": False, "fail": True, "add": True}
+        reading = {name: await asker.tools.read_only(f"faulty__{name}", {}) for name in ("echo", "fail", "add")}
+        assert reading == {"echo": True, "fail": False, "add": False}
 
         leaked = await asker.call("faulty__leak")
         assert leaked.result == "the key is [MCP_SERVER_SECRET]"

@@ -119,8 +119,8 @@ class Tools:
     async def schemas(self) -> dict[str, dict[str, Any]]:
         return {name: function(name) for name in ("web_search", "calculator", "mine")}
 
-    async def lasting(self, name: str, _args: dict[str, Any]) -> bool:
-        return name == "mine"
+    async def read_only(self, name: str, _args: dict[str, Any]) -> bool:
+        return name != "mine"
 
     async def patience(self, name: str, _args: dict[str, Any], usual: float) -> float:
         return usual + len(name)
@@ -580,7 +580,7 @@ async def test_a_tool_that_is_not_offered_is_not_asked_and_what_broke_off_is_not
     ]  # fmt: skip
     assert [one["name"] for one in run.tools.asked] == ["calculator"]
     assert len(run.journal.of(EntryType.TOOL_RESULT)) == 2
-    # nobody sees the shadow's answer: what would last is done for the one that is shown
+    # nobody sees the shadow's answer: what changes something is run for the one that is shown
     for respondent, called in (("A", ["mine", "calculator"]), ("B", ["calculator"])):
         run = Run()
         run.ports.caller = replace(run.ports.caller, respondent_id=respondent)

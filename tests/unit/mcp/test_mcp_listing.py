@@ -46,8 +46,8 @@ def test_a_schema_goes_through_and_what_is_missing_is_added() -> None:
     assert bare.function.parameters == {"type": "object", "properties": {}}
     assert bare.function.description == "The tool now of the server files."
     # what a server says of its effects is none of what a model is told, which waits for a yes
-    reading = listed("files", "now", None, {}, reads=True)
-    assert (bare.reads, reading.reads, bare.hash) == (False, True, reading.hash)
+    reading = listed("files", "now", None, {}, read_only=True)
+    assert (bare.read_only, reading.read_only, bare.hash) == (False, True, reading.hash)
 
 
 def test_two_tools_of_one_name_are_both_left_out_with_a_reason() -> None:

@@ -275,8 +275,10 @@ async def test_a_call_is_waited_for_as_long_as_its_tool_says_by_its_name_of_toda
     assert asked == ["search_memory", "recall_topic"]
 
 
-@pytest.mark.parametrize(("said", "lasts"), [({"lasting": True}, True), ({"lasting": None}, False), (None, False)])
-async def test_what_a_tool_does_lasts_where_its_worker_says_so(said: dict[str, Any] | None, lasts: bool) -> None:
+@pytest.mark.parametrize(("said", "reads"), [({"read_only": False}, False), ({"read_only": None}, True), (None, False)])
+async def test_a_tool_changes_something_where_its_worker_says_so_or_nobody_serves_it(
+    said: dict[str, Any] | None, reads: bool
+) -> None:
     process, asked = Process(), list[str]()
 
     async def served(tool: str) -> dict[str, Any] | None:
@@ -285,7 +287,7 @@ async def test_what_a_tool_does_lasts_where_its_worker_says_so(said: dict[str, A
 
     process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=served)
     client = ToolClient(process)  # type: ignore[arg-type]
-    assert await client.lasting("memory_save", {}) is lasts
+    assert await client.read_only("memory_save", {}) is reads
     assert asked == ["save_topic"]
 
 

@@ -542,8 +542,8 @@ def test_a_tool_is_described_by_its_arguments_as_models_read_them() -> None:
     assert Tool("read", Page, shows).schema("reader") == ToolSchema(function=told, participant="reader")
     internal = Tool("read", Page, shows, internal=True, timeout=20.0).schema("reader")
     assert internal == ToolSchema(function=told, participant="reader", internal=True, timeout=20.0)
-    lasting = Tool("read", Page, shows, lasting=True).schema("reader")
-    assert lasting == ToolSchema(function=told, participant="reader", lasting=True)
+    changing = Tool("read", Page, shows, read_only=False).schema("reader")
+    assert changing == ToolSchema(function=told, participant="reader", read_only=False)
     # as somebody else has described it
     other = ToolFunction(name="other", description="d", parameters={})
     assert Tool("read", Page, shows, function=other).schema("mcp") == ToolSchema(function=other, participant="mcp")
