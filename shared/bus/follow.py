@@ -185,7 +185,7 @@ class Follower:
         self._clear()
         self._wake()
 
-    def _wake(self) -> None:
+    def _wake(self, *_: object) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -194,25 +194,26 @@ class Follower:
         loop = asyncio.get_running_loop()
         until = loop.time() + within
         while not (found := self._taken()) and loop.time() < until:
-            if self._reading or self._missing or self._offered:
-                if found := await self._read(until):
-                    break
-            elif not self._joined:
+            if self._reading is None and (self._missing or self._offered):
+                self._read()
+            elif self._reading is None and not self._joined:
                 self._joined = True
                 self._tail.join(self)
-            else:
-                self._waiter = loop.create_future()
-                limit = loop.call_at(until, self._wake) if until < math.inf else None
-                try:
-                    await self._waiter
-                finally:
-                    if limit is not None:
-                        limit.cancel()
+                continue
+            self._waiter = loop.create_future()
+            limit = loop.call_at(until, self._wake) if until < math.inf else None
+            try:
+                await self._waiter
+            finally:
+                if limit is not None:
+                    limit.cancel()
         return found
 
     def _taken(self) -> list[Entry]:
-        """What was offered, unless something before it is missing."""
-        if self._reading or not self._offered or directly_before(self._offered[0][0]) > self._at:
+        """The page that has come, or what was offered, unless something before it is missing."""
+        if self._reading is not None:
+            return self._page_read(self._reading) if self._reading.done() else []
+        if not self._offered or directly_before(self._offered[0][0]) > self._at:
             return []
         found = [entry for at, entry in self._offered if at > self._at]
         if found:
@@ -220,17 +221,16 @@ class Follower:
         self._clear()
         return found
 
-    async def _read(self, until: float) -> list[Entry]:
-        """The next page of the stream; empty when it is not there by then. It is waited for next time: a large one on a
-        slow line would never come, asked for anew each time."""
-        if self._reading is None:
-            self._missing, self._expected = False, bool(self._offered)
-            page = self._tail.bus.range(self.stream, f"({self.position}", count=self._page)
-            self._reading = asyncio.create_task(page)
-        left = None if until == math.inf else until - asyncio.get_running_loop().time()
-        if not (await asyncio.wait((self._reading,), timeout=left))[0]:
-            return []
-        reading, self._reading = self._reading, None
+    def _read(self) -> None:
+        """Asks for the next page of the stream. Where its reader does not wait so long, it is there next time: a large
+        one on a slow line would never come, asked for anew each time."""
+        self._missing, self._expected = False, bool(self._offered)
+        page = self._tail.bus.range(self.stream, f"({self.position}", count=self._page)
+        self._reading = asyncio.create_task(page)
+        self._reading.add_done_callback(self._wake)
+
+    def _page_read(self, reading: asyncio.Task[list[Entry]]) -> list[Entry]:
+        self._reading = None
         try:
             found = self._tail.bus.sane(reading.result())
         except ReplyError as exc:
