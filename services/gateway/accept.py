@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -123,9 +123,8 @@ class Origin:
         """The span of this request when traces are on; else what the client says, or a new trace."""
         if here := tracing.current():
             return here
-        given = self.traceparent or ""
-        if tracing.well_formed(given):
-            return given
+        if self.traceparent is not None and tracing.well_formed(self.traceparent):
+            return self.traceparent
         return f"00-{os.urandom(16).hex()}-{os.urandom(8).hex()}-01"
 
 
@@ -185,14 +184,12 @@ def _same(earlier: QueryRecord, ask: Ask) -> QueryRecord:
     return earlier
 
 
-async def _check_personas(gateway: Gateway, ask: Ask) -> None:
+async def _check_personas(gateway: Gateway, personas: Sequence[str]) -> None:
     """Refuses at once what no live generator knows; without one, the generator will say it."""
-    if not ask.personas:
-        return
     live = await gateway.context.registry.live("generator")
     known = {persona for info in live for persona in info.facts.get("personas", ())}
     keys = {persona_key(persona) for persona in known}
-    unknown = sorted({asked for asked in ask.personas if persona_key(asked) not in keys}) if known else []
+    unknown = sorted({asked for asked in personas if persona_key(asked) not in keys}) if known else []
     if unknown:
         raise ApiError(
             400, "unknown_persona", f"unknown personas: {', '.join(unknown)}; there are {', '.join(sorted(known))}"
@@ -205,7 +202,8 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
     if await gateway.backlog(settings.max_backlog) > settings.max_backlog:
         gateway.metrics.refused.labels("backlog").inc()
         raise ApiError(429, "overloaded", "too many queries are waiting; try again shortly", {"Retry-After": "5"})
-    await _check_personas(gateway, ask)
+    if ask.personas:
+        await _check_personas(gateway, ask.personas)
     shadows = await registry.live("respondent-b")
     session_id, random, after = fresh_session, False, ""
     if ask.kept:

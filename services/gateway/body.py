@@ -11,7 +11,6 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.auth import authenticated, known, unauthorized
@@ -45,24 +44,25 @@ class JsonRequest(Request):
         kept = STRANGERS_BODY
         refusal: ApiError | None = None
         parts: list[bytes] = []
-        size = 0
-        try:
-            async for part in self.stream():
-                size += len(part)
-                if size > STRANGERS_BODY and refusal is None:
-                    # the rest of the body is not read, so the connection cannot be used again
-                    if await known(self) is None:
-                        refusal = unauthorized(Connection="close")
-                    else:
-                        kept, refusal = self.most, _too_large(self.most)
-                if refusal is not None and size > _PATIENCE * self.most:
-                    raise refusal
-                if size > kept:
-                    parts.clear()
+        size, more = 0, True
+        while more:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ApiError(400, "bad_request", "the connection closed before the body was complete")
+            part, more = message.get("body", b""), message.get("more_body", False)
+            size += len(part)
+            if size > STRANGERS_BODY and refusal is None:
+                # the rest of the body is not read, so the connection cannot be used again
+                if await known(self) is None:
+                    refusal = unauthorized(Connection="close")
                 else:
-                    parts.append(part)
-        except ClientDisconnect as exc:
-            raise ApiError(400, "bad_request", "the connection closed before the body was complete") from exc
+                    kept, refusal = self.most, _too_large(self.most)
+            if refusal is not None and size > _PATIENCE * self.most:
+                raise refusal
+            if size > kept:
+                parts.clear()
+            else:
+                parts.append(part)
         if refusal is not None and size > kept:
             raise refusal
         body = b"".join(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -149,7 +150,7 @@ class Connection(HttpToolsProtocol):
 
     def _check(self, *, complete: bool) -> bool:
         """Whether the head is within its limits; if it is not, it is refused."""
-        size = sum([len(name) + len(value) for name, value in self.headers or ()])
+        size = sum(map(len, chain(*self.headers or ())))
         if len(self.url) > MAX_URL:
             self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG, "url_too_long", f"the URL is longer than {MAX_URL} bytes")
         elif not complete or size > MAX_HEAD or len(self.headers) > MAX_HEADERS:

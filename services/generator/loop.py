@@ -132,7 +132,8 @@ async def run_agent(steps: Steps, question: Message, max_tool_iterations: int, t
     """
     terms = terms or Terms()
     current: list[Message] = [question, *terms.following]
-    if terms.instruction:
+    form = terms.form
+    if form is not None:
         current.append({"role": "system", "content": terms.instruction})
     tally = _Tally()
     told: set[str] = set()
@@ -140,7 +141,7 @@ async def run_agent(steps: Steps, question: Message, max_tool_iterations: int, t
     step, left = 0, max_tool_iterations
     silent = refused = mended = False
     while True:
-        reply = await steps.model(step, current, with_tools=offering and not silent and not mended, form=terms.form)
+        reply = await steps.model(step, current, with_tools=offering and not silent and not mended, form=form)
         tally.add(reply)
         ours, theirs = terms.split(reply.tool_calls)
         said = reply.content.strip()

@@ -435,6 +435,9 @@ def _taken_of_window(sent: int, fitted: Fitted, finish: Finish) -> int:
     return (counted if sent <= MOST_RATIO * counted else fitted.tokens) + (finish.completion_tokens or 0)
 
 
+_UNFINISHED = Finish("stop", None, None, "")
+
+
 @dataclass(slots=True)
 class _Taken:
     """What one model call has given so far."""
@@ -442,7 +445,7 @@ class _Taken:
     text: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
-    finish: Finish = field(default_factory=lambda: Finish("stop", None, None, ""))
+    finish: Finish = _UNFINISHED
 
     @property
     def shown(self) -> bool:

@@ -97,9 +97,7 @@ class Terms:
 
     @property
     def instruction(self) -> str:
-        """What the model is told of the form; empty when there is none."""
-        if self.form is None:
-            return ""
+        """What the model is told of the form."""
         form = orjson.dumps(self.form).decode()
         if not self.must_call:
             return f"Your final answer is one JSON value that fits this JSON schema, and nothing else:\n{form}"

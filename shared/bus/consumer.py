@@ -185,7 +185,7 @@ class Consumer:
         block = self._bus.block if len(streams) == len(limits) else _GLANCE
         # Redis knows one count for all streams of a read
         share = max(1, room // len(streams))
-        count = min([share, *(limit for stream in streams if (limit := limits[stream]) is not None)])
+        count = min([share, *filter(None, limits.values())])
         await self._take(streams, count, block)
 
     async def _take(self, streams: Sequence[str], count: int, block: float | None) -> bool:
@@ -197,7 +197,7 @@ class Consumer:
         try:
             reply = await self._bus.reader.call(
                 *("XREADGROUP", "GROUP", self._group, self._replica, "COUNT", count, *waiting),
-                *("STREAMS", *streams, *(">" for _ in streams)),
+                *("STREAMS", *streams, *[">"] * len(streams)),
                 retry=False,
                 block=block or 0.0,
             )

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 from shared.llm.clean import Cleaner, Piece, asks_for_code, thought_calls
@@ -282,14 +281,15 @@ class _Answer:
 
     def __init__(self, request: ChatRequest, *, think: bool) -> None:
         self._think = think
-        question = _question(request)
         # tools that the model cannot be offered any more are known all the same: it may print their calls
         self._offered = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
         self._cleaner = Cleaner(
-            self._offered, asked=partial(asks_for_code, question), structured=request.response_schema is not None
+            self._offered,
+            asked=lambda: asks_for_code(_question(request)),
+            structured=request.response_schema is not None,
         )
         self._model = request.model
-        self._loops = LoopWatch(patient=partial(asks_to_repeat, question))
+        self._loops = LoopWatch(patient=lambda: asks_to_repeat(_question(request)))
         self._thinking_loops = LoopWatch()
         self._held_since: float | None = None
         self._thoughts: list[str] = []

@@ -86,6 +86,9 @@ class ModelFacts:
         return {name: value for name, value in values.items() if value is not None}
 
 
+_UNKNOWN = ModelFacts(), 0.0
+
+
 class Discovered:
     """The facts of one server's models, asked for once in a while; what an error has taught counts over what the server
     says. `clock`: seconds that only go forward."""
@@ -99,7 +102,7 @@ class Discovered:
     async def facts(self, model: str) -> ModelFacts:
         """What is known, asked for when that is too old. Never fails: of a server that cannot be asked, the last word
         counts."""
-        known, until = self._known.get(model, (ModelFacts(), 0.0))
+        known, until = self._known.get(model, _UNKNOWN)
         if self._clock() >= until:
             try:
                 known = await self.renewed(model)
