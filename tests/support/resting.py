@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from shared.bus import Bus
+from shared.bus.keys import deleted_key
 from shared.contracts import PREFIX
 
 # Kinds of keys that stay however long nothing happens. All others have a time to live, or go when they are empty.
@@ -16,6 +17,8 @@ LASTING = frozenset(
         "stream",
     }
 )  # fmt: skip
+# That a session was deleted is known for a week.
+_DELETED = "deleted"
 _STREAMS = re.compile(r"[a-z]+\.[a-z_.]+")
 
 
@@ -29,7 +32,7 @@ class Level:
     @property
     def transient(self) -> int:
         """Keys that are about queries, and must go in the end."""
-        return sum(number for kind, number in self.kinds.items() if kind not in LASTING)
+        return sum(number for kind, number in self.kinds.items() if kind not in LASTING | {_DELETED})
 
     def shown(self) -> str:
         kinds = ", ".join(f"{kind} {number}" for kind, number in sorted(self.kinds.items()) if kind not in LASTING)
@@ -50,6 +53,8 @@ async def used_bytes(bus: Bus) -> int:
 
 
 def kind_of(key: str) -> str:
+    if deleted_key.parts(key) is not None:
+        return _DELETED
     name = key.removeprefix(PREFIX).partition(":")[0]
     return "stream" if _STREAMS.fullmatch(name) else name
 
