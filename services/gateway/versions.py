@@ -102,8 +102,9 @@ async def give_way(gateway: Gateway, record: QueryRecord, instead_of: str) -> No
     until = asyncio.get_running_loop().time() + STOPPING
     while late := set(waiting) & set(await lanes.unfinished(bus, session_id, "A")):
         if asyncio.get_running_loop().time() >= until:
-            # first: whoever ends one of them from now on removes what he has written of it
+            # first: whoever ends one of them from now on removes what he has written of it; who was quicker has not
             await gateway.sessions.take_back(sorted(late))
+            late &= set(await lanes.unfinished(bus, session_id, "A"))
             break
         await asyncio.sleep(_LOOK)
     # the question itself may be answered by now, and stands in that place too
@@ -114,7 +115,8 @@ async def give_way(gateway: Gateway, record: QueryRecord, instead_of: str) -> No
     listed = {raw.decode() for raw in await bus.link.call("ZRANGE", queries_key(session_id), 0, -1)}
     listed |= (await read_unanswered(bus, session_id)).keys()
     loose = [one for one in listed - {turn.query_id for turn in turns} if between[0] <= order(one) < between[1]]
-    if leaving := [*gone, *(set(loose) - (await lanes.awaited(bus, loose) - late))]:
+    # who has left the lane may not have acknowledged it yet
+    if leaving := [*gone, *(set(loose) - (await lanes.awaited(bus, loose) - set(waiting)))]:
         await forget_queries(gateway, record.user_id, session_id, leaving, late)
         # the turns go last: until then an interrupted change can be repeated
         await gateway.sessions.bring(session_id, leaving, [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
@@ -19,7 +19,7 @@ from shared.contracts import QUERY_FORGET, QUERY_RECEIVED
 from shared.envelope import Envelope
 from shared.records import lanes
 from shared.records.lanes import padded
-from shared.records.sessions import Turn, before, shown
+from shared.records.sessions import Sessions, Turn, before, shown
 from shared.records.summaries import Summary
 
 
@@ -209,6 +209,42 @@ async def test_a_question_without_an_answer_gives_way_too(gateway: Gateway) -> N
     assert QUERY_FORGET.decode(Envelope.parse(QUERY_FORGET.name, *told)).queries == ["7-0"]
     assert (await left(gateway))[0] == ["2-0"]
     assert await gateway.bus.link.call("EXISTS", steps_key("s")) == 0
+
+
+async def test_a_question_without_a_word_leaves_as_soon_as_it_has_stopped(gateway: Gateway) -> None:
+    await opened(gateway, turn(2))
+    await waiting(gateway, "3-0", "9-0")
+    await recorded(gateway, "3-0", query="q3")
+
+    async def stopping() -> None:
+        while not await cancelled(gateway, [3]):
+            await asyncio.sleep(0)
+        # its generator acknowledges it behind that
+        await lanes.leave(gateway.bus, "s", "A", "3-0")
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(give_way(gateway, record("9-0", "other"), "3-0"), stopping())
+    assert await left(gateway) == (["2-0"], ["9-0"])
+    assert await gateway.bus.link.call("EXISTS", record_key("3-0")) == 0
+
+
+async def test_an_answer_that_ends_just_before_it_is_taken_back_leaves_with_its_question(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "STOPPING", 0.0)
+    await opened(gateway, turn(2))
+    await waiting(gateway, "3-0", "9-0")
+    await recorded(gateway, "3-0", query="q3")
+    take_back = Sessions.take_back
+
+    async def ending(self: Sessions, query_ids: Sequence[str]) -> None:
+        await lanes.leave(gateway.bus, "s", "A", "3-0")
+        await take_back(self, query_ids)
+
+    monkeypatch.setattr(Sessions, "take_back", ending)
+    await give_way(gateway, record("9-0", "other"), "3-0")
+    assert await left(gateway) == (["2-0"], ["9-0"])
+    assert await gateway.bus.link.call("EXISTS", record_key("3-0")) == 0
 
 
 async def test_what_had_been_written_of_an_answer_leaves_with_its_question(
