@@ -148,8 +148,9 @@ class Gateway:
             return self._held
         now = asyncio.get_running_loop().time()
         if now >= self._backlog_until:
-            self._backlog_until = now + _BACKLOG_SECONDS
             self._backlog = await self.bus.backlog(QUERY_RECEIVED.stream, "generator")
+            # behind it: what was known before may be of long ago, and nobody is refused for that meanwhile
+            self._backlog_until = now + _BACKLOG_SECONDS
         return self._backlog
 
     def accepted(self, mode: str, held: int) -> None:

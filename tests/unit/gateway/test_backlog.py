@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ class Counting:
 
     async def backlog(self, _stream: str, _group: str) -> int:
         self.asked += 1
+        await asyncio.sleep(0)
         return self.unfinished
 
 
@@ -51,3 +53,13 @@ async def test_the_backlog_is_told_by_accepting_and_asked_for_only_when_it_may_b
     # the finished ones have gone
     gateway.accepted("chat", 1)
     assert (await told(3), bus.asked) == (1, 3)
+
+
+async def test_nobody_is_refused_for_what_was_known_long_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = Counting(2)
+    monkeypatch.setattr(Gateway, "bus", bus)
+    gateway = Gateway(GatewaySettings(data_dir=tmp_path))
+    for held in range(1, 10):
+        gateway.accepted("chat", held)
+    # those that come together, too
+    assert await asyncio.gather(*(gateway.backlog(3) for _ in range(3))) == [2, 2, 2]
