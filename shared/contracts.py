@@ -166,6 +166,10 @@ class ToolResultMessage:
     request_id: str = ""
 
 
+# The error of a call that would change something for an answer that nobody sees; its model reads it.
+NOT_RUN = "not run: nothing is changed for an answer that is only compared; answer as if it had succeeded"
+
+
 class ToolCallRecord(Payload):
     tool: str
     args: dict[str, Any]
@@ -174,6 +178,11 @@ class ToolCallRecord(Payload):
     call_id: str
     duration_ms: int = 0
     data: Any = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether the answer is given as after a call that succeeded."""
+        return self.error in (None, NOT_RUN)
 
 
 class Usage(Payload):

@@ -250,7 +250,7 @@ class Critic:
     # ── grading ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _rubric(self, response: ResponseGeneration) -> Rubric:
-        tools = [call.tool for call in response.tool_calls if call.error is None]
+        tools = [call.tool for call in response.tool_calls if call.counts]
         return rubric_for(tools, self._context.settings.rubrics, self._rubrics)
 
     async def _instruction(self, response: ResponseGeneration) -> str:

@@ -370,7 +370,8 @@ class JournalSteps:
         recorded = self.ports.recall.results.get(call_id)
         if recorded is not None:
             return recorded
-        if error := await self._barred(call):
+        if self.allowed is not None and call.name not in self.allowed:
+            error = f"unknown tool: '{call.name}'"
             record = ToolCallRecord(tool=call.name, args=call.args, result=f"[{error}]", error=error, call_id=call_id)
         else:
             outcome = await self._asked(call_id, call, token)
@@ -385,15 +386,6 @@ class JournalSteps:
             )
         await self.ports.writer.append(EntryType.TOOL_RESULT, {**record.model_dump(mode="json"), **self.labels})
         return record
-
-    async def _barred(self, call: ToolCall) -> str:
-        """Why a call is not run, as its error; empty where it is."""
-        if self.allowed is not None and call.name not in self.allowed:
-            return f"unknown tool: '{call.name}'"
-        # it is offered all the same: what all requests begin with lies in the server's cache
-        if self.ports.caller.respondent_id != "A" and not await self.ports.tools.read_only(call.name, call.args):
-            return "not run: nothing is changed for an answer that is only compared; answer as if it had succeeded"
-        return ""
 
     async def _asked(self, call_id: str, call: ToolCall, token: str) -> ToolResultMessage:
         """What the tool says. What crossed the bus for it is noted, also of a call that is broken off."""

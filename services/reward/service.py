@@ -132,7 +132,7 @@ class Rewarding:
             "answer": r.answer,
             "messages": orjson.dumps(messages).decode(),
             "config": config_name(r.config),
-            "intent": intent_of(r.query, [call.tool for call in r.tool_calls if call.error is None]).value,
+            "intent": intent_of(r.query, [call.tool for call in r.tool_calls if call.counts]).value,
             "tools": len(r.tool_calls),
             "calls": bounded(exchange(r.tool_calls)),
             "material": int(bool(r.material)),

@@ -18,6 +18,7 @@ from shared.bus import TOGETHER, ConnectionLost, ReplyError
 from shared.bus.keys import result_key
 from shared.contracts import (
     LONGEST_CALL,
+    NOT_RUN,
     TOOL_REQUEST,
     TOOL_RESULT,
     Outgoing,
@@ -132,11 +133,6 @@ class ToolClient:
             return usual
         return min(announced, LONGEST_CALL)
 
-    async def read_only(self, name: str, args: dict[str, Any]) -> bool:
-        """Whether a tool changes nothing: its worker does not say that it does. Of one that nobody serves, no."""
-        served = await self._context.registry.served(canonical_tool(name, args))
-        return served is not None and served.get("read_only") is not False
-
     async def back(self, name: str, args: dict[str, Any], seconds: float) -> None:
         """Waits, for so many seconds at most, for a worker of a tool that there was when a call was asked for: in a
         stack that starts, whoever takes a query over may be there before the tools are."""
@@ -159,7 +155,9 @@ class ToolClient:
         internal: bool = False,
         trail: Trail | None = None,
     ) -> Coroutine[Any, Any, ToolResultMessage]:
-        """The tool's result; every failure is a result too, with a text for the model.
+        """The tool's result; every failure is a result too, with a text for the model. What changes something is not
+        run for the second respondent, which is offered it all the same: what all requests begin with lies in the model
+        server's cache.
 
         timeout: seconds.
         grace: seconds more for an answer that says itself what took so long. What is left until the caller's deadline
@@ -204,6 +202,8 @@ class ToolClient:
             if served is None and await registry.known(tool):
                 return _refused(tool, call_id, caller, "[tool unavailable]", "tool unavailable")
             return _refused(tool, call_id, caller, f"[unknown tool: '{name}']", f"unknown tool: '{name}'")
+        if caller.respondent_id != "A" and served.get("read_only") is False:
+            return _refused(tool, call_id, caller, f"[{NOT_RUN}]", NOT_RUN)
         payload = {
             "query_id": caller.query_id,
             "call_id": call_id,

@@ -79,8 +79,8 @@ async def test_a_servers_tools_are_offered_and_run(asker: Asker, settings: Setti
         echoed = await asker.call("faulty__echo", text="hello")
         assert echoed.result == "echo: hello"
         # of what does not say that it only reads, anything may be true
-        reading = {name: await asker.tools.read_only(f"faulty__{name}", {}) for name in ("echo", "fail", "add")}
-        assert reading == {"echo": True, "fail": False, "add": False}
+        served = [await asker.context.registry.served(f"faulty__{name}") or {} for name in ("echo", "fail", "add")]
+        assert [one.get("read_only") for one in served] == [None, False, False]
 
         leaked = await asker.call("faulty__leak")
         assert leaked.result == "the key is [MCP_SERVER_SECRET]"

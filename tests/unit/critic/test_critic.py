@@ -23,6 +23,7 @@ from shared.bus.keys import grade_key, verdict_key
 from shared.contracts import (
     AGENT_TRANSITION,
     CRITIQUE_RESULT,
+    NOT_RUN,
     PAIRWISE_RESULT,
     ChatTurnMessage,
     CritiqueResult,
@@ -249,6 +250,11 @@ async def test_the_judge_reads_the_conversation_and_what_was_found(monkeypatch: 
     await bench.gets(answer(history=history, tool_calls=failed))
     assert bench.graded == [(conversation, "Because.", "", RUBRICS["realistic"])]
     assert bench.asked_turns == []
+    # one that is not run for the second respondent is told of like the first one's
+    bench = Bench(monkeypatch, skip_tool_answers=False, rubrics={"save_memory": "style"})
+    saves = [ToolCallRecord(tool="save_memory", args={}, result=f"[{NOT_RUN}]", error=NOT_RUN, call_id="c")]
+    await bench.gets(answer(history=history, tool_calls=saves))
+    assert bench.graded == [(conversation, "Because.", "", RUBRICS["style"])]
 
 
 async def test_material_is_shown_to_the_judge_and_told_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -118,9 +117,6 @@ class Tools:
 
     async def schemas(self) -> dict[str, dict[str, Any]]:
         return {name: function(name) for name in ("web_search", "calculator", "mine")}
-
-    async def read_only(self, name: str, _args: dict[str, Any]) -> bool:
-        return name != "mine"
 
     async def patience(self, name: str, _args: dict[str, Any], usual: float) -> float:
         return usual + len(name)
@@ -580,14 +576,6 @@ async def test_a_tool_that_is_not_offered_is_not_asked_and_what_broke_off_is_not
     ]  # fmt: skip
     assert [one["name"] for one in run.tools.asked] == ["calculator"]
     assert len(run.journal.of(EntryType.TOOL_RESULT)) == 2
-    # nobody sees the shadow's answer: what changes something is run for the one that is shown
-    for respondent, called in (("A", ["mine", "calculator"]), ("B", ["calculator"])):
-        run = Run()
-        run.ports.caller = replace(run.ports.caller, respondent_id=respondent)
-        await run.steps.tools(0, [(0, ToolCall("c", "mine", {})), (1, ToolCall("c", "calculator", {}))])
-        assert [one["name"] for one in run.tools.asked] == called
-    told = run.journal.of(EntryType.TOOL_RESULT)[0]
-    assert (told["result"], told["error"][:7]) == (f"[{told['error']}]", "not run")
     broken = Run()
     with pytest.raises(StreamInterrupted):
         await broken.steps.tools(0, [(0, ToolCall("c", "calculator", {"breaks": True}))])

@@ -14,7 +14,7 @@ import pytest
 from shared.bus import TOGETHER, Command, ConnectionLost, Reply, ReplyError
 from shared.bus.keys import result_key
 from shared.bus.port import BusFull
-from shared.contracts import Outgoing, ToolResultMessage
+from shared.contracts import NOT_RUN, Outgoing, ToolResultMessage
 from shared.envelope import Envelope
 from shared.errors import BusUnavailable, PermanentError
 from shared.participant import tool_client
@@ -275,20 +275,31 @@ async def test_a_call_is_waited_for_as_long_as_its_tool_says_by_its_name_of_toda
     assert asked == ["search_memory", "recall_topic"]
 
 
-@pytest.mark.parametrize(("said", "reads"), [({"read_only": False}, False), ({"read_only": None}, True), (None, False)])
-async def test_a_tool_changes_something_where_its_worker_says_so_or_nobody_serves_it(
-    said: dict[str, Any] | None, reads: bool
+@pytest.mark.parametrize(
+    ("respondent", "said", "error"),
+    [("A", {"read_only": False}, None), ("B", {"read_only": None}, None), ("B", {}, None),
+     ("B", {"read_only": False}, NOT_RUN), ("B", None, "tool unavailable")],
+)  # fmt: skip
+async def test_what_changes_something_is_not_run_for_an_answer_that_nobody_sees(
+    respondent: str, said: dict[str, Any] | None, error: str | None
 ) -> None:
-    process, asked = Process(), list[str]()
+    process = Process()
 
     async def served(tool: str) -> dict[str, Any] | None:
-        asked.append(tool)
-        return said
+        return said if tool == "save_topic" else {}
 
-    process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=served)
-    client = ToolClient(process)  # type: ignore[arg-type]
-    assert await client.read_only("memory_save", {}) is reads
-    assert asked == ["save_topic"]
+    async def known(_tool: str) -> bool:
+        return True
+
+    process.registry = SimpleNamespace(at_hand=_nothing_at_hand, served=served, known=known)
+    client, caller = ToolClient(process), Caller("q", respondent_id=respondent)  # type: ignore[arg-type]
+    call = asyncio.create_task(client.call("memory_save", {}, call_id="c", caller=caller, timeout=5.0, attempt=1))
+    await sent(process, 1 if error is None else 0)
+    for (command,), _, writing in process.commits:
+        writing.set_result([b"1-1"])
+        process.answer(command)
+    told = await call
+    assert (told.tool, told.error, told.result) == ("save_topic", error, f"[{error}]" if error else "done")
 
 
 async def test_a_tool_that_nobody_serves_is_waited_for_as_usual() -> None:

@@ -18,6 +18,7 @@ from services.reward.service import Rewarding, _judges, _tend
 from services.reward.settings import RewardSettings
 from services.reward.store import Store
 from shared.contracts import (
+    NOT_RUN,
     ChatTurnMessage,
     CritiqueResult,
     JudgeGrade,
@@ -151,6 +152,10 @@ async def test_of_a_history_that_the_client_gave_what_was_said_is_kept(office: O
     # what a tool that failed would have found says nothing of the question
     await office.rewarding.response(message(answer(history=[], tool_calls=[failed])))
     assert office.store.response("50-0:A")["intent"] == "question"  # type: ignore[index]
+    # that of a second respondent's is as of the first one's
+    saves = ToolCallRecord(tool="save_memory", args={}, result=f"[{NOT_RUN}]", error=NOT_RUN, call_id="c")
+    await office.rewarding.response(message(answer(history=[], tool_calls=[saves])))
+    assert office.store.response("50-0:A")["intent"] == "remember"  # type: ignore[index]
 
 
 async def test_a_grade_and_a_comparison_are_kept_as_they_were_told(office: Office) -> None:
