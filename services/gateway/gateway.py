@@ -63,7 +63,7 @@ class Gateway:
         self._connected: _Connected | None = None
         self._awaited: Bus | None = None
         self._open: set[asyncio.Timeout] = set()
-        self._held = self._backlog = 0
+        self._held = self._counted = self._backlog = 0
         self._backlog_until = float("-inf")
         self.stopping = False
         self.metrics = Metrics()
@@ -143,12 +143,13 @@ class Gateway:
 
     async def backlog(self, most: int) -> int:
         """Queries that wait for a generator or are being answered: no more than the stream held when the last one was
-        accepted here, or, where that was more than `most`, as of a moment ago."""
+        accepted here, or, where that was more than `most`, as counted a moment ago with what was accepted since. Beyond
+        `most` by the latter alone they are counted again: some may be answered."""
         if self._held <= most:
             return self._held
         now = asyncio.get_running_loop().time()
-        if now >= self._backlog_until:
-            self._backlog = await self.bus.backlog(QUERY_RECEIVED.stream, "generator")
+        if now >= self._backlog_until or self._counted <= most < self._backlog:
+            self._backlog = self._counted = await self.bus.backlog(QUERY_RECEIVED.stream, "generator")
             # behind it: what was known before may be of long ago, and nobody is refused for that meanwhile
             self._backlog_until = now + _BACKLOG_SECONDS
         return self._backlog
