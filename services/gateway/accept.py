@@ -269,5 +269,5 @@ async def _accept(gateway: Gateway, origin: Origin, ask: Ask, once: str, fresh_s
     if found.earlier is not None:
         # the same key came twice at the same moment
         return _same(QueryRecord.parse(found.query_id, found.earlier), ask)
-    gateway.accepted(ask.mode, found.held)
+    gateway.accepted(ask.mode, found.unfinished)
     return replace(record, query_id=found.query_id, accepted=found.accepted, deadline=found.deadline)

@@ -63,7 +63,8 @@ class Gateway:
         self._connected: _Connected | None = None
         self._awaited: Bus | None = None
         self._open: set[asyncio.Timeout] = set()
-        self._held = self._counted = self._backlog = 0
+        self._backlog = 0
+        self._uncounted = False
         self._backlog_until = float("-inf")
         self.stopping = False
         self.metrics = Metrics()
@@ -142,21 +143,19 @@ class Gateway:
             raise BusFull(reason)
 
     async def backlog(self, most: int) -> int:
-        """Queries that wait for a generator or are being answered: no more than the stream held when the last one was
-        accepted here, or, where that was more than `most`, as counted a moment ago with what was accepted since. Beyond
-        `most` by the latter alone they are counted again: some may be answered."""
-        if self._held <= most:
-            return self._held
+        """Queries that wait for a generator or are being answered: as of the last one that was accepted here, or, where
+        those were more than `most`, or could not be told, as of a moment ago."""
         now = asyncio.get_running_loop().time()
-        if now >= self._backlog_until or self._counted <= most < self._backlog:
-            self._backlog = self._counted = await self.bus.backlog(QUERY_RECEIVED.stream, "generator")
-            # behind it: what was known before may be of long ago, and nobody is refused for that meanwhile
+        if (self._uncounted or self._backlog > most) and now >= self._backlog_until:
             self._backlog_until = now + _BACKLOG_SECONDS
+            self._backlog = await self.bus.backlog(QUERY_RECEIVED.stream, "generator")
         return self._backlog
 
-    def accepted(self, mode: str, held: int) -> None:
-        """A query was accepted. held: how many the stream held then."""
-        self._held, self._backlog = held, self._backlog + 1
+    def accepted(self, mode: str, unfinished: int | None) -> None:
+        """A query was accepted. unfinished: how many there were then, if that is known."""
+        self._uncounted = unfinished is None
+        if unfinished is not None:
+            self._backlog = unfinished
         self.metrics.accepted.labels(mode).inc()
 
     async def metrics_text(self) -> bytes:

@@ -64,12 +64,20 @@ end
 # KEYS: stream, once, records; of a session also: its queries, its lanes, that of A first.
 # ARGV: most unfinished queries, seconds, group of A, ms for the answer, number of words of the record, those words, the
 # entry's words. Record and entry get the deadline by this clock: who accepts may not have heard that it was set.
-# Returns the id, how many queries the stream holds, and the record's times; or the id of the earlier query with that
-# once-key and its record; or nothing: there are too many of the session.
+# Returns the id, how many queries the group has not finished (-1: Redis has lost count), and the record's times; or the
+# id of the earlier query with that once-key and its record; or nothing: there are too many of the session.
 # An empty lane gives its turn with the place, and the entry says so: whoever reads it need not ask.
 _ACCEPT = Script(
     _FINISHED
     + """
+local function unfinished(stream, group)
+  for _, row in ipairs(redis.pcall('XINFO', 'GROUPS', stream)) do
+    local g = {}
+    for i = 1, #row, 2 do g[row[i]] = row[i + 1] end
+    if g['name'] == group then return g['lag'] and g['pending'] + g['lag'] or -1 end
+  end
+  return redis.call('XLEN', stream)
+end
 local earlier = redis.call('GET', KEYS[2])
 if earlier then return {earlier, redis.call('HGETALL', KEYS[3] .. earlier)} end
 -- a key of another type is noticed before anything is written
@@ -112,7 +120,7 @@ if KEYS[4] then
     redis.call('EXPIRE', KEYS[i], 86400)
   end
 end
-return {id, redis.call('XLEN', KEYS[1]), accepted, deadline}
+return {id, unfinished(KEYS[1], ARGV[3]), accepted, deadline}
 """
 )
 
@@ -185,12 +193,12 @@ def plain(member: bytes) -> str:
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """`earlier`: the record of the query that came with the same once-key before; nothing new was accepted. It is empty
-    when the record is not there. held: how many queries of all sessions the stream holds, this one included, and those
-    that are finished and not removed yet. accepted, deadline: in ms, by Redis' clock."""
+    when the record is not there. unfinished: how many queries of all sessions the generators have not finished, this
+    one included; None where Redis has lost count. accepted, deadline: in ms, by Redis' clock."""
 
     query_id: str
     earlier: dict[str, str] | None = None
-    held: int = 0
+    unfinished: int | None = None
     accepted: int = 0
     deadline: int = 0
 
@@ -223,8 +231,9 @@ async def accept(
     argv = (limit, seconds, GROUPS["A"], int(left * 1000), len(words), *words, *entry)
     found, *_ = map(checked, await bus.link.submit([_ACCEPT(keys, *argv), *also], True, now=True))
     match found:
-        case [query_id, int(held), accepted, deadline]:
-            return Accepted(query_id.decode(), None, held, int(accepted), int(deadline))
+        case [query_id, int(count), accepted, deadline]:
+            unfinished = count if count >= 0 else None
+            return Accepted(query_id.decode(), None, unfinished, int(accepted), int(deadline))
         case [query_id, earlier]:
             return Accepted(query_id.decode(), pairs(earlier))
     return None
