@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from shared.bus.port import ReplyError
-from shared.bus.scripts import HAND_OVER, KEEP
+from shared.bus.scripts import COUNT, HAND_OVER, KEEP
 from shared.bus.slots import Delivery, Slots
 from shared.bus.streams import Bus, Entry, entries, grouping
 from shared.errors import Fenced, TransientError
@@ -150,6 +151,13 @@ class Claims:
         if delivery.entry_id in await self._keep(delivery.stream, [delivery.entry_id]):
             raise Fenced(f"{delivery.entry_id} was taken over")
         return now + 2 * self._heartbeat
+
+    async def count(self, delivery: Delivery, deliveries: int) -> None:
+        """Sets how often an entry was delivered, as whoever takes it over will see it."""
+        with suppress(TransientError, ReplyError):
+            await self._bus.link.call(
+                *COUNT((delivery.stream,), self._group, self._replica, delivery.entry_id, deliveries)
+            )
 
     # ── taking over ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -76,7 +76,7 @@ class Consumer:
         self._heartbeat = heartbeat
         self._max_deliveries = max_deliveries
         self._drain = drain
-        self.slots = Slots(concurrency, _limits(routes), max_deliveries, self._unblock)
+        self.slots = Slots(concurrency, _limits(routes), max_deliveries, self._unblock, self._count)
         self._claims = Claims(bus, group, replica, list(routes), heartbeat)
         self._settling = Settling(bus, group, self._settled)
         self.handled = 0
@@ -255,6 +255,9 @@ class Consumer:
         with contextlib.suppress(TransientError, ReplyError):
             return await self._bus.unblock()
         return False
+
+    async def _count(self, delivery: Delivery, deliveries: int) -> None:
+        await self._claims.count(delivery, deliveries)
 
     # ── handling ─────────────────────────────────────────────────────────────────────────────────────────────
 

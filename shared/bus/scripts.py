@@ -51,6 +51,14 @@ local t = redis.call('TIME')
 return {t[1] * 1000 + math.floor(t[2] / 1000), left, idle, lost}
 """)
 
+# Sets how many deliveries an entry has had, where it is this consumer's. KEYS: stream.
+# ARGV: group, consumer, id, how many.
+COUNT = Script("""
+if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1, ARGV[2]) > 0 then
+  redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3], 'RETRYCOUNT', ARGV[4], 'JUSTID')
+end
+""")
+
 # Makes what a leaving consumer still holds claimable at once, five hundred entries a time, then removes the consumer.
 # The interrupted delivery does not count as an attempt. KEYS: stream. ARGV: group, consumer, heir.
 # Returns how many entries were moved; 0 when there were none, and the consumer is gone.

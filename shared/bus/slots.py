@@ -33,12 +33,20 @@ class Delivery:
     async def slot(self) -> None:
         """Waits for a slot, when there was none as it was taken: two came at once where one was waited for."""
         if self not in self._slots.working:
-            async with self.parked():
+            async with self._aside():
                 pass
 
     @contextlib.asynccontextmanager
     async def parked(self) -> AsyncIterator[None]:
-        """Gives the slot to other work while this entry waits for something (its claim is kept)."""
+        """Gives the slot to other work while this entry waits for something (its claim is kept). Where its replica dies
+        meanwhile that was not its fault, and uses up no delivery."""
+        async with self._aside():
+            await self._slots.count(self, self.deliveries - 1)
+            yield
+        await self._slots.count(self, self.deliveries)
+
+    @contextlib.asynccontextmanager
+    async def _aside(self) -> AsyncIterator[None]:
         self._slots.working.discard(self)
         self._slots.changed.set()
         try:
@@ -52,10 +60,18 @@ class Slots:
     """The entries held, those of them that are being worked on, and the room that is left.
 
     size: entries worked on at the same time. limits: entries of one stream held at the same time, parked ones included.
-    last: the number of deliveries after which an entry is given up. unblock: ends the read in progress.
+    last: the number of deliveries after which an entry is given up. unblock: ends the read in progress. count: tells
+    Redis how many deliveries one has had.
     """
 
-    def __init__(self, size: int, limits: dict[str, Limit], last: int, unblock: Callable[[], Awaitable[bool]]) -> None:
+    def __init__(
+        self,
+        size: int,
+        limits: dict[str, Limit],
+        last: int,
+        unblock: Callable[[], Awaitable[bool]],
+        count: Callable[[Delivery, int], Awaitable[None]],
+    ) -> None:
         self.size = size
         self.held: dict[tuple[str, str], Delivery] = {}
         self.working: set[Delivery] = set()
@@ -66,6 +82,7 @@ class Slots:
         self.limits = limits
         self.last = last
         self._unblock = unblock
+        self.count = count
 
     def take(self, delivery: Delivery) -> bool:
         """False when it is held already. Beyond the room that is left it waits for a slot (see Delivery.slot)."""

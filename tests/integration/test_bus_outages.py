@@ -19,6 +19,7 @@ from support.consuming import GROUP, STREAM, consuming
 from support.loopback import listening
 from support.proxy import Proxy
 from support.services import announced, running
+from support.slots import uncounted
 from support.waiting import always, eventually
 
 from services.cli.launch.embedded_redis import EmbeddedRedis
@@ -94,7 +95,7 @@ class Sleepers:
         self.replicas: dict[str, tuple[Claims, Slots]] = {}
         self.taken: list[tuple[str, str]] = []
         for name in names:
-            slots = Slots(10, {STREAM: None}, 5, self._unblock)
+            slots = Slots(10, {STREAM: None}, 5, self._unblock, uncounted)
             for _ in range(2):
                 entry_id = raw.xadd(STREAM, {"payload": name}).decode()
                 raw.xreadgroup(GROUP, name, {STREAM: ">"})

@@ -156,6 +156,32 @@ async def test_work_that_waits_gives_its_slot_to_others_and_takes_one_back(redis
     assert most <= 2
 
 
+async def test_what_waits_when_its_replica_dies_has_used_up_no_delivery(redis_url: str, raw: redis.Redis) -> None:
+    gates = [asyncio.Event(), asyncio.Event()]
+
+    async def handler(delivery: Delivery) -> list[Any]:
+        async with delivery.parked():
+            await gates[0].wait()
+        await gates[1].wait()
+        return []
+
+    def counted() -> list[tuple[bytes, int]]:
+        return [(row["consumer"], row["times_delivered"]) for row in raw.xpending_range(STREAM, GROUP, "-", "+", 9)]
+
+    raw.xgroup_create(STREAM, GROUP, "0", mkstream=True)
+    async with consuming(redis_url, handler) as consumer:
+        add(raw, 2)
+        await eventually(lambda: [number for _, number in counted()] == [0, 0], what="both wait")
+        # somebody else's stays his, and its count what he made it
+        (first, _) = (entry_id for _, entry_id in consumer.held)
+        raw.xclaim(STREAM, GROUP, "other", 0, [first], retrycount=3, justid=True)
+        gates[0].set()
+        await eventually(lambda: counted()[1][1] == 1, what="the second is worked on")
+        assert counted()[0] == (b"other", 3)
+        gates[1].set()
+        await eventually(lambda: counted() == [], what="the first is taken over and handled too")
+
+
 async def test_work_comes_back_from_waiting_at_once_when_the_replica_only_waits_for_entries(
     redis_url: str, raw: redis.Redis
 ) -> None:

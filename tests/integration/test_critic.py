@@ -399,7 +399,7 @@ async def test_a_second_critic_takes_its_part_of_what_waits_and_what_a_stopped_o
                 await eventually(shared, 20, "each holds half of them")
                 rows = await on.bus.link.call("XPENDING", RESPONSE_GENERATION.stream, "critic", "-", "+", 20)
                 # what was handed back was not tried before
-                assert max(deliveries for *_, deliveries in rows) == 1
+                assert max(deliveries for *_, deliveries in rows) <= 1
             await in_line(on, 12)
         await on.settled()
         assert sorted(one.query_id for one in await on.critiques()) == sorted(f"{n}-1" for n in range(1, 13))

@@ -149,7 +149,7 @@ async def judging(pairs: int, *, every: float, away: float, seed: int, seconds: 
             await bus.link.call("XGROUP", "CREATE", subject.stream, "audit", "0", "MKSTREAM")
         people = stack.enter_context(
             Participants(server.url, model.url, folder / "data", heartbeat=0.5, memory_classify="off",
-                         critic_pairwise_buffer=2 * pairs, critic_leave_ungraded_above=2 * pairs)
+                         critic_pairwise_buffer=2 * pairs, critic_leave_ungraded_above=20 * pairs)
         )  # fmt: skip
         client, start = Client(bus), time.monotonic()
         keepers = {name: people.start(name) for name in ("reward", "memory")}

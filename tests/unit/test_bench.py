@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 from pydantic import BaseModel
+from support.slots import uncounted
 
 from shared.bus import Bus, Command, Delivery
 from shared.bus.slots import Slots
@@ -80,7 +81,7 @@ async def _sent_by_us(args: dict[str, Any], answer: str) -> list[Command]:
     tools.runs["bench_echo"] = run
     work = ToolWork("bench_echo", _Asked, lambda: tools, Cancelled(), internal=False)
     fields = [field if isinstance(field, bytes) else field.encode() for field in request[3:]]
-    delivery = Delivery(work.stream, f"{bus.now_ms()}-0", fields, 1, Slots(1, {}, 5, unblock))
+    delivery = Delivery(work.stream, f"{bus.now_ms()}-0", fields, 1, Slots(1, {}, 5, unblock, uncounted))
     delivery.task = asyncio.current_task()
     bus._uncut["local2:tool.result.bench_echo"] = 0
     return [request, *await work.route(context).handler(delivery)]

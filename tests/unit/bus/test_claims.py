@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from support.asked import Asked
+from support.slots import uncounted
 
 from shared.bus import Command, Delivery, Reply, ReplyError
 from shared.bus.claims import Claims, Found
@@ -34,7 +35,7 @@ async def nothing_to_unblock() -> bool:
 
 
 def slots(last: int = 3, size: int = 4) -> Slots:
-    return Slots(size, {ONE: None, TWO: None}, last, nothing_to_unblock)
+    return Slots(size, {ONE: None, TWO: None}, last, nothing_to_unblock, uncounted)
 
 
 def held(of: Slots, stream: str, entry_id: str, deliveries: int = 1) -> Delivery:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from support.slots import uncounted
 
 from shared.bus import TOGETHER, BusFull, Command, ConnectionLost, Delivery, Reply, ReplyError
 from shared.bus.keys import nothing_key
@@ -23,7 +24,7 @@ async def _nothing_to_unblock() -> bool:
 
 
 def delivery(entry_id: str = "1-1", stream: str = STREAM, broken: int = 0) -> Delivery:
-    return Delivery(stream, entry_id, [], 1, Slots(1, {stream: None}, 3, _nothing_to_unblock), broken=broken)
+    return Delivery(stream, entry_id, [], 1, Slots(1, {stream: None}, 3, _nothing_to_unblock, uncounted), broken=broken)
 
 
 class Writing:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 
 import pytest
+from support.slots import uncounted
 
 from shared.bus.slots import Delivery, Slots
 
@@ -17,7 +18,7 @@ async def nothing_to_unblock() -> bool:
 
 
 def slots(size: int = 4, last: int = 5) -> Slots:
-    return Slots(size, {FREE: None, BOUND: 2}, last, nothing_to_unblock)
+    return Slots(size, {FREE: None, BOUND: 2}, last, nothing_to_unblock, uncounted)
 
 
 def taken(of: Slots, entry_id: str, deliveries: int = 1, stream: str = FREE) -> Delivery:
@@ -57,7 +58,7 @@ async def test_a_stream_with_a_limit_leaves_room_for_the_others_parked_entries_i
 
 async def test_what_waits_beyond_a_limit_that_became_lower_is_told_of_the_old_and_the_new() -> None:
     most = 10
-    have = Slots(10, {FREE: None, BOUND: lambda: most}, 5, nothing_to_unblock)
+    have = Slots(10, {FREE: None, BOUND: lambda: most}, 5, nothing_to_unblock, uncounted)
     taken(have, "0-1", stream=FREE)
     parked = [taken(have, f"{number}-1", stream=BOUND) for number in range(6)]
     async with contextlib.AsyncExitStack() as stack:
@@ -95,7 +96,7 @@ async def test_an_entry_at_its_last_attempt_leaves_no_room_beside_it() -> None:
 
 async def test_a_limit_that_is_just_reached_leaves_nothing_beyond_it() -> None:
     for limit in (2, lambda: 2):
-        have = Slots(10, {FREE: None, BOUND: limit}, 5, nothing_to_unblock)
+        have = Slots(10, {FREE: None, BOUND: limit}, 5, nothing_to_unblock, uncounted)
         other, first = taken(have, "1-1"), taken(have, "1-1", stream=BOUND)
         async with other.parked(), first.parked():
             taken(have, "2-1", stream=BOUND)
@@ -156,7 +157,7 @@ async def test_a_read_that_waits_gives_back_the_slots_that_it_was_promised() -> 
         have.changed.set()
         return True
 
-    have = Slots(2, {FREE: None}, 5, unblock)
+    have = Slots(2, {FREE: None}, 5, unblock, uncounted)
     parked = taken(have, "1-1")
     async with asyncio.timeout(5), parked.parked():
         have.promised = 2
@@ -177,7 +178,7 @@ async def test_a_read_that_does_not_wait_in_redis_ends_by_itself_and_is_waited_f
     def ended() -> None:
         have.promised = 0
 
-    have = Slots(1, {FREE: None}, 5, unblock)
+    have = Slots(1, {FREE: None}, 5, unblock, uncounted)
     parked = taken(have, "1-1")
     async with asyncio.timeout(5), parked.parked():
         have.promised = 1
@@ -195,7 +196,7 @@ async def test_a_read_that_was_begun_meanwhile_gives_back_what_it_was_promised_t
             have.changed.set()
         return True
 
-    have = Slots(1, {FREE: None}, 5, unblock)
+    have = Slots(1, {FREE: None}, 5, unblock, uncounted)
     parked = taken(have, "1-1")
     async with asyncio.timeout(5), parked.parked():
         have.promised = 1
@@ -220,7 +221,7 @@ async def test_a_read_that_ends_as_it_is_ended_keeps_nobody_waiting() -> None:
         slots.changed.clear()
         return True
 
-    slots = Slots(1, {}, 3, unblock)
+    slots = Slots(1, {}, 3, unblock, uncounted)
     slots.promised = 1
     await asyncio.wait_for(slots.free_one(), 10)
     assert (slots.wanted, slots.promised) == (0, 0)

@@ -13,6 +13,7 @@ from typing import Any, cast
 import orjson
 import pytest
 from pydantic import BaseModel, Field
+from support.slots import uncounted
 
 from shared.bus import START, Command, Delivery, Entry
 from shared.bus.keys import result_key
@@ -135,7 +136,7 @@ class Worker:
         async def unblock() -> bool:
             return False
 
-        return Delivery(STREAM, f"{NOW}-5", fields, deliveries, Slots(1, {STREAM: None}, 3, unblock))
+        return Delivery(STREAM, f"{NOW}-5", fields, deliveries, Slots(1, {STREAM: None}, 3, unblock, uncounted))
 
     async def does(self, asked: ToolRequest | None = None, deliveries: int = 1, **how: Any) -> list[Command]:
         return list(await self.route.handler(self.delivery(asked or request(), deliveries, **how)))
