@@ -211,23 +211,6 @@ async def test_a_question_without_an_answer_gives_way_too(gateway: Gateway) -> N
     assert await gateway.bus.link.call("EXISTS", steps_key("s")) == 0
 
 
-async def test_a_question_without_a_word_leaves_as_soon_as_it_has_stopped(gateway: Gateway) -> None:
-    await opened(gateway, turn(2))
-    await waiting(gateway, "3-0", "9-0")
-    await recorded(gateway, "3-0", query="q3")
-
-    async def stopping() -> None:
-        while not await cancelled(gateway, [3]):
-            await asyncio.sleep(0)
-        # its generator acknowledges it behind that
-        await lanes.leave(gateway.bus, "s", "A", "3-0")
-
-    async with asyncio.timeout(60):
-        await asyncio.gather(give_way(gateway, record("9-0", "other"), "3-0"), stopping())
-    assert await left(gateway) == (["2-0"], ["9-0"])
-    assert await gateway.bus.link.call("EXISTS", record_key("3-0")) == 0
-
-
 async def test_an_answer_that_ends_just_before_it_is_taken_back_leaves_with_its_question(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,8 +230,9 @@ async def test_an_answer_that_ends_just_before_it_is_taken_back_leaves_with_its_
     assert await gateway.bus.link.call("EXISTS", record_key("3-0")) == 0
 
 
+@pytest.mark.parametrize("written", [True, False], ids=["something was written", "without a word"])
 async def test_what_had_been_written_of_an_answer_leaves_with_its_question(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, written: bool
 ) -> None:
     monkeypatch.setattr(versions, "STOPPING", 3_600.0)
     await opened(gateway, turn(2))
@@ -260,10 +244,13 @@ async def test_what_had_been_written_of_an_answer_leaves_with_its_question(
             await asyncio.sleep(0)
         for _ in range(20):
             await gateway.bus.link.call("PING")
-        await gateway.bus.link.pipe(gateway.sessions.appending("s", "A", turn(3)))
+        if written:
+            await gateway.bus.link.pipe(gateway.sessions.appending("s", "A", turn(3)))
+        # its generator acknowledges it behind that
         await lanes.leave(gateway.bus, "s", "A", "3-0")
 
     async with asyncio.timeout(60):
         # the new question is in the lane as well, and nobody waits for that
         await asyncio.gather(give_way(gateway, record("9-0", "other"), "3-0"), stopping())
     assert (await left(gateway))[0] == ["2-0"]
+    assert await gateway.bus.link.call("EXISTS", record_key("3-0")) == 0
