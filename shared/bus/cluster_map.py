@@ -240,9 +240,9 @@ class StreamLink(Link):
             await asyncio.sleep(_VISIT)
         raise ConnectionError(_VISITED)
 
-    def read(self, command: Command, block: float) -> asyncio.Future[list[Reply]]:
+    def read(self, command: Command, block: float, now: bool) -> asyncio.Future[list[Reply]]:
         """The reply to come, behind another one: that lets it in where the stream is on its way to."""
-        return self.submit((("ASKING",), command), False, block=block)
+        return self.submit((("ASKING",), command), False, block=block, now=now)
 
-    async def call(self, *command: Any, retry: bool = False, block: float = 0.0) -> Reply:
-        return checked((await self.read(command, block))[-1])
+    async def call(self, *command: Any, retry: bool = False, block: float = 0.0, now: bool = False) -> Reply:
+        return checked((await self.read(command, block, now))[-1])

@@ -41,7 +41,7 @@ class ClusterReader:
     def generation(self) -> int:
         return sum(link.generation for link in self._links.values())
 
-    async def call(self, *command: Any, retry: bool = False, block: float = 0.0) -> Reply:
+    async def call(self, *command: Any, retry: bool = False, block: float = 0.0, now: bool = False) -> Reply:
         """XREADGROUP over any streams; what one command for all of them would answer. Raises ConnectionLost.
 
         As soon as one stream has entries, the waiting for the others is ended; no read is given up whose entries may
@@ -52,7 +52,7 @@ class ClusterReader:
         self._reads = reads = {}
         for stream, position in zip(command[place : place + count], command[place + count :], strict=True):
             link = self._link(stream)
-            reads[link.read((*command[:place], stream, position), block)] = link
+            reads[link.read((*command[:place], stream, position), block, now)] = link
         try:
             _, late = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
             while late:

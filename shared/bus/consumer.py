@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.bus.claims import Claims
+from shared.bus.claims import Claims, Found
 from shared.bus.letters import burying
 from shared.bus.link import MOST_TRIES
 from shared.bus.port import BusFull, Command, ConnectionLost, ReplyError
@@ -200,16 +200,24 @@ class Consumer:
                 *("STREAMS", *streams, *[">"] * len(streams)),
                 retry=False,
                 block=block or 0.0,
+                now=True,
             )
         finally:
             self.slots.promised = 0
             self.slots.changed.set()
-        for name, items in reply or ():
-            stream = name.decode()
-            for entry_id, fields in items:
-                self._start(stream, entry_id.decode(), fields, 1)
-        if reply:
-            # whose work has just begun comes before the next read
+        taken = self._hold(
+            [
+                Found(name.decode(), (entry_id.decode(), raw), 1)
+                for name, items in reply or ()
+                for entry_id, raw in items
+            ]
+        )
+        if len(taken) > 1:
+            # the next read is under way while these are worked on
+            self._loop.call_soon(self._work_on, taken)
+        else:
+            # of one by itself the work comes first
+            self._work_on(taken)
             await asyncio.sleep(0)
         return bool(reply)
 
@@ -219,8 +227,7 @@ class Consumer:
             after: str | None = "-"
             while after is not None and not self._stopping:
                 found, after = await self._claims.unseen(stream, after, await self._room() or 1, self.slots)
-                for one in found:
-                    self._start(one.stream, *one.entry, one.deliveries)
+                self._work_on(self._hold(found))
 
     async def _adopt(self) -> None:
         """Takes over what nobody keeps, as far as there is room; the rest is found again with the next heartbeat."""
@@ -231,13 +238,20 @@ class Consumer:
             count = 1 if self.slots.last_chance else room if limit is None else min(limit, room)
             if count <= 0:
                 continue
-            for one in await self._claims.orphans(stream, watched, count, self.slots):
+            found = await self._claims.orphans(stream, watched, count, self.slots)
+            for one in found:
                 log.info("bus.claimed", stream=stream, entry_id=one.entry[0], deliveries=one.deliveries)
-                self._start(one.stream, *one.entry, one.deliveries)
+            self._work_on(self._hold(found))
 
-    def _start(self, stream: str, entry_id: str, fields: list[bytes], deliveries: int) -> None:
-        delivery = Delivery(stream, entry_id, fields, deliveries, self.slots)
-        if not self._stopping and self.slots.take(delivery):
+    def _hold(self, found: Sequence[Found]) -> list[Delivery]:
+        """Those of them that are to be worked on: nothing at the end, and nothing that is held already."""
+        if self._stopping:
+            return []
+        deliveries = [Delivery(one.stream, *one.entry, one.deliveries, self.slots) for one in found]
+        return [delivery for delivery in deliveries if self.slots.take(delivery)]
+
+    def _work_on(self, taken: Sequence[Delivery]) -> None:
+        for delivery in taken:
             delivery.task = asyncio.Task(self._handle(delivery), loop=self._loop, **_EAGER)
 
     async def _repair(self, exc: TransientError | ReplyError) -> None:

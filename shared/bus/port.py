@@ -16,7 +16,7 @@ Reply = Any
 
 # Messages that come up in one loop tick are written so many at a time: Redis, and whoever reads them, begin on these
 # while the next ones are prepared.
-TOGETHER = 32
+TOGETHER = 16
 
 # A server that has no room on its disk (MISCONF), or fewer replicas than its configuration wants for a write, refuses
 # all writes and goes on reading; one that has none in its memory those that may need more of it.
@@ -119,9 +119,9 @@ class Port(AbstractAsyncContextManager[Any], Protocol):
         know.
         """
 
-    async def call(self, *command: Any, retry: bool = True, block: float = 0.0) -> Reply:
-        """One command's reply. Raises ReplyError, BusFull, BusUnavailable, ConnectionLost."""
-        (reply,) = await self.submit((command,), retry, block=block)
+    async def call(self, *command: Any, retry: bool = True, block: float = 0.0, now: bool = False) -> Reply:
+        """One command's reply (see `submit`). Raises ReplyError, BusFull, BusUnavailable, ConnectionLost."""
+        (reply,) = await self.submit((command,), retry, block=block, now=now)
         return checked(reply)
 
     async def pipe(self, commands: Sequence[Command], *, retry: bool = True) -> list[Reply]:

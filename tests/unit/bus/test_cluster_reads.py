@@ -35,8 +35,8 @@ class Line:
             self.connected.set()
             self.generation += 1
 
-    def read(self, command: tuple[Any, ...], block: float) -> asyncio.Future[list[Reply]]:
-        assert block == 2.0
+    def read(self, command: tuple[Any, ...], block: float, now: bool) -> asyncio.Future[list[Reply]]:
+        assert (block, now) == (2.0, True)
         self.asked.append(command)
         self.reply: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
         return self.reply
@@ -84,7 +84,7 @@ async def reading(*sent: str, streams: tuple[str, ...] = ("one", "two", "three")
     cluster = Cluster(*sent)
     reader = reader_of(cluster)
     command = ("XREADGROUP", "GROUP", "g", "r", "STREAMS", *streams, *[">"] * len(streams))
-    task = asyncio.create_task(reader.call(*command, block=2.0))
+    task = asyncio.create_task(reader.call(*command, block=2.0, now=True))
     await asyncio.sleep(0)
     wanted = {stream: [("XREADGROUP", "GROUP", "g", "r", "STREAMS", stream, ">")] for stream in streams}
     assert {stream: line.asked for stream, line in cluster.lines.items()} == wanted
@@ -113,7 +113,7 @@ async def test_each_stream_keeps_its_connection_and_a_new_one_of_any_tells_that_
     assert reader.generation == 2
     cluster.lines["one"].answer(None)
     assert await asyncio.wait_for(task, 60) is None
-    task = asyncio.create_task(reader.call("XREADGROUP", "STREAMS", "two", "three", ">", ">", block=2.0))
+    task = asyncio.create_task(reader.call("XREADGROUP", "STREAMS", "two", "three", ">", ">", block=2.0, now=True))
     await asyncio.sleep(0)
     assert (cluster.lines["two"], len(cluster.lines), reader.generation) == (lines["two"], 3, 2)
     cluster.lines["two"].generation += 1
@@ -174,7 +174,7 @@ async def test_a_read_that_is_not_on_its_way_cannot_be_ended_and_one_that_hangs_
 async def test_what_reads_ends_with_its_connections() -> None:
     cluster = Cluster("one")
     async with reader_of(cluster) as reader:
-        task = asyncio.create_task(reader.call("XREADGROUP", "STREAMS", "one", ">", block=2.0))
+        task = asyncio.create_task(reader.call("XREADGROUP", "STREAMS", "one", ">", block=2.0, now=True))
         await asyncio.sleep(0)
         cluster.lines["one"].answer([["one", ["1-1"]]])
         assert await task == [["one", ["1-1"]]]

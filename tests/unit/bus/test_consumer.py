@@ -273,9 +273,9 @@ async def test_what_comes_beside_the_one_that_was_waited_for_waits_for_a_slot(mo
     held = Delivery(first, "0-1", [], 1, reader.slots)
     reader.slots.take(held)
     await reader._read(reader.slots.room())
-    tasks = [one.task for one in reader.held.values() if one.task is not None]
     for _ in range(5):
         await asyncio.sleep(0)
+    tasks = [one.task for one in reader.held.values() if one.task is not None]
     assert (working, len(reader.held), reader.slots.room()) == (1, 3, -1)
     gate.set()
     await asyncio.gather(*tasks)

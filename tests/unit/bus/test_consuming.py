@@ -173,7 +173,7 @@ async def test_a_read_is_promised_what_it_may_bring_and_is_not_sent_again(
     with pytest.raises(ConnectionLost):
         await reader._take(names, count, block)
     milliseconds = None if block is None else int(block * 1_000)
-    assert seen == [(reads(names, count, milliseconds), {"retry": False, "block": block or 0.0}, promised)]
+    assert seen == [(reads(names, count, milliseconds), {"retry": False, "block": block or 0.0, "now": True}, promised)]
     # whoever waits for a slot is told
     assert (reader.slots.promised, reader.slots.changed.is_set()) == (0, True)
 
@@ -385,16 +385,46 @@ async def test_what_nobody_keeps_is_taken_over_as_far_as_there_is_room_for_its_s
 async def test_nothing_is_begun_twice_or_by_who_is_about_to_leave() -> None:
     reader = asking(Asked(), {STREAM: Route(waits)})
     reader._claims.certain_until = math.inf
-    reader._start(STREAM, "1-1", [b"a", b"b"], 2)
-    ((key, one),) = reader.held.items()
-    assert key == (STREAM, "1-1")
+    found = Found(STREAM, ("1-1", [b"a", b"b"]), 2)
+    (one,) = reader._hold([found, found])
+    reader._work_on([one])
+    assert list(reader.held.items()) == [((STREAM, "1-1"), one)]
     assert (one.fields, one.deliveries, one.task is not None) == ([b"a", b"b"], 2, True)
-    reader._start(STREAM, "1-1", [b"a", b"b"], 2)
-    assert list(reader.held.values()) == [one]
+    assert reader._hold([found]) == []
     reader._stopping = True
-    reader._start(STREAM, "2-1", [], 1)
+    assert reader._hold([Found(STREAM, ("2-1", []), 1)]) == []
     assert list(reader.held.values()) == [one]
     await reader._interrupt([one])
+
+
+@pytest.mark.parametrize(("entries", "order"), [(1, ["read", "1-1", "read"]), (2, ["read", "read", "1-1", "2-1"])])
+async def test_the_next_read_is_under_way_while_several_are_worked_on_and_comes_behind_the_work_on_one(
+    entries: int, order: list[str]
+) -> None:
+    happened: list[str] = []
+
+    async def handler(one: Delivery) -> list[Command]:
+        happened.append(one.entry_id)
+        return await waits(one)
+
+    class Reads(Asked):
+        async def call(self, *command: Any, **options: Any) -> Reply:
+            happened.append("read")
+            assert options == {"retry": False, "block": 2.0, "now": True}
+            if not self.replies:
+                await asyncio.Event().wait()
+            return self._reply(command)
+
+    server = Reads([[STREAM.encode(), [[b"%d-1" % (number + 1), []] for number in range(entries)]]])
+    reader = asking(server, {STREAM: Route(handler)})
+    reader._claims.certain_until = math.inf
+    await reader._read(8)
+    reading = asyncio.create_task(reader._read(8))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert happened == order
+    reading.cancel()
+    await reader._interrupt(list(reader.held.values()))
 
 
 @pytest.mark.parametrize(
