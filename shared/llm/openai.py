@@ -25,6 +25,7 @@ from shared.llm.port import (
     ModelFacts,
     ModelMissing,
     ModelRejected,
+    NotOffered,
     StreamInterrupted,
     TextDelta,
     ThinkingDelta,
@@ -65,6 +66,8 @@ class OpenAIWire:
         self._server = ModelServer(OPENAI, openai_url(base_url), api_key, ca_file)
         # What a model has refused, and is not sent any more.
         self._refused: dict[str, frozenset[str]] = {}
+        # Models that have answered: they are there, whatever the server lists.
+        self._answered: set[str] = set()
 
     @property
     def server(self) -> ModelServer:
@@ -82,9 +85,13 @@ class OpenAIWire:
                     until: float | None = None
                     while (some := await following(arrived, until, StreamInterrupted)) is not None:
                         for event in merged(reading.events(some)):
+                            self._answered.add(request.model)
                             yield event
                         if until is None and reading.reason in _WHOLE:
                             until = asyncio.get_running_loop().time() + BEHIND
+            except ModelMissing:
+                self._answered.discard(request.model)
+                raise
             except ThinkingUnsupported as exc:
                 raise exc if wish else ModelRejected(str(exc)) from exc
             except ModelRejected as exc:
@@ -97,6 +104,15 @@ class OpenAIWire:
             return
 
     async def facts(self, model: str) -> ModelFacts:
+        try:
+            return await self._listed(model)
+        except (ModelMissing, NotOffered):
+            # a folder that is served, a name that a proxy understands, a server without a list
+            if model not in self._answered:
+                raise
+            return ModelFacts()
+
+    async def _listed(self, model: str) -> ModelFacts:
         missing = _missing(self._server.url, model)
         listed = await self._server.ask("GET", "models", missing, timeout=LOOK_TIMEOUT)
         try:

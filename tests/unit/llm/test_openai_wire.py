@@ -20,6 +20,7 @@ from shared.llm.port import (
     Delta,
     Finish,
     ModelError,
+    ModelMissing,
     ModelRejected,
     Notice,
     StreamInterrupted,
@@ -431,5 +432,37 @@ async def test_a_name_without_its_tag_is_the_same_model() -> None:
             complaint = await model.reachable("large")
             assert complaint is not None
             assert complaint.endswith("does not have the model large; it has: small:latest")
+        finally:
+            await model.aclose()
+
+
+@pytest.mark.parametrize("listed", [200, 404])
+async def test_a_model_that_has_answered_is_there_whatever_the_server_lists(listed: int) -> None:
+    """A folder that is served, a name that a proxy understands, a server without a list."""
+    gone = False
+    parts = [b"data: " + orjson.dumps(part) + b"\n\n" for part in (chunk(content="yes"), chunk("stop"))]
+
+    async def chat(_request: Request) -> Response:
+        if gone:
+            return Response(b'{"error": {"message": "The model `m` does not exist."}}', status_code=404)
+        return Response(b"".join(parts), media_type="text/event-stream")
+
+    async def models(_request: Request) -> Response:
+        return Response(b'{"object": "list", "data": []}', status_code=listed)
+
+    server = ScriptedModelServer()
+    routes = [Route("/plain/v1/chat/completions", chat, methods=["POST"]), Route("/plain/v1/models", models)]
+    server.app = Starlette(routes=routes)
+    async with server:
+        model = open_chat_model("openai", base_url=f"{server.url}/plain/v1")
+        try:
+            assert await model.reachable("m") is not None
+            assert TextDelta("yes") in [delta async for delta in model.stream(ASK)]
+            assert await model.reachable("m") is None
+            assert await model.reachable("another") is not None
+            gone = True
+            with pytest.raises(ModelMissing):
+                _ = [delta async for delta in model.stream(ASK)]
+            assert await model.reachable("m") is not None
         finally:
             await model.aclose()
