@@ -19,13 +19,14 @@ from shared.llm.discovery import is_llama, of_openai, same_model
 from shared.llm.failures import ThinkingUnsupported, error_text, failure
 from shared.llm.http import Bound
 from shared.llm.port import (
+    AccessRefused,
     ChatRequest,
     Finish,
     ModelError,
     ModelFacts,
     ModelMissing,
     ModelRejected,
-    NotOffered,
+    ModelUnavailable,
     StreamInterrupted,
     TextDelta,
     ThinkingDelta,
@@ -89,7 +90,7 @@ class OpenAIWire:
                             yield event
                         if until is None and reading.reason in _WHOLE:
                             until = asyncio.get_running_loop().time() + BEHIND
-            except ModelMissing:
+            except (ModelMissing, AccessRefused):
                 self._answered.discard(request.model)
                 raise
             except ThinkingUnsupported as exc:
@@ -106,8 +107,10 @@ class OpenAIWire:
     async def facts(self, model: str) -> ModelFacts:
         try:
             return await self._listed(model)
-        except (ModelMissing, NotOffered):
-            # a folder that is served, a name that a proxy understands, a server without a list
+        except ModelUnavailable:
+            raise
+        except ModelError:
+            # a folder that is served, a name that a proxy understands, a server without a list or with a broken one
             if model not in self._answered:
                 raise
             return ModelFacts()

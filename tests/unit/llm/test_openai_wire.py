@@ -436,7 +436,7 @@ async def test_a_name_without_its_tag_is_the_same_model() -> None:
             await model.aclose()
 
 
-@pytest.mark.parametrize("listed", [200, 404])
+@pytest.mark.parametrize("listed", [200, 404, 500])
 async def test_a_model_that_has_answered_is_there_whatever_the_server_lists(listed: int) -> None:
     """A folder that is served, a name that a proxy understands, a server without a list."""
     gone = False
@@ -466,3 +466,15 @@ async def test_a_model_that_has_answered_is_there_whatever_the_server_lists(list
             assert await model.reachable("m") is not None
         finally:
             await model.aclose()
+
+
+async def test_a_server_that_is_away_is_away_whoever_has_answered() -> None:
+    server = Server(chunk(content="yes"), chunk("stop"))
+    async with server:
+        model = open_chat_model("openai", base_url=f"{server.url}/plain/v1")
+        assert TextDelta("yes") in [delta async for delta in model.stream(ASK)]
+        assert await model.reachable("m") is None
+    try:
+        assert "no model server answers" in str(await model.reachable("m"))
+    finally:
+        await model.aclose()
