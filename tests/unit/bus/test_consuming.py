@@ -418,9 +418,13 @@ async def test_the_next_read_is_under_way_while_several_are_worked_on_and_comes_
     server = Reads([[STREAM.encode(), [[b"%d-1" % (number + 1), []] for number in range(entries)]]])
     reader = asking(server, {STREAM: Route(handler)})
     reader._claims.certain_until = math.inf
-    await reader._read(8)
-    reading = asyncio.create_task(reader._read(8))
-    for _ in range(3):
+
+    async def twice() -> None:
+        await reader._read(8)
+        await reader._read(8)
+
+    reading = asyncio.create_task(twice())
+    for _ in range(4):
         await asyncio.sleep(0)
     assert happened == order
     reading.cancel()
