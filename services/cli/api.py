@@ -41,10 +41,11 @@ class Api:
     def __init__(self, settings: ClientSettings, timeout: float = 30.0) -> None:
         self.base_url = settings.base_url
         self._key_path = settings.admin_key_path.absolute()
-        key = settings.key()
+        self._settings = settings
+        self._key = settings.key()
         self.http = httpx.AsyncClient(
             base_url=self.base_url,
-            headers={"authorization": f"Bearer {key}"} if key else {},
+            auth=self._signed,
             timeout=httpx.Timeout(timeout, connect=5.0),
             # The key goes to the gateway and to nobody else.
             trust_env=False,
@@ -58,6 +59,13 @@ class Api:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.http.aclose()
+
+    def _signed(self, request: httpx.Request) -> httpx.Request:
+        # a stack that starts for the first time makes its key while it is waited for
+        self._key = self._key or self._settings.key()
+        if self._key:
+            request.headers["authorization"] = f"Bearer {self._key}"
+        return request
 
     async def get(self, path: str, **params: Any) -> Any:
         return await self.call("GET", path, params={k: v for k, v in params.items() if v is not None})

@@ -125,12 +125,14 @@ def test_an_event_type_does_not_leak_into_the_next_event() -> None:
 
 
 async def test_a_gateway_that_is_just_starting_is_waited_for_and_said_once(
-    event_head: Callable[..., bytes], chunk: Callable[[bytes], bytes]
+    event_head: Callable[..., bytes], chunk: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
     from services.cli.settings import ClientSettings
 
+    heads: list[bytes] = []
+
     async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        heads.append((await reader.readuntil(b"\r\n\r\n")).lower())
         writer.write(event_head() + chunk(frame(*EVENTS[-1])) + b"0\r\n\r\n")
         await writer.drain()
         writer.close()
@@ -145,15 +147,18 @@ async def test_a_gateway_that_is_just_starting_is_waited_for_and_said_once(
 
         async def appear() -> None:
             await asyncio.sleep(0.5)
+            # the first start of all makes the key
+            (tmp_path / "admin.key").write_text("made-just-now")
             servers.append(await asyncio.start_server(play, sock=held.dup()))
 
-        async with Api(ClientSettings(api_url=url)) as api:
+        async with Api(ClientSettings(api_url=url, data_dir=tmp_path)) as api:
             starting = asyncio.create_task(appear())
             assert await collected(QueryStream(api, on_resume=said.append)) == EVENTS[-1:]
             await starting
         for server in servers:
             server.close()
     assert said == [f"nothing answers at {url}; trying for 5 s"]
+    assert [b"authorization: bearer made-just-now" in head for head in heads] == [True]
 
 
 async def test_a_refused_key_names_the_folder_that_was_looked_in(
