@@ -25,6 +25,7 @@ from shared.llm.port import (
     ModelError,
     ModelFacts,
     ModelMissing,
+    ModelOverloaded,
     ModelRejected,
     ModelUnavailable,
     StreamInterrupted,
@@ -67,8 +68,9 @@ class OpenAIWire:
         self._server = ModelServer(OPENAI, openai_url(base_url), api_key, ca_file)
         # What a model has refused, and is not sent any more.
         self._refused: dict[str, frozenset[str]] = {}
-        # Models that have answered: they are there, whatever the server lists.
+        # Models that have answered, which are there whatever the server lists, and what it said of each.
         self._answered: set[str] = set()
+        self._said: dict[str, ModelFacts] = {}
 
     @property
     def server(self) -> ModelServer:
@@ -90,13 +92,15 @@ class OpenAIWire:
                             yield event
                         if until is None and reading.reason in _WHOLE:
                             until = asyncio.get_running_loop().time() + BEHIND
-            except (ModelMissing, AccessRefused):
+            except ModelMissing:
                 self._answered.discard(request.model)
                 raise
             except ThinkingUnsupported as exc:
                 raise exc if wish else ModelRejected(str(exc)) from exc
             except ModelRejected as exc:
                 if (option := _refused_option(str(exc), asked)) is None:
+                    if isinstance(exc, AccessRefused):
+                        self._answered.discard(request.model)
                     raise
                 self._refused[request.model] = refused | {option}
                 continue
@@ -106,14 +110,14 @@ class OpenAIWire:
 
     async def facts(self, model: str) -> ModelFacts:
         try:
-            return await self._listed(model)
-        except ModelUnavailable:
+            self._said[model] = await self._listed(model)
+        except (ModelUnavailable, ModelOverloaded):
             raise
         except ModelError:
             # a folder that is served, a name that a proxy understands, a server without a list or with a broken one
             if model not in self._answered:
                 raise
-            return ModelFacts()
+        return self._said.get(model, ModelFacts())
 
     async def _listed(self, model: str) -> ModelFacts:
         missing = _missing(self._server.url, model)

@@ -478,3 +478,42 @@ async def test_a_server_that_is_away_is_away_whoever_has_answered() -> None:
         assert "no model server answers" in str(await model.reachable("m"))
     finally:
         await model.aclose()
+
+
+@pytest.mark.parametrize(("status", "complaint"), [(500, None), (503, "busy")])
+async def test_what_a_server_said_of_a_model_that_answers_outlasts_a_broken_list(
+    status: int, complaint: str | None
+) -> None:
+    broken = False
+    parts = [b"data: " + orjson.dumps(part) + b"\n\n" for part in (chunk(content="yes"), chunk("stop"))]
+
+    async def chat(_request: Request) -> Response:
+        return Response(b"".join(parts), media_type="text/event-stream")
+
+    async def models(_request: Request) -> Response:
+        if broken:
+            return Response(b"{}", status_code=status)
+        return Response(b'{"object": "list", "data": [{"id": "m", "max_model_len": 4096}]}')
+
+    server = ScriptedModelServer()
+    routes = [Route("/plain/v1/chat/completions", chat, methods=["POST"]), Route("/plain/v1/models", models)]
+    server.app = Starlette(routes=routes)
+    async with server:
+        model = open_chat_model("openai", base_url=f"{server.url}/plain/v1")
+        try:
+            assert await model.reachable("m") is None
+            assert TextDelta("yes") in [delta async for delta in model.stream(ASK)]
+            broken = True
+            said = await model.reachable("m")
+            assert said is None if complaint is None else complaint in str(said)
+            assert (await model.facts("m")).window == 4096
+        finally:
+            await model.aclose()
+
+
+async def test_an_option_that_is_refused_with_a_403_is_left_out() -> None:
+    said = "parameter stream_options is not allowed"
+    rules = [{"times": 1, "respond": {"status": 403, "error": said}}, {"respond": {"text": "ok"}}]
+    async with ScriptedModelServer(rules) as server:
+        assert TextDelta("ok") in await answer(server)
+        assert "stream_options" not in server.requests[1].body
