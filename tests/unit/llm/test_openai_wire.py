@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -55,6 +55,28 @@ class Server(ScriptedModelServer):
             return Response(whole, media_type=media_type)
 
         self.app = Starlette(routes=[Route("/plain/v1/chat/completions", chat, methods=["POST"])])
+
+
+class Listing(Server):
+    """Answers every chat with the same chunks, or says that the model is not there, and lists what it is told to."""
+
+    def __init__(self, *chunks: Any, status: int = 200, listed: bytes = b'{"object": "list", "data": []}') -> None:
+        super().__init__(*chunks)
+        self.status, self.listed, self.gone = status, listed, False
+        (route,) = cast(Starlette, self.app).routes
+        answering = cast(Route, route).endpoint
+
+        async def chat(request: Request) -> Response:
+            if self.gone:
+                return Response(b'{"error": {"message": "The model `m` does not exist."}}', status_code=404)
+            answered: Response = await answering(request)
+            return answered
+
+        async def models(_request: Request) -> Response:
+            return Response(self.listed, status_code=self.status)
+
+        routes = [Route("/plain/v1/chat/completions", chat, methods=["POST"]), Route("/plain/v1/models", models)]
+        self.app = Starlette(routes=routes)
 
 
 def chunk(finish_reason: str | None = None, **delta: Any) -> dict[str, Any]:
@@ -436,31 +458,17 @@ async def test_a_name_without_its_tag_is_the_same_model() -> None:
             await model.aclose()
 
 
-@pytest.mark.parametrize("listed", [200, 404, 500])
-async def test_a_model_that_has_answered_is_there_whatever_the_server_lists(listed: int) -> None:
+@pytest.mark.parametrize("status", [200, 404, 500])
+async def test_a_model_that_has_answered_is_there_whatever_the_server_lists(status: int) -> None:
     """A folder that is served, a name that a proxy understands, a server without a list."""
-    gone = False
-    parts = [b"data: " + orjson.dumps(part) + b"\n\n" for part in (chunk(content="yes"), chunk("stop"))]
-
-    async def chat(_request: Request) -> Response:
-        if gone:
-            return Response(b'{"error": {"message": "The model `m` does not exist."}}', status_code=404)
-        return Response(b"".join(parts), media_type="text/event-stream")
-
-    async def models(_request: Request) -> Response:
-        return Response(b'{"object": "list", "data": []}', status_code=listed)
-
-    server = ScriptedModelServer()
-    routes = [Route("/plain/v1/chat/completions", chat, methods=["POST"]), Route("/plain/v1/models", models)]
-    server.app = Starlette(routes=routes)
-    async with server:
+    async with Listing(chunk(content="yes"), chunk("stop"), status=status) as server:
         model = open_chat_model("openai", base_url=f"{server.url}/plain/v1")
         try:
             assert await model.reachable("m") is not None
             assert TextDelta("yes") in [delta async for delta in model.stream(ASK)]
             assert await model.reachable("m") is None
             assert await model.reachable("another") is not None
-            gone = True
+            server.gone = True
             with pytest.raises(ModelMissing):
                 _ = [delta async for delta in model.stream(ASK)]
             assert await model.reachable("m") is not None
@@ -484,26 +492,13 @@ async def test_a_server_that_is_away_is_away_whoever_has_answered() -> None:
 async def test_what_a_server_said_of_a_model_that_answers_outlasts_a_broken_list(
     status: int, complaint: str | None
 ) -> None:
-    broken = False
-    parts = [b"data: " + orjson.dumps(part) + b"\n\n" for part in (chunk(content="yes"), chunk("stop"))]
-
-    async def chat(_request: Request) -> Response:
-        return Response(b"".join(parts), media_type="text/event-stream")
-
-    async def models(_request: Request) -> Response:
-        if broken:
-            return Response(b"{}", status_code=status)
-        return Response(b'{"object": "list", "data": [{"id": "m", "max_model_len": 4096}]}')
-
-    server = ScriptedModelServer()
-    routes = [Route("/plain/v1/chat/completions", chat, methods=["POST"]), Route("/plain/v1/models", models)]
-    server.app = Starlette(routes=routes)
-    async with server:
+    listed = b'{"object": "list", "data": [{"id": "m", "max_model_len": 4096}]}'
+    async with Listing(chunk(content="yes"), chunk("stop"), listed=listed) as server:
         model = open_chat_model("openai", base_url=f"{server.url}/plain/v1")
         try:
             assert await model.reachable("m") is None
             assert TextDelta("yes") in [delta async for delta in model.stream(ASK)]
-            broken = True
+            server.status, server.listed = status, b"{}"
             said = await model.reachable("m")
             assert said is None if complaint is None else complaint in str(said)
             assert (await model.facts("m")).window == 4096
