@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # `make up`: builds and starts the containers, with what this machine has and what .env names, and waits until all are healthy.
-# Arguments go to `docker compose up`. What is found out is written into .env, at the end of lines that say so, so that plain
-# `docker compose` does the same; a line of one's own, or a variable, goes before. --find: finds out and writes only.
+# Arguments go to `docker compose up`. The script writes what it finds to the end of .env, in marked lines, so that plain
+# `docker compose` does the same. A line of the user's, or a variable, goes before; to a COMPOSE_FILE that names no file for
+# the GPU the script adds the one of this machine. --find: find and write only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mark='# by make up'
@@ -22,8 +23,8 @@ write() { # NAME VALUE: into .env, unless it is given
 	given "$1" || echo "$1=$2 $mark" >>.env
 }
 
-# The GPUs of this machine, and in which file Docker can be told to give them out.
-gpu='' file='' memory=''
+# gpu, memory: the GPUs of this machine. file: the compose file for them beside compose.yaml, which itself reserves NVIDIA's.
+gpu='' file=compose.cpu.yaml memory=''
 nvidia() {
 	local said specs
 	if command -v nvidia-smi >/dev/null; then
@@ -35,7 +36,7 @@ nvidia() {
 		say "$(grep -c . <<<"$said") NVIDIA GPU(s), $((memory / 1000)) GB"
 	fi
 	if docker info --format '{{json .Runtimes}}' 2>/dev/null | grep -q '"nvidia'; then
-		gpu=nvidia file=compose.gpu.yaml
+		gpu=nvidia file=''
 		return
 	fi
 	# of Docker 28.3 and newer; before, the folders that it reads, when it reads any
@@ -77,25 +78,31 @@ amd() {
 umask 077
 sed "/ $mark\$/d" .env >.env.found && mv .env.found .env
 [ -z "$(tail -c 1 .env)" ] || echo >>.env
-if given COMPOSE_FILE; then
-	files=$(value COMPOSE_FILE)
-	nvidia
-	[ -n "$gpu" ] || amd
-	case :$files: in
-	*:compose.gpu.yaml:* | *:compose.cdi.yaml:* | *:compose.rocm.yaml:* | *:compose.vllm.yaml:* | *:compose.remote.yaml:*) ;;
-	*) [ -z "$file" ] || warn "COMPOSE_FILE=$files leaves the GPU out: all answers come from the CPU. With it: COMPOSE_FILE=$files:$file" ;;
-	esac
-elif given LOCAL2_OLLAMA_HOST || given LOCAL2_BASE_URL || [ "$(value LOCAL2_BACKEND)" = google_genai ]; then
+own=$(value COMPOSE_FILE) files=''
+if [ -z "$own" ] && { given LOCAL2_OLLAMA_HOST || given LOCAL2_BASE_URL || [ "$(value LOCAL2_BACKEND)" = google_genai ]; }; then
 	say 'a model server elsewhere: with compose.remote.yaml'
 	files=compose.yaml:compose.remote.yaml
 else
 	nvidia
 	[ -n "$gpu" ] || amd
-	files=compose.yaml${file:+:$file}
-	[ -z "$file" ] || say "with $file"
-	[ -n "$gpu" ] || say 'no GPU found: the model runs on the CPU'
+	if [ -z "$own" ] || grep -Eq '(^|[:/])compose\.yaml(:|$)' <<<"$own" &&
+		! grep -Eq 'compose\.(cpu|gpu|cdi|rocm|vllm|remote)\.yaml' <<<"$own"; then
+		files=${own:-compose.yaml}${file:+:$file}
+		[ -n "$gpu" ] || say 'no GPU found: the model runs on the CPU'
+		[ -z "$file" ] || say "with $file${own:+, added to COMPOSE_FILE=$own}"
+	else
+		files=$own
+		[[ "$own" != *compose.cpu.yaml* ]] || [ "$file" = compose.cpu.yaml ] ||
+			warn "COMPOSE_FILE=$own leaves the GPU out: all answers come from the CPU. With it:" \
+				"COMPOSE_FILE=$(sed "s/:[^:]*compose\.cpu\.yaml//${file:+; s/\$/:$file/}" <<<"$own")"
+	fi
 fi
-write COMPOSE_FILE "$files"
+# A variable goes before .env, and is changed for the commands of this script only.
+if [ -n "${COMPOSE_FILE:-}" ]; then
+	export COMPOSE_FILE=$files
+elif [ "$files" != "$own" ]; then
+	echo "COMPOSE_FILE=$files $mark" >>.env
+fi
 case :$files: in
 *:compose.remote.yaml:*) ;;
 *)

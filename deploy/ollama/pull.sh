@@ -31,13 +31,13 @@ gpu() {
 }
 
 case ${LOCAL2_GPU_GIVEN:+given}$(gpu) in
-nvidia) which='NVIDIA' file='compose.gpu.yaml (or compose.cdi.yaml)' ;;
-amd) which='AMD' file='compose.rocm.yaml' ;;
+nvidia) which='NVIDIA' file='compose.yaml (compose.yaml:compose.cdi.yaml where Docker has no NVIDIA runtime)' ;;
+amd) which='AMD' file='compose.yaml:compose.rocm.yaml' ;;
 *) which='' ;;
 esac
 if [ -n "$which" ]; then
 	echo "This host has an $which GPU, and the model server is not given it: all answers come from the CPU, slowly." \
-		"make up mends it, or a line of .env: COMPOSE_FILE=compose.yaml:$file. If it is meant: LOCAL2_GPU=none" >&2
+		"make up mends it, or a line of .env: COMPOSE_FILE=$file. If it is meant: LOCAL2_GPU=none" >&2
 fi
 
 # ── sizes ───────────────────────────────────────────────────────────────────────────────────────────────────

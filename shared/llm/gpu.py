@@ -14,7 +14,10 @@ _AMD = "0x1002"
 _LEAST_MEMORY = 4_000_000_000
 
 _NAMES: dict[Gpu, str] = {"nvidia": "an NVIDIA GPU", "amd": "an AMD GPU"}
-_FILES: dict[Gpu, str] = {"nvidia": "compose.gpu.yaml (or compose.cdi.yaml)", "amd": "compose.rocm.yaml"}
+_FILES: dict[Gpu, str] = {
+    "nvidia": "compose.yaml (compose.yaml:compose.cdi.yaml where Docker has no NVIDIA runtime)",
+    "amd": "compose.yaml:compose.rocm.yaml",
+}
 
 
 def gpu_here(root: Path = Path("/")) -> Gpu | None:
@@ -57,7 +60,7 @@ def gpu_note(share: float | None, gpu: Gpu | None) -> str | None:
         return None
     return (
         f"the model runs on the CPU, though its host has {_NAMES[gpu]}: in containers, make up, or in .env "
-        f"COMPOSE_FILE=compose.yaml:{_FILES[gpu]}; an Ollama outside of containers says in its log why. "
+        f"COMPOSE_FILE={_FILES[gpu]}; an Ollama outside of containers says in its log why. "
         "If it is meant: LOCAL2_GPU=none"
     )
 

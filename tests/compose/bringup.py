@@ -98,7 +98,7 @@ def tried(checkout: Checkout, done: Any) -> None:
     (fake / "ollama").write_text(NOT_THERE)
     (fake / "ollama").chmod(0o755)
     (folder / "over.yaml").write_text(OVER)
-    checkout.env["COMPOSE_FILE"] = "compose.yaml:over.yaml"
+    checkout.env["COMPOSE_FILE"] = "compose.yaml:compose.cpu.yaml:over.yaml"
     said = checkout.run("make", "up")
     holds(f"Up: http://127.0.0.1:{checkout.port}" in said, said)
     expected = {

@@ -104,7 +104,8 @@ class Stack:
         self.folder = folder = Path(self._folder.name)
         # without the two as on a small machine
         small = [] if judged else [ROOT / "compose.small.yaml"]
-        self._files = [ROOT / "compose.yaml", *small, HERE / "compose.test.yaml"]
+        # the model is scripted: no GPU is used, also where there is one
+        self._files = [ROOT / "compose.yaml", ROOT / "compose.cpu.yaml", *small, HERE / "compose.test.yaml"]
         if sabotage:
             self._files.append(folder / "sabotage.yaml")
             self._files[-1].write_text(json.dumps(sabotage), encoding="utf-8")

@@ -76,7 +76,7 @@ def test_without_a_gpu_it_says_so_and_starts_on_the_cpu(machine: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "no GPU found" in done.stdout
     assert "Up: http://127.0.0.1:8765" in done.stdout
-    assert found(machine) == {"COMPOSE_FILE": "compose.yaml"}
+    assert found(machine) == {"COMPOSE_FILE": "compose.yaml:compose.cpu.yaml"}
 
 
 def test_the_runtime_of_nvidia_is_used(machine: Path) -> None:
@@ -86,7 +86,7 @@ def test_the_runtime_of_nvidia_is_used(machine: Path) -> None:
     assert done.stderr == ""
     assert "2 NVIDIA GPU(s), 34 GB" in done.stdout
     assert found(machine) == {
-        "COMPOSE_FILE": "compose.yaml:compose.gpu.yaml",
+        "COMPOSE_FILE": "compose.yaml",
         "LOCAL2_GPU": "nvidia",
         "LOCAL2_GPU_MEMORY": "34360",
     }
@@ -114,7 +114,7 @@ def test_a_docker_that_does_not_read_cdi_is_told_how(machine: Path) -> None:
     done = up(machine)
     assert '{"features": {"cdi": true}} into /etc/docker/daemon.json' in done.stderr
     # what is asked afterwards knows that there is one
-    assert found(machine) == {"COMPOSE_FILE": "compose.yaml", "LOCAL2_GPU": "nvidia"}
+    assert found(machine) == {"COMPOSE_FILE": "compose.yaml:compose.cpu.yaml", "LOCAL2_GPU": "nvidia"}
 
 
 def test_a_gpu_that_docker_cannot_give_out_is_loud(machine: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_gpu_that_docker_cannot_give_out_is_loud(machine: Path) -> None:
     assert done.returncode == 0
     assert "install NVIDIA's container toolkit" in done.stderr
     assert found(machine)["LOCAL2_GPU"] == "nvidia"
-    assert found(machine)["COMPOSE_FILE"] == "compose.yaml"
+    assert found(machine)["COMPOSE_FILE"] == "compose.yaml:compose.cpu.yaml"
 
 
 def test_a_driver_that_does_not_work_is_told_and_not_used(machine: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_driver_that_does_not_work_is_told_and_not_used(machine: Path) -> None
     (machine / "runtimes").write_text('{"nvidia":{}}')
     done = up(machine)
     assert "couldn't communicate" in done.stderr
-    assert found(machine) == {"COMPOSE_FILE": "compose.yaml"}
+    assert found(machine) == {"COMPOSE_FILE": "compose.yaml:compose.cpu.yaml"}
 
 
 def test_an_amd_card_is_used_with_the_groups_that_own_it(machine: Path) -> None:
@@ -152,7 +152,7 @@ def test_an_amd_card_is_used_with_the_groups_that_own_it(machine: Path) -> None:
 def test_a_processors_own_graphics_are_no_gpu(machine: Path) -> None:
     amd(machine, 536_870_912)
     assert up(machine).stderr == ""
-    assert found(machine) == {"COMPOSE_FILE": "compose.yaml"}
+    assert found(machine) == {"COMPOSE_FILE": "compose.yaml:compose.cpu.yaml"}
 
 
 @pytest.mark.parametrize(
@@ -165,24 +165,58 @@ def test_a_model_server_elsewhere_needs_no_gpu_here(machine: Path, line: str) ->
     assert found(machine) == {"COMPOSE_FILE": "compose.yaml:compose.remote.yaml"}
 
 
-def test_files_of_ones_own_stay_and_a_gpu_that_they_leave_out_is_told(machine: Path) -> None:
-    nvidia(machine)
-    (machine / "runtimes").write_text('{"nvidia":{}}')
-    (machine / ".env").write_text("COMPOSE_FILE=compose.yaml:compose.small.yaml\n")
-    done = up(machine)
-    assert "With it: COMPOSE_FILE=compose.yaml:compose.small.yaml:compose.gpu.yaml" in done.stderr
-    assert "COMPOSE_FILE" not in found(machine)
-    (machine / ".env").write_text("COMPOSE_FILE=compose.yaml:compose.gpu.yaml:compose.small.yaml\n")
-    assert up(machine).stderr == ""
+RUNTIME = {"runtimes": '{"nvidia":{}}'}
+CDI = {"devices": '[{"Source":"cdi","ID":"nvidia.com/gpu=all"}]'}
+
+
+@pytest.mark.parametrize(
+    ("own", "state", "used", "warning"),
+    [
+        # a file for the GPU is missing: the one of this machine is added
+        ("compose.yaml:compose.small.yaml", {}, "compose.yaml:compose.small.yaml:compose.cpu.yaml", ""),
+        ("compose.yaml:compose.small.yaml", RUNTIME, "", ""),
+        ("compose.yaml:compose.small.yaml", CDI, "compose.yaml:compose.small.yaml:compose.cdi.yaml", ""),
+        ("/srv/compose.yaml:own.yaml", {}, "/srv/compose.yaml:own.yaml:compose.cpu.yaml", ""),
+        # one is named: the list stays as it is
+        ("compose.yaml:compose.gpu.yaml:compose.small.yaml", {}, "", ""),
+        ("compose.yaml:compose.gpu.yaml", RUNTIME, "", ""),
+        ("compose.yaml:compose.cpu.yaml", {}, "", ""),
+        ("compose.yaml:compose.remote.yaml", {}, "", ""),
+        ("compose.yaml:compose.vllm.yaml", RUNTIME, "", ""),
+        ("other.yaml", {}, "", ""),
+        # the GPU is left out: said
+        ("compose.yaml:compose.cpu.yaml:own.yaml", RUNTIME, "", "COMPOSE_FILE=compose.yaml:own.yaml"),
+        ("compose.yaml:compose.cpu.yaml", CDI, "", "COMPOSE_FILE=compose.yaml:compose.cdi.yaml"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_a_compose_file_of_the_user_gets_the_file_for_the_gpu(
+    machine: Path, own: str, state: dict[str, str], used: str, warning: str, by_variable: bool
+) -> None:
+    for name, text in state.items():
+        (machine / name).write_text(text)
+    if not by_variable:
+        (machine / ".env").write_text(f"COMPOSE_FILE={own}\n")
+    done = up(machine, **({"COMPOSE_FILE": own} if by_variable else {}))
+    assert done.returncode == 0
+    assert ("leaves the GPU out" in done.stderr) is bool(warning)
+    assert done.stderr.strip().endswith(warning)
+    # a variable goes before .env: the line would have no effect
+    assert found(machine).get("COMPOSE_FILE") == ((used or None) if not by_variable else None)
+    if by_variable:
+        (start,) = [line for line in (machine / "docker").read_text().splitlines() if "|compose up" in line]
+        assert start.startswith(f"{used or own}|")
 
 
 def test_it_finds_out_anew_each_time_and_leaves_the_other_lines(machine: Path) -> None:
     (machine / "runtimes").write_text('{"nvidia":{}}')
     up(machine)
-    assert found(machine)["COMPOSE_FILE"] == "compose.yaml:compose.gpu.yaml"
+    assert found(machine)["COMPOSE_FILE"] == "compose.yaml"
     (machine / "runtimes").unlink()
     up(machine)
-    assert (machine / ".env").read_text() == "LOCAL2_REDIS_PASSWORD=x\nCOMPOSE_FILE=compose.yaml # by make up\n"
+    up(machine)
+    line = "COMPOSE_FILE=compose.yaml:compose.cpu.yaml # by make up"
+    assert (machine / ".env").read_text() == f"LOCAL2_REDIS_PASSWORD=x\n{line}\n"
     assert (machine / ".env").stat().st_mode & 0o077 == 0
 
 

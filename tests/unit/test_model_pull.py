@@ -193,10 +193,14 @@ def test_what_was_begun_counts_as_room(state: Path) -> None:
     ("devices", "environment", "said"),
     [
         ({}, {}, ""),
-        ({"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: x"}, {}, "compose.gpu.yaml"),
+        (
+            {"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: x"},
+            {},
+            "COMPOSE_FILE=compose.yaml (compose.yaml:compose.cdi.yaml where",
+        ),
         ({"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: x"}, {"LOCAL2_GPU_GIVEN": "1"}, ""),
         ({"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: x"}, {"LOCAL2_GPU": "none"}, ""),
-        ({}, {"LOCAL2_GPU": "nvidia"}, "compose.gpu.yaml"),
+        ({}, {"LOCAL2_GPU": "nvidia"}, "COMPOSE_FILE=compose.yaml (compose.yaml:compose.cdi.yaml where"),
         ({}, {"LOCAL2_GPU": "amd"}, "compose.rocm.yaml"),
         (_radeon := {"vendor": "0x1002\n", "mem_info_vram_total": "17163091968\n"}, {}, "compose.rocm.yaml"),
         # a processor's own graphics

@@ -311,20 +311,45 @@ def test_the_page_on_containers_names_every_service_with_its_image_and_networks(
         assert image.startswith(("the same", f"`{default}`")), name
 
 
-def test_the_gpu_is_asked_for_in_its_own_file_only() -> None:
-    assert "nvidia" not in read("compose.yaml")
-    for file, driver in (("gpu", "nvidia"), ("cdi", "cdi"), ("rocm", None), ("vllm", "nvidia")):
-        services = yaml.safe_load(read(f"compose.{file}.yaml"))["services"]
-        server = services["vllm" if file == "vllm" else "ollama"]
-        if driver is None:
-            assert server["devices"] == ["/dev/kfd", "/dev/dri"]
-        else:
-            (device,) = server["deploy"]["resources"]["reservations"]["devices"]
-            assert (device["driver"], device["capabilities"]) == (driver, ["gpu"])
-        if file != "vllm":
-            # the download says nothing of a GPU that is given
-            pulls = [service["environment"]["LOCAL2_GPU_GIVEN"] for name, service in services.items() if "pull" in name]
-            assert pulls == ["1", "1"]
+def config(files: str, profiles: str = "") -> dict[str, dict[str, Any]]:
+    """The services of these compose files, as Compose merges them."""
+    environment = {**os.environ, "COMPOSE_FILE": files, "COMPOSE_PROFILES": profiles}
+    environment["LOCAL2_KNOWLEDGE_STORE"] = "bolt://graph:7687"
+    merged = subprocess.run(
+        ["docker", "compose", "--env-file", "/dev/null", "config", "--format", "json"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30, check=True,
+    ).stdout  # fmt: skip
+    services: dict[str, dict[str, Any]] = json.loads(merged)["services"]
+    return services
+
+
+def gpu_driver(files: str, profiles: str) -> str:
+    """The driver by which the model server of a combination gets its GPU; cpu, or elsewhere without a server."""
+    for file, driver in (("vllm", "nvidia"), ("remote", "elsewhere"), ("cpu", "cpu"), ("cdi", "cdi"), ("rocm", "rocm")):
+        if f"compose.{file}.yaml" in files and not (file == "remote" and "local-model" in profiles):
+            return driver
+    return "nvidia"
+
+
+@pytest.mark.skipif(not compose_is_there(), reason="there is no docker compose here to ask")
+@pytest.mark.parametrize(("files", "profiles"), [(row[0], row[1] if row[1:] else "") for row in COMBINATIONS])
+def test_a_combination_gives_the_model_server_the_gpu_it_names(files: str, profiles: str) -> None:
+    services, wanted = config(files, profiles), gpu_driver(files, profiles)
+    reserved = {
+        (name, device["driver"])
+        for name, service in services.items()
+        for device in service["deploy"]["resources"].get("reservations", {}).get("devices", ())
+        if device["capabilities"] == ["gpu"]
+    }
+    server = "vllm" if "vllm" in files else "ollama"
+    # the profile local-model brings the other server back, with its own reservation
+    other = {("ollama", "nvidia")} if server == "vllm" and "local-model" in profiles else set()
+    assert reserved == ({(server, wanted)} if wanted in ("nvidia", "cdi") else set()) | other
+    devices = {device["source"] for device in services.get("ollama", {}).get("devices") or ()}
+    assert devices == ({"/dev/kfd", "/dev/dri"} if wanted == "rocm" else set())
+    # the download names a GPU that the model server does not have, and no other
+    given = {service["environment"]["LOCAL2_GPU_GIVEN"] for name, service in services.items() if "pull" in name}
+    assert given <= {"" if wanted == "cpu" else "1"}
 
 
 # ── installation ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -71,7 +71,7 @@ def test_the_setting_says_whose_gpu_it_is(
         (1.0, "nvidia", ""),
         (1.0, None, ""),
         (0.0, None, ""),
-        (0.0, "nvidia", "COMPOSE_FILE=compose.yaml:compose.gpu.yaml"),
+        (0.0, "nvidia", "COMPOSE_FILE=compose.yaml (compose.yaml:compose.cdi.yaml where"),
         (0.0, "amd", "COMPOSE_FILE=compose.yaml:compose.rocm.yaml"),
         (0.62, None, "only 62% of the model fits"),
         (0.62, "nvidia", "OLLAMA_NUM_PARALLEL"),
