@@ -100,8 +100,9 @@ class DocumentTools:
 
     async def _list(self, args: DocumentsManage, user_id: str) -> dict[str, Any]:
         library = self._documents.library
-        files = await asyncio.to_thread(library.files, user_id, args.limit, args.cursor)
-        total = await asyncio.to_thread(library.count, user_id)
+        name = args.query.strip()
+        files = await asyncio.to_thread(library.files, user_id, args.limit, args.cursor, name)
+        total = await asyncio.to_thread(library.count, user_id, name)
         more = len(files) == args.limit
         return {"files": [file.shown() for file in files], "total": total, "cursor": files[-1].n if more else None}
 

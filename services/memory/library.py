@@ -12,6 +12,7 @@ import hashlib
 import shutil
 import sqlite3
 import time
+import unicodedata
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -148,17 +149,28 @@ class Library:
         with self._reading(user_id) as db:
             return self._by(db, "id", id) if db else None
 
-    def files(self, user_id: str, limit: int, before: int | None = None) -> list[File]:
-        """Newest first, from behind the one with that number."""
-        with self._reading(user_id) as db:
+    def files(self, user_id: str, limit: int, before: int | None = None, name: str = "") -> list[File]:
+        """Return files newest first, from behind the one numbered `before`. `name`: a part of the file's name, in any
+        case; empty: all files."""
+        with self._named(user_id) as db:
             if db is None:
                 return []
-            sql = f"SELECT {FILE_COLUMNS} FROM file WHERE n < ? ORDER BY n DESC LIMIT ?"
-            return [File(*row) for row in db.execute(sql, (before or 2**62, limit))]
+            sql = f"SELECT {FILE_COLUMNS} FROM file WHERE n < ? AND named(name, ?) ORDER BY n DESC LIMIT ?"
+            return [File(*row) for row in db.execute(sql, (before or 2**62, _folded(name), limit))]
 
-    def count(self, user_id: str) -> int:
+    def count(self, user_id: str, name: str = "") -> int:
+        """Return the number of a user's files; `name` as for `files`."""
+        with self._named(user_id) as db:
+            sql = "SELECT count(*) FROM file WHERE named(name, ?)"
+            return int(db.execute(sql, (_folded(name),)).fetchone()[0]) if db else 0
+
+    @contextlib.contextmanager
+    def _named(self, user_id: str) -> Iterator[Any]:
+        """Read with the SQL function `named`: SQLite's own LIKE ignores case in ASCII only."""
         with self._reading(user_id) as db:
-            return int(db.execute("SELECT count(*) FROM file").fetchone()[0]) if db else 0
+            if db is not None:
+                db.create_function("named", 2, lambda name, part: part in _folded(name), deterministic=True)
+            yield db
 
     def content(self, user_id: str, file: File) -> Path | bytes:
         """Where its bytes are, or themselves. Raises FileNotFoundError, BlobsAway."""
@@ -415,6 +427,11 @@ def _full(db: sqlite3.Connection, size: int, most: Limits) -> str | None:
 
 def _state(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA application_id").fetchone()[0])
+
+
+def _folded(name: str) -> str:
+    # macOS sends names with accents as letters of their own
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def _now() -> int:

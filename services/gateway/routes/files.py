@@ -27,7 +27,7 @@ router = APIRouter(tags=["files"])
 _FILE = {
     "id": "file-0123456789abcdef0123456789abcdef", "name": "manual.pdf", "type": "application/pdf", "size": 120_000,
     "sha256": "…", "added": 1_700_000_000_000, "expires": None, "state": "ready", "reason": None,
-    "title": "The manual", "chars": 52_000,
+    "title": "The manual", "chars": 52_000, "pages": 12,
 }  # fmt: skip
 _HIT = {
     "file_id": _FILE["id"], "name": "manual.pdf", "title": "The manual", "place": "page 3", "text": "…",
@@ -91,9 +91,13 @@ async def list_files(
     user: UserDep,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
     cursor: Annotated[int | None, Query(ge=0, lt=2**62, description="Of the page before")] = None,
+    search: Annotated[
+        str, Query(max_length=200, description="Only files with this in their name, in any case; `total` counts them")
+    ] = "",
 ) -> Response:
+    named = {"query": search.strip()} if search.strip() else {}
     async with memory_files(gateway) as files:
-        return reply(await files.operate(user.user_id, op="list", limit=limit, cursor=cursor))
+        return reply(await files.operate(user.user_id, op="list", limit=limit, cursor=cursor, **named))
 
 
 @router.get(
